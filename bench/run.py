@@ -1,0 +1,160 @@
+"""`make bench`: measures against the targets and prints a table. It never fails for a number.
+
+    python -m bench.run [--rows 100000]
+
+Everything happens in a temporary home, through the `hyp` command and the Python API as a user has them. Ratios compare
+with a floor or a rival that is measured in the same run, because times alone say more about the machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+HYP = Path(sys.executable).with_name("hyp")
+DATASET = "ai_gateway_messages"
+COUNT = f"SELECT count(*) AS n FROM {DATASET}"
+
+
+@dataclass(frozen=True)
+class Measured:
+    work: str
+    target: str
+    value: str
+    met: bool | None = None
+
+    def line(self) -> str:
+        verdict = {True: "met", False: "missed", None: ""}[self.met]
+        return f"| {self.work} | {self.target} | {self.value} | {verdict} |"
+
+
+class Bench:
+    def __init__(self, home: Path, rows: int) -> None:
+        self.home = home
+        self.rows = rows
+        self.appended = 0
+        self.environment = {**os.environ, "HYP_HOME": str(home)}
+
+    def hyp(self, *args: str) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self.run([str(HYP), *args, "--json"]))
+        return found
+
+    def run(self, command: list[str]) -> bytes:
+        """What a command prints; what it says beside that is shown only if it fails."""
+        done = subprocess.run(command, env=self.environment, cwd=ROOT, capture_output=True, check=False)
+        if done.returncode != 0:
+            raise SystemExit(f"{' '.join(command)} failed\n{done.stdout.decode()}{done.stderr.decode()}")
+        return done.stdout
+
+    def append(self, rows: int) -> dict[str, float]:
+        command = [sys.executable, "-m", "bench.append", str(self.home), str(rows), str(self.appended)]
+        found: dict[str, float] = json.loads(self.run(command))
+        self.appended += rows
+        return found
+
+    def flush(self, rows: int) -> float:
+        """Seconds of `hyp flush` for so many new rows, from the command's start to its end."""
+        self.append(rows)
+        began = time.perf_counter()
+        report = self.hyp("flush")
+        spent = time.perf_counter() - began
+        written = sum(dataset["rows_written"] for dataset in report["datasets"])
+        if written != rows:
+            raise SystemExit(f"{rows} rows were appended and {written} committed: not a measurement")
+        return spent
+
+
+def startup(bench: Bench) -> Iterator[Measured]:
+    spent = median(9, lambda: bench.run([str(HYP), "--help"]))
+    bare = median(9, lambda: bench.run([sys.executable, "-c", "import click"]))
+    yield Measured("`hyp --help`", "≤ 0.3 s", f"{spent:.2f} s ({spent / bare:.1f} × `import click`)", spent <= 0.3)
+
+
+def appending(bench: Bench) -> Iterator[Measured]:
+    bench.hyp("flush")  # makes the home
+    found = bench.append(bench.rows)
+    speed = found["rows"] / found["append"]
+    yield Measured("append, batches of 1,000, one process", "≥ 50,000 rows/s", f"{speed:,.0f} rows/s", speed >= 50_000)
+    yield Measured("append against its floor", "–", f"{found['append'] / found['floor']:.1f} ×")
+    yield Measured("memory of a process that only appends", "≤ 60 MB", f"{found['mb']:.0f} MB", found["mb"] <= 60)
+    bench.hyp("flush")
+
+
+def flushing(bench: Bench) -> Iterator[Measured]:
+    rows = bench.rows
+    bench.hyp("engine", "stop")
+    cold = bench.flush(rows)
+    yield Measured(f"flush of {rows:,} spooled rows, cold", "–", f"{cold:.1f} s")
+    warm = bench.flush(rows)
+    yield Measured(f"flush of {rows:,} spooled rows, warm", "≤ 12 s", f"{warm:.1f} s", warm <= 12)
+    more = bench.flush(3 * rows)
+    beyond = 2 * rows / (more - warm) if more > warm else float("inf")
+    yield Measured("rows/s beyond that, warm", "≥ 10,000 rows/s", f"{beyond:,.0f} rows/s", beyond >= 10_000)
+    few = statistics.median(bench.flush(100) for _ in range(5))
+    yield Measured("flush of 100 rows, warm", "≤ 1 s", f"{few:.2f} s", few <= 1)
+
+
+def counting(bench: Bench) -> Iterator[Measured]:
+    import hypaware
+
+    lake = hypaware.open_lake(bench.home)
+
+    def count() -> None:
+        (found,) = lake.query(COUNT, refresh="never").to_pylist()
+        if found["n"] != bench.appended:
+            raise SystemExit(f"{bench.appended} rows were appended and {found['n']} are there: not a measurement")
+
+    count()
+    spent = median(9, count)
+    yield Measured(f"`count(*)` of {bench.appended:,} rows, warm", "≤ 0.3 s", f"{spent:.2f} s", spent <= 0.3)
+    command = [str(HYP), "query", "sql", COUNT, "--refresh", "never", "--format", "json"]
+    spent = median(5, lambda: bench.run(command))
+    yield Measured("the same as a command, with its start", "–", f"{spent:.2f} s")
+
+
+def median(times: int, work: Callable[[], object]) -> float:
+    def once() -> float:
+        began = time.perf_counter()
+        work()
+        return time.perf_counter() - began
+
+    return statistics.median(once() for _ in range(times))
+
+
+@contextmanager
+def temporary_bench(rows: int) -> Iterator[Bench]:
+    with tempfile.TemporaryDirectory(prefix="hyp-bench-") as folder:
+        bench = Bench(Path(folder) / "home", rows)
+        try:
+            yield bench
+        finally:
+            subprocess.run([HYP, "engine", "stop"], env=bench.environment, stdout=subprocess.DEVNULL, check=False)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Measures against the targets of docs/performance.md.")
+    parser.add_argument("--rows", type=int, default=100_000, help="rows of the large flushes")
+    rows = parser.parse_args().rows
+    print("| work | target | measured | |\n|---|---|---|---|", flush=True)
+    with temporary_bench(rows) as bench:
+        for measure in (startup, appending, flushing, counting):
+            for found in measure(bench):
+                print(found.line(), flush=True)
+    print("\nCold start, against plain Spark:\n", flush=True)
+    subprocess.run([sys.executable, ROOT / "bench" / "cold_start.py"], check=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,31 @@
+"""HypAware records AI-agent sessions into an Iceberg lakehouse that the user owns.
+
+import hypaware
+
+with hypaware.Spool("~/.hyp") as spool:
+    spool.append("ai_gateway_messages", rows)       # durable when it returned
+lake = hypaware.open_lake("~/.hyp")
+lake.query("SELECT count(*) FROM ai_gateway_messages")
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hypaware.api import Lake, open_lake
+    from hypaware.spool.writer import Spool
+
+__version__ = "0.1.0"
+__all__ = ["Lake", "Spool", "__version__", "open_lake"]
+
+_WHERE = {"Lake": "hypaware.api", "open_lake": "hypaware.api", "Spool": "hypaware.spool.writer"}
+
+
+def __getattr__(name: str) -> Any:
+    """Loaded when it is asked for: `import hypaware` alone stays light."""
+    if name in _WHERE:
+        from importlib import import_module
+
+        return getattr(import_module(_WHERE[name]), name)
+    raise AttributeError(f"module 'hypaware' has no attribute {name!r}")

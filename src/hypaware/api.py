@@ -1,0 +1,80 @@
+"""`hypaware.open_lake(home)`: the lake from Python. It talks to the home's engine, as the command line does."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hypaware import config as configuration
+from hypaware.engine import client
+from hypaware.home import Home
+from hypaware.model import datasets
+from hypaware.opening import identify
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+class Lake:
+    def __init__(self, home: Home) -> None:
+        self.home = home
+
+    def datasets(self) -> tuple[str, ...]:
+        return datasets.names()
+
+    def query(self, sql: str, refresh: str = "auto") -> pa.Table:
+        """One read-only SELECT over the datasets' public columns."""
+        import pyarrow as pa
+
+        _, body = self._run("query", {"sql": sql, "format": "arrow", "max_rows": None, "refresh": refresh})
+        return pa.ipc.open_stream(body).read_all()
+
+    def read_rows(self, dataset: str) -> Iterator[dict[str, Any]]:
+        """Every committed row, in the order of its sequence; rows without one first."""
+        for row, _ in self._pages(dataset, None, 0, None, include_legacy=True):
+            yield row
+
+    def read_rows_since(
+        self, dataset: str, source: str | None, since: int, until: int | None = None, include_legacy: bool = False
+    ) -> Iterator[tuple[dict[str, Any], int]]:
+        """Rows with since < sequence ≤ until, in order, each with the continuation to go on from after it.
+
+        A row without a sequence comes first, if it is asked for, and carries `since` on: it moves nothing.
+        """
+        for row, seq in self._pages(dataset, source, since, until, include_legacy):
+            yield row, since if seq is None else seq
+
+    def _pages(
+        self, dataset: str, source: str | None, since: int, until: int | None, include_legacy: bool
+    ) -> Iterator[tuple[dict[str, Any], int | None]]:
+        from hypaware.lake.read import read_page
+
+        datasets.get(dataset)
+        after: int | None = since
+        while after is not None:
+            wanted = {"dataset": dataset, "source": source, "since": after, "until": until}
+            told, body = self._run("read", {**wanted, "include_legacy": include_legacy})
+            yield from read_page(body)
+            after, include_legacy = told["next"], False
+
+    def _run(self, job: str, args: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
+        chunks: list[bytes] = []
+
+        def collect(event: object) -> None:
+            if isinstance(event, bytes):
+                chunks.append(event)
+
+        told = client.run_job(self.home, configuration.load(self.home), job, args, collect)
+        return told, b"".join(chunks)
+
+
+def open_lake(home: str | os.PathLike[str] | Home | None = None) -> Lake:
+    """The lake of a home (default: `HYP_HOME`, else `~/.hyp`)."""
+    if home is None:
+        found = Home.from_environment()
+    else:
+        found = home if isinstance(home, Home) else Home(Path(home).expanduser().absolute())
+    identify(found)
+    return Lake(found)

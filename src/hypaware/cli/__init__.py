@@ -1,0 +1,1 @@
+"""The `hyp` command: parses, calls, prints. It holds no logic of its own."""

@@ -1,0 +1,17 @@
+"""The commands of `hyp`, in the order of its help: all that `hyp --help` needs to know of them."""
+
+from __future__ import annotations
+
+from hypaware.cli.group import Entry
+
+TABLE = (
+    Entry("ingest", "hypaware.cli.ingest:ingest", "Append rows to the spool; acknowledged is durable."),
+    Entry("flush", "hypaware.cli.flush:flush", "Commit the spool to the lake now."),
+    Entry("query", "hypaware.cli.query:query", "Ask the lake: SQL, columns, an overview."),
+    Entry("verify", "hypaware.cli.verify:verify", "Audit every promise on the data at hand."),
+    Entry("engine", "hypaware.cli.engine:engine", "Install, start, stop the Spark process."),
+    Entry("config", "hypaware.cli.config:config", "Show, check and change the configuration."),
+    Entry("plugin", "hypaware.cli.plugin:plugin", "What is registered, and what is broken."),
+    Entry("dev", "hypaware.cli.dev:dev", "For work on HypAware itself."),
+    Entry("version", "hypaware.cli.version:version", "Versions of HypAware and of what it runs on."),
+)

@@ -1,0 +1,77 @@
+"""`hyp config`: the configuration as it takes effect, whether it is valid, where it lies, and a change of
+one key."""
+
+from __future__ import annotations
+
+import click
+
+from hypaware import config as configuration
+from hypaware.cli import output
+from hypaware.cli.group import Group, json_option
+from hypaware.config.render import to_table, to_toml
+from hypaware.home import Home
+
+
+@click.group("config", cls=Group, examples=["hyp config show", "hyp config set flush.interval 5m"])
+def config() -> None:
+    """Show, check and change the configuration."""
+
+
+@config.command("show", examples=["hyp config show", "hyp config show --json"])
+@json_option
+def show(as_json: bool) -> None:
+    """Print every setting as it takes effect, the defaults included."""
+    home = Home.from_environment()
+    found = configuration.load(home)
+    if as_json:
+        output.emit_json({"path": home.config, "exists": home.config.exists(), "config": to_table(found)})
+    else:
+        output.emit(to_toml(found).rstrip("\n"))
+
+
+@config.command("validate", examples=["hyp config validate"])
+@json_option
+def validate(as_json: bool) -> None:
+    """Check the file: exit code 1 and the key, the line and what to write instead if it is wrong."""
+    home = Home.from_environment()
+    configuration.load(home)
+    exists = home.config.exists()
+    if as_json:
+        output.emit_json({"path": home.config, "exists": exists, "ok": True})
+    else:
+        output.emit(f"{home.config}: {'valid' if exists else 'no such file, the defaults take effect'}")
+
+
+@config.command("path", examples=["hyp config path", '"$EDITOR" "$(hyp config path)"'])
+@json_option
+def path(as_json: bool) -> None:
+    """Print where the file lies, or would lie."""
+    home = Home.from_environment()
+    if as_json:
+        output.emit_json({"path": home.config, "exists": home.config.exists()})
+    else:
+        output.emit(str(home.config))
+
+
+@config.command(
+    "set",
+    examples=[
+        "hyp config set flush.interval 5m",
+        "hyp config set retention.datasets.ai_gateway_messages 365",
+        'hyp config set sinks.archive \'{ kind = "blob", destination = "s3://bucket/prefix" }\'',
+    ],
+)
+@click.argument("key")
+@click.argument("value")
+@json_option
+def set_(key: str, value: str, as_json: bool) -> None:
+    """Set KEY to VALUE, given as TOML or as plain text; the file keeps its comments and its order."""
+    from hypaware.config.edit import set_value
+
+    change = set_value(Home.from_environment(), key, value)
+    if as_json:
+        output.emit_json(
+            {"path": change.path, "key": change.key, "before": change.before, "after": change.after}
+        )
+    else:
+        output.emit_fields({"key": change.key, "before": change.before, "after": change.after})

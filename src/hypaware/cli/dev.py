@@ -1,0 +1,28 @@
+"""`hyp dev`: for work on HypAware itself."""
+
+from __future__ import annotations
+
+import click
+
+from hypaware.cli import output
+from hypaware.cli.group import Group, json_option
+
+
+@click.group("dev", cls=Group, examples=["hyp dev crash-points"])
+def dev() -> None:
+    """For work on HypAware itself."""
+
+
+@dev.command("crash-points", examples=["hyp dev crash-points", "HYP_CRASH_AT=<point>[:n] hyp flush"])
+@json_option
+def crash_points(as_json: bool) -> None:
+    """List the places where HYP_CRASH_AT can kill a process, one on each side of every durable step."""
+    from hypaware import crash_points as known
+
+    points = known.all_points()
+    if as_json:
+        output.emit_json(
+            {"points": [{"name": one.name, "package": one.package, "about": one.about} for one in points]}
+        )
+    else:
+        output.emit_table(["point", "about"], [(one.name, one.about) for one in points])

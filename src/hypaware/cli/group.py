@@ -1,0 +1,96 @@
+"""The shape every command has: a lazy place in its group, an example in its help, `--json` where it reports.
+
+`hyp --help` must not import what the commands need, so the root group knows each command as a line of
+`commands.TABLE` and imports its module when the command is really called.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import click
+
+from hypaware.nearest import nearest
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print exactly one JSON document.")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One command of the root group: `target` is "module:attribute", `about` its line in `hyp --help`."""
+
+    name: str
+    target: str
+    about: str
+    aliases: tuple[str, ...] = ()
+
+
+class Command(click.Command):
+    """A command whose help ends with examples; without one it cannot be declared."""
+
+    def __init__(self, *args: Any, examples: Sequence[str], **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.examples = tuple(examples)
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        super().format_epilog(ctx, formatter)
+        _write_examples(self.examples, formatter)
+
+
+class Group(click.Group):
+    """A command with subcommands, e.g. `hyp config`."""
+
+    command_class = Command
+
+    def __init__(self, *args: Any, examples: Sequence[str], **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.examples = tuple(examples)
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        super().format_epilog(ctx, formatter)
+        _write_examples(self.examples, formatter)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name = args[0]
+        known = self.get_command(ctx, name) is not None
+        if not known and not name.startswith("-") and not ctx.resilient_parsing:
+            ctx.fail(f"There is no command {name!r}.{nearest(name, self.list_commands(ctx))}")
+        return super().resolve_command(ctx, args)
+
+
+class RootGroup(Group):
+    """The `hyp` command: its help comes from the table, a command's module is imported when it is called."""
+
+    def __init__(self, *args: Any, table: Iterable[Entry], **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.table = tuple(table)
+        self._by_name = {name: entry for entry in self.table for name in (entry.name, *entry.aliases)}
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return [entry.name for entry in self.table]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        entry = self._by_name.get(cmd_name)
+        if entry is None:
+            return None
+        module, _, attribute = entry.target.partition(":")
+        command = getattr(importlib.import_module(module), attribute)
+        assert isinstance(command, click.Command), f"{entry.target} is no command"
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(
+                [(", ".join((entry.name, *entry.aliases)), entry.about) for entry in self.table]
+            )
+
+
+def _write_examples(examples: Sequence[str], formatter: click.HelpFormatter) -> None:
+    with formatter.section("Example" if len(examples) == 1 else "Examples"):
+        for example in examples:
+            formatter.write(f"{'':>{formatter.current_indent}}{example}\n")

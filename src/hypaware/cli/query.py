@@ -1,0 +1,148 @@
+"""`hyp query`: SQL over the lake, and what there is to ask about."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from hypaware.cli import output
+from hypaware.cli.group import Group, json_option
+from hypaware.cli.jobs import run_job
+from hypaware.errors import UsageError
+from hypaware.query.formats import FOR_EYES, FORMATS
+
+_ROWS_ON_A_TERMINAL = 1000
+_KEPT_IN_MEMORY = 8 << 20
+
+
+@click.group(
+    "query",
+    cls=Group,
+    examples=['hyp query sql "SELECT count(*) FROM ai_gateway_messages"', "hyp query schema"],
+)
+def query() -> None:
+    """Ask the lake in SQL, and see which columns there are."""
+
+
+@query.command(
+    "sql",
+    examples=[
+        'hyp query sql "SELECT model, count(*) FROM ai_gateway_messages GROUP BY model"',
+        'hyp query sql "SELECT * FROM ai_gateway_messages" --format csv --output rows.csv',
+        "hyp query sql - --format jsonl < question.sql",
+    ],
+)
+@click.argument("statement", metavar="SQL")
+@click.option("--format", "format_", type=click.Choice(FORMATS), help="How to write the result.  [table]")
+@click.option("--output", "target", type=click.Path(path_type=Path), help="Write to this file, whole or not at all.")
+@click.option(
+    "--refresh",
+    type=click.Choice(["never", "auto", "always"]),
+    default="auto",
+    show_default=True,
+    help="Commit waiting rows first; auto: if the last commit is older than two minutes.",
+)
+@click.option(
+    "--max-rows",
+    type=click.IntRange(min=0),
+    help=f"Stop after so many rows; 0 is no limit.  [{_ROWS_ON_A_TERMINAL} for tables on a terminal, else 0]",
+)
+@json_option
+def sql(
+    statement: str,
+    format_: str | None,
+    target: Path | None,
+    refresh: str,
+    max_rows: int | None,
+    as_json: bool,
+) -> None:
+    """Run one read-only SELECT over the datasets. "-" reads the SQL from standard input."""
+    from hypaware.home import Home
+    from hypaware.opening import identify
+
+    if as_json and format_ not in (None, "json"):
+        raise UsageError(f"--json is --format json; it does not go with --format {format_}")
+    identify(Home.from_environment())
+    chosen = "json" if as_json else format_ or "table"
+    on_terminal = (target is None or str(target) == "-") and sys.stdout.isatty()
+    if on_terminal and chosen == "arrow":
+        raise UsageError("--format arrow is not text: send it into a pipe or a file (--output)")
+    args = {
+        "sql": _from_stdin() if statement == "-" else statement,
+        "format": chosen,
+        "refresh": refresh,
+        **_seen_by(on_terminal, chosen, max_rows),
+    }
+    if target is not None and str(target) != "-":
+        _into_file(target, args, as_json)
+    elif as_json:
+        _as_one_document(args)
+    else:
+        run_job("query", args)
+
+
+@query.command("schema", examples=["hyp query schema", "hyp query schema ai_gateway_messages --json"])
+@click.argument("dataset", required=False)
+@json_option
+def schema(dataset: str | None, as_json: bool) -> None:
+    """Show the columns of the datasets and what they mean."""
+    from hypaware.query.schema import describe
+
+    found = describe(dataset)
+    if as_json:
+        output.emit_json(found)
+        return
+    for each in found["datasets"]:
+        output.emit(f"{each['name']}: {each['about']}\n")
+        columns = [(column["name"], column["type"], column["nullable"], column["about"]) for column in each["columns"]]
+        output.emit_table(["column", "type", "nullable", "about"], columns)
+
+
+def _seen_by(on_terminal: bool, format_: str, max_rows: int | None) -> dict[str, Any]:
+    """What the renderer must know of the one who reads it."""
+    if not on_terminal:
+        return {"max_rows": max_rows or None}
+    import shutil
+
+    if max_rows is None and format_ in FOR_EYES:
+        max_rows = _ROWS_ON_A_TERMINAL
+    color = "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
+    return {"max_rows": max_rows or None, "width": shutil.get_terminal_size().columns, "color": color}
+
+
+def _from_stdin() -> str:
+    try:
+        return sys.stdin.buffer.read().decode()
+    except UnicodeDecodeError:
+        raise UsageError("the SQL on standard input is not UTF-8") from None
+
+
+def _into_file(target: Path, args: dict[str, Any], as_json: bool) -> None:
+    from hypaware.query.output_file import replacing
+
+    with replacing(target) as write:
+        report = run_job("query", args, on_chunk=write)
+    if as_json:
+        output.emit_json({"output": str(target), **report})
+    else:
+        output.note(f"{report['rows']} rows in {target}")
+
+
+def _as_one_document(args: dict[str, Any]) -> None:
+    """With --json a failure must be the one document on stdout, so nothing is printed before the query is done."""
+    import shutil
+    from tempfile import SpooledTemporaryFile
+
+    with SpooledTemporaryFile(_KEPT_IN_MEMORY) as document:
+
+        def keep(chunk: bytes) -> None:
+            document.write(chunk)
+
+        run_job("query", args, on_chunk=keep)
+        document.seek(0)
+        shutil.copyfileobj(document, sys.stdout.buffer)
+    sys.stdout.buffer.flush()

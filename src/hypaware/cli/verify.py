@@ -1,0 +1,38 @@
+"""`hyp verify`: audits every promise on the data at hand."""
+
+from __future__ import annotations
+
+import click
+
+from hypaware.cli import output
+from hypaware.cli.group import Command, json_option
+from hypaware.cli.jobs import run_job
+
+
+@click.command("verify", cls=Command, examples=["hyp verify", "hyp verify --deep --json", "hyp verify --repair"])
+@click.option("--deep", is_flag=True, help="Read every row instead of a sample.")
+@click.option("--repair", is_flag=True, help="Mend what is derived: key index, high water, files that nothing names.")
+@json_option
+def verify(deep: bool, repair: bool, as_json: bool) -> int:
+    """Check that every row is in the lake once, under one sequence, and that state, index and files agree.
+
+    Exits 1 if anything is wrong, and says what.
+    """
+    from hypaware.home import Home
+    from hypaware.lake import metadata, pending
+    from hypaware.opening import open_home
+
+    opened = open_home(Home.from_environment())
+    if metadata.entries(opened.home) or pending.unfinished(opened.store):
+        report = run_job("verify", {"deep": deep, "repair": repair})
+    else:
+        report = {"ok": True, "checks": [{"name": "lake", "ok": True, "detail": "there is nothing in the lake yet"}]}
+    if as_json:
+        output.emit_json(report)
+    else:
+        rows = [
+            ("ok" if check["ok"] else "FAILED", check.get("dataset", ""), check["name"], check["detail"])
+            for check in report["checks"]
+        ]
+        output.emit_table(["", "dataset", "check", "detail"], rows)
+    return 0 if report["ok"] else 1

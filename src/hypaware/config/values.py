@@ -1,0 +1,211 @@
+"""The kinds of values that settings have: how each is read, written back, and described when it is wrong.
+
+`read` raises ValueError for what it cannot take, with a reason where the expectation alone does not say it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+from hypaware.config import cron
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
+_DURATION = re.compile(r"(\d{1,15})\s*(ms|s|m|h|d)")
+_MILLISECONDS = {"d": 86_400_000, "h": 3_600_000, "m": 60_000, "s": 1000, "ms": 1}
+_SIZE = re.compile(r"(\d{1,19})\s*([KMGT]I?B|B)", re.IGNORECASE)
+_BYTES = {
+    "TiB": 2**40, "GiB": 2**30, "MiB": 2**20, "KiB": 2**10,
+    "TB": 10**12, "GB": 10**9, "MB": 10**6, "KB": 10**3, "B": 1,
+}  # fmt: skip
+_BYTES_ANY_CASE = {unit.upper(): count for unit, count in _BYTES.items()}
+_MEMORY = re.compile(r"[1-9]\d*[kmgt]", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Kind:
+    expected: str
+    """Ends the sentence "expected …"."""
+    example: str
+    """As it would stand in the file, right of the `=`."""
+    read: Callable[[Any], Any]
+    write: Callable[[Any], Any] = lambda value: value
+
+
+def _text(raw: Any) -> str:
+    if not isinstance(raw, str):
+        raise ValueError
+    if any(ord(char) < 0x20 for char in raw):
+        raise ValueError("it holds a control character")
+    return raw
+
+
+def _filled(raw: Any) -> str:
+    if not (value := _text(raw)).strip():
+        raise ValueError("it is empty")
+    return value
+
+
+def _flag(raw: Any) -> bool:
+    if not isinstance(raw, bool):
+        raise ValueError
+    return raw
+
+
+def whole(least: int) -> Kind:
+    def read(raw: Any) -> int:
+        if isinstance(raw, bool) or not isinstance(raw, int) or not least <= raw < 2**63:
+            raise ValueError
+        return raw
+
+    return Kind(f"a whole number from {least}", str(max(least, 30)), read)
+
+
+def _duration(raw: Any) -> float:
+    if isinstance(raw, int | float) and not isinstance(raw, bool):
+        raise ValueError("it has no unit")
+    found = _DURATION.fullmatch(_text(raw).strip())
+    if not found:
+        raise ValueError
+    seconds = int(found[1]) * _MILLISECONDS[found[2]] / 1000
+    if not 0 < seconds <= 10 * 366 * 86400:
+        raise ValueError("it must be more than nothing and at most ten years")
+    return seconds
+
+
+def duration_text(seconds: float) -> str:
+    """In the largest unit that keeps it whole."""
+    whole = round(seconds * 1000)
+    return next(f"{whole // size}{unit}" for unit, size in _MILLISECONDS.items() if whole % size == 0)
+
+
+def _size(raw: Any) -> int:
+    if isinstance(raw, int) and not isinstance(raw, bool):
+        count = raw
+    else:
+        found = _SIZE.fullmatch(_text(raw).strip())
+        if not found:
+            raise ValueError
+        count = int(found[1]) * _BYTES_ANY_CASE[found[2].upper()]
+    if not 0 < count < 2**63:
+        raise ValueError("it must be more than nothing")
+    return count
+
+
+def size_text(count: int) -> str:
+    """In the largest unit that keeps it whole, binary ones first."""
+    return next(f"{count // size}{unit}" for unit, size in _BYTES.items() if count % size == 0)
+
+
+def _memory(raw: Any) -> str:
+    if not _MEMORY.fullmatch(value := _text(raw)):
+        raise ValueError
+    return value
+
+
+def _listen(raw: Any) -> str:
+    value = _text(raw)
+    host, _, port = value.rpartition(":")
+    if not host or not port.isdecimal() or int(port) > 65535 or (":" in host and not host.startswith("[")):
+        raise ValueError
+    return value
+
+
+def _url(raw: Any) -> str:
+    parts = urlsplit(value := _filled(raw))
+    if parts.scheme not in ("http", "https") or not parts.hostname or any(char.isspace() for char in value):
+        raise ValueError
+    if parts.query or parts.fragment:
+        raise ValueError("it has a query or a fragment")
+    return value.rstrip("/")
+
+
+def _server_url(raw: Any) -> str:
+    if urlsplit(value := _url(raw)).path.endswith("/v1"):
+        raise ValueError("write it without /v1")
+    return value
+
+
+def _prefix(raw: Any) -> str:
+    if not (value := _text(raw)).startswith("/"):
+        raise ValueError
+    return value
+
+
+def _name(raw: Any) -> str:
+    if not _NAME.fullmatch(value := _text(raw)):
+        raise ValueError
+    return value
+
+
+def _names(raw: Any) -> tuple[str, ...]:
+    if not isinstance(raw, list | tuple) or not raw:
+        raise ValueError
+    found = tuple(_name(item) for item in raw)
+    if len(set(found)) < len(found):
+        raise ValueError("a name stands there twice")
+    return found
+
+
+def _schedule(raw: Any) -> str:
+    value = _text(raw)
+    cron.check(value)
+    return value
+
+
+def choice(*allowed: str) -> Kind:
+    def read(raw: Any) -> str:
+        if raw not in allowed:
+            raise ValueError
+        return str(raw)
+
+    return Kind(f"one of {', '.join(allowed)}", f'"{allowed[0]}"', read)
+
+
+CATALOG_TYPES = ("rest", "jdbc", "glue", "hive")
+
+
+def _shared_catalog(raw: Any) -> dict[str, str]:
+    if not isinstance(raw, Mapping):
+        raise ValueError
+    if raw.get("type") not in CATALOG_TYPES:
+        raise ValueError(f"its type must be one of {', '.join(CATALOG_TYPES)}")
+    if raw["type"] != "glue" and not raw.get("uri"):
+        raise ValueError("it has no uri")
+    properties = {}
+    for key, value in raw.items():
+        if not isinstance(value, str | int | float):
+            raise ValueError(f"its property {key} is neither text, a number nor true or false")
+        properties[key] = str(value).lower() if isinstance(value, bool) else str(value)
+    return properties
+
+
+def _lake_catalog(raw: Any) -> str | dict[str, str]:
+    return "embedded" if raw == "embedded" else _shared_catalog(raw)
+
+
+_CATALOG_EXAMPLE = '{ type = "rest", uri = "https://catalog.example" }'
+
+TEXT = Kind("text in quotes", '"text"', _text)
+FILLED = Kind("text in quotes", '"text"', _filled)
+FLAG = Kind("true or false", "true", _flag)
+DURATION = Kind("a duration in ms, s, m, h or d", '"15m"', _duration, duration_text)
+SIZE = Kind("a number of bytes", '"128MiB"', _size, size_text)
+MEMORY = Kind("an amount of memory in k, m, g or t", '"1g"', _memory)
+LISTEN = Kind("an address and a port", '"127.0.0.1:18521"', _listen)
+URL = Kind("an http or https address", '"https://api.example"', _url)
+SERVER_URL = Kind("the server's http or https address", '"https://host.example"', _server_url)
+PREFIX = Kind("a path that begins with /", '"/v1"', _prefix)
+NAME = Kind("a name of letters, digits, _ and -", '"anthropic"', _name)
+NAMES = Kind("a list of dataset names", '["ai_gateway_messages"]', _names, list)
+SCHEDULE = Kind("five cron fields (minute, hour, day, month, weekday; UTC)", '"*/5 * * * *"', _schedule)
+CATALOG = Kind("a table with the catalog's type and uri", _CATALOG_EXAMPLE, _shared_catalog, dict)
+LAKE_CATALOG = Kind(
+    '"embedded", or a table with the catalog\'s type and uri',
+    f'"embedded" or {_CATALOG_EXAMPLE}',
+    _lake_catalog,
+    lambda value: value if isinstance(value, str) else dict(value),
+)

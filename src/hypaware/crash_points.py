@@ -1,0 +1,27 @@
+"""All crash points of the program. A module declares its own with `faults.point`; here it is named, so that
+a list of them can be made without running anything."""
+
+from __future__ import annotations
+
+import importlib
+
+from hypaware import faults
+
+# Every module that calls `faults.point`; a test compares this with the source.
+MODULES = (
+    "hypaware.lake.flush",
+    "hypaware.lake.keys",
+    "hypaware.lake.prepare",
+    "hypaware.lake.rejects",
+    "hypaware.lake.secure",
+    "hypaware.spool.active",
+    "hypaware.spool.repair",
+    "hypaware.state.mirror",
+    "hypaware.state.store",
+)
+
+
+def all_points() -> list[faults.CrashPoint]:
+    for module in MODULES:
+        importlib.import_module(module)
+    return faults.declared()

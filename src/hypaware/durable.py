@@ -1,0 +1,87 @@
+"""The one place for durable writes: what is named here survives a power cut once the call returned.
+
+A file is durable when its bytes were fsynced; its name is durable when its folder was. `fsync` is never retried
+after an error: the kernel may have dropped the pages, and a second call would report success over lost bytes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import sys
+from pathlib import Path
+
+if sys.platform == "darwin":
+    import fcntl
+
+    def fsync_fd(fd: int) -> None:
+        """macOS's fsync leaves the bytes in the drive's cache; only F_FULLFSYNC does not."""
+        fcntl.fcntl(fd, fcntl.F_FULLFSYNC)
+
+else:
+
+    def fsync_fd(fd: int) -> None:
+        os.fsync(fd)
+
+
+def fsync_file(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        fsync_fd(fd)
+    finally:
+        os.close(fd)
+
+
+def fsync_dir(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fsync_fd(fd)
+    finally:
+        os.close(fd)
+
+
+def rename(old: Path, new: Path) -> None:
+    """Moves a file whose bytes are already durable, and makes the move durable."""
+    old.rename(new)
+    fsync_dir(new.parent)
+    if old.parent != new.parent:
+        fsync_dir(old.parent)
+
+
+def remove(path: Path) -> None:
+    path.unlink(missing_ok=True)
+    fsync_dir(path.parent)
+
+
+def write_file(path: Path, data: bytes, mode: int = 0o600) -> None:
+    """Replaces a file in one step: a reader, also after a power cut, finds the old bytes or the new ones."""
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+    try:
+        try:
+            write_all(fd, data)
+            fsync_fd(fd)
+        finally:
+            os.close(fd)
+        rename(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise
+
+
+def write_all(fd: int, data: bytes | memoryview) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]
+
+
+def make_dir(path: Path, mode: int = 0o700) -> None:
+    """Creates a folder and the missing ones above it, each durable in its parent."""
+    if path.is_dir():
+        return
+    make_dir(path.parent, mode)
+    with contextlib.suppress(FileExistsError):
+        path.mkdir(mode=mode)
+    fsync_dir(path.parent)

@@ -1,0 +1,2 @@
+"""The Spark engine of a home: its jars, its JVM, its session, and the jobs that other processes send to
+it."""

@@ -1,0 +1,171 @@
+"""The caller's half of one job: sends it, passes its events on, brings back its result or raises its error.
+
+Ctrl-C may come while half a frame has been read. So the handler only writes into a pipe that the caller
+waits on together with the socket, and the frames stay whole; within the caller's own `on_event` it
+interrupts at once. The first Ctrl-C cancels the job and waits a little for its end, the second gives up.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType, TracebackType
+from typing import Any
+
+from hypaware.engine.jobs import Event, OnEvent
+from hypaware.engine.protocol import Connection, Message, ProtocolError, error_from
+from hypaware.errors import Cancelled, Retryable
+
+CANCEL_SECONDS = 5.0
+
+
+class NotAccepted(Exception):
+    """The engine went away before it took the job: nothing was done, it may be sent again."""
+
+
+class HandedOver(Exception):
+    """Nothing was done here: the job belongs to the engine that has the lake."""
+
+
+def call(connection: Connection, job: str, request: Message, on_event: OnEvent) -> dict[str, Any]:
+    with _Interrupts() as interrupts:
+        try:
+            return _follow(connection, job, request, on_event, interrupts)
+        except KeyboardInterrupt:
+            raise Cancelled(f"{job} was cancelled") from None
+
+
+def _follow(
+    connection: Connection, job: str, request: Message, on_event: OnEvent, interrupts: _Interrupts
+) -> dict[str, Any]:
+    try:
+        connection.send(request)
+    except ConnectionError:
+        raise NotAccepted from None
+    accepted = False
+    while True:
+        try:
+            message = _next(connection, interrupts)
+        except KeyboardInterrupt:
+            _cancel(connection, interrupts)
+            raise
+        if isinstance(message, bytes) or (message and message["type"] in ("progress", "note")):
+            try:
+                with interrupts.at_once():
+                    on_event(_event(message))
+            except BaseException:
+                _cancel(connection, interrupts)
+                raise
+            continue
+        match message or {}:
+            case {"type": "accepted"}:
+                accepted = True
+            case {"type": "result", "result": dict() as result}:
+                return result
+            case {"type": "error"} as failure:
+                raise error_from(failure)
+            case {"type": "handover"}:
+                raise HandedOver
+            case _ if not accepted:
+                raise NotAccepted
+            case _:
+                raise Retryable(
+                    f"the engine died in the middle of {job}; nothing acknowledged is lost: run it again",
+                    kind="engine_died",
+                )
+
+
+def _next(
+    connection: Connection, interrupts: _Interrupts, deadline: float | None = None
+) -> Message | bytes | None:
+    try:
+        return connection.receive(lambda: interrupts.wait(connection.socket, deadline))
+    except ProtocolError:
+        return None
+
+
+def _event(message: Message | bytes) -> Event:
+    if isinstance(message, bytes):
+        return message
+    return {"event": message["type"], **{name: value for name, value in message.items() if name != "type"}}
+
+
+def _cancel(connection: Connection, interrupts: _Interrupts) -> None:
+    """Reads on, so that a job which is blocked in sending can end; what it still says is of no interest."""
+    deadline = time.monotonic() + CANCEL_SECONDS
+    try:
+        connection.send({"type": "cancel"})
+        while True:
+            match _next(connection, interrupts, deadline):
+                case None | {"type": "result" | "error" | "refused" | "handover"}:
+                    return
+    except (ConnectionError, TimeoutError):
+        return
+
+
+class _Interrupts:
+    """Ctrl-C within a call. Where the call is not on the main thread, or SIGINT is ignored, nothing
+    changes."""
+
+    def __init__(self) -> None:
+        self._pipe: tuple[int, int] | None = None
+        self._before: Any = None
+        self._at_once = False
+
+    def __enter__(self) -> _Interrupts:
+        on_main_thread = threading.current_thread() is threading.main_thread()
+        if on_main_thread and signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+            self._pipe = os.pipe()
+            os.set_blocking(self._pipe[0], False)
+            self._before = signal.signal(signal.SIGINT, self._interrupted)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._pipe is not None:
+            signal.signal(signal.SIGINT, self._before)
+            for end in self._pipe:
+                os.close(end)
+
+    def _interrupted(self, number: int, frame: FrameType | None) -> None:
+        if self._at_once:
+            raise KeyboardInterrupt
+        assert self._pipe is not None
+        os.write(self._pipe[1], b"\0")
+
+    @contextmanager
+    def at_once(self) -> Iterator[None]:
+        self._at_once = True
+        try:
+            self._raise_pending()
+            yield
+        finally:
+            self._at_once = False
+
+    def wait(self, sock: socket.socket, deadline: float | None) -> None:
+        """Returns when the socket can be read; raises KeyboardInterrupt or, past the deadline,
+        TimeoutError."""
+        poll = select.poll()
+        poll.register(sock, select.POLLIN)
+        if self._pipe is not None:
+            poll.register(self._pipe[0], select.POLLIN)
+        left = None if deadline is None else 1000 * max(0.0, deadline - time.monotonic())
+        if not poll.poll(left):
+            raise TimeoutError
+        self._raise_pending()
+
+    def _raise_pending(self) -> None:
+        if self._pipe is None:
+            return
+        try:
+            os.read(self._pipe[0], 1)
+        except BlockingIOError:
+            return
+        raise KeyboardInterrupt

@@ -1,0 +1,129 @@
+"""Jobs in the process of the command that asks for them (`HYP_ENGINE=inline`).
+
+The same server as the engine's, over a socket pair with ourselves: events, errors and Ctrl-C mean the same.
+Spark stays open for the process's next job and is closed at its exit; a process has one Spark session, so
+asking for another home closes the first. While we wait for the lake and an engine of this home turns up,
+the job is its: it may keep the lake for long, and would do the job at once.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import socket
+from collections.abc import Callable
+from contextlib import suppress
+from io import TextIOWrapper
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hypaware import durable
+from hypaware.engine import launch
+from hypaware.engine.call import HandedOver, call
+from hypaware.engine.driver import Driver, Spark, spark_opener
+from hypaware.engine.jobs import JobTable, OnEvent, load_table
+from hypaware.engine.protocol import Connection, Message, speaks_our_version
+from hypaware.engine.server import LOG_FORMAT, Server, log
+from hypaware.home import Home
+
+if TYPE_CHECKING:
+    from hypaware.config import Config
+
+
+class Inline:
+    """The server of this process, and the Spark session behind it."""
+
+    def __init__(
+        self, home: Home, config: Config, jobs: JobTable, open_spark: Callable[[], Spark] | None = None
+    ) -> None:
+        self.home = home
+        self.config = config
+        self.driver = Driver(
+            home,
+            open_spark or spark_opener(home, config.engine),
+            jobs.on_open,
+            give_way=self._engine_is_alive,
+        )
+        self._server = Server(home, jobs, lambda: self.config, self.driver, launch.log_file(home))
+        self._log = _LogFile(home)
+
+    def run(self, job: str, request: Message, on_event: OnEvent) -> dict[str, Any]:
+        """Raises HandedOver when the job must go to the engine instead."""
+        ours, theirs = socket.socketpair()
+        with Connection(ours) as connection:
+            self._server.attach(theirs)
+            connection.receive()
+            return call(connection, job, request, on_event)
+
+    def close(self) -> None:
+        self._server.drain(grace=0.0, cancel_seconds=0.0)
+        self.driver.close()
+        self._log.close()
+
+    def _engine_is_alive(self) -> bool:
+        found = launch.connect(self.home)
+        if found is None:
+            return False
+        connection, greeting = found
+        connection.close()
+        return speaks_our_version(greeting)
+
+
+class _LogFile(logging.FileHandler):
+    """Where the tracebacks of failed jobs go: the engine's log, made when there is something to write."""
+
+    def __init__(self, home: Home) -> None:
+        super().__init__(launch.log_file(home), encoding="utf-8", delay=True)
+        self.setFormatter(logging.Formatter(LOG_FORMAT))
+        self.setLevel(logging.WARNING)
+        log.addHandler(self)
+        log.propagate = False
+
+    def _open(self) -> TextIOWrapper:
+        path = Path(self.baseFilename)
+        durable.make_dir(path.parent)
+        return open(path, "a", encoding="utf-8", opener=lambda name, flags: os.open(name, flags, 0o600))
+
+    def close(self) -> None:
+        log.removeHandler(self)
+        super().close()
+
+
+_current: Inline | None = None
+
+
+def run(
+    engine: launch.Engine, config: Config, job: str, request: Message, on_event: OnEvent
+) -> dict[str, Any]:
+    """Raises HandedOver, with Spark closed, when an engine of this home has come between."""
+    global _current
+    if _current is None or _current.home != engine.home:
+        close()
+        engine.check()
+        _current = Inline(engine.home, config, load_table(engine.jobs))
+    _current.config = config
+    try:
+        return _current.run(job, request, on_event)
+    except HandedOver:
+        close()
+        raise
+
+
+def owns_lake(home: Home) -> bool:
+    return _current is not None and _current.home == home and _current.driver.owns_lake
+
+
+def close() -> None:
+    """Ends Spark in this process, and with it our hold on the lake."""
+    global _current
+    if _current is not None:
+        closing, _current = _current, None
+        closing.close()
+
+
+@atexit.register
+def _close_at_exit() -> None:
+    # Who presses Ctrl-C once more does not want to wait: the JVM ends by itself when this process is gone.
+    with suppress(KeyboardInterrupt):
+        close()

@@ -1,0 +1,234 @@
+"""Starts and ends the driver JVM, without spark-submit (its shell script and its launcher JVM cost a second).
+
+The JVM runs PySpark's own gateway and lives exactly as long as this process: it exits when its standard input
+closes, however we die. It has its own session, so Ctrl-C in the terminal does not reach it; its output goes to a log
+file; its working folder and all its temporary files are in `scratch`, which is gone when it is.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
+
+from hypaware import faults
+from hypaware.engine.java import Java
+from hypaware.errors import ConfigError, Retryable
+
+if TYPE_CHECKING:
+    from py4j.java_gateway import JavaGateway
+
+MAIN = "org.apache.spark.api.python.PythonGatewayServer"
+
+# What Spark's launcher adds (org.apache.spark.launcher.JavaModuleOptions; a test compares them), but for the
+# incubating vector module, which only MLlib uses.
+MODULE_OPTIONS = (
+    "-XX:+IgnoreUnrecognizedVMOptions",
+    "--add-opens=java.base/java.lang=ALL-UNNAMED",
+    "--add-opens=java.base/java.lang.invoke=ALL-UNNAMED",
+    "--add-opens=java.base/java.lang.reflect=ALL-UNNAMED",
+    "--add-opens=java.base/java.io=ALL-UNNAMED",
+    "--add-opens=java.base/java.net=ALL-UNNAMED",
+    "--add-opens=java.base/java.nio=ALL-UNNAMED",
+    "--add-opens=java.base/java.util=ALL-UNNAMED",
+    "--add-opens=java.base/java.util.concurrent=ALL-UNNAMED",
+    "--add-opens=java.base/java.util.concurrent.atomic=ALL-UNNAMED",
+    "--add-opens=java.base/jdk.internal.ref=ALL-UNNAMED",
+    "--add-opens=java.base/sun.nio.ch=ALL-UNNAMED",
+    "--add-opens=java.base/sun.nio.cs=ALL-UNNAMED",
+    "--add-opens=java.base/sun.security.action=ALL-UNNAMED",
+    "--add-opens=java.base/sun.util.calendar=ALL-UNNAMED",
+    "--add-opens=java.security.jgss/sun.security.krb5=ALL-UNNAMED",
+    "-Djdk.reflect.useDirectMethodHandle=false",
+    "-Dio.netty.tryReflectionSetAccessible=true",
+    "-Dio.netty.allocator.type=pooled",
+    "-Dio.netty.handler.ssl.defaultEndpointVerificationAlgorithm=NONE",
+    "--enable-native-access=ALL-UNNAMED",
+)
+
+# Measured (docs/performance.md): the serial collector starts soonest and stays smallest; C1 alone halves the work of
+# the first minutes, and scans, which wait for zstd and Parquet, are hardly faster with C2.
+_RUNTIME_OPTIONS = (
+    "-XX:+UseSerialGC",
+    "-XX:TieredStopAtLevel=1",
+    "-XX:-UsePerfData",
+    "-XX:+ExitOnOutOfMemoryError",
+    "-Xss4m",
+    "-Xlog:disable",
+    "-Xlog:all=error:stderr",
+    "-Dfile.encoding=UTF-8",
+    "-Duser.timezone=UTC",
+    "-Duser.language=en",
+    "-Duser.country=US",
+    "-Djava.awt.headless=true",
+    "-Djava.net.preferIPv4Stack=true",
+)
+
+_POLL_SECONDS = 0.005
+_START_SECONDS = 120.0
+EXIT_SECONDS = 20.0
+_LOG_LIMIT = 8 * 1024 * 1024
+
+
+@dataclass(frozen=True)
+class Launch:
+    """Everything that decides how the JVM starts."""
+
+    java: Java
+    class_path: Sequence[Path]
+    memory: str
+    scratch: Path
+    log: Path
+    archive_options: Sequence[str] = ()
+    keep_open: Sequence[int] = ()
+    """Descriptors that the JVM holds for its life."""
+
+    def command(self) -> list[str]:
+        logging = resources.files("hypaware.engine").joinpath("log4j2.properties")
+        return [
+            str(self.java.executable),
+            f"-Xmx{heap(self.memory)}",
+            *_RUNTIME_OPTIONS,
+            *MODULE_OPTIONS,
+            *self.archive_options,
+            f"-Djava.io.tmpdir={self.scratch}",
+            f"-Dlog4j2.configurationFile={Path(str(logging)).as_uri()}",
+            "-cp",
+            os.pathsep.join(map(str, self.class_path)),
+            MAIN,
+        ]
+
+
+class Jvm:
+    """A running driver JVM."""
+
+    def __init__(self, process: subprocess.Popen[bytes], connection: Path, log: Path, log_start: int) -> None:
+        self._process = process
+        self._connection = connection
+        self._log = log
+        self._log_start = log_start
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+    def connect(self) -> JavaGateway:
+        """Waits until the JVM's gateway listens, and connects to it."""
+        deadline = time.monotonic() + _START_SECONDS
+        while not self._connection.is_file():
+            if not self.alive:
+                raise Retryable(
+                    f"Spark's JVM ended while starting (exit code {self._process.returncode}): {self._last_words()}",
+                    kind="jvm_failed",
+                    repair="hyp doctor",
+                )
+            if time.monotonic() > deadline:
+                self.kill()
+                raise Retryable(f"Spark's JVM did not start; see {self._log}", kind="jvm_failed", repair="hyp doctor")
+            time.sleep(_POLL_SECONDS)
+        port, secret = _read_connection(self._connection.read_bytes())
+        self._connection.unlink()
+        return _gateway(port, secret)
+
+    def close(self, patience: float = EXIT_SECONDS) -> None:
+        """Asks it to exit and waits; a JVM that hangs in its shutdown is killed."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        try:
+            self._process.wait(patience)
+        except subprocess.TimeoutExpired:
+            self.kill()
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+    def _last_words(self) -> str:
+        lines = self._log.read_bytes()[self._log_start :].decode(errors="replace").splitlines()
+        return " / ".join(line.strip() for line in lines[:3]) or f"no word in {self._log}"
+
+
+def start(launch: Launch) -> Jvm:
+    """Returns at once: what follows (importing PySpark) goes on beside the JVM's own start."""
+    connection = launch.scratch / "gateway"
+    with _open_log(launch.log) as log:
+        log_start = log.seek(0, os.SEEK_END)
+        process = subprocess.Popen(
+            launch.command(),
+            stdin=subprocess.PIPE,
+            stdout=log,
+            stderr=log,
+            cwd=launch.scratch,
+            env={**_environment(os.environ), "_PYSPARK_DRIVER_CONN_INFO_PATH": str(connection)},
+            start_new_session=True,
+            umask=0o077,
+            pass_fds=tuple(launch.keep_open),
+        )
+    faults.kill_with_us(process.pid)
+    return Jvm(process, connection, launch.log, log_start)
+
+
+def heap(memory: str) -> str:
+    """The setting `engine.memory` as -Xmx takes it."""
+    if not re.fullmatch(r"[1-9]\d*[kmgt]", memory, re.IGNORECASE):
+        raise ConfigError(
+            f'engine.memory = "{memory}" is not a size for Java: a whole number with k, m or g, as in "1g"',
+            repair="hyp config set engine.memory 1g",
+        )
+    return memory.lower()
+
+
+def _environment(ours: Mapping[str, str]) -> dict[str, str]:
+    """The user's, without settings for another Spark, and with what Spark would look up on the network."""
+    kept = {name: value for name, value in ours.items() if not name.startswith(("SPARK_", "PYSPARK_", "HADOOP_"))}
+    kept["PYSPARK_PYTHON"] = kept["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    kept["SPARK_LOCAL_IP"] = "127.0.0.1"
+    kept["SPARK_LOCAL_HOSTNAME"] = "localhost"
+    kept["SPARK_USER"] = str(os.getuid())
+    if "PYTHONPATH" in kept:
+        # The JVM, and with it the Python workers, run in another folder.
+        kept["PYTHONPATH"] = os.pathsep.join(
+            str(Path(part).absolute()) for part in kept["PYTHONPATH"].split(os.pathsep) if part
+        )
+    locale = kept.get("LC_ALL") or kept.get("LC_CTYPE") or kept.get("LANG") or ""
+    if sys.platform != "darwin" and "utf" not in locale.lower():
+        # Java takes the encoding of file names from the locale.
+        kept["LC_ALL"] = "C.UTF-8"
+    return kept
+
+
+def _read_connection(body: bytes) -> tuple[int, str]:
+    """What the gateway wrote: its port and its secret, the latter with its length before it."""
+    port, length = struct.unpack(">ii", body[:8])
+    return port, body[8 : 8 + length].decode()
+
+
+def _gateway(port: int, secret: str) -> JavaGateway:
+    from pyspark.java_gateway import launch_gateway
+
+    names = {"PYSPARK_GATEWAY_PORT": str(port), "PYSPARK_GATEWAY_SECRET": secret}
+    os.environ.update(names)
+    try:
+        return launch_gateway()
+    finally:
+        for name in names:
+            del os.environ[name]
+
+
+def _open_log(path: Path) -> BinaryIO:
+    if path.exists() and path.stat().st_size > _LOG_LIMIT:
+        path.rename(path.with_name(path.name + ".1"))
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    return os.fdopen(fd, "ab")

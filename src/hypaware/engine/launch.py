@@ -1,0 +1,199 @@
+"""Finds the engine of a home or starts it, and waits until it answers.
+
+The engine runs detached: a session of its own, `/` as its folder, nothing on stdin, stdout and stderr in
+`engine/engine.log`. Whoever starts it holds the home's lock first (see `singleton`), so at most one caller
+starts one, and the others wait for the same socket.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from hypaware import durable
+from hypaware.engine import endpoint, singleton
+from hypaware.engine.jobs import JOBS_MODULE, OnEvent
+from hypaware.engine.protocol import Connection, Message, ProtocolError, speaks_our_version
+from hypaware.errors import NotReady, Retryable
+from hypaware.home import Home, cache_dir
+
+if TYPE_CHECKING:
+    from subprocess import Popen
+
+START_SECONDS: Final = 60.0
+GRACE_SECONDS: Final = 5.0
+ANSWER_SECONDS: Final = 20.0
+_POLL_SECONDS: Final = 0.01
+LOG_LIMIT: Final = 8 * 1024 * 1024
+_LAST_WORDS: Final = 2000
+# These belong to the job that a caller asks for, and travel with it.
+_OF_THE_CALLER: Final = ("HYP_CRASH_AT", "HYP_ENGINE", "DEV_RUN_ID")
+
+
+def check_installed() -> None:
+    """Raises NotReady with what to do, before a process is started that could only fail."""
+    from hypaware.engine import jars, java
+
+    java.find()
+    jars.installed(cache_dir())
+
+
+@dataclass(frozen=True)
+class Engine:
+    """How the engine of a home is started. `check` comes first and raises NotReady."""
+
+    home: Home
+    jobs: str = JOBS_MODULE
+    check: Callable[[], None] = check_installed
+
+
+def log_file(home: Home) -> Path:
+    return home.engine / "engine.log"
+
+
+def pid_file(home: Home) -> Path:
+    return home.run / "engine.pid"
+
+
+def connect(home: Home) -> tuple[Connection, Message] | None:
+    """A connection that has been greeted, and the greeting. None when no engine answers, or one just ends."""
+    sock = endpoint.connect(home, ANSWER_SECONDS)
+    if sock is None:
+        return None
+    connection = Connection(sock)
+    try:
+        greeting = connection.receive()
+    except TimeoutError:
+        connection.close()
+        raise NotReady(
+            f"the engine of {home.root} does not answer",
+            kind="engine_not_answering",
+            repair="hyp engine stop",
+        ) from None
+    except (OSError, ProtocolError):
+        greeting = None
+    if not isinstance(greeting, dict) or greeting["type"] != "hello":
+        connection.close()
+        return None
+    sock.settimeout(None)
+    return connection, greeting
+
+
+def ensure(engine: Engine, on_event: OnEvent) -> Connection:
+    """A connection to the engine of this home, which is started where there is none. One that another
+    version of this program left running is asked to make room."""
+    home = engine.home
+    started: Started | None = None
+    said = False
+    deadline = time.monotonic() + START_SECONDS
+    while True:
+        if found := connect(home):
+            connection, greeting = found
+            if speaks_our_version(greeting):
+                return connection
+            with connection:
+                retire(connection)
+        if started is not None and started.ended():
+            started = None
+        if started is None and not found and (lock := singleton.take(home)) is not None:
+            try:
+                engine.check()
+                started = _start(engine, lock)
+            finally:
+                os.close(lock)
+        if not said:
+            said = True
+            on_event({"event": "progress", "message": "starting the engine", "done": None, "total": None})
+        if time.monotonic() > deadline:
+            raise Retryable(
+                f"the engine of {home.root} neither answers nor ends; its log is {log_file(home)}",
+                kind="engine_not_answering",
+                repair="hyp engine stop",
+            )
+        time.sleep(_POLL_SECONDS)
+
+
+def retire(connection: Connection) -> None:
+    """Asks an engine to end when its jobs have, however long they take."""
+    with suppress(ConnectionError):
+        connection.send({"type": "stop", "grace": None})
+
+
+class Started:
+    """An engine on its way up. Detached as it is, its death must be seen at once."""
+
+    def __init__(self, process: Popen[bytes], log: Path, log_start: int) -> None:
+        self._process = process
+        self._log = log
+        self._log_start = log_start
+
+    def ended(self) -> bool:
+        """True when it has come and gone in peace (idle at once); raises when it failed."""
+        code = self._process.poll()
+        if code is None:
+            return False
+        if code == 0:
+            return True
+        raise Retryable(
+            f"the engine ended while starting ({_describe(code)}). The end of {self._log}:\n{self._tail()}",
+            kind="engine_failed",
+        )
+
+    def _tail(self) -> str:
+        with self._log.open("rb") as log:
+            size = log.seek(0, os.SEEK_END)
+            log.seek(max(self._log_start, size - _LAST_WORDS))
+            return log.read().decode(errors="replace").strip() or "(nothing)"
+
+
+def _describe(code: int) -> str:
+    return f"exit code {code}" if code > 0 else f"signal {-code}"
+
+
+def _start(engine: Engine, lock: int) -> Started:
+    import subprocess
+    import threading
+
+    log = log_file(engine.home)
+    durable.make_dir(log.parent)
+    _rotate(log)
+    fd = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    log_start = os.fstat(fd).st_size
+    try:
+        command = [sys.executable, "-P", "-m", "hypaware.engine.process", "--home", str(engine.home.root)]
+        process = subprocess.Popen(
+            [*command, "--jobs", engine.jobs, "--lock-fd", str(lock)],
+            stdin=subprocess.DEVNULL,
+            stdout=fd,
+            stderr=fd,
+            cwd="/",
+            env=_environment(engine.home),
+            pass_fds=(lock,),
+            start_new_session=True,
+        )
+    finally:
+        os.close(fd)
+    # A caller that lives on (the daemon) must not keep the dead engine as a zombie.
+    threading.Thread(target=process.wait, name="engine reaper", daemon=True).start()
+    return Started(process, log, log_start)
+
+
+def _rotate(log: Path) -> None:
+    """Only with the home's lock held: nobody writes to it now."""
+    if log.exists() and log.stat().st_size > LOG_LIMIT:
+        log.replace(log.with_name(f"{log.name}.1"))
+
+
+def _environment(home: Home) -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if name not in _OF_THE_CALLER}
+    if path := kept.get("PYTHONPATH"):
+        kept["PYTHONPATH"] = os.pathsep.join(
+            str(Path(part).absolute()) for part in path.split(os.pathsep) if part
+        )
+    return {**kept, "HYP_HOME": str(home.root)}

@@ -1,0 +1,157 @@
+"""What travels over the engine's socket.
+
+A frame is one type byte, four bytes of length (big endian) and the payload: `J`, a JSON object with a
+`type`, or `B`, raw result bytes. One connection carries one request.
+
+    engine  → hello {protocol, version, pid}
+    caller  → job {job, args, crash_at, run_id} | status | stop {grace}
+    engine  → accepted {id}, then progress, note and bytes in the job's order, then result or error
+            | refused: the engine is about to end and has not taken the job | handover: see `inline`
+    caller  → cancel, at any time; closing the connection is the same
+
+`hello`, `status` and `stop` stay as they are in every protocol version, so that a newer program can see off
+an engine that was started by an older one. An error travels with the name of its class in
+`hypaware.errors`.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import struct
+import threading
+from collections.abc import Callable
+from typing import Any, Final
+
+from hypaware import __version__, errors
+
+PROTOCOL: Final = 1
+MAX_FRAME: Final = 64 * 1024 * 1024
+_CHUNK: Final = 1024 * 1024
+_RECEIVE: Final = 256 * 1024
+_HEADER: Final = struct.Struct(">cI")
+_JSON: Final = b"J"
+_BYTES: Final = b"B"
+
+Message = dict[str, Any]
+
+
+class ProtocolError(Exception):
+    """What came is no frame of this protocol: the connection is of no further use."""
+
+
+def _no_wait() -> None:
+    pass
+
+
+class Connection:
+    """Frames over a stream socket. Any thread may send; one thread receives."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.socket = sock
+        self._sending = threading.Lock()
+        self._received = bytearray()
+
+    def send(self, message: Message) -> None:
+        self.send_frame(frame(message))
+
+    def send_frame(self, whole: bytes) -> None:
+        with self._sending:
+            self.socket.sendall(whole)
+
+    def send_bytes(self, data: bytes) -> None:
+        view = memoryview(data)
+        for start in range(0, len(view), _CHUNK):
+            part = view[start : start + _CHUNK]
+            with self._sending:
+                self.socket.sendall(_HEADER.pack(_BYTES, len(part)))
+                self.socket.sendall(part)
+
+    def receive(self, wait: Callable[[], None] = _no_wait) -> Message | bytes | None:
+        """The next frame, or None when the other side is gone.
+
+        `wait` is called before each read and may raise: whatever has arrived by then is kept, so that the
+        caller can go on receiving afterwards.
+        """
+        if not self._fill(_HEADER.size, wait):
+            return None
+        kind, length = _HEADER.unpack_from(self._received)
+        if kind not in (_JSON, _BYTES) or length > MAX_FRAME:
+            raise ProtocolError(f"a frame of type {kind!r} and {length} bytes")
+        if not self._fill(_HEADER.size + length, wait):
+            return None
+        payload = bytes(memoryview(self._received)[_HEADER.size : _HEADER.size + length])
+        del self._received[: _HEADER.size + length]
+        return payload if kind == _BYTES else _parse(payload)
+
+    def _fill(self, size: int, wait: Callable[[], None]) -> bool:
+        while len(self._received) < size:
+            wait()
+            try:
+                data = self.socket.recv(_RECEIVE)
+            except ConnectionError:
+                return False
+            if not data:
+                return False
+            self._received += data
+        return True
+
+    def cut(self) -> None:
+        """Ends it for both sides, also for a thread of ours that is blocked in it."""
+        try:
+            self.socket.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass
+
+    def close(self) -> None:
+        self.socket.close()
+
+    def __enter__(self) -> Connection:
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        self.close()
+
+
+def frame(message: Message) -> bytes:
+    """Raises before anything is sent: TypeError or ValueError for what JSON cannot say, ProtocolError for too
+    much of it."""
+    payload = json.dumps(message, separators=(",", ":")).encode()
+    if len(payload) > MAX_FRAME:
+        raise ProtocolError(f"a {message['type']} of {len(payload)} bytes is larger than a frame may be")
+    return _HEADER.pack(_JSON, len(payload)) + payload
+
+
+def _parse(payload: bytes) -> Message:
+    try:
+        message = json.loads(payload)
+    except ValueError as error:
+        raise ProtocolError(f"a message that is not JSON: {error}") from None
+    if not isinstance(message, dict) or not isinstance(message.get("type"), str):
+        raise ProtocolError("a message without a type")
+    return message
+
+
+def hello(pid: int) -> Message:
+    return {"type": "hello", "protocol": PROTOCOL, "version": __version__, "pid": pid}
+
+
+def speaks_our_version(greeting: Message) -> bool:
+    return greeting.get("protocol") == PROTOCOL and greeting.get("version") == __version__
+
+
+def error_message(error: errors.HypError) -> Message:
+    known = next(cls for cls in type(error).__mro__ if cls.__module__ == errors.__name__)
+    return {"type": "error", "class": known.__name__, "exit_code": error.exit_code, **error.as_json()}
+
+
+def error_from(message: Message) -> errors.HypError:
+    """The error that the job raised, as the class that it was there (or the nearest in `hypaware.errors`)."""
+    found = getattr(errors, str(message.get("class")), errors.HypError)
+    if not (isinstance(found, type) and issubclass(found, errors.HypError)):
+        found = errors.HypError
+    if found is errors.Cancelled:
+        return errors.Cancelled(message["message"])
+    error: errors.HypError = found(message["message"], kind=message["kind"], repair=message.get("repair"))
+    error.exit_code = message["exit_code"]
+    return error

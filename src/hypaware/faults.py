@@ -1,0 +1,101 @@
+"""Crash points: named places, on both sides of each durable step, where a test kills the process for real.
+
+`HYP_CRASH_AT=<point>[:n]` makes the process that reaches the point for the n-th time SIGKILL itself, and its
+JVM first, so that nothing of it can still commit. A job carries the setting of the command that asked for it,
+also into an engine that was already running: `armed()` holds it for the length of that job.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from hypaware.errors import UsageError
+
+
+@dataclass(frozen=True)
+class CrashPoint:
+    name: str
+    about: str
+
+    @property
+    def package(self) -> str:
+        return self.name.split(".", 1)[0]
+
+
+_points: dict[str, CrashPoint] = {}
+_doomed: list[int] = []
+_lock = threading.Lock()
+
+
+@dataclass
+class _Armed:
+    point: str
+    left: int
+
+
+_job = threading.local()
+
+
+def point(name: str, about: str) -> Callable[[], None]:
+    """Declares a crash point (at import) and returns the function that the code calls when it gets there."""
+    if name in _points:
+        raise ValueError(f"crash point {name} is declared twice")
+    _points[name] = CrashPoint(name, about)
+
+    def reach() -> None:
+        _reach(name)
+
+    return reach
+
+
+def declared() -> list[CrashPoint]:
+    return sorted(_points.values(), key=lambda found: found.name)
+
+
+def kill_with_us(pid: int) -> None:
+    """The JVM of this process: it dies first at a crash point."""
+    with _lock:
+        _doomed.append(pid)
+
+
+def parse(spec: str) -> tuple[str, int]:
+    name, _, count = spec.partition(":")
+    if count and not (count.isdecimal() and int(count) >= 1):
+        raise UsageError(f"HYP_CRASH_AT={spec}: the part after ':' must be a whole number from 1")
+    return name, int(count or 1)
+
+
+@contextmanager
+def armed(spec: str | None) -> Iterator[None]:
+    """Within it, this thread (one job of an engine) dies at the given point."""
+    before = getattr(_job, "armed", None)
+    _job.armed = _Armed(*parse(spec)) if spec else None
+    try:
+        yield
+    finally:
+        _job.armed = before
+
+
+def _from_environment() -> _Armed | None:
+    spec = os.environ.get("HYP_CRASH_AT")
+    return _Armed(*parse(spec)) if spec else None
+
+
+_process = _from_environment()
+
+
+def _reach(name: str) -> None:
+    for setting in (getattr(_job, "armed", None), _process):
+        if setting is None or setting.point != name:
+            continue
+        with _lock:
+            setting.left -= 1
+            if setting.left == 0:
+                for pid in _doomed:
+                    os.kill(pid, signal.SIGKILL)
+                os.kill(os.getpid(), signal.SIGKILL)

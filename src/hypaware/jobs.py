@@ -1,0 +1,29 @@
+"""The jobs of an engine by name, and what must happen before the first of them touches a lake."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+from hypaware.engine.jobs import Job, JobContext
+from hypaware.errors import HypError
+
+_JOBS = {
+    "flush": "hypaware.lake.jobs:flush",
+    "read": "hypaware.lake.jobs:read",
+    "query": "hypaware.query.run:run_query",
+    "verify": "hypaware.verify.run:verify",
+}
+
+
+def resolve(name: str) -> Job:
+    if name not in _JOBS:
+        raise HypError(f"this engine knows no job {name!r}; it may be older than the command", repair="hyp engine stop")
+    module, _, attribute = _JOBS[name].partition(":")
+    job: Job = getattr(import_module(module), attribute)
+    return job
+
+
+def on_open(context: JobContext) -> None:
+    from hypaware.lake import jobs
+
+    jobs.recover(context)

@@ -1,0 +1,71 @@
+"""The seam between the flush protocol and what carries it out: Spark and Iceberg, or a light stand-in in tests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from hypaware.errors import Retryable
+from hypaware.lake.build import BuildFailure, BuildTask, Built, BuiltFile
+from hypaware.model.datasets import Dataset
+from hypaware.state.flushes import Flush
+
+
+class OutcomeUnknown(Retryable):
+    """A commit was sent and nobody can say whether it landed."""
+
+    kind = "engine_died"
+
+
+@dataclass(frozen=True)
+class Landed:
+    """What the lake holds of a flush: per source the highest sequence and the number of rows."""
+
+    by_source: Mapping[str, tuple[int, int]]
+
+    @property
+    def rows(self) -> int:
+        return sum(rows for _, rows in self.by_source.values())
+
+    @property
+    def high_water(self) -> dict[str, int]:
+        return {source: seq for source, (seq, _) in self.by_source.items()}
+
+
+class LakeTable(Protocol):
+    """One dataset's table, as it is now."""
+
+    @property
+    def uuid(self) -> str: ...
+
+    @property
+    def floor(self) -> int:
+        """The end of the newest range that landed: the table's `hyp.seq-floor`."""
+
+    @property
+    def field_ids(self) -> Mapping[str, int]: ...
+
+    @property
+    def data_root(self) -> Path: ...
+
+    def landed(self, flush: Flush) -> Landed | None:
+        """Whether this flush's rows are in the table: by its id, which no other flush has, never by its range alone."""
+
+    def commit(self, flush: Flush, files: Sequence[BuiltFile]) -> None:
+        """One atomic change: the files, the flush's id, range and segments in the summary, and the raised floor.
+
+        Raises OutcomeUnknown where it cannot tell whether that happened; any other error means that it did not.
+        """
+
+    def key_hashes(self, after: int) -> Iterator[Iterable[tuple[bytes, int]]]:
+        """(key hash, sequence) of every row above a sequence, in bounded lots."""
+
+
+class Lake(Protocol):
+    def table(self, dataset: Dataset) -> LakeTable:
+        """Creates it, or brings it to the dataset's columns, if need be."""
+
+    def build(self, tasks: Sequence[BuildTask]) -> list[Built | BuildFailure]:
+        """Runs the tasks side by side: a result for each, in their order."""

@@ -1,0 +1,106 @@
+"""The lake's jobs, as an engine runs them: flush, and what an engine does first with a lake that it has taken over."""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import Any
+
+from hypaware.engine.jobs import JobContext
+from hypaware.lake import read as reading
+from hypaware.lake import rebuild, secure
+from hypaware.lake.flush import Flusher, Limits, Report
+from hypaware.lake.recover import settle_unfinished
+from hypaware.lake.spark_lake import SparkLake
+from hypaware.model import datasets
+from hypaware.opening import OpenHome, catch_up, open_home
+from hypaware.spool import segments
+from hypaware.state import flushes
+from hypaware.state.store import Store
+
+# One engine owns the lake; within it, one job at a time changes a table.
+_table_mutex: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
+
+
+def changing(dataset: str) -> threading.Lock:
+    """Held by the one job that may change the dataset's table."""
+    return _table_mutex[dataset]
+
+
+def recover(context: JobContext) -> None:
+    """With the lock just taken: damage of a power cut, a state that lags, flushes that somebody left unfinished."""
+    with _opened(context) as opened:
+        for stepped in secure.step_back_where_damaged(context.home, recorded_through(opened.store)):
+            context.note(f"{stepped.table}: the newest commit did not survive a crash ({stepped.reason}); stepped back")
+        floor = rebuild.read_facts(context.home).floor
+        with opened.store.reading() as connection:
+            lags = flushes.next_seq(connection) <= floor
+            left = flushes.unfinished(connection)
+        if lags:
+            opened = catch_up(context.home, opened.store, "the state was older than the lake and was raised to it")
+            context.note(str(opened.rebuilt))
+        lake = SparkLake(context.home, context.spark, opened.identity, context.check_cancelled)
+        for name in sorted({flush.dataset for flush in left}):
+            settle_unfinished(context.home, opened.store, lake.table(datasets.get(name)), name)
+
+
+def recorded_through(store: Store) -> dict[str, int]:
+    with store.reading() as connection:
+        return {name: max(by_source.values()) for name, by_source in flushes.high_water(connection).items()}
+
+
+def flush(context: JobContext, args: dict[str, Any]) -> dict[str, Any]:
+    """args: `dataset`, or all that have a spool. Result: INTERFACE's flush document."""
+    wanted = [args["dataset"]] if args.get("dataset") else segments.datasets_with_spool(context.home)
+    return {"datasets": [_as_json(report) for report in flush_datasets(context, wanted)]}
+
+
+def flush_datasets(context: JobContext, names: list[str]) -> list[Report]:
+    limits = Limits(context.config.flush.max_rows, context.config.flush.max_bytes)
+    reports = []
+    spark = context.spark
+    with _opened(context) as opened:
+        lake = SparkLake(context.home, spark, opened.identity, context.check_cancelled)
+        flusher = Flusher(context.home, opened.store, lake, limits, _progress_to(context), context.check_cancelled)
+        for name in names:
+            dataset = datasets.get(name)
+            with changing(name):
+                report = flusher.flush(dataset)
+                if report.rows_written and lake.table(dataset).trim():
+                    secure.secure(context.home, name)
+            for held in report.still_active:
+                context.note(f"{name}: {held} is held by a process that does not seal it; its rows still wait")
+            reports.append(report)
+    return reports
+
+
+def read(context: JobContext, args: dict[str, Any]) -> dict[str, Any]:
+    """One page of a dataset's rows; args as `read.Range`."""
+    return reading.page(context, reading.Range(**args))
+
+
+@contextmanager
+def _opened(context: JobContext) -> Iterator[OpenHome]:
+    opened = open_home(context.home)
+    if opened.rebuilt:
+        context.note(opened.rebuilt)
+    try:
+        yield opened
+    finally:
+        opened.store.close()
+
+
+def _progress_to(context: JobContext) -> Any:
+    def progress(message: str, done: int, total: int) -> None:
+        context.progress(message, done, total, unit="rows")
+
+    return progress
+
+
+def _as_json(report: Report) -> dict[str, Any]:
+    body = asdict(report)
+    body.pop("still_active")
+    return body

@@ -1,0 +1,121 @@
+"""`lake/keys.db`: dedupe key hash → sequence. Derived from the lake, so that dedupe costs the news, not the lake.
+
+It remembers, per table, up to which sequence it has taken the keys in (`through`). That must equal the table's floor:
+behind it, the missing range is read from the lake; ahead of it (the lake went back) or made for another table, it is
+filled anew. Trouble in reading it is an error for the flush; it never means that a row may be dropped.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from hypaware import faults
+from hypaware.errors import LakeError
+from hypaware.lake.build import KEY_BYTES
+
+_before_add = faults.point("lake.keys.before-commit", "a flush is recorded, its keys are not in the index")
+_after_add = faults.point("lake.keys.after-commit", "the keys of a flush are in the index")
+
+_LOOKUP = 500
+
+
+class KeyIndex:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            self._db = sqlite3.connect(path, timeout=30, isolation_level=None, check_same_thread=False)
+            # Derived data: a cut may cost the newest keys, `through` goes back with them, and they are read again.
+            self._db.execute("PRAGMA journal_mode=WAL")
+            self._db.execute("PRAGMA synchronous=NORMAL")
+            self._db.execute("PRAGMA cache_size=-16384")
+            self._db.execute("CREATE TABLE IF NOT EXISTS keys (hash BLOB PRIMARY KEY, seq INTEGER) WITHOUT ROWID")
+            self._db.execute(
+                "CREATE TABLE IF NOT EXISTS applied (dataset TEXT PRIMARY KEY, uuid TEXT, through INTEGER)"
+            )
+        except sqlite3.Error as error:
+            raise _unreadable(path, error) from error
+        path.chmod(0o600)
+
+    def close(self) -> None:
+        self._db.close()
+
+    def through(self, dataset: str, table_uuid: str) -> int | None:
+        """Up to where the keys of this very table were taken in; None if the index was made for another."""
+        found = self._read("SELECT uuid, through FROM applied WHERE dataset = ?", (dataset,))
+        if not found:
+            return 0
+        uuid, through = found[0]
+        return int(through) if uuid == table_uuid else None
+
+    def find(self, hashes: Sequence[bytes]) -> dict[bytes, int]:
+        """Those of the hashes that the lake has, with the sequence of their row."""
+        known: dict[bytes, int] = {}
+        ordered = sorted(set(hashes))
+        for start in range(0, len(ordered), _LOOKUP):
+            some = ordered[start : start + _LOOKUP]
+            marks = ",".join("?" * len(some))
+            known.update(self._read(f"SELECT hash, seq FROM keys WHERE hash IN ({marks})", some))
+        return known
+
+    def add(self, dataset: str, table_uuid: str, through: int, keys: Iterable[tuple[bytes, int]]) -> None:
+        """Takes keys in, and says up to where, in one transaction. The lowest sequence of a key stays."""
+        _before_add()
+        try:
+            self._db.execute("BEGIN IMMEDIATE")
+            with self._db:
+                self._db.executemany(
+                    "INSERT INTO keys VALUES (?, ?) ON CONFLICT (hash) DO UPDATE SET seq = min(seq, excluded.seq)",
+                    sorted(keys),
+                )
+                self._db.execute("INSERT OR REPLACE INTO applied VALUES (?, ?, ?)", (dataset, table_uuid, through))
+        except sqlite3.Error as error:
+            raise _unreadable(self.path, error) from error
+        _after_add()
+
+    def count(self) -> int:
+        return int(self._read("SELECT count(*) FROM keys", ())[0][0])
+
+    def check(self) -> str | None:
+        """What SQLite finds wrong with the file."""
+        try:
+            found = self._db.execute("PRAGMA quick_check(1)").fetchone()[0]
+        except sqlite3.Error as error:
+            return str(error)
+        return None if found == "ok" else str(found)
+
+    def _read(self, statement: str, values: Sequence[object]) -> list[Any]:
+        try:
+            return self._db.execute(statement, values).fetchall()
+        except sqlite3.Error as error:
+            raise _unreadable(self.path, error) from error
+
+
+def remove(path: Path) -> None:
+    """Away with the index; the next flush fills it from the lake."""
+    for suffix in ("", "-wal", "-shm"):
+        path.with_name(path.name + suffix).unlink(missing_ok=True)
+
+
+def pairs(keys: bytes | bytearray, seqs: Iterable[int]) -> Iterable[tuple[bytes, int]]:
+    packed = bytes(keys)
+    return ((packed[place * KEY_BYTES : (place + 1) * KEY_BYTES], seq) for place, seq in enumerate(seqs))
+
+
+def is_readable(path: Path) -> bool:
+    try:
+        with closing(KeyIndex(path)) as index:
+            return index.check() is None
+    except LakeError:
+        return False
+
+
+def _unreadable(path: Path, error: sqlite3.Error) -> LakeError:
+    return LakeError(
+        f"the key index {path} cannot be used ({error}); nothing was dropped, the rows wait in the spool",
+        kind="key_index_unreadable",
+        repair="hyp verify --repair",
+    )

@@ -1,0 +1,117 @@
+"""Reads of a dataset: all of it, or what came after a sequence; internal columns stay inside.
+
+A continuation is a sequence: `(since, until]`, in order, with the source as partition filter, pruned by file and
+row-group statistics. Rows without a sequence (of a taken-over table) come first, and only when they are asked for.
+A page covers a bounded window of sequences, so neither side ever holds more than that.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from hypaware.lake import tables
+from hypaware.model import datasets
+from hypaware.model.datasets import SEQ, SOURCE
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+    from hypaware.engine.jobs import JobContext
+
+_WINDOW = 50_000
+_BATCH_ROWS = 5_000
+_FAR = 2**63 - 1
+
+
+@dataclass(frozen=True)
+class Range:
+    dataset: str
+    source: str | None = None
+    since: int = 0
+    until: int | None = None
+    include_legacy: bool = False
+
+
+def page(context: JobContext, wanted: Range) -> dict[str, Any]:
+    """Emits the first window of the range as Arrow IPC: `{rows, next}`, next = where to go on, None at the end."""
+    spark = context.spark
+    if not tables.exists(spark, datasets.get(wanted.dataset).name):
+        return {"rows": 0, "next": None}
+    last = min(floor_of(spark, wanted.dataset), wanted.until if wanted.until is not None else _FAR)
+    since = wanted.since
+    while True:
+        end = min(last, since + _WINDOW)
+        found = rows_since(spark, replace(wanted, since=since, until=end))
+        if found.num_rows or end >= last:
+            _emit(context, found)
+            return {"rows": found.num_rows, "next": end if end < last else None}
+        # A gap: one look at the statistics leads to its other side, however wide it is.
+        since = max(end, (_lowest(spark, replace(wanted, since=end)) or last + 1) - 1)
+
+
+def rows_since(spark: SparkSession, wanted: Range) -> pa.Table:
+    """The rows of the range in the order of their sequence, which stands first; legacy rows before all others."""
+    from pyspark.sql import functions as F
+
+    dataset = datasets.get(wanted.dataset)
+    in_range = _in_range(wanted)
+    if wanted.include_legacy:
+        in_range |= F.col(SEQ).isNull()
+    public = [column.name for column in dataset.columns]
+    # A window is small: sorting it here spares Spark a shuffle, which would read the files twice.
+    found = _of_source(spark, wanted).where(in_range).select(SEQ, *public).toArrow()
+    return found.take(pc.sort_indices(pc.fill_null(found.column(SEQ), -1)))
+
+
+def read_page(chunks: bytes) -> Iterator[tuple[dict[str, Any], int | None]]:
+    """(row, continuation) of what `page` emitted."""
+    if chunks:
+        with pa.ipc.open_stream(chunks) as reader:
+            for batch in reader:
+                for row in batch.to_pylist():
+                    yield row, row.pop(SEQ)
+
+
+def floor_of(spark: SparkSession, dataset: str) -> int:
+    """Nothing in the table lies above it."""
+    from hypaware.lake.spark_lake import SparkTable
+
+    return SparkTable(spark, datasets.get(dataset)).floor
+
+
+def _lowest(spark: SparkSession, wanted: Range) -> int | None:
+    from pyspark.sql import functions as F
+
+    found = _of_source(spark, wanted).where(_in_range(wanted)).agg(F.min(SEQ)).first()
+    return found[0] if found else None
+
+
+def _of_source(spark: SparkSession, wanted: Range) -> DataFrame:
+    from pyspark.sql import functions as F
+
+    found = spark.table(tables.full_name(wanted.dataset))
+    return found if wanted.source is None else found.where(F.col(SOURCE) == F.lit(wanted.source))
+
+
+def _in_range(wanted: Range) -> Column:
+    from pyspark.sql import functions as F
+
+    inside = F.col(SEQ) > F.lit(wanted.since)
+    return inside if wanted.until is None else inside & (F.col(SEQ) <= F.lit(wanted.until))
+
+
+def _emit(context: JobContext, table: pa.Table) -> None:
+    buffer = io.BytesIO()
+    with pa.ipc.new_stream(buffer, table.schema) as writer:
+        for batch in table.to_batches(max_chunksize=_BATCH_ROWS):
+            writer.write_batch(batch)
+            context.emit(buffer.getvalue())
+            buffer.seek(0)
+            buffer.truncate()
+    context.emit(buffer.getvalue())

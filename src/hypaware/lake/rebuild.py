@@ -1,0 +1,66 @@
+"""State from the lake: when the state is lost, damaged, or older than what the lake and the side file say.
+
+It never starts again at 1: the next sequence lies above the mirror's, above every table's floor and above every row.
+A rebuilt state is a new incarnation; the old one is kept, so that a destination can still be asked under it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sqlalchemy import Connection
+
+from hypaware.home import Home
+from hypaware.lake import metadata
+from hypaware.lake.metadata import SEGMENTS, Metadata
+from hypaware.state import flushes, identity
+from hypaware.state.mirror import Mirror
+
+
+@dataclass(frozen=True)
+class LakeFacts:
+    """What the lake itself knows, read without Spark."""
+
+    tables: dict[str, Metadata]
+
+    @property
+    def floor(self) -> int:
+        return max((table.floor for table in self.tables.values()), default=0)
+
+    @property
+    def property_of(self) -> dict[str, str]:
+        return {key: value for table in self.tables.values() for key, value in table.properties.items()}
+
+
+def read_facts(home: Home) -> LakeFacts:
+    return LakeFacts({entry.name: metadata.read(entry.metadata) for entry in metadata.entries(home)})
+
+
+def raise_to(connection: Connection, facts: LakeFacts, mirror: Mirror | None) -> None:
+    """Nothing in the state may lie below what the lake and the mirror have seen."""
+    highest = facts.floor
+    for dataset, table in facts.tables.items():
+        by_source: dict[str, int] = {}
+        for file in metadata.live_files(table):
+            if file.max_seq is not None:
+                by_source[file.source] = max(file.max_seq, by_source.get(file.source, 0))
+                highest = max(highest, file.max_seq)
+        flushes.raise_high_water(connection, dataset, by_source)
+        landed = [
+            name for snapshot in table.snapshots for name in snapshot.summary.get(SEGMENTS, "").split(",") if name
+        ]
+        flushes.mark_committed(connection, dataset, landed)
+    flushes.raise_next_seq(connection, highest + 1)
+    if mirror:
+        flushes.raise_next_seq(connection, mirror.next_seq)
+        for dataset, by_source in mirror.high_water.items():
+            flushes.raise_high_water(connection, dataset, by_source)
+
+
+def create_identity(home: Home, facts: LakeFacts, mirror: Mirror | None) -> identity.Identity:
+    """Of a home whose state is gone: the same gateway, born again. With no trace of an earlier life, a new one."""
+    if mirror:
+        return mirror.identity.reborn()
+    held = facts.property_of
+    parent = held.get(metadata.INCARNATION)
+    return identity.new_identity(home.root, held.get(metadata.GATEWAY_ID), (parent,) if parent else ())

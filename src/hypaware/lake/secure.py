@@ -1,0 +1,138 @@
+"""Power cuts: Iceberg syncs none of its files, so we do, and step back if a cut came between.
+
+Every commit is made durable before the next one may follow. So only the newest commit of a table can be damaged, and
+the metadata before it is whole: if the files that the newest one added are missing or short, the catalog steps back.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable, Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+from hypaware import durable, faults
+from hypaware.errors import LakeError, Retryable
+from hypaware.home import Home
+from hypaware.lake import metadata
+from hypaware.lake.metadata import TableEntry
+
+_before_secure = faults.point("lake.secure.before-fsync", "a commit is visible, its files are not durable")
+_after_secure = faults.point("lake.secure.after-fsync", "a commit is visible and durable")
+_before_step_back = faults.point("lake.step-back.before-update", "a damaged commit was found")
+_after_step_back = faults.point("lake.step-back.after-update", "the catalog names the metadata before the damage")
+
+_PARQUET_MAGIC = b"PAR1"
+
+
+@dataclass(frozen=True)
+class SteppedBack:
+    table: str
+    reason: str
+
+
+def secure(home: Home, table: str) -> None:
+    """Makes the newest commit of a table durable; its data files' bytes already are, their writers synced them."""
+    _before_secure()
+    found = metadata.entry(home, table)
+    if found is None:
+        raise LakeError(f"the catalog {home.catalog} does not know the table {table} that was just committed")
+    now = metadata.read(found.metadata)
+    added, data = [found.metadata], []
+    if now.current:
+        added.append(now.current.manifest_list)
+        for manifest in metadata.manifests(now.current):
+            if manifest.snapshot_id == now.current_id:
+                added.append(manifest.path)
+                data += [file.path for file in metadata.data_files(now, manifest)]
+    for path in added:
+        durable.fsync_file(path)
+    for folder in sorted(_folders_up_to([*added, *data], home.lake)):
+        durable.fsync_dir(folder)
+    _after_secure()
+
+
+def step_back_where_damaged(home: Home, recorded: Mapping[str, int]) -> list[SteppedBack]:
+    """Looks at the newest commit of each table; to be called before anything loads the tables.
+
+    `recorded` is the highest sequence that the state recorded for a table. A recorded commit was synced, so no power
+    cut can have damaged it: what would lose one is not stepped back from, but reported.
+    """
+    stepped = []
+    for found in metadata.entries(home):
+        if reason := _damage(found.metadata):
+            _check_that_nothing_recorded_goes(found, recorded.get(found.name, 0), reason)
+            _before_step_back()
+            _step_back(home, found)
+            _after_step_back()
+            stepped.append(SteppedBack(found.name, reason))
+    return stepped
+
+
+def _check_that_nothing_recorded_goes(table: TableEntry, recorded: int, reason: str) -> None:
+    worse = _damage(table.previous) if table.previous else None
+    kept = 0 if table.previous is None or worse else metadata.read(table.previous).floor
+    if worse or kept < recorded:
+        raise LakeError(
+            f"table {table.name} is damaged ({reason}) and the commit before it "
+            + (f"as well ({worse})" if worse else f"holds rows up to {kept} only, {recorded} were recorded"),
+            kind="lake_damaged",
+            repair="hyp restore DIR",
+        )
+
+
+def _damage(path: Path) -> str | None:
+    """What is missing or short of the files that a metadata.json and its newest snapshot name."""
+    try:
+        known = metadata.read(path)
+        if known.current is None:
+            return None
+        for manifest in metadata.manifests(known.current):
+            if manifest.snapshot_id != known.current_id:
+                continue
+            for file in metadata.data_files(known, manifest):
+                if reason := _file_damage(file.path, file.bytes):
+                    return reason
+    except FileNotFoundError as error:
+        return f"{error.filename} is missing"
+    except (OSError, ImportError, MemoryError) as error:
+        # Trouble in looking is not damage.
+        raise Retryable(f"{path} could not be checked: {error}", kind="lake_unreadable") from error
+    except Exception as error:
+        # Torn JSON and torn Avro fail in many ways, all of them mean the same here.
+        return f"{path.name} or a file that it names cannot be read ({type(error).__name__}: {error})"
+    return None
+
+
+def _file_damage(path: Path, size: int) -> str | None:
+    if not path.is_file():
+        return f"{path} is missing"
+    if (found := path.stat().st_size) != size:
+        return f"{path} has {found} bytes instead of {size}"
+    with open(path, "rb") as file:
+        file.seek(-len(_PARQUET_MAGIC), 2)
+        return None if file.read() == _PARQUET_MAGIC else f"{path} has no Parquet footer"
+
+
+def _step_back(home: Home, table: TableEntry) -> None:
+    """Compare-and-swap in the catalog; a table whose very creation was cut never existed."""
+    where = " WHERE catalog_name = ? AND table_namespace = ? AND table_name = ?"
+    key = (metadata.CATALOG, metadata.NAMESPACE, table.name)
+    with closing(sqlite3.connect(home.catalog, timeout=30, isolation_level=None)) as catalog:
+        catalog.execute("PRAGMA synchronous=FULL")
+        catalog.execute("BEGIN IMMEDIATE")
+        if table.previous is None:
+            catalog.execute("DELETE FROM iceberg_tables" + where, key)
+        else:
+            older = metadata.read(table.previous).log
+            catalog.execute(
+                "UPDATE iceberg_tables SET metadata_location = previous_metadata_location,"
+                " previous_metadata_location = ?" + where,
+                (metadata.location_of(older[-1]) if older else None, *key),
+            )
+        catalog.execute("COMMIT")
+
+
+def _folders_up_to(paths: Iterable[Path], top: Path) -> set[Path]:
+    return {folder for path in paths for folder in path.parents if folder.is_relative_to(top)}

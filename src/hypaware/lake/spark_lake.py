@@ -1,0 +1,188 @@
+"""The lake through Spark and Iceberg's Java API: what `committer` asks for, for real.
+
+Tasks write the Parquet files (`build`); the driver commits them in one Iceberg transaction together with the table
+properties that must move with them, which Spark's DataFrame writer cannot do.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+from py4j.protocol import Py4JError, Py4JJavaError, Py4JNetworkError
+from pyspark.sql import SparkSession
+
+from hypaware.errors import Retryable
+from hypaware.home import Home
+from hypaware.lake import metadata, secure, tables
+from hypaware.lake.build import BuildFailure, BuildTask, Built, BuiltFile, build_or_say_why
+from hypaware.lake.committer import Landed, OutcomeUnknown
+from hypaware.lake.metadata import FLOOR, FLUSH_ID, SEGMENTS, Metadata, local_path
+from hypaware.model import datasets
+from hypaware.model.datasets import BATCH_ID, SEQ, SOURCE, Dataset
+from hypaware.state.flushes import Flush
+from hypaware.state.identity import Identity
+
+_EPOCH = date(1970, 1, 1)
+_KEY_LOT = 500_000
+_MAX_SNAPSHOTS = 100
+# A reader that opened an older snapshot may take its time with it.
+_SNAPSHOT_MIN_AGE = 3600.0
+
+
+class SparkLake:
+    def __init__(
+        self, home: Home, spark: SparkSession, identity: Identity, check_cancelled: Callable[[], None]
+    ) -> None:
+        self._home = home
+        self._spark = spark
+        self._identity = identity
+        self._check_cancelled = check_cancelled
+
+    def table(self, dataset: Dataset) -> SparkTable:
+        name = dataset.name
+        if not tables.exists(self._spark, name):
+            tables.create(self._spark, dataset, self._identity)
+            secure.secure(self._home, name)
+        table = SparkTable(self._spark, dataset)
+        if tables.evolve(table.iceberg, self._spark._jvm, dataset, table.known.fields):
+            secure.secure(self._home, name)
+            table = SparkTable(self._spark, dataset)
+        return table
+
+    def build(self, tasks: Sequence[BuildTask]) -> list[Built | BuildFailure]:
+        try:
+            return list(self._spark.sparkContext.parallelize(tasks, len(tasks)).map(build_or_say_why).collect())
+        except Py4JNetworkError as error:
+            raise _lost(error) from error
+        except Py4JJavaError as error:
+            self._check_cancelled()
+            # A worker died with its task: nobody can say which rows did it, so all of these are suspects.
+            reason = str(error.java_exception.getMessage()).splitlines()[0]
+            return [BuildFailure(f"a Spark task died: {reason}")] * len(tasks)
+
+
+class SparkTable:
+    def __init__(self, spark: SparkSession, dataset: Dataset) -> None:
+        self._spark = spark
+        self._dataset = dataset
+        self._name = tables.full_name(dataset.name)
+        self._jvm: Any = spark._jvm
+        self.iceberg: Any = self._jvm.org.apache.iceberg.spark.Spark3Util.loadIcebergTable(
+            spark._jsparkSession, self._name
+        )
+
+    @property
+    def known(self) -> Metadata:
+        """The table's metadata, read as a file: one look instead of hundreds of calls into the JVM."""
+        return metadata.read(local_path(str(self.iceberg.operations().current().metadataFileLocation())))
+
+    @property
+    def uuid(self) -> str:
+        return str(self.iceberg.uuid().toString())
+
+    @property
+    def floor(self) -> int:
+        return int(self.iceberg.properties().get(FLOOR) or 0)
+
+    @property
+    def field_ids(self) -> Mapping[str, int]:
+        return self.known.field_ids
+
+    @property
+    def data_root(self) -> Path:
+        return local_path(str(self.iceberg.location())) / "data"
+
+    def landed(self, flush: Flush) -> Landed | None:
+        """The rows are asked, not the snapshots: those expire, and a range alone may hold another flush's rows."""
+        found = self._spark.sql(
+            f"SELECT {SOURCE}, max({SEQ}), count(*) FROM {self._name}"
+            f" WHERE {SEQ} > {flush.after} AND {SEQ} <= {flush.last} AND {BATCH_ID} = '{flush.id}' GROUP BY {SOURCE}"
+        ).collect()
+        return Landed({row[0]: (row[1], row[2]) for row in found}) if found else None
+
+    def commit(self, flush: Flush, files: Sequence[BuiltFile]) -> None:
+        try:
+            transaction = self.iceberg.newTransaction()
+            append = transaction.newAppend()
+            for file in files:
+                append = append.appendFile(self._data_file(file))
+            append = append.set(FLUSH_ID, flush.id).set("hyp.seq-range", f"{flush.after}-{flush.last}")
+            append.set(SEGMENTS, ",".join(segment.name for segment in flush.segments)).commit()
+            transaction.updateProperties().set(FLOOR, str(flush.last)).commit()
+            transaction.commitTransaction()
+            self.iceberg.refresh()
+        except Py4JNetworkError as error:
+            raise _lost(error) from error
+        except Py4JError as error:
+            self.iceberg.refresh()
+            # An error is not an answer: the commit may have landed before it was raised.
+            if self.landed(flush) is None:
+                raise Retryable(
+                    f"table {self._dataset.name}: the commit failed: {error}", kind="commit_failed"
+                ) from error
+
+    def trim(self) -> bool:
+        """Small commits must not pile up metadata: old snapshots go, their rows stay. Whether anything was done."""
+        if len(self.known.snapshots) <= _MAX_SNAPSHOTS:
+            return False
+        horizon = int((time.time() - _SNAPSHOT_MIN_AGE) * 1000)
+        expiry = self.iceberg.expireSnapshots().expireOlderThan(horizon).retainLast(_MAX_SNAPSHOTS // 2)
+        expiry.cleanExpiredFiles(True).commit()
+        self.iceberg.refresh()
+        return True
+
+    def _landed_after_all(self, flush: Flush) -> bool:
+        try:
+            self.iceberg.refresh()
+            return self.landed(flush) is not None
+        except Exception as error:
+            raise _lost(error) from error
+
+    def key_hashes(self, after: int) -> Iterator[Iterable[tuple[bytes, int]]]:
+        lots = range(after, self.floor, _KEY_LOT)
+        for start in lots:
+            found = self._spark.sql(
+                f"SELECT {_key_hash_sql(self._dataset)} AS hash, {SEQ} FROM {self._name}"
+                f" WHERE {SEQ} > {start} AND {SEQ} <= {start + _KEY_LOT}"
+            ).toArrow()
+            pairs = zip(found.column(0).to_pylist(), found.column(1).to_pylist(), strict=True)
+            yield [(key, seq) for key, seq in pairs if key is not None]
+
+    def _data_file(self, file: BuiltFile) -> Any:
+        iceberg = self._jvm.org.apache.iceberg
+        spec = self.iceberg.spec()
+        opened = self.iceberg.io().newInputFile(str(file.path))
+        metrics = iceberg.parquet.ParquetUtil.fileMetrics(opened, iceberg.MetricsConfig.forTable(self.iceberg))
+        partition = iceberg.PartitionData(spec.partitionType())
+        partition.set(0, file.source)
+        partition.set(1, (date.fromisoformat(file.day) - _EPOCH).days)
+        builder = iceberg.DataFiles.builder(spec).withInputFile(opened).withMetrics(metrics)
+        return builder.withPartition(partition).withFormat("parquet").build()
+
+
+def key_sql(dataset: Dataset) -> str:
+    """The dedupe key of a row: `Dataset.key_of` in SQL."""
+    key = f"nullif({dataset.key_column}, '')"
+    if not dataset.key_parts:
+        return key
+    parts = ", '#', ".join(f"cast({part} AS STRING)" for part in dataset.key_parts)
+    return f"coalesce({key}, concat({parts}))"
+
+
+def _key_hash_sql(dataset: Dataset) -> str:
+    """`build.key_hash` in SQL."""
+    return f"unhex(substring(sha2(concat('{dataset.name}:', {key_sql(dataset)}), 256), 1, 32))"
+
+
+def _lost(error: Exception) -> OutcomeUnknown:
+    return OutcomeUnknown(f"the JVM of the engine does not answer: {error}; nothing is lost, run it again")
+
+
+def known_datasets(home: Home) -> list[Dataset]:
+    """The datasets that have a table."""
+    present = {entry.name for entry in metadata.entries(home)}
+    return [dataset for dataset in datasets.all() if dataset.name in present]

@@ -1,0 +1,98 @@
+"""Creating a dataset's table and keeping it at the dataset's columns.
+
+Format v2, copy-on-write, partitioned by source and day; the sequence first; row groups of a few MiB, so that a read
+since a sequence skips most of a file. Evolution only adds: new columns are nullable, required ones may become so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from hypaware.errors import LakeError
+from hypaware.lake.arrow import table_columns
+from hypaware.lake.metadata import CATALOG, GATEWAY_ID, INCARNATION, NAMESPACE, Field
+from hypaware.model.columns import Column, Type
+from hypaware.model.datasets import SOURCE, Dataset
+from hypaware.state.identity import Identity
+
+PROPERTIES = {
+    "format-version": "2",
+    "write.parquet.compression-codec": "zstd",
+    "write.parquet.row-group-size-bytes": str(4 << 20),
+    "write.delete.mode": "copy-on-write",
+    "write.update.mode": "copy-on-write",
+    "write.merge.mode": "copy-on-write",
+    # Small commits must not pile up metadata; the ones kept are what a power cut can step back to.
+    "write.metadata.delete-after-commit.enabled": "true",
+    "write.metadata.previous-versions-max": "20",
+    "commit.manifest.min-count-to-merge": "50",
+    "write.metadata.metrics.default": "truncate(16)",
+}
+
+_SQL_TYPES = {
+    Type.STRING: "STRING",
+    Type.INT: "INT",
+    Type.BIGINT: "BIGINT",
+    Type.BOOLEAN: "BOOLEAN",
+    Type.TIMESTAMP: "TIMESTAMP",
+    Type.JSON: "STRING",
+}
+_ICEBERG_TYPES = {
+    Type.STRING: "string",
+    Type.INT: "int",
+    Type.BIGINT: "long",
+    Type.BOOLEAN: "boolean",
+    Type.TIMESTAMP: "timestamptz",
+    Type.JSON: "string",
+}
+
+
+def full_name(dataset: str) -> str:
+    return f"{CATALOG}.{NAMESPACE}.{dataset}"
+
+
+def exists(spark: Any, dataset: str) -> bool:
+    return bool(spark.catalog.tableExists(full_name(dataset)))
+
+
+def create(spark: Any, dataset: Dataset, identity: Identity) -> None:
+    properties = {**PROPERTIES, GATEWAY_ID: identity.gateway_id, INCARNATION: identity.incarnation}
+    columns = ", ".join(_declared(column) for column in table_columns(dataset))
+    listed = ", ".join(f"'{key}' = '{value}'" for key, value in properties.items())
+    spark.sql(f"CREATE NAMESPACE IF NOT EXISTS {CATALOG}.{NAMESPACE}")
+    spark.sql(
+        f"CREATE TABLE IF NOT EXISTS {full_name(dataset.name)} ({columns}) USING iceberg "
+        f"PARTITIONED BY ({SOURCE}, days({dataset.time_column})) TBLPROPERTIES ({listed})"
+    )
+
+
+def evolve(table: Any, jvm: Any, dataset: Dataset, known: Mapping[str, Field]) -> bool:
+    """Brings an Iceberg table (Java) whose fields are known to the dataset's columns: whether it had to change."""
+    added = [column for column in table_columns(dataset) if column.name not in known]
+    relaxed = [column for column in table_columns(dataset) if not column.required and _is_required(column, known)]
+    for column in table_columns(dataset):
+        if column.name in known and known[column.name].type != _ICEBERG_TYPES[column.type]:
+            raise LakeError(
+                f"table {dataset.name}: column {column.name} is {known[column.name].type} in the lake and "
+                f"{_ICEBERG_TYPES[column.type]} in the dataset; a column's type never changes",
+                kind="schema_conflict",
+            )
+    if not added and not relaxed:
+        return False
+    change = table.updateSchema()
+    for column in added:
+        type_ = jvm.org.apache.iceberg.types.Types.fromPrimitiveString(_ICEBERG_TYPES[column.type])
+        change = change.addColumn(column.name, type_)
+    for column in relaxed:
+        change = change.makeColumnOptional(column.name)
+    change.commit()
+    return True
+
+
+def _is_required(column: Column, known: Mapping[str, Field]) -> bool:
+    return column.name in known and known[column.name].required
+
+
+def _declared(column: Column) -> str:
+    return f"`{column.name}` {_SQL_TYPES[column.type]}{' NOT NULL' if column.required else ''}"

@@ -1,0 +1,1 @@
+"""What a row is: datasets, columns, identity, canonical JSON. Knows no file, no Spark, no network."""

@@ -1,0 +1,143 @@
+"""The types a column can have, and how a value from outside becomes one of them.
+
+A coerced value is plain JSON: text, whole numbers, booleans; a timestamp is UTC text with microseconds
+(`2026-11-15T07:15:08.256000Z`), a JSON column is canonical JSON text. Coercing a coerced value changes nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from enum import StrEnum
+from functools import lru_cache
+from typing import Any
+
+from hypaware.model import canonical
+
+INT_RANGE = range(-(2**31), 2**31)
+BIGINT_RANGE = range(-(2**63), 2**63)
+_WHOLE_NUMBER = re.compile(r"-?[0-9]{1,19}")
+
+
+class Type(StrEnum):
+    STRING = "STRING"
+    INT = "INT"
+    BIGINT = "BIGINT"
+    BOOLEAN = "BOOLEAN"
+    TIMESTAMP = "TIMESTAMP"
+    JSON = "JSON"
+
+
+@dataclass(frozen=True)
+class Column:
+    name: str
+    type: Type
+    about: str
+    required: bool = False
+
+
+def coercer(type_: Type) -> Callable[[Any], Any]:
+    """The function that takes a value (never None) to this type, or raises ValueError with the reason."""
+    return _COERCERS[type_]
+
+
+def timestamp_text(moment: datetime) -> str:
+    """The one written form of a moment: UTC, microseconds, Z."""
+    return moment.astimezone(UTC).replace(tzinfo=None).isoformat(timespec="microseconds") + "Z"
+
+
+def _string(value: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"expected text, got {shown(value)}")
+    if not value.isascii():
+        _check_unicode(value)
+    return value
+
+
+def _check_unicode(value: str) -> None:
+    try:
+        value.encode("utf-8", "strict")
+    except UnicodeEncodeError:
+        raise ValueError("text holds a lone surrogate, which UTF-8 cannot store") from None
+
+
+def _whole_number(value: Any, allowed: range) -> int:
+    # An integer beyond 2^53 travels as text, so that JavaScript readers keep its digits.
+    if isinstance(value, str) and _WHOLE_NUMBER.fullmatch(value):
+        value = int(value)
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ValueError(f"expected a whole number, got {shown(value)}")
+    if not allowed.start <= value < allowed.stop:
+        raise ValueError(f"{shown(value)} is outside {allowed.start}..{allowed.stop - 1}")
+    return int(value)
+
+
+def _int(value: Any) -> int:
+    return _whole_number(value, INT_RANGE)
+
+
+def _bigint(value: Any) -> int:
+    return _whole_number(value, BIGINT_RANGE)
+
+
+def _boolean(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError(f"expected true or false, got {shown(value)}")
+    return value
+
+
+def _timestamp(value: Any) -> str:
+    if isinstance(value, str):
+        return _timestamp_of_text(value)
+    if isinstance(value, datetime):
+        return _utc(value, value)
+    raise ValueError(f"expected an ISO 8601 time with a zone, got {shown(value)}")
+
+
+@lru_cache(maxsize=4096)
+def _timestamp_of_text(value: str) -> str:
+    """Remembered: the rows of a session share its start, and a message's parts share its time."""
+    try:
+        moment = datetime.fromisoformat(value)
+    except ValueError:
+        raise ValueError(f"expected an ISO 8601 time with a zone, got {shown(value)}") from None
+    return _utc(moment, value)
+
+
+def _utc(moment: datetime, value: object) -> str:
+    if moment.utcoffset() is None:
+        raise ValueError(f"time {shown(value)} has no zone; write it with Z or an offset")
+    try:
+        return timestamp_text(moment)
+    except OverflowError:
+        raise ValueError(f"time {shown(value)} lies outside the years 1 to 9999 in UTC") from None
+
+
+def _json(value: Any) -> str:
+    """Text that holds JSON is taken as that JSON; other text is itself a JSON value (a tool's plain-text input)."""
+    if isinstance(value, str):
+        with contextlib.suppress(ValueError, RecursionError):
+            return canonical.text(canonical.parse(value))
+    return canonical.text(value)
+
+
+def shown(value: Any) -> str:
+    """A value in a message: harmless and short, whatever it is."""
+    try:
+        text = ascii(value[:60] if isinstance(value, str) else value)
+    except (RecursionError, ValueError):
+        return f"a {type(value).__name__} that is too large to show"
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+_COERCERS: dict[Type, Callable[[Any], Any]] = {
+    Type.STRING: _string,
+    Type.INT: _int,
+    Type.BIGINT: _bigint,
+    Type.BOOLEAN: _boolean,
+    Type.TIMESTAMP: _timestamp,
+    Type.JSON: _json,
+}

@@ -1,0 +1,105 @@
+"""The views that queries see: one per dataset, its public columns in their declared order, and nothing else.
+
+They live in a Spark session of their own, beside the engine's: other settings, no other views, no functions of ours.
+A view is text that Spark resolves anew with each query, so that it always shows the newest commit. A dataset without
+a table is an empty view, a column that its table has not got yet is null; such a view is looked at again before each
+query, a whole one never: tables only ever gain columns.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
+
+from hypaware.lake.tables import full_name
+from hypaware.model import datasets
+from hypaware.model.columns import Type
+from hypaware.model.datasets import Dataset
+from hypaware.query import spark_errors
+from hypaware.query.batches import ROWS_FROM_JVM
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_SQL_TYPES = {
+    Type.STRING: "STRING",
+    Type.INT: "INT",
+    Type.BIGINT: "BIGINT",
+    Type.BOOLEAN: "BOOLEAN",
+    Type.TIMESTAMP: "TIMESTAMP",
+    Type.JSON: "STRING",
+}
+_SETTINGS = {
+    # `${…}` in a query would be replaced by settings and environment variables.
+    "spark.sql.variable.substitute": "false",
+    "spark.sql.runSQLOnFiles": "false",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.execution.arrow.maxRecordsPerBatch": str(ROWS_FROM_JVM),
+}
+
+
+class Views:
+    def __init__(self, spark: SparkSession) -> None:
+        spark_errors.keep_quiet()
+        self.session = spark.newSession()
+        for name, value in _SETTINGS.items():
+            self.session.conf.set(name, value)
+        self._whole: set[str] = set()
+        self._changing = threading.Lock()
+
+    def show(self, names: Iterable[str]) -> None:
+        """Makes these datasets' views fit their tables as they are now."""
+        with self._changing:
+            for name in set(names) - self._whole:
+                dataset = datasets.get(name)
+                stored = self._stored_columns(dataset)
+                self.session.sql(f"CREATE OR REPLACE TEMPORARY VIEW `{name}` AS {view_sql(dataset, stored)}")
+                if all(column.name in stored for column in dataset.columns):
+                    self._whole.add(name)
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        """Within it, Spark takes this session's settings where it asks the thread for them: the parser does."""
+        sessions = self.session._jvm.org.apache.spark.sql.classic.SparkSession
+        before = sessions.getActiveSession()
+        sessions.setActiveSession(self.session._jsparkSession)
+        try:
+            yield
+        finally:
+            if before.isDefined():
+                sessions.setActiveSession(before.get())
+            else:
+                sessions.clearActiveSession()
+
+    def _stored_columns(self, dataset: Dataset) -> frozenset[str]:
+        from pyspark.errors import AnalysisException
+
+        try:
+            return frozenset(self.session.table(full_name(dataset.name)).columns)
+        except AnalysisException as error:
+            if error.getCondition() not in ("TABLE_OR_VIEW_NOT_FOUND", "SCHEMA_NOT_FOUND"):
+                raise
+            return frozenset()
+
+
+def view_sql(dataset: Dataset, stored: frozenset[str]) -> str:
+    columns = ", ".join(
+        f"`{column.name}`" if column.name in stored else f"CAST(NULL AS {_SQL_TYPES[column.type]}) AS `{column.name}`"
+        for column in dataset.columns
+    )
+    return f"SELECT {columns} FROM {full_name(dataset.name)}" if stored else f"SELECT {columns} WHERE false"
+
+
+_views: WeakKeyDictionary[SparkSession, Views] = WeakKeyDictionary()
+_opening = threading.Lock()
+
+
+def of(spark: SparkSession) -> Views:
+    """The views of this engine session, made at its first query."""
+    with _opening:
+        if spark not in _views:
+            _views[spark] = Views(spark)
+        return _views[spark]

@@ -1,0 +1,117 @@
+"""NDJSON from outside into the spool: each line a row, judged before it is stored."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from typing import Any, BinaryIO
+
+from hypaware.home import Home
+from hypaware.model import canonical, datasets
+from hypaware.model.coerce import RowRejected, coerce_row
+from hypaware.model.datasets import Dataset, Row
+from hypaware.spool.writer import SealRule, Spool
+
+_BATCH_ROWS = 1_000
+_BATCH_BYTES = 4 << 20
+MAX_LINE_BYTES = 64 << 20
+_UTF8_BOM = b"\xef\xbb\xbf"
+
+
+@dataclass(frozen=True)
+class Rejected:
+    line: int
+    reason: str
+
+
+@dataclass
+class Report:
+    dataset: str
+    accepted: int = 0
+    rejected: list[Rejected] = field(default_factory=list)
+    segments: int = 0
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def ingest(
+    home: Home,
+    dataset: str,
+    lines: BinaryIO,
+    *,
+    strict: bool = False,
+    progress: Callable[[str, float | None, float | None], None] = lambda _message, _done, _total: None,
+) -> Report:
+    """Stores the valid rows and says why the others are not; when it returns, the accepted ones are durable."""
+    kind = datasets.get(dataset)
+    report = Report(dataset)
+    # Segments are sealed by size and at the end: no timer is needed, this process will not idle.
+    with Spool(home, SealRule(linger=float("inf"))) as spool, _rewindable(lines, strict) as rewindable:
+        if strict:
+            beginning = rewindable.tell()
+            for _ in _judged(kind, rewindable, spool.gateway_id, report):
+                pass
+            if report.rejected:
+                return report
+            rewindable.seek(beginning)
+        batch: list[Row] = []
+        size = 0
+        for row, length in _judged(kind, rewindable, spool.gateway_id, report):
+            batch.append(row)
+            size += length
+            if len(batch) >= _BATCH_ROWS or size >= _BATCH_BYTES:
+                report.accepted += spool.append_coerced(dataset, batch)
+                progress(f"storing rows of {dataset}", report.accepted, None)
+                batch, size = [], 0
+        report.accepted += spool.append_coerced(dataset, batch)
+        report.segments = spool.seal() + spool.sealed_by_size
+    return report
+
+
+def _judged(kind: Dataset, lines: BinaryIO, gateway_id: str, report: Report) -> Iterator[tuple[Row, int]]:
+    for number, line in _numbered(lines):
+        if line is None:
+            report.rejected.append(Rejected(number, f"the line is longer than {MAX_LINE_BYTES >> 20} MiB"))
+            continue
+        if not line.strip():
+            continue
+        try:
+            yield coerce_row(kind, _parsed(line), gateway_id), len(line)
+        except RowRejected as reason:
+            report.rejected.append(Rejected(number, str(reason)))
+
+
+def _numbered(lines: BinaryIO) -> Iterator[tuple[int, bytes | None]]:
+    """Lines from 1 on; None for one that is too long to hold."""
+    number = 0
+    while line := lines.readline(MAX_LINE_BYTES + 1):
+        number += 1
+        if len(line) <= MAX_LINE_BYTES:
+            yield number, line.removeprefix(_UTF8_BOM) if number == 1 else line
+            continue
+        while line and not line.endswith(b"\n"):
+            line = lines.readline(MAX_LINE_BYTES)
+        yield number, None
+
+
+def _parsed(line: bytes) -> Any:
+    try:
+        return canonical.parse(line)
+    except (ValueError, RecursionError) as error:
+        raise RowRejected(f"not JSON: {error}") from None
+
+
+@contextmanager
+def _rewindable(lines: BinaryIO, needed: bool) -> Iterator[BinaryIO]:
+    """The input, or a copy of it if it has to be read twice and cannot be."""
+    if not needed or lines.seekable():
+        yield lines
+        return
+    with tempfile.TemporaryFile() as copy:
+        shutil.copyfileobj(lines, copy)
+        copy.seek(0)
+        yield copy

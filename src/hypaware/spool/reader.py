@@ -1,0 +1,86 @@
+"""Reading what waits in the spool without moving anything: beside live producers and flushes, at any time."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import BinaryIO
+
+from hypaware.home import Home
+from hypaware.model import datasets
+from hypaware.model.coerce import RowRejected
+from hypaware.model.datasets import Row
+from hypaware.spool import envelope, segments
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """What the spool of one dataset holds, told from names and sizes alone."""
+
+    dataset: str
+    segments: int
+    rows: int
+    bytes: int
+    oldest_at: float | None
+
+
+def read_spooled_rows(home: Home, dataset: str, columns: Sequence[str] | None = None) -> Iterator[Row]:
+    """The rows that flush would take: sealed and active ones, as far as they are whole lines."""
+    kind = datasets.get(dataset)
+    for path, rows in _pending(home, dataset):
+        with _opened(path) as file:
+            for ordinal, line in enumerate(islice(file, rows)):
+                if not line.endswith(b"\n"):
+                    break  # its producer may be in the middle of it: what follows would be the other half
+                with contextlib.suppress(RowRejected):
+                    row = envelope.read_line(kind, line, ordinal)
+                    yield row if columns is None else {name: row.get(name) for name in columns}
+
+
+def waiting(home: Home, dataset: str) -> Waiting:
+    where = segments.folder(home, dataset)
+    # In this order: a file that is sealed meanwhile is counted in its new place, and only there.
+    active = {path.stem: _size(path) for path in segments.active_files(where)}
+    sealed = {segment.name: segment for segment in segments.sealed_segments(where)}
+    sizes = {name: size for name, size in active.items() if size and name not in sealed}
+    oldest = min([*sealed, *sizes], default="").partition("-")[0]
+    return Waiting(
+        dataset,
+        segments=len(sealed) + len(sizes),
+        rows=sum(segment.rows for segment in sealed.values()),
+        bytes=sum(segment.bytes for segment in sealed.values()) + sum(sizes.values()),
+        oldest_at=int(oldest) / 1000 if oldest.isdecimal() else None,
+    )
+
+
+def _pending(home: Home, dataset: str) -> Iterator[tuple[Path, int | None]]:
+    """Each file with the number of its rows; flush takes no more of a sealed one than its name says."""
+    where = segments.folder(home, dataset)
+    # In this order: a file that is sealed meanwhile is found in its new place, and only there.
+    active = {path.stem: path for path in segments.active_files(where)}
+    sealed = {segment.name: segment for segment in segments.sealed_segments(where)}
+    for name in sorted(active.keys() | sealed.keys()):
+        segment = sealed.get(name)
+        yield (segment.path, segment.rows) if segment else (active[name], None)
+
+
+def _opened(path: Path) -> BinaryIO:
+    """A file that was sealed since it was listed is found in its new place; one that is gone is in the lake."""
+    try:
+        return open(path, "rb")
+    except FileNotFoundError:
+        for sealed in path.parent.parent.glob(f"sealed/{path.name.partition('.')[0]}.*"):
+            with contextlib.suppress(FileNotFoundError):
+                return open(sealed, "rb")
+        return io.BytesIO()
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0

@@ -1,0 +1,108 @@
+"""Names and folders of segments.
+
+`spool/<dataset>/active/<time>-<random>.jsonl` while its producer holds it (by flock), then
+`spool/<dataset>/sealed/<time>-<random>.<rows>.jsonl`. Names sort by the time of creation.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from hypaware import durable
+from hypaware.home import Home
+
+SUFFIX = ".jsonl"
+NEW_PREFIX = ".new-"
+
+_secured: set[Path] = set()
+
+
+@dataclass(frozen=True)
+class Folder:
+    """The spool of one dataset."""
+
+    dataset: str
+    path: Path
+
+    @property
+    def active(self) -> Path:
+        return self.path / "active"
+
+    @property
+    def sealed(self) -> Path:
+        return self.path / "sealed"
+
+    @property
+    def rejected(self) -> Path:
+        return self.path / "rejected"
+
+    def create(self) -> None:
+        for folder in (self.active, self.sealed, self.rejected):
+            durable.make_dir(folder)
+        # Whoever made them may have been killed before their names were durable; each process makes sure once.
+        if self.path not in _secured:
+            for holder in (self.path, self.path.parent, self.path.parent.parent):
+                durable.fsync_dir(holder)
+            _secured.add(self.path)
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A sealed segment."""
+
+    dataset: str
+    name: str
+    path: Path
+    rows: int
+    bytes: int
+
+
+def folder(home: Home, dataset: str) -> Folder:
+    return Folder(dataset, home.spool / dataset)
+
+
+def datasets_with_spool(home: Home) -> list[str]:
+    return sorted(path.name for path in home.spool.iterdir() if path.is_dir()) if home.spool.is_dir() else []
+
+
+def new_name() -> str:
+    return f"{time.time_ns() // 1_000_000:013d}-{secrets.token_hex(6)}"
+
+
+def sealed_name(name: str, rows: int) -> str:
+    return f"{name}.{rows}{SUFFIX}"
+
+
+def active_files(where: Folder) -> list[Path]:
+    return _listed(where.active)
+
+
+def sealed_segments(where: Folder) -> list[Segment]:
+    """Oldest first."""
+    return list(_segments(where))
+
+
+def _segments(where: Folder) -> Iterator[Segment]:
+    for path in _listed(where.sealed):
+        name, _, rows = path.name.removesuffix(SUFFIX).partition(".")
+        try:
+            size = path.stat().st_size
+            counted = int(rows) if rows.isdecimal() else count_lines(path)
+        except FileNotFoundError:
+            continue
+        yield Segment(where.dataset, name, path, counted, size)
+
+
+def count_lines(path: Path) -> int:
+    with open(path, "rb") as file:
+        return sum(block.count(b"\n") for block in iter(lambda: file.read(1 << 20), b""))
+
+
+def _listed(folder: Path) -> list[Path]:
+    if not folder.is_dir():
+        return []
+    return sorted(path for path in folder.iterdir() if path.suffix == SUFFIX and not path.name.startswith("."))

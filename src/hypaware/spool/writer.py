@@ -1,0 +1,170 @@
+"""`Spool`: what a producer uses. Append returns when the rows are durable.
+
+Each process has active segments of its own, so producers need no lock between them. A segment is sealed when it is
+large, or a short while after its first row, so that a flush in another process never waits long for it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+import time
+import weakref
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hypaware import telemetry
+from hypaware.errors import HypError, Retryable
+from hypaware.home import Home
+from hypaware.model import datasets
+from hypaware.model.coerce import RowRejected, coerce_row
+from hypaware.model.datasets import Row
+from hypaware.opening import identify
+from hypaware.spool import segments
+from hypaware.spool.active import ActiveSegment, Closed
+
+_spools: weakref.WeakSet[Spool] = weakref.WeakSet()
+
+
+@dataclass(frozen=True)
+class SealRule:
+    max_rows: int = 50_000
+    max_bytes: int = 32 << 20
+    linger: float = 1.0
+    """Seconds after its first row at which a segment is sealed."""
+
+
+class Spool:
+    def __init__(self, home: Home | str | os.PathLike[str], rule: SealRule | None = None) -> None:
+        self.home = home if isinstance(home, Home) else Home(Path(home).expanduser().absolute())
+        self.gateway_id = identify(self.home).gateway_id
+        self._rule = rule or SealRule()
+        self.sealed_by_size = 0
+        self._segments: dict[str, ActiveSegment] = {}
+        self._sealer: threading.Thread | None = None
+        self._closed = False
+        self._guard = threading.RLock()
+        self._lingering = threading.Condition(self._guard)
+        _spools.add(self)
+
+    def append(self, dataset: str, rows: Iterable[Any]) -> int:
+        """Coerces and stores all of the rows, or none: the number stored, which are then durable."""
+        kind = datasets.get(dataset)
+        coerced = []
+        for index, row in enumerate(rows):
+            try:
+                coerced.append(coerce_row(kind, row, self.gateway_id))
+            except RowRejected as reason:
+                raise HypError(f"{dataset}: row {index}: {reason}", kind="row_rejected") from None
+        return self.append_coerced(dataset, coerced)
+
+    def append_coerced(self, dataset: str, rows: Sequence[Row]) -> int:
+        if not rows:
+            return 0
+        with telemetry.span("spool.append", component="spool", operation="append", hyp_dataset=dataset) as span:
+            try:
+                segment = self._append(dataset, rows)
+            except OSError as error:
+                raise Retryable(
+                    f"the spool of {dataset} could not take {len(rows)} rows, none was acknowledged: {error}",
+                    kind="spool_write_failed",
+                ) from error
+            span.set(row_count=len(rows))
+        if segment.rows >= self._rule.max_rows or segment.bytes >= self._rule.max_bytes:
+            self.sealed_by_size += self._seal(dataset, segment)
+        return len(rows)
+
+    def seal(self) -> int:
+        """Seals every active segment of this process: the number that held rows."""
+        with self._guard:
+            active = list(self._segments.items())
+        return sum(self._seal(dataset, segment) for dataset, segment in active)
+
+    def close(self) -> None:
+        with self._lingering:
+            self._closed = True
+            self._lingering.notify()
+        self.seal()
+
+    def __enter__(self) -> Spool:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _append(self, dataset: str, rows: Sequence[Row]) -> ActiveSegment:
+        while True:
+            segment = self._active(dataset)
+            try:
+                segment.append(rows)
+                return segment
+            except Closed:
+                continue  # the sealer was quicker than we were
+            except BaseException:
+                segment.abandon()
+                raise
+
+    def _active(self, dataset: str) -> ActiveSegment:
+        with self._guard:
+            if self._closed:
+                raise HypError("this spool was closed", kind="spool_closed")
+            segment = self._segments.get(dataset)
+            if segment is None or not segment.usable:
+                folder = segments.folder(self.home, dataset)
+                folder.create()
+                segment = self._segments[dataset] = ActiveSegment(folder)
+                if self._sealer is None and self._rule.linger < float("inf"):
+                    self._sealer = threading.Thread(target=self._seal_lingering, name="spool-sealer", daemon=True)
+                    self._sealer.start()
+            return segment
+
+    def _seal(self, dataset: str, segment: ActiveSegment) -> bool:
+        """A seal that fails leaves a durable file that nobody holds: no row is lost, the next flush repairs it."""
+        with self._guard:
+            if self._segments.get(dataset) is segment:
+                del self._segments[dataset]
+        try:
+            return segment.seal() is not None
+        except OSError:
+            return False
+
+    def _seal_lingering(self) -> None:
+        """Ends with the last segment, so that it does not keep a spool alive that was let go of."""
+        while True:
+            with self._lingering:
+                while not (due := self._due()):
+                    if self._closed or not self._segments:
+                        self._sealer = None
+                        return
+                    oldest = min(segment.opened_at for segment in self._segments.values())
+                    self._lingering.wait(oldest + self._rule.linger - time.monotonic())
+            for dataset, segment in due:
+                self._seal(dataset, segment)
+
+    def _due(self) -> list[tuple[str, ActiveSegment]]:
+        now = time.monotonic()
+        return [(name, held) for name, held in self._segments.items() if held.opened_at + self._rule.linger <= now]
+
+    def _after_fork(self) -> None:
+        """In a child: it must not share its parent's files, locks or threads."""
+        self._segments = {}
+        self._sealer = None
+        self._guard = threading.RLock()
+        self._lingering = threading.Condition(self._guard)
+
+
+def _close_all() -> None:
+    for spool in list(_spools):
+        spool.close()
+
+
+def _forget_in_child() -> None:
+    for spool in list(_spools):
+        spool._after_fork()
+
+
+atexit.register(_close_all)
+os.register_at_fork(after_in_child=_forget_in_child)

@@ -1,0 +1,57 @@
+"""How the state came to its shape: an append-only list of named steps, each applied once, in order.
+
+A step is never edited after it was released; a new shape is a new step. The DDL is plain enough for SQLite and
+PostgreSQL alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime
+
+from sqlalchemy import Connection, text
+
+Step = Callable[[Connection], None]
+
+
+def _foundation(connection: Connection) -> None:
+    for statement in (
+        "CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL)",
+        "CREATE TABLE allocator (name TEXT PRIMARY KEY, next_seq BIGINT NOT NULL)",
+        "INSERT INTO allocator (name, next_seq) VALUES ('seq', 1)",
+        """CREATE TABLE flushes (
+            id TEXT PRIMARY KEY, dataset TEXT NOT NULL, seq_after BIGINT NOT NULL, seq_last BIGINT NOT NULL,
+            status TEXT NOT NULL, reserved_at TEXT NOT NULL, finished_at TEXT,
+            rows_written BIGINT, rows_duplicate BIGINT, rows_rejected BIGINT)""",
+        "CREATE INDEX flushes_by_status ON flushes (dataset, status)",
+        """CREATE TABLE segments (
+            dataset TEXT NOT NULL, name TEXT NOT NULL, flush_id TEXT, seq_base BIGINT, row_count BIGINT NOT NULL,
+            status TEXT NOT NULL, attempts INTEGER NOT NULL, updated_at TEXT NOT NULL,
+            PRIMARY KEY (dataset, name))""",
+        "CREATE INDEX segments_by_flush ON segments (flush_id)",
+        """CREATE TABLE high_water (
+            dataset TEXT NOT NULL, source TEXT NOT NULL, seq BIGINT NOT NULL, PRIMARY KEY (dataset, source))""",
+    ):
+        connection.execute(text(statement))
+
+
+STEPS: tuple[tuple[str, Step], ...] = (("0001_foundation", _foundation),)
+
+
+def migrate(connection: Connection) -> None:
+    """Applies, in the caller's transaction, the steps that this state has not had."""
+    connection.execute(text("CREATE TABLE IF NOT EXISTS migrations (name TEXT PRIMARY KEY, applied_at TEXT NOT NULL)"))
+    applied = set(connection.execute(text("SELECT name FROM migrations")).scalars())
+    for name, step in STEPS:
+        if name not in applied:
+            step(connection)
+            connection.execute(
+                text("INSERT INTO migrations (name, applied_at) VALUES (:name, :at)"),
+                {"name": name, "at": datetime.now(UTC).isoformat()},
+            )
+    if unknown := applied - {name for name, _ in STEPS}:
+        raise FromTheFuture(", ".join(sorted(unknown)))
+
+
+class FromTheFuture(Exception):
+    """The state was written by a newer version."""

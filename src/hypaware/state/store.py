@@ -1,0 +1,133 @@
+"""Opening the state database and its transactions. The only module that knows SQLite.
+
+WAL with synchronous FULL: a transaction that returned is on disk. A transaction takes the write lock at its
+beginning (BEGIN IMMEDIATE), so what it read is still true when it writes. Damage that anybody meets leaves a mark
+beside the file (`state.db.suspect`), so that the next opening looks at all of it. A forked child uses connections of
+its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy
+from sqlalchemy import Connection, event
+from sqlalchemy.exc import DatabaseError, DBAPIError, OperationalError
+
+from hypaware import faults
+from hypaware.errors import HypError, Retryable, StateError
+from hypaware.state import migrations
+
+_before_commit = faults.point("state.commit.before-commit", "a change of the state is complete and not committed")
+_after_commit = faults.point("state.commit.after-commit", "a change of the state is committed")
+
+_BUSY_MILLISECONDS = 30_000
+_stores: weakref.WeakSet[Store] = weakref.WeakSet()
+_inherited: list[sqlalchemy.Pool] = []
+
+
+class StateCorrupt(StateError):
+    """The file is there and is not a sound database."""
+
+    kind = "state_corrupt"
+
+
+class Store:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._engine = sqlalchemy.create_engine(
+            sqlalchemy.URL.create("sqlite", database=str(path)), connect_args={"timeout": _BUSY_MILLISECONDS / 1000}
+        )
+        event.listen(self._engine, "connect", _prepare)
+        event.listen(self._engine, "begin", _begin)
+        _stores.add(self)
+
+    def migrate(self) -> None:
+        with self.transaction() as connection:
+            try:
+                migrations.migrate(connection)
+            except migrations.FromTheFuture as unknown:
+                raise StateError(
+                    f"the state {self.path} was written by a newer version of hypaware (it has {unknown})",
+                    kind="state_too_new",
+                    repair="pip install --upgrade hypaware",
+                ) from None
+
+    @contextmanager
+    def transaction(self) -> Iterator[Connection]:
+        """All of it or nothing; durable when it returned."""
+        try:
+            with self._engine.connect() as connection, connection.begin():
+                yield connection
+                _before_commit()
+            _after_commit()
+        except DBAPIError as error:
+            raise self._explained(error) from error
+
+    @contextmanager
+    def reading(self) -> Iterator[Connection]:
+        """One consistent view; waits for no writer and holds none up."""
+        try:
+            with self._engine.connect().execution_options(hyp_read_only=True) as connection, connection.begin():
+                yield connection
+        except DBAPIError as error:
+            raise self._explained(error) from error
+
+    def close(self) -> None:
+        self._engine.dispose()
+
+    def _explained(self, error: DBAPIError) -> HypError:
+        reason = str(error.orig)
+        if isinstance(error, OperationalError):
+            return Retryable(f"the state {self.path} could not be changed: {reason}", kind="state_unavailable")
+        if isinstance(error, DatabaseError) and type(error.orig) is sqlite3.DatabaseError:
+            with contextlib.suppress(OSError):
+                suspicion(self.path).touch(mode=0o600)
+            return StateCorrupt(f"the state {self.path} is damaged: {reason}")
+        return StateError(f"the state {self.path} refused a change: {reason}")
+
+
+def suspicion(path: Path) -> Path:
+    """The mark that somebody met damage in this state."""
+    return path.with_name(f"{path.name}.suspect")
+
+
+def is_sound(path: Path) -> bool:
+    """Whether the file is a database that can be read from end to end; an empty one is not damaged, only new."""
+    where = f"{path.absolute().as_uri()}?mode=rw"
+    try:
+        with contextlib.closing(sqlite3.connect(where, uri=True, timeout=_BUSY_MILLISECONDS / 1000)) as connection:
+            return bool(connection.execute("PRAGMA quick_check(1)").fetchone() == ("ok",))
+    except sqlite3.OperationalError as error:
+        raise Retryable(f"the state {path} could not be looked at: {error}", kind="state_unavailable") from error
+    except sqlite3.DatabaseError:
+        return False
+
+
+def _prepare(connection: Any, _record: object) -> None:
+    # The driver would begin transactions by itself, deferred and late; `_begin` does it.
+    connection.isolation_level = None
+    for pragma in ("journal_mode=WAL", "synchronous=FULL", f"busy_timeout={_BUSY_MILLISECONDS}", "secure_delete=ON"):
+        connection.execute(f"PRAGMA {pragma}").close()
+
+
+def _begin(connection: Connection) -> None:
+    read_only = connection.get_execution_options().get("hyp_read_only", False)
+    connection.exec_driver_sql("BEGIN" if read_only else "BEGIN IMMEDIATE")
+
+
+def _forget_in_child() -> None:
+    """SQLite's connections do not survive a fork. They are kept, unused: closing them could touch the parent's."""
+    for store in list(_stores):
+        _inherited.append(store._engine.pool)
+        store._engine.dispose(close=False)
+
+
+os.register_at_fork(after_in_child=_forget_in_child)

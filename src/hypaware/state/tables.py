@@ -1,0 +1,57 @@
+"""The tables of the state, as queries see them. `migrations` creates them; a test holds the two together."""
+
+from __future__ import annotations
+
+from sqlalchemy import BigInteger, Column, Integer, MetaData, Table, Text
+
+metadata = MetaData()
+
+meta = Table(
+    "meta",
+    metadata,
+    Column("key", Text, primary_key=True),
+    Column("value", Text, nullable=False),
+)
+
+allocator = Table(
+    "allocator",
+    metadata,
+    Column("name", Text, primary_key=True),
+    Column("next_seq", BigInteger, nullable=False),
+)
+
+flushes = Table(
+    "flushes",
+    metadata,
+    Column("id", Text, primary_key=True),
+    Column("dataset", Text, nullable=False),
+    Column("seq_after", BigInteger, nullable=False),
+    Column("seq_last", BigInteger, nullable=False),
+    Column("status", Text, nullable=False),
+    Column("reserved_at", Text, nullable=False),
+    Column("finished_at", Text),
+    Column("rows_written", BigInteger),
+    Column("rows_duplicate", BigInteger),
+    Column("rows_rejected", BigInteger),
+)
+
+segments = Table(
+    "segments",
+    metadata,
+    Column("dataset", Text, primary_key=True),
+    Column("name", Text, primary_key=True),
+    Column("flush_id", Text),
+    Column("seq_base", BigInteger),
+    Column("row_count", BigInteger, nullable=False),
+    Column("status", Text, nullable=False),
+    Column("attempts", Integer, nullable=False),
+    Column("updated_at", Text, nullable=False),
+)
+
+high_water = Table(
+    "high_water",
+    metadata,
+    Column("dataset", Text, primary_key=True),
+    Column("source", Text, primary_key=True),
+    Column("seq", BigInteger, nullable=False),
+)

@@ -1,0 +1,139 @@
+"""Real SIGKILLs of real processes with real Spark: every acknowledged row is in the lake once, none twice."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import time
+from collections import Counter
+from pathlib import Path
+
+import psutil
+import pytest
+
+from hypaware.crash_points import all_points
+from hypaware.home import Home
+from hypaware.model.datasets import SEQ
+from tests.command import Hyp, ndjson
+from tests.light_lake import read_lake
+from tests.rows import rows
+
+DATASET = "ai_gateway_messages"
+FLUSH_POINTS = sorted(
+    point.name
+    for point in all_points()
+    if point.package in ("lake", "state") and not point.name.startswith("lake.step-back")
+)
+
+
+def check_exactly_once(hyp: Hyp, acknowledged: set[str], attempted: set[str]) -> None:
+    """Asked of an independent reader, and of our own audit."""
+    found = read_lake(Home(hyp.home), DATASET)
+    parts = Counter(row["part_id"] for row in found)
+    assert acknowledged <= parts.keys() <= attempted
+    assert max(parts.values()) == 1
+    assert len({row[SEQ] for row in found}) == len(found)
+    audit = hyp.run("verify", "--deep", "--json")
+    assert audit.code == 0, audit.out
+
+
+def parts_of(sent: list[dict[str, object]]) -> set[str]:
+    return {f"{row['message_id']}#0" for row in sent}
+
+
+@pytest.mark.hazard(4)
+def test_flush_killed_at_each_of_its_crash_points_in_turn(inline: Hyp) -> None:
+    """Each flush first recovers what the one before it left, and is then killed one step further on."""
+    sent: set[str] = set()
+    inline.ok("flush")
+    for place, point in enumerate(FLUSH_POINTS):
+        batch = rows(20, start=15 * place)
+        inline.ingest(batch)
+        sent |= parts_of(batch)
+        refused = inline.home / "spool" / DATASET / "sealed" / f"{int(time.time() * 1000)}-{place:012x}.1.jsonl"
+        refused.write_bytes(b'{"n":0,"v":1,"row":{}}\n')
+        killed = inline.run("flush", HYP_CRASH_AT=point)
+        assert killed.code == -signal.SIGKILL, f"{point} was not reached: {killed.out}{killed.err}"
+    inline.ok("flush")
+    check_exactly_once(inline, sent, sent)
+    folder = inline.home / "spool" / DATASET / "rejected"
+    kept = [line for path in folder.iterdir() for line in path.read_text().splitlines()]
+    assert len(kept) == len(FLUSH_POINTS), "every refused row is kept once"
+
+
+@pytest.mark.hazard(42)
+@pytest.mark.hazard(14)
+def test_two_producers_and_two_flushers_killed_at_random_lose_and_double_nothing(inline: Hyp, tmp_path: Path) -> None:
+    chance = random.Random(20261115)
+    acknowledged: set[str] = set()
+    attempted: set[str] = set()
+    inline.ok("flush")
+    for round_ in range(4 * int(os.environ.get("HYP_SOAK", "1"))):
+        batches = [rows(300, start=1000 * round_ + 200 * producer) for producer in range(2)]
+        producers = [inline.start("ingest", DATASET, "-", "--json") for _ in batches]
+        flushers = [inline.start("flush", "--json") for _ in range(2)]
+        for producer, batch in zip(producers, batches, strict=True):
+            attempted |= parts_of(batch)
+            assert producer.stdin
+            producer.stdin.write(ndjson(batch).encode())
+            producer.stdin.close()
+            producer.stdin = None
+        time.sleep(chance.uniform(2, 9))
+        doomed = chance.choice(flushers)
+        _kill_with_children(doomed.pid)
+        if round_ % 2:
+            producers[0].kill()
+        for producer, batch in zip(producers, batches, strict=True):
+            out, _ = producer.communicate(timeout=300)
+            if producer.returncode == 0 and json.loads(out)["accepted"] == len(batch):
+                acknowledged |= parts_of(batch)
+        for flusher in flushers:
+            flusher.communicate(timeout=300)
+            assert flusher.returncode in (0, -signal.SIGKILL)
+    inline.ok("flush")
+    check_exactly_once(inline, acknowledged, attempted)
+
+
+@pytest.mark.hazard(9)
+def test_a_flush_waits_until_the_jvm_of_a_killed_one_is_gone(inline: Hyp) -> None:
+    """A half-dead JVM could commit after recovery has looked; so nobody looks while it lives."""
+    inline.ingest(rows(10))
+    first = inline.start("flush", "--json")
+    jvm = _jvm_of(first, inline)
+    jvm.suspend()
+    first.kill()
+    first.wait()
+    second = inline.start("flush", "--json")
+    with pytest.raises(subprocess.TimeoutExpired):
+        second.wait(timeout=15)
+    assert jvm.status() == psutil.STATUS_STOPPED
+    jvm.resume()
+    _, err = second.communicate(timeout=300)
+    assert second.returncode == 0, err
+    check_exactly_once(inline, parts_of(rows(10)), parts_of(rows(10)))
+
+
+def _jvm_of(process: subprocess.Popen[bytes], hyp: Hyp) -> psutil.Process:
+    """The JVM of a command, once it owns the lake."""
+    owner = Home(hyp.home).lake_owner
+    while True:
+        assert process.poll() is None
+        try:
+            held = json.loads(owner.read_text())
+        except (FileNotFoundError, ValueError):
+            time.sleep(0.02)
+            continue
+        if held["pid"] == process.pid:
+            return psutil.Process(held["jvm_pid"])
+
+
+def _kill_with_children(pid: int) -> None:
+    try:
+        process = psutil.Process(pid)
+        for child in [*process.children(recursive=True), process]:
+            child.kill()
+    except psutil.NoSuchProcess:
+        return

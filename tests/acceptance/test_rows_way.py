@@ -1,0 +1,213 @@
+"""A row's way as a user sees it: in, committed, queried, verified, read by strangers."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pytest
+
+from hypaware.home import Home
+from hypaware.lake import metadata
+from hypaware.model.datasets import INTERNAL, SEQ, SOURCE
+from tests.command import Hyp, ndjson
+from tests.light_lake import read_lake
+from tests.rows import rows
+
+DATASET = "ai_gateway_messages"
+COUNT = f"SELECT count(*) AS n FROM {DATASET}"
+
+
+def test_cache_roundtrip(hyp: Hyp) -> None:
+    """Rows go in, are committed, can be queried, and strangers read the same from the same files."""
+    assert hyp.ingest(rows(50))["accepted"] == 50
+    (flushed,) = hyp.ok("flush")["datasets"]
+    assert (flushed["rows_written"], flushed["seq_after"], flushed["seq_last"]) == (50, 0, 50)
+    assert hyp.query(COUNT) == [{"n": 50}]
+    (first,) = hyp.query(f"SELECT * FROM {DATASET} ORDER BY message_index LIMIT 1")
+    assert first["message_created_at"] == "2026-11-15T07:00:00Z"
+    assert first["part_id"] == "message-0#0"
+    assert not set(first) & set(INTERNAL)
+    assert [row[SEQ] for row in read_lake(Home(hyp.home), DATASET)] == list(range(1, 51))
+    entry = metadata.entry(Home(hyp.home), DATASET)
+    assert entry
+    with duckdb.connect() as other:
+        files = [str(file.path) for file in metadata.live_files(metadata.read(entry.metadata))]
+        assert other.execute(f"SELECT count(*), max({SEQ}) FROM read_parquet({files})").fetchone() == (50, 50)
+    assert hyp.ok("verify", "--deep")["ok"] is True
+
+
+def test_cache_spool_batching(hyp: Hyp) -> None:
+    """Many small appends become one commit; the same rows again become none."""
+    for start in range(0, 60, 20):
+        hyp.ingest(rows(20, start=start))
+    (flushed,) = hyp.ok("flush")["datasets"]
+    assert (flushed["segments"], flushed["rows_written"]) == (3, 60)
+    entry = metadata.entry(Home(hyp.home), DATASET)
+    assert entry
+    assert len(metadata.read(entry.metadata).snapshots) == 1
+    hyp.ingest(rows(60))
+    (again,) = hyp.ok("flush")["datasets"]
+    assert (again["rows_written"], again["rows_duplicate"]) == (0, 60)
+
+
+def test_cache_query_debounce(hyp: Hyp) -> None:
+    """auto commits what waits when the view is old, and otherwise says how old it is; always and never do as told."""
+    hyp.ingest(rows(10))
+    assert hyp.query(COUNT, refresh="never") == [{"n": 0}]
+    assert hyp.query(COUNT, refresh="auto") == [{"n": 10}]
+    hyp.ingest(rows(10, start=10))
+    fresh = hyp.run("query", "sql", COUNT, "--format", "json")
+    assert fresh.json == [{"n": 10}]
+    assert "s old" in fresh.err
+    assert hyp.query(COUNT, refresh="always") == [{"n": 20}]
+
+
+def test_a_flush_with_nothing_to_do_starts_no_engine(hyp: Hyp) -> None:
+    hyp.ok("flush")
+    assert hyp.ok("engine", "status")["state"] == "stopped"
+
+
+def test_ingest_refuses_bad_rows_with_line_and_reason_and_stores_the_rest(inline: Hyp) -> None:
+    good = rows(3)
+    lines = [
+        json.dumps(good[0]),
+        "this is not JSON",
+        json.dumps({**good[1], "message_index": "seven"}),
+        json.dumps({**good[1], "no_such_column": 1}),
+        json.dumps({key: value for key, value in good[1].items() if key != "role"}),
+        json.dumps({**good[1], "date": "1999-01-01"}),
+        json.dumps(good[2]),
+    ]
+    refused = inline.run("ingest", DATASET, "-", "--json", stdin="\n".join(lines))
+    assert refused.code == 1
+    assert refused.json["accepted"] == 2
+    reasons = {each["line"]: each["reason"] for each in refused.json["rejected"]}
+    assert sorted(reasons) == [2, 3, 4, 5, 6]
+    assert "whole number" in reasons[3]
+    assert "unknown column" in reasons[4]
+    assert "role is required" in reasons[5]
+    strict = inline.run("ingest", DATASET, "-", "--strict", "--json", stdin="\n".join(lines))
+    assert (strict.code, strict.json["accepted"], strict.json["segments"]) == (1, 0, 0)
+    (flushed,) = inline.ok("flush")["datasets"]
+    assert flushed["rows_written"] == 2
+
+
+@pytest.mark.hazard(69)
+@pytest.mark.hazard(70)
+@pytest.mark.parametrize("how", ["moved", "copied"])
+def test_a_moved_or_copied_home_is_refused_before_anything_is_touched(inline: Hyp, tmp_path: Path, how: str) -> None:
+    inline.ingest(rows(3))
+    elsewhere = tmp_path / "elsewhere"
+    if how == "moved":
+        inline.home.rename(elsewhere)
+    else:
+        shutil.copytree(inline.home, elsewhere)
+    before = _contents(elsewhere)
+    other = Hyp(elsewhere, inline=True)
+    for command in (["ingest", DATASET, "-"], ["flush"], ["query", "sql", COUNT], ["verify"]):
+        refused = other.run(*command, stdin=ndjson(rows(1)))
+        assert refused.code == 3, refused.err
+        assert str(inline.home) in refused.err
+    assert _contents(elsewhere) == before
+
+
+@pytest.mark.hazard(15)
+@pytest.mark.hazard(17)
+def test_a_home_that_lost_its_state_goes_on_above_every_sequence_it_gave_out(hyp: Hyp) -> None:
+    hyp.ingest(rows(20))
+    hyp.ok("flush")
+    hyp.run("engine", "stop")
+    for name in ("state.db", "state.db-wal", "state.db-shm"):
+        (hyp.home / name).unlink(missing_ok=True)
+    hyp.ingest(rows(10, start=15))
+    (flushed,) = hyp.ok("flush")["datasets"]
+    assert (flushed["seq_after"], flushed["rows_written"], flushed["rows_duplicate"]) == (20, 5, 5)
+    assert hyp.ok("verify", "--deep")["ok"] is True
+
+
+@pytest.mark.hazard(17)
+def test_a_lake_that_was_rolled_back_behind_its_state_is_noticed(hyp: Hyp) -> None:
+    hyp.ingest(rows(10))
+    hyp.ok("flush")
+    hyp.ingest(rows(10, start=10))
+    hyp.ok("flush")
+    hyp.run("engine", "stop")
+    home = Home(hyp.home)
+    with closing(sqlite3.connect(home.catalog)) as catalog, catalog:
+        catalog.execute("UPDATE iceberg_tables SET metadata_location = previous_metadata_location")
+    audit = hyp.run("verify", "--json")
+    assert audit.code == 1
+    (found,) = [check for check in audit.json["checks"] if not check["ok"] and check["name"] == "high_water"]
+    assert "rolled back" in found["detail"]
+
+
+def test_verify_repairs_what_is_derived(hyp: Hyp) -> None:
+    hyp.ingest(rows(20))
+    hyp.ok("flush")
+    home = Home(hyp.home)
+    hyp.run("engine", "stop")
+    home.keys.write_bytes(b"garbage" * 1000)
+    data = next(home.warehouse.rglob("*.parquet"))
+    stray = data.with_name("left-behind.parquet")
+    stray.write_bytes(data.read_bytes())
+    hyp.ingest(rows(20, start=10))
+    failed = hyp.run("flush")
+    assert failed.code == 1
+    assert "hyp verify --repair" in failed.err
+    assert hyp.run("verify").code == 1
+    assert hyp.ok("verify", "--repair")["ok"] is True
+    assert not stray.exists()
+    (flushed,) = hyp.ok("flush")["datasets"]
+    assert (flushed["rows_written"], flushed["rows_duplicate"]) == (10, 10)
+
+
+@pytest.mark.hazard(75)
+def test_an_engine_sees_what_another_process_committed(hyp: Hyp, tmp_path: Path) -> None:
+    from tests.light_life import flush as flush_lightly
+
+    hyp.ingest(rows(5))
+    hyp.ok("flush")
+    assert hyp.query(COUNT) == [{"n": 5}]
+    hyp.ingest(rows(5, start=5))
+    flush_lightly(Home(hyp.home))
+    assert hyp.query(COUNT) == [{"n": 10}]
+
+
+def test_the_python_api_reads_and_continues_from_a_sequence(hyp: Hyp) -> None:
+    hyp.ingest(rows(30))
+    hyp.ingest(rows(10, start=30, client_name="codex"))
+    hyp.ok("flush")
+    script = f"""
+import hypaware, json
+lake = hypaware.open_lake({str(hyp.home)!r})
+assert lake.datasets() == ("{DATASET}",)
+everything = list(lake.read_rows("{DATASET}"))
+since = list(lake.read_rows_since("{DATASET}", "codex", 35))
+table = lake.query("SELECT count(*) AS n FROM {DATASET}")
+print(json.dumps([len(everything), sorted(everything[0]), [seq for _, seq in since], table.to_pylist()]))
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, env=_clean())
+    assert done.returncode == 0, done.stderr
+    count, columns, continuations, table = json.loads(done.stdout)
+    assert count == 40
+    assert len(columns) == 56
+    assert not set(columns) & {SEQ, SOURCE}
+    assert continuations == [36, 37, 38, 39, 40]
+    assert table == [{"n": 40}]
+
+
+def _contents(folder: Path) -> dict[str, Any]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def _clean() -> dict[str, str]:
+    return {key: value for key, value in os.environ.items() if key not in ("HYP_HOME", "HYP_ENGINE")}

@@ -1,0 +1,158 @@
+"""A lake without Spark: PyIceberg behind the flush protocol's own seam, for tests of the protocol itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.expressions import And, EqualTo, GreaterThan, LessThanOrEqual
+from pyiceberg.io.pyarrow import (
+    compute_statistics_plan,
+    data_file_statistics_from_parquet_metadata,
+    parquet_path_to_id_mapping,
+)
+from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
+from pyiceberg.partitioning import PartitionField, PartitionSpec
+from pyiceberg.schema import Schema
+from pyiceberg.transforms import DayTransform, IdentityTransform
+from pyiceberg.typedef import Record
+from pyiceberg.types import BooleanType, IntegerType, LongType, NestedField, StringType, TimestamptzType
+
+from hypaware import durable
+from hypaware.home import Home
+from hypaware.lake.arrow import table_columns
+from hypaware.lake.build import BuildFailure, BuildTask, Built, BuiltFile, build_or_say_why, key_hash
+from hypaware.lake.committer import Landed
+from hypaware.lake.metadata import CATALOG, FLOOR, FLUSH_ID, NAMESPACE, SEGMENTS, local_path, location_of
+from hypaware.lake.secure import secure
+from hypaware.lake.tables import PROPERTIES
+from hypaware.model.columns import Type
+from hypaware.model.datasets import BATCH_ID, SEQ, SOURCE, Dataset
+from hypaware.state.flushes import Flush
+
+_TYPES = {
+    Type.STRING: StringType(),
+    Type.INT: IntegerType(),
+    Type.BIGINT: LongType(),
+    Type.BOOLEAN: BooleanType(),
+    Type.TIMESTAMP: TimestamptzType(),
+    Type.JSON: StringType(),
+}
+
+
+class LightLake:
+    def __init__(self, home: Home) -> None:
+        durable.make_dir(home.lake)
+        self._home = home
+        self.catalog = SqlCatalog(
+            CATALOG, uri=f"sqlite:///{home.catalog}", warehouse=f"file://{home.warehouse}", init_catalog_tables="true"
+        )
+
+    def close(self) -> None:
+        self.catalog.close()
+
+    def table(self, dataset: Dataset) -> LightTable:
+        identifier = (NAMESPACE, dataset.name)
+        if not self.catalog.table_exists(identifier):
+            self.catalog.create_namespace_if_not_exists(NAMESPACE)
+            schema, spec = _schema(dataset)
+            self.catalog.create_table(identifier, schema, partition_spec=spec, properties=PROPERTIES)
+            secure(self._home, dataset.name)
+        return LightTable(self.catalog.load_table(identifier), dataset)
+
+    def build(self, tasks: Sequence[BuildTask]) -> list[Built | BuildFailure]:
+        return [build_or_say_why(task) for task in tasks]
+
+
+class LightTable:
+    def __init__(self, table: Any, dataset: Dataset) -> None:
+        self._table = table
+        self._dataset = dataset
+
+    @property
+    def uuid(self) -> str:
+        return str(self._table.metadata.table_uuid)
+
+    @property
+    def floor(self) -> int:
+        return int(self._table.properties.get(FLOOR, 0))
+
+    @property
+    def field_ids(self) -> Mapping[str, int]:
+        return {field.name: field.field_id for field in self._table.schema().fields}
+
+    @property
+    def data_root(self) -> Path:
+        return local_path(self._table.location()) / "data"
+
+    def landed(self, flush: Flush) -> Landed | None:
+        in_range = And(GreaterThan(SEQ, flush.after), LessThanOrEqual(SEQ, flush.last))
+        rows = self._table.scan(And(in_range, EqualTo(BATCH_ID, flush.id)), selected_fields=(SEQ, SOURCE)).to_arrow()
+        by_source: dict[str, tuple[int, int]] = {}
+        for row in rows.to_pylist():
+            highest, count = by_source.get(row[SOURCE], (0, 0))
+            by_source[row[SOURCE]] = (max(highest, row[SEQ]), count + 1)
+        return Landed(by_source) if by_source else None
+
+    def commit(self, flush: Flush, files: Sequence[BuiltFile]) -> None:
+        summary = {
+            FLUSH_ID: flush.id,
+            "hyp.seq-range": f"{flush.after}-{flush.last}",
+            SEGMENTS: ",".join(segment.name for segment in flush.segments),
+        }
+        with self._table.transaction() as transaction:
+            with transaction.update_snapshot(snapshot_properties=summary).fast_append() as append:
+                for file in files:
+                    append.append_data_file(self._data_file(file))
+            transaction.set_properties({FLOOR: str(flush.last)})
+
+    def key_hashes(self, after: int) -> Iterator[Iterable[tuple[bytes, int]]]:
+        rows = self._table.scan(GreaterThan(SEQ, after), selected_fields=(SEQ, self._dataset.key_column)).to_arrow()
+        yield [(key_hash(self._dataset.name, row[self._dataset.key_column]), row[SEQ]) for row in rows.to_pylist()]
+
+    def _data_file(self, file: BuiltFile) -> DataFile:
+        schema = self._table.schema()
+        statistics = data_file_statistics_from_parquet_metadata(
+            pq.read_metadata(file.path),
+            stats_columns=compute_statistics_plan(schema, self._table.properties),
+            parquet_column_mapping=parquet_path_to_id_mapping(schema),
+        )
+        days = (date.fromisoformat(file.day) - date(1970, 1, 1)).days
+        return DataFile.from_args(
+            content=DataFileContent.DATA,
+            file_path=location_of(file.path),
+            file_format=FileFormat.PARQUET,
+            partition=Record(file.source, days),
+            file_size_in_bytes=file.bytes,
+            sort_order_id=None,
+            spec_id=self._table.spec().spec_id,
+            equality_ids=None,
+            key_metadata=None,
+            **statistics.to_serialized_dict(),
+        )
+
+
+def read_lake(home: Home, dataset: str) -> list[dict[str, Any]]:
+    """Every row with its internal columns, through an independent reader."""
+    with closing(SqlCatalog(CATALOG, uri=f"sqlite:///{home.catalog}", warehouse=f"file://{home.warehouse}")) as catalog:
+        if not catalog.table_exists((NAMESPACE, dataset)):
+            return []
+        return list(catalog.load_table((NAMESPACE, dataset)).scan().to_arrow().to_pylist())
+
+
+def _schema(dataset: Dataset) -> tuple[Schema, PartitionSpec]:
+    fields = [
+        NestedField(place, column.name, _TYPES[column.type], required=column.required)
+        for place, column in enumerate(table_columns(dataset), 1)
+    ]
+    ids = {field.name: field.field_id for field in fields}
+    spec = PartitionSpec(
+        PartitionField(ids[SOURCE], 1000, IdentityTransform(), SOURCE),
+        PartitionField(ids[dataset.time_column], 1001, DayTransform(), f"{dataset.time_column}_day"),
+    )
+    return Schema(*fields), spec

@@ -1,0 +1,123 @@
+"""Python snippets as real processes, to be killed for real."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+
+from hypaware.home import Home
+
+_ROOT = Path(__file__).parents[1]
+_SECONDS = 120
+
+
+def run(code: str, home: Home, *args: object, crash_at: str | None = None) -> subprocess.CompletedProcess[str]:
+    """Runs the snippet to its end, whatever that is: its arguments are in sys.argv[1:], its home in HYP_HOME."""
+    return subprocess.run(
+        _command(code, args),
+        env=_environment(home, crash_at),
+        capture_output=True,
+        text=True,
+        timeout=_SECONDS,
+        check=False,
+    )
+
+
+def succeed(code: str, home: Home, *args: object) -> str:
+    """What the snippet printed; it must not fail."""
+    done = run(code, home, *args)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@contextmanager
+def running(code: str, home: Home, *args: object) -> Iterator[subprocess.Popen[str]]:
+    """A process beside the test, with pipes for its input and output; it is killed if it is still there at the end."""
+    with subprocess.Popen(
+        _command(code, args),
+        env=_environment(home, None),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def kill(process: subprocess.Popen[str]) -> None:
+    process.kill()
+    assert process.wait(_SECONDS) == -signal.SIGKILL
+
+
+def was_killed(done: subprocess.CompletedProcess[str]) -> bool:
+    return done.returncode == -signal.SIGKILL
+
+
+def fork(work: Callable[[], object]) -> int:
+    """Does the work in a forked child and returns its exit code: 0, 1 if it raised, -n if signal n ended it."""
+    return together([work])[0]
+
+
+def together(works: Sequence[Callable[[], object]]) -> list[int]:
+    """Does each of the works in a forked child, all at the same time: their exit codes, as `fork` gives them."""
+    children = [_forked(work) for work in works]
+    return [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+
+
+def _forked(work: Callable[[], object]) -> int:
+    with warnings.catch_warnings():
+        # Newer Pythons warn of a fork beside threads; that it works beside ours is what the tests are about.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        child = os.fork()
+    if child:
+        return child
+    code = 1
+    try:
+        work()
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(code)
+
+
+def open_files(below: Path) -> list[str]:
+    """What this process has open in a folder."""
+    return [file.path for file in psutil.Process().open_files() if file.path.startswith(f"{below}/")]
+
+
+def wait_until_gone(pid: int) -> None:
+    """Waits for a process that need not be ours."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        psutil.Process(pid).wait(_SECONDS)
+
+
+def eventually(condition: Callable[[], object]) -> None:
+    """Waits for the condition; one that never comes true fails the test."""
+    deadline = time.monotonic() + _SECONDS
+    while not condition():
+        assert time.monotonic() < deadline, "it never came true"
+        time.sleep(0.002)
+
+
+def _command(code: str, args: tuple[object, ...]) -> list[str]:
+    return [sys.executable, "-c", code, *map(str, args)]
+
+
+def _environment(home: Home, crash_at: str | None) -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("HYP_")}
+    crash = {"HYP_CRASH_AT": crash_at} if crash_at else {}
+    return {**kept, **crash, "HYP_HOME": str(home.root), "PYTHONPATH": str(_ROOT)}

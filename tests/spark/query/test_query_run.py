@@ -1,0 +1,280 @@
+"""The query job over a real lake: views, results of every size, formats, notes, cancelling."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+
+from hypaware import telemetry
+from hypaware.engine.session import EngineSession
+from hypaware.errors import Cancelled, HypError, UsageError
+from hypaware.home import Home
+from hypaware.lake import tables
+from hypaware.model import datasets
+from hypaware.model.columns import Column, Type
+from hypaware.query import spill
+from hypaware.query.views import Views
+from tests.rows import DATASET, MESSAGES
+from tests.spark.query.asking import Asking
+from tests.spark.query.conftest import ROWS, insert
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+# PySpark leaves the sockets of its own `collect` to the garbage collector.
+pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")]
+
+
+def test_a_view_has_the_public_columns_in_their_order_and_no_other(asking: Asking) -> None:
+    (row,) = asking.rows(f"SELECT * FROM {DATASET} LIMIT 1")
+
+    assert list(row) == [column.name for column in MESSAGES.columns]
+
+
+def test_a_query_sees_a_commit_that_came_after_the_view_was_made(asking: Asking, spark: SparkSession) -> None:
+    before = asking.values(f"SELECT count(*) FROM {DATASET}")
+    insert(spark, 1000, 1005)
+    try:
+        assert asking.values(f"SELECT count(*) FROM {DATASET}") == [before[0] + 5]
+        assert asking.values(f"SELECT count(*) FROM {DATASET} WHERE message_index >= 1000") == [5]
+    finally:
+        spark.sql(f"DELETE FROM {tables.full_name(DATASET)} WHERE message_index >= 1000")
+
+
+def test_a_dataset_without_a_table_is_empty_until_it_has_one(
+    engine: EngineSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = datasets.Dataset(
+        name="other",
+        about="For this test.",
+        columns=(Column("at", Type.TIMESTAMP, "When."), Column("id", Type.STRING, "Which."), Column("n", Type.INT, "")),
+        time_column="at",
+        source_columns=("id",),
+        key_column="id",
+    )  # fmt: skip
+    monkeypatch.setattr(datasets, "_registered", lambda: {DATASET: MESSAGES, "other": other})
+    views = Views(engine.spark)
+
+    def seen() -> list[tuple[object, ...]]:
+        views.show(["other"])
+        return [tuple(row) for row in views.session.sql("SELECT id, n FROM other").collect()]
+
+    assert seen() == []
+    engine.spark.sql(
+        f"CREATE TABLE {tables.full_name('other')} (at TIMESTAMP, id STRING, _hyp_source STRING) USING iceberg"
+    )
+    try:
+        engine.spark.sql(f"INSERT INTO {tables.full_name('other')} VALUES (now(), 'a', 's')")
+        assert seen() == [("a", None)], "a column that the table lacks is null"
+        engine.spark.sql(f"ALTER TABLE {tables.full_name('other')} ADD COLUMN n INT")
+        engine.spark.sql(f"INSERT INTO {tables.full_name('other')} VALUES (now(), 'b', 's', 2)")
+        assert sorted(seen(), key=str) == [("a", None), ("b", 2)]
+        assert views.session.sql("SELECT * FROM other").columns == ["at", "id", "n"]
+    finally:
+        engine.spark.sql(f"DROP TABLE {tables.full_name('other')} PURGE")
+
+
+@pytest.mark.parametrize("max_rows", [None, 10, 100_000])
+@pytest.mark.parametrize(
+    ("sql", "expected"),
+    [
+        ("SELECT count(*) FROM {}", [ROWS]),
+        ("SELECT count(*) FROM {} GROUP BY role", [20, 20, 20]),
+        ("SELECT message_index FROM {} ORDER BY message_index DESC LIMIT 3", [59, 58, 57]),
+        ("SELECT message_index FROM {} ORDER BY message_index LIMIT 2 OFFSET 3", [3, 4]),
+        ("SELECT message_index FROM {} WHERE content_text LIKE '%message 7'", [7]),
+        ("SELECT 1 FROM {} LIMIT 4", [1, 1, 1, 1]),
+        ("WITH some AS (SELECT * FROM {} LIMIT 5) SELECT count(*) FROM some", [5]),
+        ("SELECT 1 FROM {} LIMIT 0", []),
+        ("SELECT 1 FROM {} WHERE false", []),
+        ("VALUES (1), (2)", [1, 2]),
+    ],
+)
+def test_the_result_is_the_same_whichever_way_it_is_read(
+    asking: Asking, sql: str, expected: list[int], max_rows: int | None
+) -> None:
+    assert asking.values(sql.format(DATASET), max_rows=max_rows) == expected
+
+
+def test_a_limit_stops_the_output_and_says_so(asking: Asking) -> None:
+    for sql in (f"SELECT message_index FROM {DATASET} ORDER BY 1", f"SELECT message_index FROM {DATASET}"):
+        report = asking.ask(sql, format="jsonl", max_rows=10)
+
+        assert (report["rows"], report["truncated"]) == (10, True)
+        assert len(asking.output.splitlines()) == 10
+        assert asking.notes == ["only the first 10 rows are shown; there are more (--max-rows 0 shows all)"]
+
+
+def test_a_result_of_exactly_the_limit_is_not_called_cut(asking: Asking) -> None:
+    report = asking.ask(f"SELECT 1 FROM {DATASET}", format="jsonl", max_rows=ROWS)
+
+    assert (report["rows"], report["truncated"], asking.notes) == (ROWS, False, [])
+
+
+def test_the_rows_of_a_table_are_counted_beside_it(asking: Asking) -> None:
+    asking.ask(f"SELECT role FROM {DATASET} WHERE message_index = 1", format="table", width=80)
+
+    assert asking.output.decode() == "role\n─────────\nassistant\n"
+    assert asking.notes[0].startswith("1 row in ")
+
+
+def test_a_result_of_unknown_size_goes_through_files_in_the_order_of_its_rows(
+    asking: Asking, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without it a large partition is collected as a whole and ends the JVM."""
+    spilled: list[int] = []
+    through_files = spill.read
+
+    def watched(*args: Any) -> Iterator[pa.RecordBatch]:
+        spilled.append(1)
+        return through_files(*args)
+
+    monkeypatch.setattr(spill, "read", watched)
+
+    assert asking.values("SELECT id FROM range(0, 50000, 1, 8)") == list(range(50000))
+    assert spilled == [1]
+    asking.values(f"SELECT role, count(*) FROM {DATASET} GROUP BY role ORDER BY 2")
+    asking.values(f"SELECT count(*) FROM {DATASET}")
+    assert spilled == [1], "small results need no files"
+    assert not list(scratch(spark).glob("query-*"))
+
+
+def test_a_large_result_that_is_not_read_to_its_end_leaves_nothing_behind(spark: SparkSession) -> None:
+    asking = Asking(spark, cancel_when=lambda asking: len(asking.chunks) > 1)
+
+    with pytest.raises(Cancelled):
+        asking.ask("SELECT explode(sequence(1, 50000)) AS n", format="jsonl")
+
+    assert len(asking.chunks) == 2
+    assert not list(scratch(spark).glob("query-*"))
+
+
+def test_a_partition_larger_than_the_jvm_streams(asking: Asking) -> None:
+    """Hazard of a driver that collects: 1.2 GiB of rows from one partition of a JVM with 1 GiB."""
+    report = asking.ask(
+        "SELECT id, repeat(uuid(), 3000) AS text FROM range(0, 12000, 1, 1)", format="arrow", max_rows=1_000_000
+    )
+
+    assert (report["rows"], report["truncated"]) == (12000, False)
+    assert len(asking.output) > 1_200_000_000
+
+
+def test_values_of_every_type_reach_json(asking: Asking) -> None:
+    (row,) = asking.rows("""
+        SELECT 1Y a, 1.50 b, 1e3 c, double('NaN') d, true e, x'00ff' f, date'2026-11-15' g,
+               timestamp'2026-11-15 07:15:08.256' h, timestamp_ntz'2026-11-15 07:15:08' i, array(1, null) j,
+               named_struct('k', map('l', 1)) k, null m, interval '1-2' year to month n, interval 3 hours o,
+               parse_json('{"p": [1]}') p, array(parse_json('1')) q, 'x' collate UNICODE_CI r, time'10:00:00' s, 1 a
+    """)
+
+    assert row == {
+        "a": 1, "b": 1.5, "c": 1000.0, "d": None, "e": True, "f": "AP8=", "g": "2026-11-15",
+        "h": "2026-11-15T07:15:08.256Z", "i": "2026-11-15T07:15:08", "j": [1, None], "k": {"k": {"l": 1}},
+        "m": None, "n": "INTERVAL '1-2' YEAR TO MONTH", "o": "INTERVAL '03' HOUR", "p": '{"p":[1]}', "q": "[1]",
+        "r": "x", "s": "10:00:00.000000000", "a_2": 1,
+    }  # fmt: skip
+
+
+def test_arrow_keeps_the_types_of_the_columns(asking: Asking) -> None:
+    asking.ask(f"SELECT message_index, message_created_at, is_error FROM {DATASET} LIMIT 1", format="arrow")
+
+    with pa.ipc.open_stream(asking.output) as reader:
+        assert reader.schema.types == [pa.int32(), pa.timestamp("us", "UTC"), pa.bool_()]
+
+
+@pytest.mark.parametrize(
+    ("sql", "kind", "message"),
+    [
+        (f"SELECT rol FROM {DATASET}", "query_invalid", "`role`"),
+        ("SELEC 1", "query_invalid", "Syntax error at or near 'SELEC' (line 1, column 1)"),
+        ("SELECT nope(1)", "query_invalid", "Cannot resolve routine `nope`"),
+        (f"SELECT _hyp_source FROM {DATASET}", "query_invalid", "`_hyp_source` cannot be resolved"),
+        (f"SELECT role, count(*) FROM {DATASET}", "query_invalid", "GROUP BY"),
+        (f"SELECT CAST(content_text AS INT) FROM {DATASET}", "query_failed", "try_cast"),
+        (f"SELECT CAST(content_text AS INT) FROM {DATASET} LIMIT 3", "query_failed", "try_cast"),
+        ("SELECT 1 / 0", "query_failed", "try_divide"),
+        ("SELECT raise_error('mine')", "query_failed", "mine"),
+        ("SELECT " + "(SELECT " * 300 + "1" + ")" * 300, "query_invalid", "nested too deeply"),
+        ("SELECT '\udcff'", "query_invalid", "UTF-8"),
+    ],
+)
+def test_a_query_that_cannot_be_answered_says_why_in_one_line(
+    asking: Asking, capfd: pytest.CaptureFixture[str], sql: str, kind: str, message: str
+) -> None:
+    with pytest.raises(HypError) as raised:
+        asking.ask(sql)
+
+    assert raised.value.kind == kind
+    assert message in raised.value.message
+    assert "\n" not in raised.value.message
+    assert "org.apache" not in raised.value.message
+    assert capfd.readouterr() == ("", ""), "nothing is printed beside the error"
+
+
+def test_settings_and_the_environment_are_not_put_into_the_text_of_a_query(asking: Asking) -> None:
+    assert asking.values("SELECT '${env:HOME} ${spark.sql.catalog.hyp.uri}'") == [
+        "${env:HOME} ${spark.sql.catalog.hyp.uri}"
+    ]
+
+
+def test_an_unknown_format_is_refused_before_anything_runs(asking: Asking) -> None:
+    with pytest.raises(UsageError, match="yaml"):
+        asking.ask("SELECT 1", format="yaml")
+
+
+def test_the_query_session_is_not_the_engine_s(asking: Asking, spark: SparkSession) -> None:
+    """What a job of the engine leaves in its session is nothing to a query, and the other way round."""
+    spark.sql("CREATE OR REPLACE TEMPORARY VIEW left_behind AS SELECT 1")
+    try:
+        with pytest.raises(HypError, match="no dataset left_behind"):
+            asking.ask("SELECT * FROM left_behind")
+        asking.ask(f"SELECT 1 FROM {DATASET}")
+        assert DATASET not in [view.name for view in spark.catalog.listTables()]
+    finally:
+        spark.catalog.dropTempView("left_behind")
+
+
+@pytest.mark.parametrize(
+    ("sql", "status", "kind"),
+    [
+        (f"SELECT 'very secret' FROM {DATASET}", "ok", None),
+        ("SELECT CAST('very secret' AS INT)", "failed", "query_failed"),
+    ],
+)
+def test_telemetry_tells_that_a_query_ran_and_nothing_of_what_it_said(
+    asking: Asking, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sql: str, status: str, kind: str | None
+) -> None:
+    monkeypatch.setenv("HYP_DEV_TELEMETRY", "1")
+    telemetry.configure(Home(tmp_path))
+    try:
+        with suppress(HypError):
+            asking.ask(sql, format="jsonl")
+    finally:
+        telemetry.close()
+
+    (file,) = (tmp_path / "telemetry").glob("traces-*.jsonl")
+    (span,) = map(json.loads, file.read_text().splitlines())
+    assert span["name"] == "query.execute_sql"
+    said = span["attributes"]
+    assert (said["status"], said.get("error_kind"), said["format"]) == (status, kind, "jsonl")
+    assert said.get("row_count") == (ROWS if status == "ok" else None)
+    assert "secret" not in file.read_text()
+
+
+def test_queries_run_side_by_side(spark: SparkSession) -> None:
+    def count(role: str) -> list[object]:
+        return Asking(spark).values(f"SELECT count(*) FROM {DATASET} WHERE role = '{role}' OR '{role}' = 'all'")
+
+    with ThreadPoolExecutor(4) as threads:
+        assert list(threads.map(count, ["user", "all", "none", "tool"] * 3)) == [[20], [ROWS], [0], [20]] * 3
+
+
+def scratch(spark: SparkSession) -> Path:
+    return Path(spark._jvm.java.lang.System.getProperty("java.io.tmpdir"))

@@ -1,0 +1,206 @@
+"""The engine process and inline commands with real Spark: lock, cancel, crash, hand-over."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hypaware import config, errors
+from hypaware.engine import client, singleton
+from hypaware.engine.jobs import Event, OnEvent, unheard
+from hypaware.engine.launch import Engine
+from hypaware.home import Home
+
+pytestmark = pytest.mark.spark
+
+_COMMAND = """
+import json, sys
+from hypaware import config
+from hypaware.engine import client
+from hypaware.engine.launch import Engine
+from hypaware.errors import HypError
+from hypaware.home import Home
+
+def show(event):
+    print(json.dumps(event), file=sys.stderr, flush=True)
+
+home = Home.from_environment()
+job, args = sys.argv[1], json.loads(sys.argv[2])
+engine = Engine(home, jobs="engine_spark_jobs")
+try:
+    print(json.dumps(client.run_job(home, config.load(home), job, args, show, engine=engine)))
+except HypError as error:
+    print(json.dumps({"error": error.as_json()}))
+    sys.exit(error.exit_code)
+"""
+
+
+def eventually(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 120
+    while not condition():
+        assert time.monotonic() < deadline, "it never came true"
+        time.sleep(0.01)
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+@dataclass(frozen=True)
+class Spark:
+    home: Home
+
+    def run(self, job: str, args: dict[str, Any] | None = None, on_event: OnEvent = unheard) -> dict[str, Any]:
+        engine = Engine(self.home, jobs="engine_spark_jobs")
+        return client.run_job(self.home, config.load(self.home), job, args or {}, on_event, engine=engine)
+
+    def inline(self, job: str, args: dict[str, Any] | None = None) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-c", _COMMAND, job, json.dumps(args or {})],
+            env={**os.environ, "HYP_HOME": str(self.home.root), "HYP_ENGINE": "inline"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def happened(self) -> list[str]:
+        return (self.home.root / "happened").read_text().split("\n")[:-1]
+
+
+@pytest.fixture
+def spark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Spark]:
+    for name in ("HYP_ENGINE", "HYP_CRASH_AT"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    home = Home(tmp_path / "home")
+    home.root.mkdir(mode=0o700)
+    home.config.write_text('version = 1\n[engine]\nmaster = "local[2]"\nmemory = "512m"\n')
+    yield Spark(home)
+    client.stop(home)
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> dict[str, str]:
+    return {name: str(tmp_path / name) for name in ("began", "until")}
+
+
+def test_a_warm_engine_serves_many_jobs_at_once_and_keeps_nothing_of_them(spark: Spark) -> None:
+    events: list[Event] = []
+    first = spark.run("count", on_event=events.append)
+    assert [event["message"] for event in events if not isinstance(event, bytes)] == [
+        "starting the engine",
+        "starting Spark",
+    ]
+    assert spark.happened() == ["on_open 3", "count"], "on_open came before the first use, with Spark in hand"
+    with ThreadPoolExecutor(4) as pool:
+        counts = list(pool.map(lambda n: spark.run("count", {"n": n}), range(1, 13)))
+    assert [found["count"] for found in counts] == list(range(1, 13))
+    assert {(found["pid"], found["jvm_pid"]) for found in counts} == {(first["pid"], first["jvm_pid"])}
+    assert spark.happened().count("on_open 3") == 1
+
+    looks = [spark.run("look") for _ in range(30)]
+    assert len({look["group"] for look in looks}) == 30, "each job has a group of its own"
+    assert 1 <= looks[-1]["connections"] <= looks[4]["connections"] + 2, "py4j's threads end with the jobs"
+
+    status = client.status(spark.home)
+    assert (status["jvm_pid"], status["owns_lake"]) == (first["jvm_pid"], True)
+    assert client.stop(spark.home)
+    eventually(lambda: not is_alive(first["jvm_pid"]))
+
+
+def test_cancelling_ends_the_spark_tasks_of_that_job_and_of_no_other(spark: Spark, files: dict[str, str]) -> None:
+    before = spark.run("count")
+    other = {name: path + "-other" for name, path in files.items()}
+
+    def interrupt() -> None:
+        eventually(Path(files["began"]).exists)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    with ThreadPoolExecutor() as pool:
+        goes_on = pool.submit(spark.run, "hold", other)
+        eventually(Path(other["began"]).exists)
+        interrupted = pool.submit(interrupt)
+        with pytest.raises(errors.Cancelled):
+            spark.run("spin", files)
+        interrupted.result()
+        eventually(lambda: spark.run("look")["active"] == [])
+        Path(other["until"]).touch()
+        assert goes_on.result()["jvm_pid"] == before["jvm_pid"]
+    assert spark.run("count")["pid"] == before["pid"]
+
+
+@pytest.mark.hazard(9)
+def test_a_killed_engine_frees_the_lake_with_its_jvm_and_the_next_one_goes_on(
+    spark: Spark, files: dict[str, str]
+) -> None:
+    first = spark.run("count")
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(spark.run, "hold", files)
+        eventually(Path(files["began"]).exists)
+        os.kill(first["pid"], signal.SIGKILL)
+        with pytest.raises(errors.Retryable) as caught:
+            waiting.result()
+    assert caught.value.kind == "engine_died"
+    second = spark.run("count")
+    assert second["pid"] != first["pid"]
+    assert not is_alive(first["jvm_pid"]), "its JVM was gone before ours had the lake"
+    assert spark.happened() == ["on_open 3", "count", "on_open 3", "count"]
+
+
+def test_an_engine_whose_jvm_died_says_so_and_makes_room(spark: Spark, files: dict[str, str]) -> None:
+    first = spark.run("count")
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(spark.run, "spin", files)
+        eventually(Path(files["began"]).exists)
+        os.kill(first["jvm_pid"], signal.SIGKILL)
+        with pytest.raises(errors.Retryable) as caught:
+            waiting.result()
+    assert caught.value.kind == "engine_died"
+    eventually(lambda: singleton.is_free(spark.home))
+    assert spark.run("count")["pid"] != first["pid"]
+
+
+def test_two_inline_commands_wait_for_each_other(spark: Spark, files: dict[str, str]) -> None:
+    first = spark.inline("hold", files)
+    eventually(lambda: Path(files["began"]).exists() or first.poll() is not None)
+    second = spark.inline("count")
+    assert second.stderr is not None
+    said = [json.loads(second.stderr.readline())["message"] for _ in range(2)]
+    assert said == ["starting Spark", f"waiting for process {first.pid} that is using this lake"]
+    Path(files["until"]).touch()
+    assert first.wait() == 0
+    found = json.loads(second.communicate()[0])
+    assert (second.returncode, found["pid"]) == (0, second.pid)
+    assert first.communicate() is not None
+
+
+def test_an_inline_command_that_waits_gives_its_job_to_an_engine_that_turns_up(
+    spark: Spark, files: dict[str, str]
+) -> None:
+    holder = spark.inline("hold", files)
+    eventually(lambda: Path(files["began"]).exists() or holder.poll() is not None)
+    waiting = spark.inline("count")
+    assert waiting.stderr is not None
+    assert "Spark" in waiting.stderr.readline()
+    assert "waiting" in waiting.stderr.readline()
+    engine = spark.run("ping")["pid"]
+    eventually(lambda: client.status(spark.home)["jobs"])
+    Path(files["until"]).touch()
+    found = json.loads(waiting.communicate()[0])
+    assert (waiting.returncode, found["pid"]) == (0, engine)
+    assert holder.communicate() is not None

@@ -1,0 +1,132 @@
+"""Installing for real: Ivy against a repository in a folder, and an archive built by two at once."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from hypaware.engine import archive, jars, java, spark_home
+from hypaware.engine.jars import Jar
+from hypaware.engine.session import EngineSession
+from hypaware.errors import NotReady
+from hypaware.home import cache_dir
+
+pytestmark = pytest.mark.spark
+
+BODY = b"not really a jar, and Ivy does not look"
+TOOL = Jar("org.example", "tool", "1.0", len(BODY), hashlib.sha256(BODY).hexdigest())
+
+
+@pytest.fixture
+def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A Maven repository in a folder, and a user whose own Ivy settings name it."""
+    repository = tmp_path / "repository"
+    (repository / "org" / "example").mkdir(parents=True)
+    users = tmp_path / "user" / ".ivy2"
+    users.mkdir(parents=True)
+    (users / "ivysettings.xml").write_text(f"""
+        <ivysettings><settings defaultResolver="mine"/><caches defaultCacheDir="{tmp_path}/ivy-cache"/><resolvers>
+        <filesystem name="mine" m2compatible="true">
+        <ivy pattern="{repository}/[organisation]/[module]/[revision]/[module]-[revision].pom"/>
+        <artifact pattern="{repository}/[organisation]/[module]/[revision]/[artifact]-[revision].[ext]"/>
+        </filesystem></resolvers></ivysettings>""")
+    monkeypatch.setenv("HOME", str(users.parent))
+    return repository
+
+
+def publish(repository: Path, body: bytes) -> None:
+    folder = repository / "org" / "example" / TOOL.name / TOOL.version
+    folder.mkdir(parents=True)
+    (folder / "tool-1.0.jar").write_bytes(body)
+    (folder / "tool-1.0-sources.jar").write_bytes(b"never fetched")
+    (folder / "tool-1.0.pom").write_text(
+        "<project><modelVersion>4.0.0</modelVersion><groupId>org.example</groupId><artifactId>tool</artifactId>"
+        "<version>1.0</version><dependencies><dependency><groupId>org.example</groupId>"
+        "<artifactId>never-fetched</artifactId><version>1</version></dependency></dependencies></project>"
+    )
+
+
+def unheard(message: str, done: float, total: float) -> None:
+    pass
+
+
+def test_ivy_fetches_what_the_users_own_settings_lead_to(repository: Path, tmp_path: Path) -> None:
+    publish(repository, BODY)
+
+    installed = jars.install(tmp_path / "cache", unheard, jars=[TOOL])
+
+    assert [(path.name, path.read_bytes()) for path in installed.paths] == [("tool-1.0.jar", BODY)]
+    assert sorted(path.name for path in installed.paths[0].parent.iterdir()) == ["tool-1.0.jar", "verified.json"]
+
+
+def test_ivy_that_brings_another_file_installs_nothing(repository: Path, tmp_path: Path) -> None:
+    publish(repository, BODY[::-1])
+
+    with pytest.raises(NotReady) as refused:
+        jars.install(tmp_path / "cache", unheard, jars=[TOOL])
+
+    assert refused.value.kind == "jars_hash_mismatch"
+    assert [path.name for path in (tmp_path / "cache" / "jars").iterdir()] == [".lock"]
+
+
+def test_ivy_that_finds_nothing_says_what_and_what_to_do(repository: Path, tmp_path: Path) -> None:
+    with pytest.raises(NotReady, match=r"org\.example#tool;1\.0") as refused:
+        jars.install(tmp_path / "cache", unheard, jars=[TOOL])
+
+    assert (refused.value.kind, refused.value.exit_code) == ("jars_unavailable", 3)
+    assert refused.value.repair == ("hyp engine install",)
+
+
+def test_an_archive_is_built_once_by_two_in_the_background_and_replaces_the_stale_one(
+    engine_session: EngineSession, tmp_path: Path
+) -> None:
+    cache = cache_with_jars(tmp_path / "cache")
+    expected = archive.locate(cache, java.find(), spark_home.class_path(jars.installed(cache)))
+    expected.parent.mkdir()
+    stale = expected.with_name(expected.name.replace(expected.stem.split("-")[1], "0" * 16))
+    of_another_spark = expected.with_name(f"{'0' * 8}-{'0' * 16}.jsa")
+    for old in (stale, of_another_spark):
+        old.write_bytes(b"classes of yesterday")
+
+    archive.ensure_in_background(cache)
+    archive.ensure_in_background(cache)
+    eventually(expected.is_file)
+
+    assert expected.stat().st_size > 50_000_000
+    assert (stale.exists(), of_another_spark.exists()) == (False, True)
+    assert archive.ensure(cache, no_work) == expected
+
+
+def test_a_build_that_failed_is_not_tried_again_by_every_engine(engine_session: EngineSession, tmp_path: Path) -> None:
+    cache = cache_with_jars(tmp_path / "cache")
+    expected = archive.locate(cache, java.find(), spark_home.class_path(jars.installed(cache)))
+    expected.parent.mkdir()
+    expected.with_suffix(".failed").touch()
+
+    archive.ensure_in_background(cache)
+
+    assert [path.name for path in expected.parent.iterdir()] == [f"{expected.stem}.failed"]
+
+
+def cache_with_jars(cache: Path) -> Path:
+    for jar in jars.installed(cache_dir()):
+        there = cache / "jars" / jar.parent.name
+        there.mkdir(parents=True, exist_ok=True)
+        os.link(jar, there / jar.name)
+    return cache
+
+
+def no_work(message: str, done: float, total: float) -> None:
+    raise AssertionError(message)
+
+
+def eventually(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 300
+    while not condition():
+        assert time.monotonic() < deadline, "it never came true"
+        time.sleep(0.05)

@@ -1,0 +1,165 @@
+"""Starting and losing the JVM itself: damaged archives, refused options, the lake's lock, the death of its owner."""
+
+from __future__ import annotations
+
+import fcntl
+import gc
+import os
+import secrets
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import psutil
+import pytest
+from tests import processes
+
+from hypaware.engine import archive, jars, java, jvm, lock, spark_home
+from hypaware.engine.jvm import Launch
+from hypaware.engine.session import EngineSession
+from hypaware.errors import ConfigError, Retryable
+from hypaware.home import Home, cache_dir
+
+pytestmark = pytest.mark.spark
+
+
+@pytest.fixture
+def launch(engine_session: EngineSession, tmp_path: Path) -> Launch:
+    """A JVM with Spark's gateway and no session in it, which starts in a second."""
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    class_path = spark_home.class_path(jars.installed(cache_dir()))
+    return Launch(java.find(), class_path, "256m", scratch, tmp_path / "jvm.log")
+
+
+@contextmanager
+def started(launch: Launch) -> Iterator[jvm.Jvm]:
+    process = jvm.start(launch)
+    try:
+        yield process
+    finally:
+        process.close()
+
+
+def damaged(kind: str, whole: Path, into: Path) -> Path:
+    path = into / f"{kind}.jsa"
+    with whole.open("rb") as source:
+        path.write_bytes({"empty": b"", "noise": secrets.token_bytes(100_000), "cut": source.read(5_000_000)}[kind])
+    return path
+
+
+@pytest.mark.parametrize("kind", ["empty", "noise", "cut"])
+def test_a_damaged_archive_is_ignored(launch: Launch, tmp_path: Path, kind: str) -> None:
+    whole = archive.locate(cache_dir(), launch.java, launch.class_path)
+    options = archive.options(damaged(kind, whole, tmp_path))
+    assert options
+    launch = Launch(launch.java, launch.class_path, "256m", launch.scratch, launch.log, archive_options=options)
+
+    with started(launch) as process:
+        gateway = process.connect()
+        assert gateway.jvm.java.lang.Math.abs(-1) == 1
+        gateway.shutdown()
+
+    assert launch.log.read_text() == ""
+
+
+def test_a_jvm_that_cannot_start_says_why(launch: Launch) -> None:
+    launch = Launch(launch.java, launch.class_path, "1k", launch.scratch, launch.log)
+
+    with started(launch) as process, pytest.raises(Retryable, match="Too small maximum heap") as failed:
+        process.connect()
+
+    assert failed.value.kind == "jvm_failed"
+
+
+@pytest.mark.parametrize("memory", ["", "1", "0g", "1GiB", "1g -version", "lots"])
+def test_a_memory_setting_that_java_would_not_take_is_refused(memory: str) -> None:
+    with pytest.raises(ConfigError, match="engine.memory"):
+        jvm.heap(memory)
+
+
+def is_free(path: Path) -> bool:
+    """Asked as another process would: Java's locks are POSIX locks."""
+    fd = os.open(path, os.O_RDWR)
+    try:
+        fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(fd)
+    return True
+
+
+def never(seconds: float) -> None:
+    raise AssertionError("the lock is free, nobody has to wait")
+
+
+@pytest.mark.hazard(76)
+def test_a_jvm_that_has_the_lock_keeps_its_one_handle(engine_session: EngineSession, home: Home) -> None:
+    first = lock.acquire(engine_session.jvm, home.lake_lock, never)
+    again = lock.acquire(engine_session.jvm, home.lake_lock, never)
+    gc.collect()
+    engine_session.jvm.java.lang.System.gc()
+
+    assert again is first
+    assert not is_free(home.lake_lock)
+    opened = [file.path for file in psutil.Process(engine_session.jvm_pid).open_files()]
+    assert opened.count(str(home.lake_lock)) == 1
+    assert home.lake_lock.stat().st_mode & 0o077 == 0
+    assert home.run.stat().st_mode & 0o077 == 0
+
+
+_OWNER = """
+from hypaware.engine import lock
+from hypaware.engine.session import open_session
+from hypaware.home import Home
+
+home = Home.from_environment()
+session = open_session(home, master="local[1]", memory="512m")
+lock.acquire(session.jvm, home.lake_lock, lambda seconds: None)
+session.spark.sparkContext.parallelize([1], 1).collect()
+print(session.jvm_pid, flush=True)
+input()
+"""
+
+
+class GaveUp(Exception):
+    pass
+
+
+def give_up(seconds: float) -> None:
+    raise GaveUp
+
+
+@pytest.mark.hazard(9)
+def test_the_lake_of_a_killed_driver_is_free_only_when_its_jvm_is_gone(
+    engine_session: EngineSession, home: Home
+) -> None:
+    with processes.running(_OWNER, home) as owner:
+        assert owner.stdout is not None
+        owners_jvm = psutil.Process(int(owner.stdout.readline()))
+        with pytest.raises(GaveUp):
+            lock.acquire(engine_session.jvm, home.lake_lock, give_up)
+        assert not is_free(home.lake_lock), "who gave up has taken nothing away"
+        workers = owners_jvm.children(recursive=True)
+
+        # A JVM that is held up: its driver is dead, and it has not noticed yet.
+        owners_jvm.send_signal(signal.SIGSTOP)
+        processes.kill(owner)
+        waits: list[float] = []
+
+        def wait(seconds: float) -> None:
+            waits.append(seconds)
+            if len(waits) == 5:
+                assert owners_jvm.is_running()
+                owners_jvm.send_signal(signal.SIGCONT)
+
+        lock.acquire(engine_session.jvm, home.lake_lock, wait)
+
+    assert len(waits) >= 5
+    assert waits == sorted(waits)
+    with suppress(psutil.NoSuchProcess):
+        owners_jvm.wait(60)
+    assert psutil.wait_procs(workers, timeout=60)[1] == []
+    assert not is_free(home.lake_lock)

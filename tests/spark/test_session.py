@@ -1,0 +1,186 @@
+"""The session as every job has it: where it writes, where it listens, and what its lake is."""
+
+from __future__ import annotations
+
+import os
+import signal
+import stat
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+from pyiceberg.catalog.sql import SqlCatalog
+from pyspark.errors import AnalysisException
+from tests import processes
+
+from hypaware.engine import archive, jars, java, jvm, spark_home
+from hypaware.engine.session import EngineSession, open_session
+from hypaware.home import Home, cache_dir
+
+pytestmark = pytest.mark.spark
+
+
+@pytest.fixture(scope="module")
+def table(engine_session: EngineSession) -> str:
+    """A table of the lake with five rows."""
+    engine_session.spark.sql("CREATE NAMESPACE IF NOT EXISTS hyp.session_tests")
+    engine_session.spark.sql(
+        "CREATE TABLE hyp.session_tests.rows (seq bigint, source string) USING iceberg PARTITIONED BY (source)"
+    )
+    engine_session.spark.sql("INSERT INTO hyp.session_tests.rows SELECT id, 'claude' FROM range(5)")
+    return "session_tests.rows"
+
+
+def test_pyiceberg_opens_what_spark_wrote(engine_session: EngineSession, engine_home: Home, table: str) -> None:
+    catalog = SqlCatalog("hyp", uri=f"sqlite:///{engine_home.catalog}")
+
+    assert sorted(catalog.load_table(table).scan().to_arrow().column("seq").to_pylist()) == [0, 1, 2, 3, 4]
+    catalog.close()
+
+
+def test_the_catalog_is_durable_and_waits_for_other_writers(engine_session: EngineSession) -> None:
+    uri = engine_session.spark.conf.get("spark.sql.catalog.hyp.uri")
+    connection = engine_session.jvm.java.sql.DriverManager.getConnection(uri)
+    answers = []
+    for pragma in ("journal_mode", "synchronous", "busy_timeout"):
+        found = connection.createStatement().executeQuery(f"PRAGMA {pragma}")
+        found.next()
+        answers.append(found.getString(1))
+    connection.close()
+
+    assert answers == ["wal", "2", "10000"]
+
+
+@pytest.mark.hazard(75)
+def test_a_commit_of_another_process_is_seen_at_once(
+    engine_session: EngineSession, engine_home: Home, table: str
+) -> None:
+    count = f"SELECT count(*) FROM hyp.{table}"
+    before = engine_session.spark.sql(count).first()[0]
+    catalog = SqlCatalog("hyp", uri=f"sqlite:///{engine_home.catalog}")
+    there = catalog.load_table(table)
+    there.append(there.scan(limit=1).to_arrow())
+    catalog.close()
+
+    assert engine_session.spark.sql(count).first()[0] == before + 1
+
+
+def test_every_file_is_under_the_home_and_private(engine_session: EngineSession, engine_home: Home, table: str) -> None:
+    properties = engine_session.jvm.java.lang.System.getProperty
+    for folder in (properties("user.dir"), properties("java.io.tmpdir")):
+        assert Path(folder).is_relative_to(engine_home.engine / "tmp")
+    written = [path for path in engine_home.root.rglob("*") if path.is_file()]
+    assert any(path.suffix == ".parquet" for path in written)
+    assert [path for path in written if stat.S_IMODE(path.stat().st_mode) & 0o077] == []
+    opened = [Path(file.path) for file in psutil.Process(engine_session.jvm_pid).open_files()]
+    assert [
+        path for path in opened if not path.is_relative_to(engine_home.root) and path.suffix not in (".jar", "")
+    ] == [path for path in opened if path.suffix == ".jsa" or path.name == "modules"]
+
+
+def test_no_checksum_file_lies_beside_the_data(engine_session: EngineSession, engine_home: Home, table: str) -> None:
+    assert list(engine_home.warehouse.rglob("*.crc")) == []
+    assert list(engine_home.warehouse.rglob("*.metadata.json")) != []
+
+
+def test_the_jvm_listens_on_the_loopback_only(engine_session: EngineSession) -> None:
+    listening = [
+        connection.laddr.ip
+        for connection in psutil.Process(engine_session.jvm_pid).net_connections(kind="inet")
+        if connection.status == psutil.CONN_LISTEN
+    ]
+
+    assert set(listening) == {"127.0.0.1"}
+
+
+def test_the_jvm_is_out_of_reach_of_the_terminal(engine_session: EngineSession) -> None:
+    assert os.getsid(engine_session.jvm_pid) == engine_session.jvm_pid != os.getsid(0)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_the_jvm_has_the_module_options_of_this_spark(engine_session: EngineSession) -> None:
+    options = engine_session.jvm.org.apache.spark.launcher.JavaModuleOptions.defaultModuleOptionArray()
+
+    assert [option for option in options if option != "--add-modules=jdk.incubator.vector"] == list(jvm.MODULE_OPTIONS)
+
+
+def test_the_archive_is_in_use(engine_session: EngineSession) -> None:
+    class_path = spark_home.class_path(jars.installed(cache_dir()))
+    expected = archive.locate(cache_dir(), java.find(), class_path)
+
+    mapped = {mapping.path for mapping in psutil.Process(engine_session.jvm_pid).memory_maps()}
+
+    assert str(expected) in mapped
+
+
+def test_files_are_not_tables(engine_session: EngineSession, tmp_path: Path) -> None:
+    (tmp_path / "secret.json").write_text('{"a": 1}\n')
+
+    with pytest.raises(AnalysisException):
+        engine_session.spark.sql(f"SELECT * FROM json.`{tmp_path}/secret.json`").collect()
+
+
+def test_times_are_utc_whatever_the_machine_says(engine_session: EngineSession) -> None:
+    found = engine_session.spark.sql("SELECT current_timezone(), cast(timestamp_seconds(0) AS string)").first()
+
+    assert tuple(found) == ("UTC", "1970-01-01 00:00:00")
+    assert engine_session.jvm.java.util.TimeZone.getDefault().getID() == "UTC"
+
+
+def test_workers_run_this_python_with_the_heavy_modules_loaded(engine_session: EngineSession) -> None:
+    def look(_: object) -> tuple[str, bool]:
+        import sys
+
+        return sys.executable, {"pyarrow", "orjson", "hypaware.lake.build"} <= sys.modules.keys()
+
+    context = engine_session.spark.sparkContext
+
+    assert context.parallelize([1, 2], 2).map(look).collect() == [(sys.executable, True)] * 2
+
+
+def test_a_process_has_one_session(engine_session: EngineSession, home: Home) -> None:
+    with pytest.raises(RuntimeError, match="already"):
+        open_session(home)
+
+    assert engine_session.spark.range(3).count() == 3
+    assert not home.root.exists()
+
+
+_TWICE = """
+import os, sys
+from pathlib import Path
+from hypaware.engine.session import open_session
+from hypaware.home import Home
+
+home = Home.from_environment()
+for _ in range(2):
+    session = open_session(home, master="local[1]", memory="512m")
+    session.spark.sql("CREATE NAMESPACE IF NOT EXISTS hyp.n")
+    print(session.jvm_pid, session.spark.range(3).count())
+    session.close()
+    session.close()
+print(os.listdir("."), os.listdir(home.engine / "tmp"))
+"""
+
+
+def test_sessions_follow_each_other_silently_and_leave_nothing_behind(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a folder of its own, under a locale that knows no umlauts, with a home that has one."""
+    odd = Home(home.root.with_name("ü & %41"))
+    empty = tmp_path / "cwd"
+    empty.mkdir()
+    monkeypatch.chdir(empty)
+    monkeypatch.setenv("LC_ALL", "C")
+    monkeypatch.setenv("SPARK_HOME", "/nowhere")
+    monkeypatch.setenv("SPARK_LOCAL_DIRS", "/nowhere")
+
+    done = processes.run(_TWICE, odd)
+
+    first, second, folders = done.stdout.splitlines()
+    assert first.split()[1] == second.split()[1] == "3"
+    assert first.split()[0] != second.split()[0], "each has a JVM of its own"
+    assert folders == "[] []"
+    assert (done.returncode, done.stderr) == (0, "")
+    assert odd.catalog.exists()

@@ -1,0 +1,188 @@
+"""The lake through real Spark and Iceberg: creation, evolution, reads, bounded metadata, a worker that dies."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hypaware.engine.session import EngineSession
+from hypaware.home import Home
+from hypaware.lake import metadata, read, spark_lake, tables
+from hypaware.lake.build import BuildFailure, BuildTask, Built
+from hypaware.lake.flush import Flusher, Report
+from hypaware.lake.spark_lake import SparkLake
+from hypaware.model import datasets
+from hypaware.model.columns import Column, Type
+from hypaware.model.datasets import SEQ, Dataset
+from hypaware.opening import OpenHome, open_home
+from tests.light_lake import read_lake
+from tests.light_life import append
+from tests.rows import rows
+
+pytestmark = pytest.mark.spark
+DATASET = "ai_gateway_messages"
+
+
+@pytest.fixture
+def dataset(engine_session: EngineSession) -> Iterator[Dataset]:
+    """The messages dataset with a table of its own making: whatever was there before is gone."""
+    engine_session.spark.sql(f"DROP TABLE IF EXISTS {tables.full_name(DATASET)} PURGE")
+    yield datasets.get(DATASET)
+    engine_session.spark.sql(f"DROP TABLE IF EXISTS {tables.full_name(DATASET)} PURGE")
+
+
+@pytest.fixture
+def opened(engine_home: Home) -> Iterator[OpenHome]:
+    found = open_home(engine_home)
+    with closing(found.store):
+        yield found
+
+
+def flush(session: EngineSession, opened: OpenHome, dataset: Dataset) -> Report:
+    lake = SparkLake(opened.home, session.spark, opened.identity, lambda: None)
+    return Flusher(opened.home, opened.store, lake).flush(dataset, wait=0)
+
+
+def test_a_table_is_created_as_designed(engine_session: EngineSession, opened: OpenHome, dataset: Dataset) -> None:
+    append(opened.home, rows(2))
+    flush(engine_session, opened, dataset)
+    entry = metadata.entry(opened.home, DATASET)
+    assert entry
+    known = metadata.read(entry.metadata)
+    assert next(iter(known.fields)) == SEQ
+    assert len(known.fields) == 60
+    assert known.properties["write.metadata.delete-after-commit.enabled"] == "true"
+    assert known.properties[metadata.GATEWAY_ID] == opened.gateway_id
+    spec = engine_session.spark.sql(f"DESCRIBE {tables.full_name(DATASET)}").collect()
+    assert {row[0] for row in spec} >= {"Part 0", "Part 1"} or any("days(" in str(row[1]) for row in spec)
+
+
+def test_a_dataset_that_grew_gets_its_columns_and_old_rows_read_null(
+    engine_session: EngineSession, opened: OpenHome, dataset: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    append(opened.home, rows(2))
+    flush(engine_session, opened, dataset)
+    kept = tuple(replace(column, required=False) if column.name == "role" else column for column in dataset.columns)
+    grown = replace(dataset, columns=(*kept, Column("mood", Type.STRING, "How it went.")))
+    lake = SparkLake(opened.home, engine_session.spark, opened.identity, lambda: None)
+    table = lake.table(grown)
+    assert "mood" in table.field_ids
+    assert table.known.fields["role"].required is False
+    found = engine_session.spark.sql(f"SELECT mood, role FROM {tables.full_name(DATASET)}").collect()
+    assert [row.asDict() for row in found] == [{"mood": None, "role": "assistant"}] * 2
+    with pytest.raises(Exception, match="a column's type never changes"):
+        lake.table(replace(dataset, columns=(*kept, Column("mood", Type.INT, "Now a number."))))
+
+
+@pytest.mark.hazard(45)
+def test_small_commits_do_not_pile_up_metadata(
+    engine_session: EngineSession, opened: OpenHome, dataset: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After many more commits than are kept, the number of metadata files stays where it was."""
+    monkeypatch.setattr(spark_lake, "_MAX_SNAPSHOTS", 4)
+    monkeypatch.setattr(spark_lake, "_SNAPSHOT_MIN_AGE", 0.0)
+    folder = opened.home.warehouse / "hypaware" / DATASET / "metadata"
+    counts = []
+    lake = SparkLake(opened.home, engine_session.spark, opened.identity, lambda: None)
+    for number in range(28):
+        append(opened.home, rows(1, start=number))
+        flush(engine_session, opened, dataset)
+        lake.table(dataset).trim()
+        counts.append(len(list(folder.glob("*.metadata.json"))))
+    entry = metadata.entry(opened.home, DATASET)
+    assert entry
+    assert max(counts) <= 22, "metadata.json files: the kept ones, the newest, no more"
+    assert len(metadata.read(entry.metadata).snapshots) <= 5
+    assert len(list(folder.glob("snap-*.avro"))) <= 5
+    assert len(read_lake(opened.home, DATASET)) == 28
+
+
+def test_reads_since_a_sequence_are_ordered_continued_and_pruned(
+    engine_session: EngineSession, opened: OpenHome, dataset: Dataset
+) -> None:
+    for start in (0, 10, 20):
+        append(opened.home, rows(10, start=start))
+        flush(engine_session, opened, dataset)
+    highest = max(row[SEQ] for row in read_lake(opened.home, DATASET))
+    found = read.rows_since(engine_session.spark, read.Range(DATASET, "claude", highest - 15, highest - 5))
+    assert found.column(SEQ).to_pylist() == list(range(highest - 14, highest - 4))
+    assert found.column_names == [SEQ, *(column.name for column in dataset.columns)]
+    assert read.rows_since(engine_session.spark, read.Range(DATASET, "codex", 0)).num_rows == 0
+
+
+@pytest.mark.hazard(23)
+def test_rows_without_a_sequence_are_read_only_when_they_are_asked_for(
+    engine_session: EngineSession, opened: OpenHome, dataset: Dataset
+) -> None:
+    """Rows of a taken-over table; sent every round, they would be doubled every round."""
+    append(opened.home, rows(3))
+    flush(engine_session, opened, dataset)
+    name = tables.full_name(DATASET)
+    engine_session.spark.table(name).selectExpr(
+        f"CAST(NULL AS BIGINT) AS {SEQ}",
+        *(f"`{found}`" for found in engine_session.spark.table(name).columns if found != SEQ),
+    ).writeTo(name).append()
+    plain = read.rows_since(engine_session.spark, read.Range(DATASET, "claude"))
+    legacy = read.rows_since(engine_session.spark, read.Range(DATASET, "claude", include_legacy=True))
+    assert plain.column(SEQ).null_count == 0
+    assert (legacy.num_rows, legacy.column(SEQ).to_pylist()[:3]) == (6, [None] * 3)
+
+
+@pytest.mark.hazard(25)
+@pytest.mark.hazard(61)
+def test_sources_are_exact_strings_also_strange_ones(
+    engine_session: EngineSession, opened: OpenHome, dataset: Dataset
+) -> None:
+    """Two names that collapse into one key would share a watermark later."""
+    strange = ["a b", "a_b", "a/b", "../../etc", "a%20b", "ü☃", "x" * 400, "_hyp_source=claude", " "]
+    for place, source in enumerate(strange):
+        append(opened.home, rows(1, start=place, client_name=source))
+    flush(engine_session, opened, dataset)
+    found = read_lake(opened.home, DATASET)
+    assert sorted(row["_hyp_source"] for row in found) == sorted(strange)
+    for source in strange:
+        assert read.rows_since(engine_session.spark, read.Range(DATASET, source)).num_rows == 1
+    data = opened.home.warehouse / "hypaware" / DATASET / "data"
+    assert all(path.is_relative_to(data) for path in opened.home.root.rglob("*.parquet"))
+
+
+@pytest.mark.hazard(60)
+def test_the_first_and_the_last_year_survive_the_way_into_the_lake(
+    engine_session: EngineSession, opened: OpenHome, dataset: Dataset
+) -> None:
+    for place, moment in enumerate(("0001-01-01T00:00:00Z", "1582-10-10T00:00:00Z", "9999-12-31T23:59:59.999999Z")):
+        append(opened.home, rows(1, start=place, message_created_at=moment))
+    flush(engine_session, opened, dataset)
+    name = tables.full_name(DATASET)
+    found = engine_session.spark.sql(
+        f"SELECT date, date_format(message_created_at, 'yyyy-MM-dd') FROM {name}"
+    ).collect()
+    assert sorted((row[0], row[1]) for row in found) == [
+        ("0001-01-01", "0001-01-01"),
+        ("1582-10-10", "1582-10-10"),
+        ("9999-12-31", "9999-12-31"),
+    ]
+
+
+@pytest.mark.hazard(93)
+def test_a_worker_that_dies_with_its_task_fails_the_build_and_not_the_engine(
+    engine_session: EngineSession, opened: OpenHome, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    lake = SparkLake(opened.home, engine_session.spark, opened.identity, lambda: None)
+    task = BuildTask(DATASET, "some-flush", (), tmp_path, {})
+    with monkeypatch.context() as patch:
+        patch.setattr(spark_lake, "build_or_say_why", _die)
+        (failed,) = lake.build([task])
+    assert isinstance(failed, BuildFailure)
+    assert not failed.surroundings
+    assert engine_session.spark.range(3).count() == 3
+
+
+def _die(_task: Any) -> Built:
+    os._exit(9)

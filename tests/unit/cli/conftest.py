@@ -1,0 +1,36 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from hypaware.home import Home
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
+    """A home of the test's own, not yet created."""
+    root = tmp_path / "home"
+    monkeypatch.setenv("HYP_HOME", str(root))
+    for name in ("HYP_DEBUG", "HYP_DEV_TELEMETRY", "OTEL_EXPORTER_OTLP_ENDPOINT"):
+        monkeypatch.delenv(name, raising=False)
+    return Home(root)
+
+
+Ran = tuple[int, str, str]
+
+
+@pytest.fixture
+def hyp(capfd: pytest.CaptureFixture[str]) -> Callable[..., Ran]:
+    """Runs a command in this process: exit code, stdout, stderr."""
+
+    def run(*args: str) -> Ran:
+        from hypaware.cli.main import main
+
+        capfd.readouterr()
+        code = main(args)
+        out, err = capfd.readouterr()
+        return code, out, err
+
+    return run

@@ -1,0 +1,132 @@
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Callable
+
+import pytest
+
+from hypaware.home import Home
+
+Ran = tuple[int, str, str]
+Hyp = Callable[..., Ran]
+
+
+def test_show_prints_every_setting_as_toml_that_could_be_the_file(hyp: Hyp) -> None:
+    code, out, _ = hyp("config", "show")
+
+    assert code == 0
+    assert tomllib.loads(out)["flush"]["interval"] == "2m"
+
+
+def test_show_json_says_where_the_file_is_and_what_takes_effect(hyp: Hyp, home: Home) -> None:
+    hyp("config", "set", "flush.interval", "5m")
+
+    shown = json.loads(hyp("config", "show", "--json")[1])
+
+    assert shown["path"] == str(home.config)
+    assert shown["exists"] is True
+    assert shown["config"]["flush"] == {
+        "interval": "5m",
+        "cold_interval": "15m",
+        "max_rows": 100000,
+        "max_bytes": "128MiB",
+    }
+
+
+def test_path_is_told_without_creating_anything(hyp: Hyp, home: Home) -> None:
+    assert hyp("config", "path") == (0, f"{home.config}\n", "")
+    assert json.loads(hyp("config", "path", "--json")[1]) == {"path": str(home.config), "exists": False}
+    assert not home.root.exists()
+
+
+def test_validate_is_content_with_no_file_and_with_a_right_one(hyp: Hyp, home: Home) -> None:
+    assert hyp("config", "validate")[0] == 0
+    hyp("config", "set", "flush.interval", "5m")
+    assert json.loads(hyp("config", "validate", "--json")[1]) == {
+        "path": str(home.config),
+        "exists": True,
+        "ok": True,
+    }
+
+
+def test_validate_names_the_key_the_line_and_what_was_meant(hyp: Hyp, home: Home) -> None:
+    home.root.mkdir()
+    home.config.write_text('version = 1\n[flush]\nintervall = "5m"\n')
+
+    code, out, err = hyp("config", "validate")
+    assert (code, out) == (1, "")
+    assert err == (
+        f"error: {home.config}, line 3: unknown key flush.intervall. Did you mean flush.interval?\n"
+    )
+
+    code, out, _ = hyp("config", "validate", "--json")
+    assert code == 1
+    assert json.loads(out)["error"]["kind"] == "config"
+
+
+def test_set_says_what_stood_before_and_what_stands_now(hyp: Hyp, home: Home) -> None:
+    code, out, _ = hyp("config", "set", "retention.default_days", "30", "--json")
+
+    assert code == 0
+    assert json.loads(out) == {
+        "path": str(home.config),
+        "key": "retention.default_days",
+        "before": 0,
+        "after": 30,
+    }
+
+
+def test_set_refuses_what_would_not_validate(hyp: Hyp, home: Home) -> None:
+    code, _, err = hyp("config", "set", "flush.interval", "never")
+
+    assert code == 1
+    assert err.startswith('error: flush.interval is "never"')
+    assert not home.config.exists()
+
+
+def test_version_tells_everything_a_bug_report_needs(hyp: Hyp) -> None:
+    code, out, _ = hyp("version", "--json")
+
+    found = json.loads(out)
+    assert code == 0
+    assert list(found) == ["hypaware", "python", "java", "spark", "iceberg", "platform"]
+    assert found["spark"]
+
+
+def test_version_without_a_java_says_null(hyp: Hyp, monkeypatch: pytest.MonkeyPatch, home: Home) -> None:
+    from hypaware.engine import java
+    from hypaware.errors import NotReady
+
+    def none() -> java.Java:
+        raise NotReady("there is none", kind="java_missing")
+
+    monkeypatch.setattr(java, "find", none)
+
+    assert json.loads(hyp("version", "--json")[1])["java"] is None
+    assert "java      -\n" in hyp("version")[1]
+
+
+def test_the_version_option_is_one_line(hyp: Hyp) -> None:
+    code, out, _ = hyp("--version")
+
+    assert code == 0
+    assert out.startswith("hyp ")
+    assert out.count("\n") == 1
+
+
+def test_plugin_list_shows_the_built_in_datasets(hyp: Hyp) -> None:
+    plugins = json.loads(hyp("plugin", "list", "--json")[1])["plugins"]
+
+    assert {"group", "name", "distribution", "version", "value", "status", "error"} == set(plugins[0])
+    assert "ai_gateway_messages" in hyp("plugin", "list")[1]
+
+
+def test_crash_points_are_listed_by_name(hyp: Hyp) -> None:
+    points = json.loads(hyp("dev", "crash-points", "--json")[1])["points"]
+
+    names = [point["name"] for point in points]
+    assert names == sorted(names)
+    assert all(set(point) == {"name", "package", "about"} for point in points)
+    assert all(point["package"] == point["name"].split(".")[0] for point in points)
+    assert names[0] in hyp("dev", "crash-points")[1]

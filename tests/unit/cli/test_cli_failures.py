@@ -1,0 +1,316 @@
+"""What a command prints and returns when it goes wrong. The commands here are made for that."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+
+from hypaware.cli import output
+from hypaware.cli.failure import PartlyFailed
+from hypaware.cli.group import Command, Group, json_option
+from hypaware.cli.main import main
+from hypaware.errors import Cancelled, HypError, NotReady, UsageError
+from hypaware.home import Home
+
+ERRORS: dict[str, BaseException] = {
+    "failed": HypError("the disk is full", kind="disk_full", repair=["hyp maintain", "hyp purge"]),
+    "usage": UsageError("since is after until"),
+    "not-ready": NotReady("the jars are missing", repair="hyp engine install"),
+    "cancelled": Cancelled(),
+    "interrupt": KeyboardInterrupt(),
+    "unexpected": ValueError("an odd value\nwith a second line"),
+    "pipe": BrokenPipeError(32, "the engine went away"),
+    "partly": PartlyFailed("1 row was refused", {"accepted": 2, "rejected": [3]}, kind="rows_rejected"),
+}
+
+
+@click.group("hyp", cls=Group, examples=["hyp boom failed"])
+def root() -> None:
+    """For tests."""
+
+
+@root.command("boom", examples=["hyp boom failed"])
+@click.argument("how", type=click.Choice(list(ERRORS)))
+@json_option
+def boom(how: str, as_json: bool) -> None:
+    """Fails."""
+    raise ERRORS[how]
+
+
+@root.command("late", examples=["hyp late"])
+@json_option
+def late(as_json: bool) -> None:
+    """Fails when the answer is already out."""
+    output.emit_json({"ok": True})
+    raise HypError("too late")
+
+
+@root.command("unhealthy", examples=["hyp unhealthy"])
+@json_option
+def unhealthy(as_json: bool) -> int:
+    """Answers, and the answer is no."""
+    output.emit_json({"ok": False})
+    return 1
+
+
+Capture = pytest.CaptureFixture[str]
+
+
+def run(capfd: Capture, *args: str) -> tuple[int, str, str]:
+    code = main(args, root)
+    out, err = capfd.readouterr()
+    return code, out, err
+
+
+def one_document(text: str) -> Any:
+    return json.loads(text)
+
+
+@pytest.mark.parametrize(
+    ("how", "code"),
+    [
+        ("failed", 1),
+        ("usage", 2),
+        ("not-ready", 3),
+        ("cancelled", 130),
+        ("interrupt", 130),
+        ("unexpected", 1),
+    ],
+)
+def test_each_kind_of_failure_has_its_exit_code(capfd: Capture, how: str, code: int) -> None:
+    assert run(capfd, "boom", how)[0] == code
+
+
+def test_an_error_says_what_happened_and_what_to_try_on_stderr(capfd: Capture) -> None:
+    _, out, err = run(capfd, "boom", "failed")
+
+    assert out == ""
+    assert err == "error: the disk is full\ntry: hyp maintain\ntry: hyp purge\n"
+
+
+def test_with_json_an_error_is_the_one_document_on_stdout(capfd: Capture) -> None:
+    _, out, err = run(capfd, "boom", "failed", "--json")
+
+    assert one_document(out) == {
+        "error": {"kind": "disk_full", "message": "the disk is full", "repair": ["hyp maintain", "hyp purge"]}
+    }
+    assert err == ""
+
+
+def test_a_repair_that_there_is_not_is_left_out(capfd: Capture) -> None:
+    assert "repair" not in one_document(run(capfd, "boom", "usage", "--json")[1])["error"]
+
+
+@pytest.mark.parametrize("how", ["cancelled", "interrupt"])
+def test_a_cancelled_command_says_so(capfd: Capture, how: str) -> None:
+    assert run(capfd, "boom", how)[1:] == ("", "cancelled\n")
+    assert one_document(run(capfd, "boom", how, "--json")[1])["error"]["kind"] == "cancelled"
+
+
+def test_a_part_that_failed_stands_beside_the_report_of_the_rest(capfd: Capture) -> None:
+    code, out, _ = run(capfd, "boom", "partly", "--json")
+
+    assert code == 1
+    assert one_document(out) == {
+        "accepted": 2,
+        "rejected": [3],
+        "error": {"kind": "rows_rejected", "message": "1 row was refused"},
+    }
+
+
+def test_an_error_after_the_answer_does_not_add_a_second_document(capfd: Capture) -> None:
+    code, out, err = run(capfd, "late", "--json")
+
+    assert code == 1
+    assert one_document(out) == {"ok": True}
+    assert err == "error: too late\n"
+
+
+def test_a_command_can_answer_and_still_exit_with_1(capfd: Capture) -> None:
+    assert run(capfd, "unhealthy", "--json")[0] == 1
+
+
+@pytest.mark.parametrize(
+    ("args", "said", "help_of"),
+    [
+        (["boom"], "Missing argument", "hyp boom"),
+        (["boom", "failed", "--jso"], "--jso", "hyp boom"),
+        (["boom", "nonsense"], "nonsense", "hyp boom"),
+        (["bom"], "Did you mean boom?", "hyp"),
+        (["--nonsense"], "--nonsense", "hyp"),
+        (["boom", "failed", "more"], "more", "hyp boom"),
+    ],
+)
+def test_wrong_usage_exits_2_and_names_the_help(
+    capfd: Capture, args: list[str], said: str, help_of: str
+) -> None:
+    code, out, err = run(capfd, *args)
+
+    assert (code, out) == (2, "")
+    assert said in err
+    assert err.startswith("error: ")
+    assert f"try: {help_of} --help\n" in err
+
+    code, out, err = run(capfd, *args, "--json")
+    error = one_document(out)["error"]
+    assert (code, error["kind"], error["repair"], err) == (2, "usage", [f"{help_of} --help"], "")
+
+
+def test_json_after_a_double_dash_is_an_argument(capfd: Capture) -> None:
+    code, out, err = run(capfd, "boom", "--", "--json")
+
+    assert (code, out) == (2, "")
+    assert err.startswith("error: ")
+
+
+def test_a_command_prefix_is_not_a_command(capfd: Capture) -> None:
+    assert run(capfd, "boo", "failed")[0] == 2
+
+
+def test_a_group_without_a_subcommand_shows_its_help_and_exits_2(capfd: Capture) -> None:
+    code, out, err = run(capfd)
+
+    assert (code, out) == (2, "")
+    assert "Usage: hyp" in err
+
+
+def test_an_unexpected_error_is_one_line_and_its_traceback_is_in_the_log(capfd: Capture, home: Home) -> None:
+    home.root.mkdir()
+
+    code, _, err = run(capfd, "boom", "unexpected")
+
+    log = home.logs / "cli.log"
+    assert code == 1
+    assert err == f"error: unexpected ValueError: an odd value (details in {log})\n"
+    assert "Traceback" in log.read_text()
+    assert "with a second line" in log.read_text()
+    assert stat.S_IMODE(log.stat().st_mode) == 0o600
+
+
+def test_an_unexpected_error_creates_no_home(capfd: Capture, home: Home) -> None:
+    _, out, _ = run(capfd, "boom", "unexpected", "--json")
+
+    assert one_document(out)["error"]["kind"] == "internal"
+    assert "HYP_DEBUG=1" in one_document(out)["error"]["message"]
+    assert not home.root.exists()
+
+
+def test_with_hyp_debug_the_traceback_is_on_stderr(capfd: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HYP_DEBUG", "1")
+
+    assert "Traceback" in run(capfd, "boom", "unexpected")[2]
+
+
+def test_the_log_of_unexpected_errors_does_not_grow_without_end(capfd: Capture, home: Home) -> None:
+    home.logs.mkdir(parents=True)
+    (home.logs / "cli.log").write_bytes(b"x" * (2 << 20))
+
+    run(capfd, "boom", "unexpected")
+
+    assert (home.logs / "cli.log").stat().st_size < 100_000
+    assert (home.logs / "cli.log.1").stat().st_size == 2 << 20
+
+
+def test_a_broken_pipe_that_is_not_ours_is_an_error(capfd: Capture) -> None:
+    """An engine that died must not look like a reader that had enough."""
+    code, _, err = run(capfd, "boom", "pipe")
+
+    assert code == 1
+    assert "BrokenPipeError" in err
+
+
+SCRIPT = textwrap.dedent(
+    """
+    import sys, click
+    from hypaware.cli import output
+    from hypaware.cli.group import Group
+    from hypaware.cli.main import main
+
+    @click.group("hyp", cls=Group, examples=["x"])
+    def root(): pass
+
+    @root.command("endless", examples=["x"])
+    def endless():
+        while True:
+            output.emit("a line of a long answer")
+
+    @root.command("both", examples=["x"])
+    def both():
+        output.emit("not yet flushed")
+        output.note("beside it")
+
+    @root.command("wait", examples=["x"])
+    def wait():
+        output.note("waiting")
+        sys.stdin.read()
+
+    sys.exit(main(None, root))
+    """
+)
+
+
+@pytest.fixture
+def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
+    path = tmp_path / "script.py"
+    path.write_text(SCRIPT)
+    return [sys.executable, str(path)]
+
+
+def test_a_reader_that_has_had_enough_ends_the_command_quietly(script: list[str]) -> None:
+    process = subprocess.Popen([*script, "endless"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout
+    assert process.stderr
+    process.stdout.readline()
+    process.stdout.close()
+
+    assert process.wait() == 1
+    assert process.stderr.read() == b""
+    process.stderr.close()
+
+
+def test_help_into_a_closed_pipe_is_quiet(script: list[str]) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+
+    done = subprocess.run([*script, "--help"], stdout=writer, stderr=subprocess.PIPE)
+    os.close(writer)
+
+    assert (done.returncode, done.stderr) == (1, b"")
+
+
+def test_a_reader_of_both_streams_that_is_gone_leaves_nothing_to_fail_at_exit(script: list[str]) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+
+    done = subprocess.run([*script, "both"], stdout=writer, stderr=writer)
+    os.close(writer)
+
+    assert done.returncode == 1
+
+
+def test_ctrl_c_exits_130(script: list[str]) -> None:
+    with subprocess.Popen(
+        [*script, "wait"], stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stderr
+        assert process.stderr.readline() == "waiting\n"
+        process.send_signal(signal.SIGINT)
+
+        assert process.wait() == 130
+        assert process.stderr.read() == "cancelled\n"
+
+
+def test_a_command_without_an_example_cannot_be_declared() -> None:
+    with pytest.raises(TypeError, match="examples"):
+        Command("silent")  # type: ignore[call-arg]

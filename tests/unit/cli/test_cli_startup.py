@@ -1,0 +1,107 @@
+"""A command answers `--help` before anything heavy is imported: that is what keeps it quick."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import click
+import pytest
+
+from hypaware.cli.commands import TABLE
+from hypaware.cli.group import Group
+from hypaware.cli.main import hyp
+
+HEAVY = (
+    "duckdb fastavro importlib.metadata opentelemetry orjson pyarrow pyiceberg py4j pyspark rich sqlalchemy"
+    " sqlite3 tomlkit asyncio"
+)
+
+
+def modules_after(*args: str) -> set[str]:
+    """The heavy modules that a process has imported when it has answered."""
+    script = (
+        "import sys\nfrom hypaware.cli.main import main\n"
+        "code = main(sys.argv[1:])\n"
+        f"sys.stderr.write(' '.join(name for name in {HEAVY.split()!r} if name in sys.modules))\n"
+        "sys.exit(code)"
+    )
+    done = subprocess.run([sys.executable, "-c", script, *args], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return set(done.stderr.split())
+
+
+def commands(
+    group: click.Group, path: tuple[str, ...] = ()
+) -> Iterator[tuple[tuple[str, ...], click.Command]]:
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        assert command is not None
+        yield (*path, name), command
+        if isinstance(command, click.Group):
+            yield from commands(command, (*path, name))
+
+
+ALL = dict(commands(hyp))
+
+
+def test_help_imports_nothing_heavy_and_no_command() -> None:
+    script = (
+        "import sys\nfrom hypaware.cli.main import main\nmain(['--help'])\n"
+        "sys.stderr.write(' '.join(sorted(m for m in sys.modules if m.startswith('hypaware'))))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+
+    loaded = set(done.stderr.split())
+    assert modules_after("--help") == set()
+    assert not loaded & {entry.target.partition(":")[0] for entry in TABLE}
+
+
+@pytest.mark.parametrize("name", [entry.name for entry in TABLE])
+def test_help_of_a_command_imports_nothing_heavy(name: str) -> None:
+    assert modules_after(name, "--help") == set()
+
+
+def test_the_version_is_told_without_importing_spark_or_starting_telemetry() -> None:
+    assert not modules_after("version", "--json") & {
+        "pyspark",
+        "pyarrow",
+        "sqlalchemy",
+        "opentelemetry",
+        "rich",
+    }
+
+
+@pytest.mark.parametrize("path", ALL, ids=" ".join)
+def test_the_help_of_every_command_says_what_it_does_and_carries_an_example(path: tuple[str, ...]) -> None:
+    command = ALL[path]
+    text = command.get_help(click.Context(command, info_name=" ".join(("hyp", *path))))
+
+    assert command.help
+    example = text.partition("\nExample")[2].partition(":\n")[2]
+    assert " ".join(("hyp", *path)) in example
+
+
+def test_the_table_of_commands_agrees_with_the_commands() -> None:
+    for entry in TABLE:
+        assert ALL[(entry.name,)].name == entry.name
+        assert entry.about.endswith(".")
+
+
+def test_an_alias_is_the_command_itself_and_shown_beside_it(capfd: pytest.CaptureFixture[str]) -> None:
+    from hypaware.cli.group import Entry, RootGroup
+    from hypaware.cli.main import main
+
+    table = [Entry("version", "hypaware.cli.version:version", "Versions.", aliases=("about",))]
+    root = RootGroup("hyp", table=table, examples=["hyp version"])
+
+    assert main(["about", "--json"], root) == 0
+    assert '"hypaware"' in capfd.readouterr().out
+    assert main(["--help"], root) == 0
+    assert "version, about" in capfd.readouterr().out
+
+
+def test_groups_take_examples_like_commands() -> None:
+    assert all(command.examples for command in ALL.values() if isinstance(command, Group))

@@ -1,0 +1,119 @@
+from __future__ import annotations
+
+from contextlib import suppress
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hypaware.config import cron, values
+from hypaware.config.where import line_of
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("2m", 120.0),
+        ("15m", 900.0),
+        ("1h", 3600.0),
+        ("30s", 30.0),
+        ("7d", 604800.0),
+        ("250ms", 0.25),
+    ],
+)
+def test_a_duration_is_read_as_seconds(text: str, seconds: float) -> None:
+    assert values.DURATION.read(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "m", "2", "-2m", "2w", "2m30s", "two minutes", "1e3s", "4000d", "1.5h"])
+def test_what_is_no_duration_is_refused(text: str) -> None:
+    with pytest.raises(ValueError):  # noqa: PT011
+        values.DURATION.read(text)
+
+
+@pytest.mark.parametrize(
+    ("raw", "count"),
+    [("128MiB", 2**27), ("64KB", 64_000), ("1GiB", 2**30), ("5B", 5), ("10 mib", 10 * 2**20), (4096, 4096)],
+)
+def test_a_size_is_read_as_bytes(raw: object, count: int) -> None:
+    assert values.SIZE.read(raw) == count
+
+
+@pytest.mark.parametrize("raw", ["", "12", "1.5MiB", "-1KB", "MiB", 0, -1, True, 2.5, "3iB"])
+def test_what_is_no_size_is_refused(raw: object) -> None:
+    with pytest.raises(ValueError):  # noqa: PT011
+        values.SIZE.read(raw)
+
+
+@given(st.integers(1, 10 * 365 * 86_400_000))
+def test_a_duration_survives_being_written_and_read(milliseconds: int) -> None:
+    seconds = milliseconds / 1000
+
+    assert values.DURATION.read(values.duration_text(seconds)) == pytest.approx(seconds, rel=1e-9)
+
+
+@given(st.integers(1, 2**62))
+def test_a_size_survives_being_written_and_read(count: int) -> None:
+    assert values.SIZE.read(values.size_text(count)) == count
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        "* * * * *",
+        "*/5 * * * *",
+        "0 0 1 1 0",
+        "59 23 31 12 7",
+        "0,30 8-18/2 * * 1-5",
+        "0 0 29 2 *",
+        "0 0 30 2 1",
+    ],
+)
+def test_a_five_field_schedule_is_accepted(schedule: str) -> None:
+    cron.check(schedule)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "reason"),
+    [
+        ("* * * *", "4 fields"),
+        ("* * * * * *", "6 fields"),
+        ("*  * * * *", "6 fields"),
+        ("60 * * * *", "minute from 0 to 59"),
+        ("* 24 * * *", "hour from 0 to 23"),
+        ("* * 0 * *", "day of month from 1 to 31"),
+        ("* * * 13 *", "month from 1 to 12"),
+        ("* * * * 8", "day of week from 0 to 7"),
+        ("5-1 * * * *", "minute from 0 to 59"),
+        ("*/0 * * * *", "is 0"),
+        ("5/10 * * * *", "needs a range"),
+        ("* * * JAN *", "is not a month"),
+        (", * * * *", "is not a minute"),
+        ("@daily", "1 fields"),
+        ("0 0 30 2 *", "never comes"),
+        ("0 0 31 4,6,9,11 *", "never comes"),
+    ],
+)
+def test_a_schedule_that_means_nothing_is_refused_with_the_reason(schedule: str, reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        cron.check(schedule)
+
+
+@given(st.text(alphabet="0123456789*/,- ", max_size=30))
+def test_no_schedule_text_breaks_the_check(schedule: str) -> None:
+    with suppress(ValueError):
+        cron.check(schedule)
+
+
+def test_the_line_of_a_key_is_that_of_its_statement_not_of_its_value() -> None:
+    text = 'a = 1\n# why\nlist = [\n  "x",\n  { y = 1 },\n]\n\n[t]\nk = """\nmore\n"""\nz.q = 1\n[[u]]\n[[u]]\nn = 2\n'
+
+    assert line_of(text, ("a",)) == 1
+    assert line_of(text, ("list",)) == 3
+    assert line_of(text, ("list", 1, "y")) == 3
+    assert line_of(text, ("t",)) == 8
+    assert line_of(text, ("t", "k")) == 9
+    assert line_of(text, ("t", "z", "q")) == 12
+    assert line_of(text, ("u", 1)) == 14
+    assert line_of(text, ("u", 1, "n")) == 15
+    assert line_of(text, ("missing",)) is None

@@ -1,0 +1,58 @@
+"""Class archives: which one belongs to which Java and jars, and when a stale one goes. Building is in tests/spark."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from hypaware.engine import archive
+from hypaware.engine.java import Java
+
+JAVA = Java(Path("/opt/java/bin/java"), "17.0.15", "Debian 17.0.15+6")
+
+
+@pytest.fixture
+def jar(tmp_path: Path) -> Path:
+    path = tmp_path / "spark.jar"
+    path.write_bytes(b"classes")
+    return path
+
+
+def test_the_same_java_and_jars_have_the_same_archive(tmp_path: Path, jar: Path) -> None:
+    assert archive.locate(tmp_path, JAVA, [jar]) == archive.locate(tmp_path, JAVA, [jar])
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        Java(JAVA.executable, "17.0.16", "Debian 17.0.16+8"),
+        Java(JAVA.executable, "17.0.15", "Acme 17.0.15+6"),
+        Java(Path("/opt/other/bin/java"), "17.0.15", "Debian 17.0.15+6"),
+    ],
+)
+def test_another_build_of_java_has_another_archive(tmp_path: Path, jar: Path, other: Java) -> None:
+    assert archive.locate(tmp_path, JAVA, [jar]) != archive.locate(tmp_path, other, [jar])
+
+
+def test_a_jar_that_changed_or_moved_has_another_archive(tmp_path: Path, jar: Path) -> None:
+    before = archive.locate(tmp_path, JAVA, [jar])
+    second = tmp_path / "second.jar"
+    second.write_bytes(b"more")
+
+    assert archive.locate(tmp_path, JAVA, [jar, second]) != before
+    assert archive.locate(tmp_path, JAVA, [second, jar]) != archive.locate(tmp_path, JAVA, [jar, second])
+    os.utime(jar, (1, 1))
+    assert archive.locate(tmp_path, JAVA, [jar]) != before
+
+
+def test_a_missing_archive_gives_no_options(tmp_path: Path) -> None:
+    assert archive.options(tmp_path / "none.jsa") == ()
+
+
+def test_an_archive_that_is_there_is_used(tmp_path: Path) -> None:
+    there = tmp_path / "there.jsa"
+    there.touch()
+
+    assert f"-XX:SharedArchiveFile={there}" in archive.options(there)

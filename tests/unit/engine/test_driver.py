@@ -1,0 +1,205 @@
+"""The order in which Spark and the lake are opened. Spark itself is stood in for: what matters is who waits
+for what."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from hypaware import config, errors
+from hypaware.engine.driver import Driver, GiveWay, Wait
+from hypaware.home import Home
+
+
+@dataclass
+class StandIn:
+    """Records what happens to it; the lake is somebody else's for as long as `taken_for` has seconds left."""
+
+    happened: list[str]
+    taken_for: list[float] = field(default_factory=list)
+    alive: bool = True
+    jvm_pid: int = 4242
+
+    @property
+    def session(self) -> Any:
+        return SimpleNamespace(version="stand-in")
+
+    def own_lake(self, wait: Wait) -> None:
+        for seconds in self.taken_for:
+            wait(seconds)
+        self.happened.append("lake")
+
+    def close(self) -> None:
+        self.happened.append("close")
+
+
+class JobOfTests:
+    def __init__(self, home: Home) -> None:
+        self.home = home
+        self.config = config.load(home)
+        self.notes: list[str] = []
+        self.cancelled = threading.Event()
+
+    @property
+    def spark(self) -> Any:
+        raise AssertionError("the driver is asked for it here, not the context")
+
+    def progress(
+        self, message: str, done: float | None = None, total: float | None = None, **facts: object
+    ) -> None:
+        pass
+
+    def emit(self, chunk: bytes) -> None:
+        pass
+
+    def note(self, message: str) -> None:
+        self.notes.append(message)
+
+    def check_cancelled(self) -> None:
+        if self.cancelled.is_set():
+            raise errors.Cancelled
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    home = Home(tmp_path / "home")
+    home.run.mkdir(parents=True)
+    return home
+
+
+def opening(stand_in: StandIn) -> Callable[[], StandIn]:
+    def open_spark() -> StandIn:
+        stand_in.happened.append("spark")
+        return stand_in
+
+    return open_spark
+
+
+def test_the_lake_is_ours_before_on_open_and_on_open_comes_once(home: Home) -> None:
+    happened: list[str] = []
+    driver = Driver(home, opening(StandIn(happened)), lambda job: happened.append("on_open"))
+    for _ in range(3):
+        driver.spark(JobOfTests(home))
+        driver.settle(JobOfTests(home))
+    assert happened == ["spark", "lake", "on_open"]
+    assert (driver.owns_lake, driver.jvm_pid) == (True, 4242)
+    driver.close()
+    driver.close()
+    assert happened == ["spark", "lake", "on_open", "close"]
+    assert (driver.owns_lake, driver.jvm_pid) == (False, None)
+    assert not home.lake_owner.exists()
+
+
+def test_an_on_open_that_failed_is_done_again_for_the_next_job(home: Home) -> None:
+    """An unfinished flush that could not be settled must not be read past."""
+    tries: list[int] = []
+
+    def on_open(job: object) -> None:
+        tries.append(len(tries))
+        if len(tries) == 1:
+            raise errors.Retryable("disk full")
+
+    driver = Driver(home, opening(StandIn([])), on_open)
+    driver.spark(JobOfTests(home))
+    with pytest.raises(errors.Retryable, match="disk full"):
+        driver.settle(JobOfTests(home))
+    driver.settle(JobOfTests(home))
+    driver.settle(JobOfTests(home))
+    assert tries == [0, 1]
+
+
+def test_no_job_passes_while_on_open_is_under_way_and_the_waiting_ones_can_be_cancelled(home: Home) -> None:
+    entered, leave = threading.Event(), threading.Event()
+    order: list[str] = []
+
+    def on_open(job: object) -> None:
+        entered.set()
+        leave.wait()
+        order.append("settled")
+
+    def use(job: JobOfTests, name: str) -> None:
+        driver.spark(job)
+        driver.settle(job)
+        order.append(name)
+
+    driver = Driver(home, opening(StandIn([])), on_open)
+    first, second, third = (JobOfTests(home) for _ in range(3))
+    with ThreadPoolExecutor() as pool:
+        opens = pool.submit(use, first, "first")
+        entered.wait()
+        waits = pool.submit(use, second, "second")
+        gives_up = pool.submit(use, third, "third")
+        third.cancelled.set()
+        with pytest.raises(errors.Cancelled):
+            gives_up.result()
+        leave.set()
+        opens.result()
+        waits.result()
+    assert order[0] == "settled"
+    assert sorted(order[1:]) == ["first", "second"]
+
+
+def test_waiting_for_the_lake_is_said_once_after_a_second_with_the_process_that_has_it(home: Home) -> None:
+    home.lake_owner.write_text(json.dumps({"pid": 777, "jvm_pid": 778}))
+    job = JobOfTests(home)
+    driver = Driver(home, opening(StandIn([], taken_for=[0.0, 0.5, 1.0, 1.5, 2.0])), lambda job: None)
+    driver.spark(job)
+    assert job.notes == ["waiting for process 777 that is using this lake"]
+    assert json.loads(home.lake_owner.read_bytes())["jvm_pid"] == 4242, "now it is us"
+
+
+@pytest.mark.parametrize("content", [None, b"", b"[]", b'{"pid"', b"{}"])
+def test_an_owner_that_is_not_known_is_no_trouble(home: Home, content: bytes | None) -> None:
+    if content is not None:
+        home.lake_owner.write_bytes(content)
+    job = JobOfTests(home)
+    Driver(home, opening(StandIn([], taken_for=[0.0, 1.0])), lambda job: None).spark(job)
+    assert job.notes == ["waiting for another process that is using this lake"]
+
+
+def test_a_short_wait_is_not_worth_a_word(home: Home) -> None:
+    job = JobOfTests(home)
+    Driver(home, opening(StandIn([], taken_for=[0.0, 0.9])), lambda job: None).spark(job)
+    assert job.notes == []
+
+
+def test_a_job_that_waits_for_the_lake_can_be_cancelled_and_the_session_stays_for_the_next(
+    home: Home,
+) -> None:
+    happened: list[str] = []
+    stand_in = StandIn(happened, taken_for=[0.0])
+    driver = Driver(home, opening(stand_in), lambda job: None)
+    job = JobOfTests(home)
+    job.cancelled.set()
+    with pytest.raises(errors.Cancelled):
+        driver.spark(job)
+    assert not driver.owns_lake
+    driver.spark(JobOfTests(home))
+    assert happened == ["spark", "lake"]
+
+
+def test_who_gives_way_does_so_only_while_waiting(home: Home) -> None:
+    free = Driver(home, opening(StandIn([])), lambda job: None, give_way=lambda: True)
+    free.spark(JobOfTests(home))
+    taken = Driver(home, opening(StandIn([], taken_for=[0.0])), lambda job: None, give_way=lambda: True)
+    with pytest.raises(GiveWay):
+        taken.spark(JobOfTests(home))
+
+
+def test_a_dead_jvm_is_the_error_of_every_later_job(home: Home) -> None:
+    stand_in = StandIn([])
+    driver = Driver(home, opening(stand_in), lambda job: None)
+    driver.spark(JobOfTests(home))
+    stand_in.alive = False
+    assert driver.lost
+    with pytest.raises(errors.Retryable) as caught:
+        driver.spark(JobOfTests(home))
+    assert caught.value.kind == "engine_died"

@@ -1,0 +1,440 @@
+"""How an engine comes and goes: one per home, whatever lies on disk, whoever starts, stops or kills it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from hypaware import config, errors
+from hypaware.engine import client, endpoint, launch, singleton
+from hypaware.engine.driver import Driver, spark_opener
+from hypaware.engine.jobs import load_table
+from hypaware.engine.protocol import Connection, Message, hello
+from hypaware.engine.server import Server
+from hypaware.home import Home
+
+if TYPE_CHECKING:
+    from tests.unit.engine.conftest import EngineOfTests, Eventually
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+@contextmanager
+def lock_held(home: Home) -> Iterator[None]:
+    lock = singleton.take(home)
+    assert lock is not None
+    try:
+        yield
+    finally:
+        os.close(lock)
+
+
+@contextmanager
+def another_engine(home: Home, play: Callable[[Connection], None], times: int = 1) -> Iterator[None]:
+    """An engine of which only so many connections matter: `play` has each of them, then that engine is
+    gone."""
+
+    def live() -> None:
+        with lock_held(home), endpoint.listen(home) as listener:
+            listening.set()
+            for left in reversed(range(times)):
+                sock, _ = listener.accept()
+                if left == 0:
+                    listener.close()
+                    endpoint.remove(home)
+                with Connection(sock) as connection:
+                    play(connection)
+
+    listening = threading.Event()
+    thread = threading.Thread(target=live)
+    thread.start()
+    listening.wait()
+    yield
+    thread.join()
+
+
+# Starting
+
+
+def test_a_stale_socket_and_a_stale_pid_file_block_nothing(engine: EngineOfTests) -> None:
+    """The pid that a killed engine left behind may belong to somebody else now, who must not be touched."""
+    bystander = subprocess.Popen(["sleep", "600"])
+    try:
+        with lock_held(engine.home):
+            endpoint.listen(engine.home).close()
+            launch.pid_file(engine.home).write_text(f"{bystander.pid}\n")
+        assert engine.home.engine_socket.exists()
+        assert client.status(engine.home) == {"state": "stopped"}
+        assert client.stop(engine.home) is False
+        assert engine.run("echo")["pid"] not in (bystander.pid, os.getpid())
+        assert bystander.poll() is None
+    finally:
+        bystander.kill()
+        bystander.wait()
+
+
+def test_a_plain_file_in_the_sockets_place_blocks_nothing(engine: EngineOfTests) -> None:
+    engine.home.engine.mkdir(parents=True, mode=0o700)
+    engine.home.engine_socket.write_text("not a socket")
+    assert engine.run("echo", {"n": 1})["args"] == {"n": 1}
+
+
+def test_commands_that_start_it_at_once_get_one_engine(engine: EngineOfTests) -> None:
+    commands = [engine.command("echo", {"n": n}) for n in range(8)]
+    answers = [json.loads(command.communicate()[0]) for command in commands]
+    assert [answer["args"]["n"] for answer in answers] == list(range(8))
+    assert len({answer["pid"] for answer in answers}) == 1
+    assert launch.log_file(engine.home).read_text().count(" listens at ") == 1
+
+
+def test_a_second_engine_process_exits_at_once_and_quietly(engine: EngineOfTests) -> None:
+    first = engine.run("echo")["pid"]
+    command = [sys.executable, "-m", "hypaware.engine.process", "--home", str(engine.home.root)]
+    second = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (second.returncode, second.stdout, second.stderr) == (0, "", "")
+    assert engine.run("echo")["pid"] == first
+
+
+def test_an_engine_process_can_be_started_by_hand(engine: EngineOfTests, eventually: Eventually) -> None:
+    command = [sys.executable, "-m", "hypaware.engine.process", "--home", str(engine.home.root)]
+    process = subprocess.Popen([*command, "--jobs", "engine_jobs"], stderr=subprocess.PIPE)
+    with process:
+        eventually(lambda: client.status(engine.home)["state"] == "running")
+        assert engine.run("echo")["pid"] == process.pid
+        process.send_signal(signal.SIGINT)
+    assert process.returncode == 0
+
+
+def test_what_is_missing_is_said_before_anything_is_started(engine: EngineOfTests) -> None:
+    def nothing_installed() -> None:
+        raise errors.NotReady("no jars", repair="hyp engine install")
+
+    unready = replace(engine.engine, check=nothing_installed)
+    with pytest.raises(errors.NotReady, match="no jars"):
+        client.run_job(engine.home, config.load(engine.home), "echo", {}, engine=unready)
+    assert not launch.log_file(engine.home).exists()
+    assert singleton.is_free(engine.home)
+
+
+def test_an_engine_that_dies_while_starting_is_noticed_with_the_end_of_its_log(engine: EngineOfTests) -> None:
+    good = config.load(engine.home)
+    engine.run("echo")
+    client.stop(engine.home)
+    engine.configure('[engine]\nmaster = "local[*]"\nmastre = "local[*]"')
+    with pytest.raises(errors.Retryable) as caught:
+        client.run_job(engine.home, good, "echo", {}, engine=engine.engine)
+    assert caught.value.kind == "engine_failed"
+    assert "mastre" in caught.value.message
+    assert "Traceback" not in caught.value.message
+    assert " listens at " not in caught.value.message, "that was the engine before"
+    assert singleton.is_free(engine.home)
+
+
+def test_a_large_log_makes_room_when_an_engine_starts(engine: EngineOfTests) -> None:
+    log = launch.log_file(engine.home)
+    log.parent.mkdir(parents=True, mode=0o700)
+    log.write_bytes(b"x" * (launch.LOG_LIMIT + 1))
+    engine.run("echo")
+    assert log.with_name("engine.log.1").stat().st_size == launch.LOG_LIMIT + 1
+    assert "x" * 100 not in log.read_text()
+
+
+def test_an_engine_of_another_version_is_asked_to_make_room(engine: EngineOfTests) -> None:
+    """After an upgrade. Its jobs may take as long as they take."""
+    asked: list[Message | bytes | None] = []
+
+    def older(connection: Connection) -> None:
+        connection.send({**hello(1), "version": "0.0.1", "protocol": 0})
+        asked.append(connection.receive())
+
+    with another_engine(engine.home, older):
+        assert engine.run("echo", {"n": 1})["args"] == {"n": 1}
+    assert asked == [{"type": "stop", "grace": None}]
+
+
+def test_a_home_with_a_long_path_has_its_socket_elsewhere_in_private(
+    engine: EngineOfTests, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also for a command with another TMPDIR than that of the command which started the engine."""
+    long = replace(engine, engine=replace(engine.engine, home=Home(tmp_path / ("long-" * 30))))
+    pid = long.run("echo")["pid"]
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    assert json.loads(long.command("echo").communicate()[0])["pid"] == pid
+    folder = long.home.engine_socket.parent
+    assert not folder.is_relative_to(long.home.root)
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert client.stop(long.home) is True
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize("trick", ["open to others", "a link"])
+def test_a_socket_folder_that_is_not_ours_alone_is_refused_by_both_sides(
+    engine: EngineOfTests, tmp_path: Path, trick: str
+) -> None:
+    """Anybody can create names in the temporary directory, and could then answer in the engine's place."""
+    long = replace(engine, engine=replace(engine.engine, home=Home(tmp_path / ("long-" * 30))))
+    folder = long.home.engine_socket.parent
+    if trick == "a link":
+        (tmp_path / "elsewhere").mkdir(mode=0o700)
+        folder.symlink_to(tmp_path / "elsewhere")
+    else:
+        folder.mkdir()
+        folder.chmod(0o777)
+    try:
+        with pytest.raises(errors.NotReady, match="not a private folder"):
+            long.run("echo")
+        with lock_held(long.home), pytest.raises(errors.NotReady, match="not a private folder"):
+            endpoint.listen(long.home)
+    finally:
+        folder.unlink() if trick == "a link" else folder.rmdir()
+
+
+# Ending
+
+
+def test_an_idle_engine_ends_and_leaves_nothing_behind(engine: EngineOfTests, eventually: Eventually) -> None:
+    engine.configure('[engine]\nidle_timeout = "50ms"')
+    engine.run("echo")
+    eventually(lambda: singleton.is_free(engine.home))
+    assert not engine.home.engine_socket.exists()
+    assert not launch.pid_file(engine.home).exists()
+
+
+def test_an_engine_with_a_job_is_not_idle(
+    engine: EngineOfTests, files: dict[str, str], eventually: Eventually
+) -> None:
+    engine.configure('[engine]\nidle_timeout = "1ms"')
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(engine.run, "wait", files)
+        eventually(Path(files["began"]).exists)
+        pid = client.status(engine.home)["pid"]
+        for _ in range(50):
+            assert client.status(engine.home)["pid"] == pid
+        Path(files["until"]).touch()
+        assert waiting.result() == {"waited": True, "pid": pid}
+
+
+def test_no_job_is_lost_to_an_engine_that_is_just_ending(engine: EngineOfTests) -> None:
+    """Every engine here ends within a millisecond of its last job, while the next callers are on their
+    way."""
+    engine.configure('[engine]\nidle_timeout = "1ms"')
+    with ThreadPoolExecutor(4) as pool:
+        answers = list(pool.map(lambda n: engine.run("echo", {"n": n}), range(60)))
+    assert [answer["args"]["n"] for answer in answers] == list(range(60))
+    assert len({answer["pid"] for answer in answers}) > 1, "no engine ended in between: nothing was tested"
+
+
+def test_an_engine_that_has_begun_to_end_refuses_every_job(engine: EngineOfTests) -> None:
+    """A caller may have been greeted just before; what it then asks for must not be begun and cut off."""
+    jobs = load_table("engine_jobs")
+    current = config.load(engine.home)
+    driver = Driver(engine.home, spark_opener(engine.home, current.engine), jobs.on_open)
+    server = Server(engine.home, jobs, lambda: current, driver, launch.log_file(engine.home))
+    ours, theirs = socket.socketpair()
+    with Connection(ours) as connection:
+        server.attach(theirs)
+        assert connection.receive() == hello(os.getpid())
+        server.drain(grace=None)
+        # It may have hung up by now, which says the same.
+        with suppress(ConnectionError):
+            connection.send({"type": "job", "job": "echo"})
+        assert connection.receive() in ({"type": "refused"}, None)
+    ours, theirs = socket.socketpair()
+    with Connection(ours) as connection:
+        server.attach(theirs)
+        connection.receive()
+        connection.send({"type": "job", "job": "echo"})
+        assert connection.receive() == {"type": "refused"}
+
+
+@pytest.mark.parametrize("goodbye", [{"type": "refused"}, None])
+def test_a_job_that_was_not_taken_is_given_to_the_next_engine(
+    engine: EngineOfTests, goodbye: Message | None
+) -> None:
+    asked: list[Message | bytes | None] = []
+
+    def ending(connection: Connection) -> None:
+        connection.send(hello(1))
+        asked.append(connection.receive())
+        if goodbye is not None:
+            connection.send(goodbye)
+
+    with another_engine(engine.home, ending):
+        assert engine.run("echo", {"n": 1})["args"] == {"n": 1}
+    assert isinstance(asked[0], dict)
+    assert asked[0]["job"] == "echo"
+
+
+def test_a_job_that_no_engine_ever_takes_is_given_up(engine: EngineOfTests) -> None:
+    def greet(connection: Connection) -> None:
+        connection.send(hello(1))
+
+    with (
+        another_engine(engine.home, greet, times=client.ATTEMPTS),
+        pytest.raises(errors.Retryable) as caught,
+    ):
+        engine.run("echo")
+    assert caught.value.kind == "engine_failed"
+
+
+def test_a_job_that_was_taken_is_never_repeated_by_itself(engine: EngineOfTests) -> None:
+    def dying(connection: Connection) -> None:
+        connection.send(hello(1))
+        connection.receive()
+        connection.send({"type": "accepted", "id": "1"})
+
+    with another_engine(engine.home, dying), pytest.raises(errors.Retryable) as caught:
+        engine.run("echo")
+    assert caught.value.kind == "engine_died"
+    assert not launch.log_file(engine.home).exists(), "no other engine was started"
+
+
+def test_a_killed_engine_is_an_error_at_once_and_the_next_job_has_a_new_one(
+    engine: EngineOfTests, files: dict[str, str], eventually: Eventually
+) -> None:
+    before = engine.run("echo")["pid"]
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(engine.run, "wait", files)
+        eventually(Path(files["began"]).exists)
+        os.kill(before, signal.SIGKILL)
+        with pytest.raises(errors.Retryable, match="nothing acknowledged is lost: run it again") as caught:
+            waiting.result()
+    assert (caught.value.kind, caught.value.exit_code) == ("engine_died", 1)
+    assert engine.home.engine_socket.exists(), "what a kill leaves behind"
+    assert engine.run("echo")["pid"] != before
+
+
+def test_sigterm_lets_a_job_end_that_soon_does(
+    engine: EngineOfTests, files: dict[str, str], eventually: Eventually
+) -> None:
+    pid = engine.run("echo")["pid"]
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(engine.run, "wait", files)
+        eventually(Path(files["began"]).exists)
+        os.kill(pid, signal.SIGTERM)
+        eventually(lambda: not engine.home.engine_socket.exists())
+        Path(files["until"]).touch()
+        assert waiting.result() == {"waited": True, "pid": pid}
+    eventually(lambda: not is_alive(pid))
+    assert not launch.pid_file(engine.home).exists()
+
+
+def test_stop_cancels_what_does_not_end_by_itself(
+    engine: EngineOfTests, files: dict[str, str], eventually: Eventually, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launch, "GRACE_SECONDS", 0.0)
+    pid = engine.run("echo")["pid"]
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(engine.run, "wait", files)
+        eventually(Path(files["began"]).exists)
+        assert client.stop(engine.home) is True
+        eventually(lambda: not is_alive(pid))
+        with pytest.raises(errors.Cancelled):
+            waiting.result()
+    assert Path(files["cancelled"]).exists()
+    assert client.stop(engine.home) is False
+
+
+def test_an_engine_that_hangs_is_reported_and_can_be_stopped(
+    engine: EngineOfTests, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launch, "ANSWER_SECONDS", 0.05)
+    monkeypatch.setattr(client, "STOP_SECONDS", 0.05)
+    pid = engine.run("echo")["pid"]
+    os.kill(pid, signal.SIGSTOP)
+    assert client.status(engine.home) == {"state": "not_answering", "pid": pid}
+    with pytest.raises(errors.NotReady) as caught:
+        engine.run("echo")
+    assert (caught.value.kind, caught.value.repair) == ("engine_not_answering", ("hyp engine stop",))
+    assert client.stop(engine.home) is True
+    assert engine.run("echo")["pid"] != pid
+
+
+def test_an_engine_that_never_comes_to_its_end_can_be_stopped(
+    engine: EngineOfTests, files: dict[str, str], eventually: Eventually, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It makes room for another version as soon as its job is done, which it never is."""
+    monkeypatch.setattr(client, "STOP_SECONDS", 0.05)
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(engine.run, "persist", files)
+        eventually(Path(files["began"]).exists)
+        found = launch.connect(engine.home)
+        assert found is not None
+        with found[0] as connection:
+            launch.retire(connection)
+        eventually(lambda: not engine.home.engine_socket.exists())
+        assert client.stop(engine.home) is True
+        with pytest.raises(errors.Retryable):
+            waiting.result()
+
+
+def test_an_engine_whose_home_is_gone_ends(engine: EngineOfTests, eventually: Eventually) -> None:
+    pid = engine.run("echo")["pid"]
+    shutil.rmtree(engine.home.root)
+    eventually(lambda: not is_alive(pid))
+
+
+def test_an_engine_leaves_alone_what_belongs_to_a_home_that_took_the_place_of_its_own(
+    engine: EngineOfTests, eventually: Eventually
+) -> None:
+    first = engine.run("echo")["pid"]
+    engine.home.root.rename(engine.home.root.with_name("moved away"))
+    second = engine.run("echo")["pid"]
+    eventually(lambda: not is_alive(first))
+    assert engine.run("echo")["pid"] == second
+    assert int(launch.pid_file(engine.home).read_text()) == second
+
+
+def test_an_engine_that_took_over_in_the_meantime_is_not_stopped(
+    engine: EngineOfTests, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody runs a job while somebody else stops the engine."""
+    monkeypatch.setattr(client, "STOP_SECONDS", 0.0)
+    first = engine.run("echo")["pid"]
+    killed: list[int] = []
+    next_one: list[int] = []
+
+    def kill_and_go_on(pid: int, number: int) -> None:
+        kill(pid, number)
+        if number == signal.SIGKILL and not killed:
+            killed.append(pid)
+            next_one.append(engine.run("echo")["pid"])
+
+    kill = os.kill
+    monkeypatch.setattr(os, "kill", kill_and_go_on)
+    kill(first, signal.SIGSTOP)
+    monkeypatch.setattr(launch, "ANSWER_SECONDS", 0.05)
+    assert client.stop(engine.home) is True
+    assert killed == [first]
+    assert engine.run("echo")["pid"] == next_one[0]
+
+
+def test_the_status_tells_what_is_there_and_asking_leaves_no_trace(engine: EngineOfTests) -> None:
+    assert client.status(engine.home) == {"state": "stopped"}
+    assert not engine.home.root.exists()
+    pid = engine.run("echo")["pid"]
+    found = client.status(engine.home)
+    assert (found["state"], found["pid"], found["jobs"]) == ("running", pid, [])
+    assert (found["jvm_pid"], found["owns_lake"]) == (None, False)
+    assert Path(found["log"]).exists()

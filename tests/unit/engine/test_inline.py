@@ -1,0 +1,201 @@
+"""`HYP_ENGINE=inline`: the same jobs in the process that asks, and the engine's when there is one."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from hypaware import config, errors
+from hypaware.engine import client, inline, launch
+from hypaware.engine.call import HandedOver
+from hypaware.engine.driver import Wait
+from hypaware.engine.inline import Inline
+from hypaware.engine.jobs import JobTable, load_table
+
+if TYPE_CHECKING:
+    from tests.unit.engine.conftest import EngineOfTests, Eventually
+
+    from hypaware.engine.jobs import Event, JobContext
+
+
+@pytest.fixture(autouse=True)
+def _inline(engine: EngineOfTests, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HYP_ENGINE", "inline")
+
+
+def start_engine(engine: EngineOfTests, monkeypatch: pytest.MonkeyPatch) -> int:
+    with monkeypatch.context() as patch:
+        patch.delenv("HYP_ENGINE")
+        return int(engine.run("echo")["pid"])
+
+
+def test_without_an_engine_the_job_runs_in_this_process_and_none_is_started(engine: EngineOfTests) -> None:
+    events: list[Event] = []
+    assert engine.run("echo", {"n": 1}) == {"args": {"n": 1}, "pid": os.getpid()}
+    assert engine.run("talk", on_event=events.append) == {"five": 5}
+    assert events[:2] == [
+        {"event": "progress", "message": "one", "done": 1, "total": 3, "file": "a"},
+        {"event": "note", "message": "two"},
+    ]
+    assert client.status(engine.home) == {"state": "stopped"}
+
+
+def test_a_live_engine_gets_the_job_all_the_same(
+    engine: EngineOfTests, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pid = start_engine(engine, monkeypatch)
+    assert engine.run("echo")["pid"] == pid
+
+
+def test_errors_are_those_of_an_engine(engine: EngineOfTests) -> None:
+    with pytest.raises(errors.LakeError) as caught:
+        engine.run("fail_in_detail")
+    assert (type(caught.value), caught.value.kind) == (errors.LakeError, "odd")
+
+
+def test_the_traceback_of_an_unforeseen_error_goes_to_the_log_only(
+    engine: EngineOfTests, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(errors.HypError) as caught:
+        engine.run("blow_up")
+    assert caught.value.kind == "internal"
+    log = launch.log_file(engine.home)
+    assert str(log) in caught.value.message
+    assert "ZeroDivisionError" in log.read_text()
+    assert log.stat().st_mode & 0o077 == 0
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_job_that_goes_well_writes_no_log(engine: EngineOfTests) -> None:
+    engine.run("echo")
+    assert not engine.home.root.exists()
+
+
+def test_ctrl_c_cancels_it(engine: EngineOfTests, files: dict[str, str], eventually: Eventually) -> None:
+    command = engine.command("wait", files)
+    eventually(Path(files["began"]).exists)
+    command.send_signal(signal.SIGINT)
+    _, err = command.communicate()
+    assert (command.returncode, err) == (130, "")
+    assert Path(files["cancelled"]).exists()
+
+
+def test_a_second_ctrl_c_ends_the_process_with_the_job(
+    engine: EngineOfTests, files: dict[str, str], eventually: Eventually
+) -> None:
+    command = engine.command("persist", files)
+    eventually(Path(files["began"]).exists)
+    command.send_signal(signal.SIGINT)
+    eventually(Path(files["cancelled"]).exists)
+    command.send_signal(signal.SIGINT)
+    _, err = command.communicate()
+    assert (command.returncode, err) == (130, "")
+    assert not Path(files["ended"]).exists()
+
+
+def test_what_is_missing_is_said_before_anything_runs(
+    engine: EngineOfTests, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def nothing_installed() -> None:
+        raise errors.NotReady("no jars", repair="hyp engine install")
+
+    unready = launch.Engine(engine.home, jobs="engine_jobs", check=nothing_installed)
+    with pytest.raises(errors.NotReady, match="no jars"):
+        client.run_job(engine.home, config.load(engine.home), "echo", {}, engine=unready)
+
+
+class TakenLake:
+    """Spark whose lake belongs to another process, for as long as anybody cares to wait."""
+
+    session: Any = SimpleNamespace(sparkContext=None)
+    jvm_pid = 4242
+    alive = True
+    closed = False
+
+    def own_lake(self, wait: Wait) -> None:
+        seconds = 0.0
+        while True:
+            wait(seconds)
+            seconds += 0.25
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def ask_for_spark(context: JobContext, args: dict[str, Any]) -> dict[str, Any]:
+    try:
+        return {"version": context.spark.version}
+    except Exception as error:
+        raise AssertionError("a job must not be able to take this for its own trouble") from error
+
+
+def test_who_waits_for_the_lake_hands_the_job_to_an_engine_that_turns_up(
+    engine: EngineOfTests, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine may keep the lake for its whole idle time; it would do the job at once."""
+    taken = TakenLake()
+    jobs = JobTable(lambda name: ask_for_spark, lambda context: None)
+    here = Inline(engine.home, config.load(engine.home), jobs, open_spark=lambda: taken)
+    notes: list[Event] = []
+
+    def start_when_told_of_the_wait(event: Event) -> None:
+        assert not isinstance(event, bytes)
+        if event["event"] == "note":
+            notes.append(event)
+            start_engine(engine, monkeypatch)
+
+    with pytest.raises(HandedOver):
+        here.run("any", {"type": "job", "job": "any"}, start_when_told_of_the_wait)
+    assert [event["message"] for event in notes if not isinstance(event, bytes)] == [
+        "waiting for another process that is using this lake"
+    ]
+    here.close()
+    assert taken.closed
+
+
+def test_a_job_that_was_handed_over_is_done_by_the_engine(
+    engine: EngineOfTests, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From the caller's side it is one job with one result; our own Spark is gone before the engine needs
+    the lake."""
+    pids: list[int] = []
+    taken = TakenLake()
+
+    def engine_turns_up(context: JobContext, args: dict[str, Any]) -> dict[str, Any]:
+        pids.append(start_engine(engine, monkeypatch))
+        return ask_for_spark(context, args)
+
+    jobs = JobTable(lambda name: engine_turns_up, lambda context: None)
+    here = Inline(engine.home, config.load(engine.home), jobs, open_spark=lambda: taken)
+    monkeypatch.setattr(inline, "_current", here)
+    assert engine.run("echo", {"n": 1}) == {"args": {"n": 1}, "pid": pids[0]}
+    assert taken.closed
+
+
+def test_a_lake_that_this_process_owns_is_not_waited_for_by_way_of_an_engine(
+    engine: EngineOfTests, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine would wait for our JVM, and we for the engine."""
+
+    class OwnLake(TakenLake):
+        def own_lake(self, wait: Wait) -> None:
+            """It was free."""
+
+    here = Inline(engine.home, config.load(engine.home), load_table("engine_jobs"), open_spark=OwnLake)
+    monkeypatch.setattr(inline, "_current", here)
+    engine.home.run.mkdir(parents=True)
+
+    class Asking:
+        def __getattr__(self, name: str) -> Any:
+            return lambda *args, **facts: None
+
+    here.driver.spark(Asking())
+    start_engine(engine, monkeypatch)
+    assert engine.run("echo")["pid"] == os.getpid()
+    inline.close()
+    assert engine.run("echo")["pid"] != os.getpid()

@@ -1,0 +1,38 @@
+"""Fetching with Ivy, as far as it goes without a JVM: proxies, and what a failure is called."""
+
+from __future__ import annotations
+
+from hypaware.engine import ivy
+
+
+def test_the_usual_proxy_variables_reach_java() -> None:
+    proxies = {"https": "http://proxy.example:3128", "http": "http://proxy.example:3128", "no": "localhost,.corp"}
+
+    assert ivy.proxy_options(proxies) == [
+        "-Dhttp.proxyHost=proxy.example",
+        "-Dhttp.proxyPort=3128",
+        "-Dhttps.proxyHost=proxy.example",
+        "-Dhttps.proxyPort=3128",
+        "-Dhttp.nonProxyHosts=localhost|*.corp",
+    ]
+
+
+def test_no_proxy_means_no_options() -> None:
+    assert ivy.proxy_options({}) == []
+
+
+def test_a_proxy_without_a_port_has_its_schemes_port() -> None:
+    assert "-Dhttps.proxyPort=80" in ivy.proxy_options({"https": "http://proxy"})
+
+
+def test_the_reason_is_what_ivy_said_and_not_its_table() -> None:
+    output = (
+        "\t\t::::::::::::::::::::::::::::::\n\t\t::          UNRESOLVED DEPENDENCIES         ::\n"
+        "\t\t:: org.xerial#sqlite-jdbc;9.9: not found\n.......... (0kB)\n"
+        "\tHost repo.example not found. url=https://repo.example/sqlite.pom\n"
+    )
+
+    assert ivy.reason(output) == (
+        "org.xerial#sqlite-jdbc;9.9: not found; Host repo.example not found. url=https://repo.example/sqlite.pom"
+    )
+    assert ivy.reason("....") == "Ivy gave no reason"

@@ -1,0 +1,189 @@
+"""The engine's jars: verified before they count, whole or absent, and no network once they are there."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from hypaware.engine import jars
+from hypaware.engine.jars import Fetch, Jar, Progress
+from hypaware.errors import NotReady
+
+CONTENT = {"lake": b"the table format" * 1000, "db": b"the driver" * 500}
+
+
+def pinned(name: str, content: bytes | None = None, version: str = "1.0") -> Jar:
+    body = CONTENT[name] if content is None else content
+    return Jar("org.example", name, version, len(body), hashlib.sha256(body).hexdigest())
+
+
+JARS = (pinned("lake"), pinned("db"))
+
+
+def quiet(message: str, done: float, total: float) -> None:
+    pass
+
+
+def delivering(content: dict[str, bytes], then: Callable[[], None] = lambda: None) -> Fetch:
+    """A repository that has these bytes."""
+
+    def fetch(wanted: Sequence[Jar], into: Path, progress: Progress) -> None:
+        for jar in wanted:
+            if jar.name in content:
+                (into / jar.file_name).write_bytes(content[jar.name])
+        then()
+
+    return fetch
+
+
+def no_network(wanted: Sequence[Jar], into: Path, progress: Progress) -> None:
+    raise NotReady("no network", kind="jars_unavailable", repair="hyp engine install")
+
+
+def left_behind(cache: Path) -> list[str]:
+    return sorted(path.name for path in (cache / "jars").iterdir() if path.name != ".lock")
+
+
+def test_the_lock_file_pins_every_jar_by_version_size_and_hash() -> None:
+    locked = jars.locked()
+
+    assert {jar.name for jar in locked} == {"iceberg-spark-runtime-4.1_2.13", "sqlite-jdbc"}
+    assert all(re.fullmatch(r"[0-9a-f]{64}", jar.sha256) and jar.size > 1_000_000 for jar in locked)
+
+
+def test_installed_jars_are_there_again_without_a_network(tmp_path: Path) -> None:
+    first = jars.install(tmp_path, quiet, fetch=delivering(CONTENT), jars=JARS)
+    again = jars.install(tmp_path, quiet, fetch=no_network, jars=JARS)
+
+    assert (first.fetched, again.fetched) == (True, False)
+    assert [path.read_bytes() for path in first.paths] == [CONTENT["lake"], CONTENT["db"]]
+    assert first.paths == again.paths == jars.installed(tmp_path, JARS)
+
+
+def test_progress_ends_with_all_bytes_done(tmp_path: Path) -> None:
+    said: list[tuple[float, float]] = []
+
+    jars.install(tmp_path, lambda _, *bytes_: said.append(bytes_), fetch=delivering(CONTENT), jars=JARS)
+
+    total = sum(jar.size for jar in JARS)
+    assert said[-1] == (total, total)
+
+
+def test_a_jar_with_another_hash_is_refused_and_not_left_installed(tmp_path: Path) -> None:
+    forged = {**CONTENT, "db": CONTENT["db"][:-1] + b"!"}
+
+    with pytest.raises(NotReady, match=r"db-1\.0\.jar") as refused:
+        jars.install(tmp_path, quiet, fetch=delivering(forged), jars=JARS)
+
+    assert (refused.value.kind, refused.value.exit_code) == ("jars_hash_mismatch", 3)
+    assert refused.value.repair == ("hyp engine install",)
+    assert left_behind(tmp_path) == []
+
+
+def test_a_jar_that_was_not_delivered_is_missing_not_forged(tmp_path: Path) -> None:
+    with pytest.raises(NotReady, match=r"db-1\.0\.jar") as refused:
+        jars.install(tmp_path, quiet, fetch=delivering({"lake": CONTENT["lake"]}), jars=JARS)
+
+    assert refused.value.kind == "jars_unavailable"
+    assert left_behind(tmp_path) == []
+
+
+def test_no_network_leaves_nothing_half_installed(tmp_path: Path) -> None:
+    with pytest.raises(NotReady) as refused:
+        jars.install(tmp_path, quiet, fetch=no_network, jars=JARS)
+
+    assert (refused.value.kind, left_behind(tmp_path)) == ("jars_unavailable", [])
+
+
+def test_what_is_not_installed_is_exit_code_3_with_the_command(tmp_path: Path) -> None:
+    with pytest.raises(NotReady) as refused:
+        jars.installed(tmp_path, JARS)
+
+    assert (refused.value.kind, refused.value.exit_code) == ("engine_not_installed", 3)
+    assert refused.value.repair == ("hyp engine install",)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [Path.unlink, lambda path: os.truncate(path, 10), lambda path: path.write_bytes(b"x" * path.stat().st_size)],
+    ids=["removed", "cut", "overwritten"],
+)
+def test_a_damaged_installation_is_noticed_and_replaced(tmp_path: Path, damage: Callable[[Path], None]) -> None:
+    lake, _ = jars.install(tmp_path, quiet, fetch=delivering(CONTENT), jars=JARS).paths
+    damage(lake)
+
+    with pytest.raises(NotReady, match=r"lake-1\.0\.jar") as refused:
+        jars.installed(tmp_path, JARS)
+    assert refused.value.kind == "engine_not_installed"
+
+    assert jars.install(tmp_path, quiet, fetch=delivering(CONTENT), jars=JARS).fetched
+    assert jars.installed(tmp_path, JARS)[0].read_bytes() == CONTENT["lake"]
+    assert left_behind(tmp_path) == [jars.folder(tmp_path, JARS).name]
+
+
+def test_a_copied_cache_is_as_good_as_the_original(tmp_path: Path) -> None:
+    for path in jars.install(tmp_path, quiet, fetch=delivering(CONTENT), jars=JARS).paths:
+        os.utime(path, (1, 1))
+
+    assert len(jars.installed(tmp_path, JARS)) == 2
+    assert not jars.install(tmp_path, quiet, fetch=no_network, jars=JARS).fetched
+
+
+def test_verify_reads_every_byte(tmp_path: Path) -> None:
+    lake, _ = jars.install(tmp_path, quiet, fetch=delivering(CONTENT), jars=JARS).paths
+    jars.verify(lake.parent, JARS)
+    seen = lake.stat()
+    lake.write_bytes(b"x" * seen.st_size)
+    os.utime(lake, ns=(seen.st_atime_ns, seen.st_mtime_ns))
+
+    with pytest.raises(NotReady) as refused:
+        jars.verify(lake.parent, JARS)
+    assert refused.value.kind == "jars_hash_mismatch"
+
+
+def test_two_installers_at_once_fetch_once(tmp_path: Path) -> None:
+    fetches: list[int] = []
+    both_fetch = threading.Barrier(2)
+
+    def meet() -> None:
+        fetches.append(1)
+        with suppress(threading.BrokenBarrierError):
+            both_fetch.wait(0.5)
+
+    with ThreadPoolExecutor(2) as pool:
+        installs = [
+            pool.submit(jars.install, tmp_path, quiet, fetch=delivering(CONTENT, then=meet), jars=JARS)
+            for _ in range(2)
+        ]
+
+    assert sorted(done.result().fetched for done in installs) == [False, True]
+    assert len(fetches) == 1
+
+
+def test_what_a_killed_installer_left_is_swept(tmp_path: Path) -> None:
+    left = tmp_path / "jars" / ".staging-abc"
+    left.mkdir(parents=True)
+    (left / "lake-1.0.jar").write_bytes(b"half")
+
+    jars.install(tmp_path, quiet, fetch=delivering(CONTENT), jars=JARS)
+
+    assert left_behind(tmp_path) == [jars.folder(tmp_path, JARS).name]
+
+
+def test_other_versions_live_beside_each_other(tmp_path: Path) -> None:
+    newer = (pinned("lake", b"newer", version="1.1"), pinned("db"))
+    old = jars.install(tmp_path, quiet, fetch=delivering(CONTENT), jars=JARS)
+    new = jars.install(tmp_path, quiet, fetch=delivering({**CONTENT, "lake": b"newer"}), jars=newer)
+
+    assert old.paths[0].read_bytes() == CONTENT["lake"]
+    assert new.paths[0].read_bytes() == b"newer"
+    assert new.paths[0].name == "lake-1.1.jar"

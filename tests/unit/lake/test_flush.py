@@ -1,0 +1,396 @@
+"""What a flush does with good rows, bad rows, rows it has seen, and surroundings that fail."""
+
+from __future__ import annotations
+
+import errno
+import json
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from hypaware.errors import HypError, LakeError, Retryable
+from hypaware.home import Home
+from hypaware.lake import build, keys, metadata, rebuild
+from hypaware.lake.flush import Limits
+from hypaware.lake.isolate import PATIENCE
+from hypaware.lake.keys import KeyIndex
+from hypaware.model import canonical, datasets
+from hypaware.model.datasets import BATCH_ID, INTERNAL, ROW_ID, SEQ, SOURCE
+from hypaware.opening import open_home
+from hypaware.spool import envelope, segments
+from hypaware.state import flushes
+from tests.light_lake import LightLake, read_lake
+from tests.light_life import DATASET, append, flush
+from tests.lives import live
+from tests.rows import rows
+
+
+def parts(home: Home) -> list[str]:
+    return sorted(row["part_id"] for row in read_lake(home, DATASET))
+
+
+def rejected(home: Home) -> list[dict[str, Any]]:
+    folder = segments.folder(home, DATASET).rejected
+    return [json.loads(line) for path in folder.glob("*.jsonl") for line in path.read_text().splitlines()]
+
+
+def waiting(home: Home) -> int:
+    return sum(segment.rows for segment in segments.sealed_segments(segments.folder(home, DATASET)))
+
+
+@pytest.mark.hazard(12)
+def test_a_committed_row_carries_its_sequence_source_row_id_and_flush(home: Home) -> None:
+    append(home, rows(3))
+    report = flush(home)
+    for place, row in enumerate(read_lake(home, DATASET), 1):
+        assert (row[SEQ], row[SOURCE], row[BATCH_ID]) == (place, "claude", report.flush_id)
+        public = {name: value for name, value in row.items() if name not in INTERNAL and value is not None}
+        for name in ("message_created_at", "conversation_started_at"):
+            public[name] = public[name].isoformat(timespec="microseconds").replace("+00:00", "Z")
+        assert row[ROW_ID] == canonical.row_id(public)
+
+
+@pytest.mark.hazard(11)
+def test_every_row_in_the_lake_has_a_sequence_whatever_way_it_came(home: Home) -> None:
+    append(home, rows(5))
+    append(home, rows(5, start=5, client_name="codex"))
+    flush(home)
+    live(lambda: append(home, rows(5, start=10), seal=False))
+    flush(home)
+    assert sorted(row[SEQ] for row in read_lake(home, DATASET)) == list(range(1, 16))
+
+
+def test_a_flush_of_nothing_but_duplicates_commits_nothing_and_still_finishes(home: Home) -> None:
+    append(home, rows(5))
+    flush(home)
+    before = metadata.entry(home, DATASET)
+    append(home, rows(5))
+    report = flush(home)
+    assert (report.rows_written, report.rows_duplicate) == (0, 5)
+    assert metadata.entry(home, DATASET) == before
+    assert waiting(home) == 0
+
+
+def test_of_two_rows_with_one_key_in_one_flush_the_lower_sequence_stays(home: Home) -> None:
+    append(home, [*rows(3), *rows(3, content_text="later")])
+    flush(home)
+    found = read_lake(home, DATASET)
+    assert [row[SEQ] for row in found] == [1, 2, 3]
+    assert {row["content_text"] for row in found} == {row["content_text"] for row in rows(3)}
+
+
+@pytest.mark.hazard(5)
+@pytest.mark.hazard(7)
+def test_a_long_spool_is_flushed_in_bounded_pieces_and_segments_stay_whole(home: Home) -> None:
+    for start in range(0, 50, 10):
+        append(home, rows(10, start=start))
+    flush(home, Limits(max_rows=20))
+    by_flush: dict[str, list[int]] = {}
+    for row in read_lake(home, DATASET):
+        by_flush.setdefault(row[BATCH_ID], []).append(row[SEQ])
+    assert sorted(len(found) for found in by_flush.values()) == [10, 20, 20]
+
+
+@pytest.mark.hazard(93)
+def test_a_poison_row_is_singled_out_and_nothing_behind_it_waits(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without isolation the segment would fail for ever, and every flush behind it."""
+    real = envelope.read_line
+
+    def read_line(dataset: Any, line: bytes, ordinal: int) -> Any:
+        if b"poison" in line:
+            raise RuntimeError("this row cannot be built")
+        return real(dataset, line, ordinal)
+
+    monkeypatch.setattr(envelope, "read_line", read_line)
+    guilty = rows(1, start=7, content_text="poison")
+    append(home, [*rows(7), *guilty, *rows(12, start=8)])
+    append(home, rows(10, start=20))
+    flush(home)
+    assert parts(home) == sorted(f"message-{n}#0" for n in range(30) if n != 7)
+    (kept,) = rejected(home)
+    assert (kept["ordinal"], kept["reason"]) == (7, "RuntimeError: this row cannot be built")
+    assert "poison" in kept["line"]
+    assert waiting(home) == 0
+
+
+@pytest.mark.hazard(93)
+def test_segments_beside_a_poisoned_one_are_not_held_to_blame(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[list[str]] = []
+    real = LightLake.build
+
+    def watched(self: LightLake, tasks: Any) -> Any:
+        calls.append([piece.segment for task in tasks for piece in task.slices])
+        results = real(self, tasks)
+        return [
+            build.BuildFailure("no") if any(b"poison" in piece.path.read_bytes() for piece in task.slices) else result
+            for task, result in zip(tasks, results, strict=True)
+        ]
+
+    monkeypatch.setattr(LightLake, "build", watched)
+    monkeypatch.setattr("hypaware.lake.prepare._SLICE_BYTES", 1)
+    append(home, rows(2))
+    append(home, rows(1, start=2, content_text="poison"))
+    flush(home)
+    first_segment = calls[0][0]
+    assert sum(first_segment in tasks for tasks in calls) == PATIENCE + 1, "twice with its neighbour, then without"
+    assert first_segment not in calls[-1]
+    assert len(rejected(home)) == 1
+
+
+@pytest.mark.hazard(13)
+def test_a_full_disk_while_building_costs_nothing_but_time(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No row is blamed, none is refused, all of them land when there is room again."""
+    append(home, rows(10))
+    with monkeypatch.context() as full:
+        full.setattr(pq.ParquetWriter, "write_batch", _no_space)
+        for _ in range(PATIENCE + 2):
+            with pytest.raises(Retryable, match="No space left"):
+                flush(home)
+    assert (waiting(home), rejected(home)) == (10, [])
+    flush(home)
+    assert len(parts(home)) == 10
+
+
+def _no_space(*_: object, **__: object) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_trouble_after_the_commit_never_takes_a_committed_row_away(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A flush that landed and could not be recorded is finished later, not undone."""
+    append(home, rows(10))
+    for step in ("secure.secure", "recover.record", "recover.remove_segments"):
+        with monkeypatch.context() as failing:
+            failing.setattr(f"hypaware.lake.flush.{step}", _no_space)
+            with pytest.raises(Retryable, match="next flush finishes"):
+                flush(home)
+        flush(home)
+        assert parts(home) == sorted(f"message-{n}#0" for n in range(10))
+        append(home, rows(10))
+
+
+@pytest.mark.hazard(82)
+def test_an_unreadable_key_index_fails_the_flush_and_drops_nothing(home: Home) -> None:
+    append(home, rows(5))
+    flush(home)
+    append(home, rows(5, start=5))
+    home.keys.write_bytes(b"this is not a database, not at all" * 200)
+    for suffix in ("-wal", "-shm"):
+        home.keys.with_name(f"keys.db{suffix}").unlink(missing_ok=True)
+    with pytest.raises(LakeError, match="nothing was dropped") as failed:
+        flush(home)
+    assert failed.value.repair == ("hyp verify --repair",)
+    assert waiting(home) == 5
+    keys.remove(home.keys)
+    assert flush(home).rows_written == 5
+
+
+def test_a_key_index_from_another_life_of_the_lake_is_made_anew(home: Home) -> None:
+    """Kept, it would drop rows that the lake no longer has."""
+    append(home, rows(5))
+    flush(home)
+    with closing(KeyIndex(home.keys)) as index:
+        index.add(DATASET, "another-table", 10**9, [(build.key_hash(DATASET, "message-7#0"), 99)])
+    append(home, rows(10))
+    report = flush(home)
+    assert (report.rows_written, report.rows_duplicate) == (5, 5)
+
+
+def test_a_key_index_that_lags_is_filled_from_the_lake(home: Home) -> None:
+    append(home, rows(5))
+    flush(home)
+    old = home.keys.read_bytes()
+    append(home, rows(5, start=5))
+    flush(home)
+    keys.remove(home.keys)
+    home.keys.write_bytes(old)
+    append(home, rows(10))
+    assert flush(home).rows_duplicate == 10
+
+
+@pytest.mark.hazard(73)
+def test_a_row_of_another_flush_in_the_same_range_is_not_taken_for_ours(home: Home) -> None:
+    """A state restored from an older copy reserves a range that the lake has already used."""
+    append(home, rows(10))
+    flush(home)
+    with closing(LightLake(home)) as lake:
+        table = lake.table(datasets.get(DATASET))
+        stranger = flushes.Flush("another-flush", DATASET, 0, 10, ())
+        assert table.landed(stranger) is None
+
+
+@pytest.mark.hazard(73)
+def test_a_state_restored_from_an_older_copy_gives_no_sequence_out_again(home: Home) -> None:
+    append(home, rows(10))
+    flush(home)
+    old = _copy_of_state(home)
+    append(home, rows(10, start=10))
+    flush(home)
+    _restore_state(home, old)
+    append(home, rows(10, start=20))
+    flush(home)
+    found = read_lake(home, DATASET)
+    assert len({row[SEQ] for row in found}) == len(found) == 30
+    with closing(open_home(home).store) as store, store.reading() as connection:
+        assert flushes.high_water(connection)[DATASET]["claude"] == max(row[SEQ] for row in found)
+
+
+@pytest.mark.hazard(74)
+def test_the_floor_outlives_the_rows(home: Home) -> None:
+    """Retention may empty the lake; with the state lost too, the floor still says how far sequences went."""
+    append(home, rows(10))
+    flush(home)
+    with closing(LightLake(home)) as lake:
+        lake.catalog.load_table(("hypaware", DATASET)).delete()
+    for name in ("state.db", "state.db-wal", "state.db-shm", "state.mirror.json"):
+        (home.root / name).unlink(missing_ok=True)
+    append(home, rows(5, start=10))
+    flush(home)
+    assert min(row[SEQ] for row in read_lake(home, DATASET)) > 10
+
+
+@pytest.mark.hazard(15)
+@pytest.mark.hazard(71)
+@pytest.mark.parametrize("how", ["lost", "emptied", "garbled"])
+def test_a_lost_or_damaged_state_is_rebuilt_above_everything_that_was_given_out(home: Home, how: str) -> None:
+    append(home, rows(10))
+    flush(home)
+    before = open_home(home)
+    before.store.close()
+    for suffix in ("-wal", "-shm"):
+        home.state.with_name(f"state.db{suffix}").unlink(missing_ok=True)
+    if how == "lost":
+        home.state.unlink()
+    else:
+        home.state.write_bytes(b"" if how == "emptied" else b"garbage" * 5000)
+    after = open_home(home)
+    with closing(after.store), after.store.reading() as connection:
+        assert flushes.next_seq(connection) == 11
+        assert flushes.high_water(connection) == {DATASET: {"claude": 10}}
+    assert after.gateway_id == before.gateway_id
+    assert after.identity.incarnation != before.identity.incarnation
+    assert after.identity.parents == (before.identity.incarnation,)
+
+
+@pytest.mark.hazard(72)
+def test_a_commit_whose_files_a_power_cut_took_is_stepped_back_from(home: Home) -> None:
+    """The catalog names files that are short or missing; the segments still hold the rows."""
+    append(home, rows(5))
+    flush(home)
+    append(home, rows(5, start=5))
+    sealed = {path: path.read_bytes() for path in segments.folder(home, DATASET).sealed.iterdir()}
+    with closing(open_home(home).store) as store, closing(LightLake(home)) as lake:
+        _flush_up_to_commit(home, store, lake)
+    assert sealed.keys() == set(segments.folder(home, DATASET).sealed.iterdir())
+    entry = metadata.entry(home, DATASET)
+    assert entry
+    newest = metadata.read(entry.metadata).current
+    assert newest
+    newest.manifest_list.write_bytes(newest.manifest_list.read_bytes()[:100])
+    flush(home)
+    assert parts(home) == sorted(f"message-{n}#0" for n in range(10))
+
+
+@pytest.mark.hazard(72)
+@pytest.mark.parametrize("victim", ["metadata", "manifest_list", "data"])
+def test_damage_to_a_recorded_commit_is_reported_and_never_stepped_back_from(home: Home, victim: str) -> None:
+    """It was synced, so this is no power cut; stepping back would lose rows whose segments are gone."""
+    append(home, rows(5))
+    flush(home)
+    append(home, rows(5, start=5))
+    flush(home)
+    entry = metadata.entry(home, DATASET)
+    assert entry
+    known = metadata.read(entry.metadata)
+    assert known.current
+    newest = metadata.manifests(known.current)
+    paths = {
+        "metadata": entry.metadata,
+        "manifest_list": known.current.manifest_list,
+        "data": next(metadata.data_files(known, max(newest, key=lambda each: each.path.stat().st_mtime_ns))).path,
+    }
+    paths[victim].unlink()
+    append(home, rows(5, start=10))
+    with pytest.raises(LakeError, match="damaged"):
+        flush(home)
+    assert waiting(home) == 5
+
+
+@pytest.mark.hazard(47)
+def test_a_landed_flush_is_recognised_by_its_rows_when_its_snapshot_has_expired(home: Home) -> None:
+    append(home, rows(5))
+    with closing(open_home(home).store) as store, closing(LightLake(home)) as lake:
+        _flush_up_to_commit(home, store, lake)
+        table = lake.catalog.load_table(("hypaware", DATASET))
+        with table.transaction() as transaction, transaction.update_snapshot().fast_append():
+            pass
+        table.refresh()
+        table.maintenance.expire_snapshots().by_id(table.metadata.snapshots[0].snapshot_id).commit()
+        table.refresh()
+        known = [found.summary.additional_properties for found in table.metadata.snapshots if found.summary]
+        assert len(known) == 1
+        assert "hyp.flush-id" not in known[0]
+    flush(home)
+    assert parts(home) == sorted(f"message-{n}#0" for n in range(5))
+
+
+def test_segments_that_the_lake_names_are_not_taken_again_after_the_state_was_lost(home: Home) -> None:
+    """Also for rows that have no key and so no index to protect them."""
+    append(home, rows(5))
+    sealed = next(segments.folder(home, DATASET).sealed.iterdir())
+    held = sealed.read_bytes()
+    flush(home)
+    sealed.write_bytes(held)
+    for name in ("state.db", "state.db-wal", "state.db-shm"):
+        (home.root / name).unlink(missing_ok=True)
+    report = flush(home)
+    assert report.segments == 0
+    assert not sealed.exists()
+
+
+def test_facts_of_a_lake_are_read_without_spark(home: Home) -> None:
+    append(home, rows(4))
+    append(home, rows(4, start=4, client_name="codex"))
+    flush(home)
+    facts = rebuild.read_facts(home)
+    assert facts.floor == 8
+    table = facts.tables[DATASET]
+    found = {(file.source, file.rows, file.max_seq) for file in metadata.live_files(table)}
+    assert found == {("claude", 4, 4), ("codex", 4, 8)}
+
+
+def _flush_up_to_commit(home: Home, store: Any, lake: LightLake) -> None:
+    """A flush whose process died right after its commit."""
+    from hypaware.lake.flush import Flusher
+
+    class Died(BaseException):
+        pass
+
+    def die(*_: object) -> None:
+        raise Died
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("hypaware.lake.flush._after_commit", die)
+        with pytest.raises(Died):
+            Flusher(home, store, lake).flush(datasets.get(DATASET), wait=0)
+
+
+def _copy_of_state(home: Home) -> dict[Path, bytes]:
+    with closing(sqlite3.connect(home.state)) as database:
+        database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    return {path: path.read_bytes() for path in (home.state, home.mirror)}
+
+
+def _restore_state(home: Home, copy: dict[Path, bytes]) -> None:
+    for suffix in ("-wal", "-shm"):
+        home.state.with_name(f"state.db{suffix}").unlink(missing_ok=True)
+    for path, held in copy.items():
+        path.write_bytes(held)
+
+
+def test_an_unknown_dataset_names_the_nearest_one() -> None:
+    with pytest.raises(HypError, match="did you mean ai_gateway_messages"):
+        datasets.get("ai_gateway_mesages")

@@ -1,0 +1,154 @@
+"""The flush protocol under SIGKILL at every crash point, over a light lake; Spark's turn is in tests/acceptance."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from hypaware.crash_points import all_points
+from hypaware.home import Home
+from hypaware.lake.flush import Limits
+from hypaware.model.datasets import SEQ
+from hypaware.opening import open_home
+from hypaware.spool import segments
+from hypaware.spool.writer import Spool
+from hypaware.state import flushes
+from tests.light_lake import read_lake
+from tests.light_life import DATASET, NO_TIMER, append, flush
+from tests.lives import live
+from tests.rows import rows as message_rows
+
+FLUSH_POINTS = [point.name for point in all_points() if point.package in ("state", "lake")]
+APPEND_POINTS = [
+    point.name for point in all_points() if point.name.startswith(("spool.create", "spool.append", "spool.seal"))
+]
+ONLY_AFTER_POWER_CUT = {"lake.step-back.before-update", "lake.step-back.after-update"}
+
+
+def spoil(home: Home) -> None:
+    """A line that nobody can take, in a segment of its own."""
+    folder = segments.folder(home, DATASET)
+    (folder.sealed / segments.sealed_name(segments.new_name(), 1)).write_bytes(b'{"n":0,"v":1,"row":{"role":1}}\n')
+
+
+def rejected_lines(home: Home) -> list[dict[str, object]]:
+    return [
+        json.loads(line)
+        for path in segments.folder(home, DATASET).rejected.glob("*.jsonl")
+        for line in path.read_text().splitlines()
+    ]
+
+
+def check_exactly_once(home: Home, acknowledged: list[str]) -> None:
+    rows = read_lake(home, DATASET)
+    assert Counter(row["part_id"] for row in rows) == Counter(set(acknowledged))
+    assert len({row[SEQ] for row in rows}) == len(rows)
+    with closing(open_home(home).store) as store, store.reading() as connection:
+        assert flushes.unfinished(connection) == []
+        high_water = flushes.high_water(connection)[DATASET]
+        assert high_water == {"claude": max(row[SEQ] for row in rows)}
+        assert flushes.next_seq(connection) > max(row[SEQ] for row in rows)
+    assert segments.sealed_segments(segments.folder(home, DATASET)) == []
+
+
+@pytest.mark.hazard(4)
+@pytest.mark.hazard(3)
+@pytest.mark.parametrize("times", [1, 2, 3])
+@pytest.mark.parametrize("point", sorted(set(FLUSH_POINTS) - ONLY_AFTER_POWER_CUT))
+def test_a_flush_killed_at_any_point_leaves_every_row_once(home: Home, point: str, times: int) -> None:
+    """Without recovery the rows would be missing, or appended again under new sequences."""
+    old, new = message_rows(30), message_rows(40, start=25)
+    append(home, old)
+    flush(home)
+    append(home, new)
+    spoil(home)
+    live(lambda: (flush(home, Limits(max_rows=20)), None)[1], crash_at=f"{point}:{times}")
+    flush(home)
+    check_exactly_once(home, [f"{row['message_id']}#0" for row in [*old, *new]])
+    assert len(rejected_lines(home)) == 1
+    append(home, new)
+    assert flush(home).rows_written == 0, "the key index knows every committed row"
+
+
+@pytest.mark.parametrize("point", sorted(set(FLUSH_POINTS) - ONLY_AFTER_POWER_CUT))
+def test_every_crash_point_of_a_flush_is_reached(home: Home, point: str) -> None:
+    """A point that is never reached guards nothing, and the test above could not fail."""
+    append(home, message_rows(30))
+    spoil(home)
+    assert not live(lambda: (flush(home), None)[1], crash_at=point)
+
+
+@pytest.mark.hazard(6)
+@pytest.mark.parametrize("point", APPEND_POINTS)
+def test_a_producer_killed_at_any_point_loses_nothing_that_it_acknowledged(
+    home: Home, point: str, tmp_path: Path
+) -> None:
+    acknowledged = tmp_path / "acknowledged"
+    batches = [message_rows(5, start=start) for start in (0, 5, 10)]
+
+    def produce() -> None:
+        with open(acknowledged, "a") as told, Spool(home, NO_TIMER) as spool:
+            for batch in batches:
+                spool.append(DATASET, batch)
+                told.writelines(f"{row['message_id']}#0\n" for row in batch)
+                told.flush()
+
+    open_home(home).store.close()
+    assert not live(produce, crash_at=point)
+    flush(home)
+    in_lake = {row["part_id"] for row in read_lake(home, DATASET)}
+    told = set(acknowledged.read_text().splitlines())
+    sent = {f"{row['message_id']}#0" for batch in batches for row in batch}
+    assert told <= in_lake <= sent
+
+
+@pytest.mark.hazard(8)
+@pytest.mark.parametrize("point", ["spool.repair.before-rename", "spool.repair.after-rename"])
+def test_a_repairer_killed_at_any_point_leaves_the_orphan_to_the_next(home: Home, point: str) -> None:
+    rows = message_rows(7)
+    live(lambda: append(home, rows, seal=False))
+    assert not live(lambda: (flush(home), None)[1], crash_at=point)
+    flush(home)
+    check_exactly_once(home, [f"{row['message_id']}#0" for row in rows])
+
+
+@pytest.mark.hazard(4)
+def test_killed_again_and_again_a_flush_still_ends_with_every_row_once(home: Home) -> None:
+    """Recovery itself may be killed, and so may the recovery of the recovery."""
+    rows = message_rows(40)
+    append(home, rows)
+    spoil(home)
+    for times in range(1, 12):
+        for point in ("state.commit.after-commit", "lake.commit.after-commit", "lake.secure.before-fsync"):
+            live(lambda: (flush(home, Limits(max_rows=15)), None)[1], crash_at=f"{point}:{1 + times % 3}")
+    flush(home)
+    check_exactly_once(home, [f"{row['message_id']}#0" for row in rows])
+
+
+@pytest.mark.hazard(1)
+@pytest.mark.hazard(83)
+def test_a_row_that_comes_again_on_another_day_from_another_source_is_still_the_same_row(home: Home) -> None:
+    rows = message_rows(10)
+    append(home, rows)
+    flush(home)
+    later = [{**row, "client_name": "codex", "message_created_at": "2027-01-01T00:00:00Z"} for row in rows]
+    append(home, later)
+    report = flush(home)
+    assert (report.rows_written, report.rows_duplicate) == (0, 10)
+
+
+@pytest.mark.hazard(16)
+def test_rows_become_visible_in_the_order_of_their_sequences(home: Home) -> None:
+    """A reader that saw sequence w may forget everything up to w: no lower one appears later."""
+    seen = 0
+    for round_ in range(4):
+        append(home, message_rows(10, start=10 * round_))
+        flush(home)
+        new = [row[SEQ] for row in read_lake(home, DATASET) if row[SEQ] > seen]
+        assert len(new) == 10
+        assert sorted(new)[0] > seen
+        seen = max(new)

@@ -1,0 +1,138 @@
+"""Spool and flush as a machine with a model: acknowledged ⊆ recovered, none twice, whatever is killed or lost.
+
+Each step runs in a process of its own that is really killed. A power cut takes every byte and every name that was not
+synced, or some of them.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import tempfile
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from hypaware.crash_points import all_points
+from hypaware.home import Home
+from hypaware.lake.flush import Limits
+from hypaware.model.datasets import SEQ
+from hypaware.opening import open_home
+from hypaware.spool.writer import Spool
+from tests.light_lake import read_lake
+from tests.light_life import DATASET, NO_TIMER, flush
+from tests.lives import live
+from tests.rows import rows as message_rows
+from tests.shadow_disk import ShadowDisk
+
+CRASHES = st.none() | st.tuples(st.sampled_from([point.name for point in all_points()]), st.integers(1, 4)).map(
+    lambda chosen: f"{chosen[0]}:{chosen[1]}"
+)
+
+
+class SpoolAndFlush(RuleBasedStateMachine):
+    @initialize()
+    def begin(self) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="hyp-machine-"))
+        self.home = Home(self.folder / "home")
+        self.disk = ShadowDisk(self.folder / "shadow")
+        self.sent = 0
+        self.acknowledged: set[str] = set()
+        self.attempted: set[str] = set()
+        self.seen: dict[int, str] = {}
+        with self.disk.watching():
+            open_home(self.home).store.close()
+        self.disk.trust(self.home.root)
+
+    def teardown(self) -> None:
+        if hasattr(self, "folder"):
+            self.settle()
+            shutil.rmtree(self.folder)
+
+    @rule(new=st.integers(0, 12), again=st.integers(0, 5), batches=st.integers(1, 3), seal=st.booleans(), crash=CRASHES)
+    def produce(self, new: int, again: int, batches: int, seal: bool, crash: str | None) -> None:
+        """A process appends new rows and some that were sent before; it ends well, forgets to seal, or is killed."""
+        plan = []
+        for _ in range(batches):
+            plan.append(message_rows(new, start=self.sent) + message_rows(min(again, self.sent)))
+            self.sent += new
+        told = self.folder / "acknowledged"
+        told.write_text("")
+
+        def work() -> None:
+            spool = Spool(self.home, NO_TIMER)
+            for batch in plan:
+                spool.append(DATASET, batch)
+                with open(told, "a") as file:
+                    file.writelines(f"{row['message_id']}#0\n" for row in batch)
+            if seal:
+                spool.close()
+
+        with self.disk.watching():
+            live(work, crash_at=crash)
+        self.acknowledged |= set(told.read_text().splitlines())
+        self.attempted |= {f"{row['message_id']}#0" for batch in plan for row in batch}
+
+    @rule(rows=st.integers(3, 40), crash=CRASHES)
+    def flush(self, rows: int, crash: str | None) -> None:
+        with self.disk.watching():
+            live(lambda: self._flush(rows), crash_at=crash)
+
+    @rule(seed=st.integers(0, 2**32), worst=st.booleans())
+    def cut_the_power(self, seed: int, worst: bool) -> None:
+        coin = random.Random(seed)
+        self.disk.power_cut(self.home.root, lambda: not worst and coin.random() < 0.5)
+
+    @rule()
+    def lose_the_key_index(self) -> None:
+        self._remove("lake/keys.db")
+
+    @rule(mirror_too=st.booleans())
+    def lose_the_state(self, mirror_too: bool) -> None:
+        self._remove("state.db")
+        if mirror_too:
+            self.home.mirror.unlink(missing_ok=True)
+
+    @rule()
+    def settle(self) -> None:
+        """A flush that nobody disturbs: the lake now holds all that was acknowledged, at most what was tried."""
+        with self.disk.watching():
+            assert live(lambda: self._flush(100_000))
+        rows = read_lake(self.home, DATASET)
+        parts = Counter(row["part_id"] for row in rows)
+        assert self.acknowledged <= parts.keys() <= self.attempted
+        assert max(parts.values(), default=1) == 1
+        by_seq = {row[SEQ]: row["part_id"] for row in rows}
+        assert len(by_seq) == len(rows)
+        newest = max(self.seen, default=0)
+        for seq, part in by_seq.items():
+            assert self.seen.get(seq) == part if seq in self.seen else seq > newest, "a sequence was issued again"
+        assert self.seen.keys() <= by_seq.keys()
+        self.seen = by_seq
+
+    @invariant()
+    def nothing_is_refused(self) -> None:
+        if hasattr(self, "home"):
+            assert list((self.home.spool / DATASET / "rejected").glob("*.jsonl")) == []
+
+    def _flush(self, rows: int) -> None:
+        flush(self.home, Limits(max_rows=rows))
+
+    def _remove(self, name: str) -> None:
+        for suffix in ("", "-wal", "-shm"):
+            (self.home.root / f"{name}{suffix}").unlink(missing_ok=True)
+
+
+TestSpoolAndFlush = pytest.mark.hazard(72)(pytest.mark.hazard(50)(SpoolAndFlush.TestCase))
+TestSpoolAndFlush.settings = settings(
+    max_examples=30 * int(os.environ.get("HYP_SOAK", "1")),
+    stateful_step_count=15,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+    print_blob=True,
+)

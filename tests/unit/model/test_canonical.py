@@ -1,0 +1,142 @@
+"""One value, one text: what the row id is computed over must not depend on chance."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hypaware.model import canonical
+from tests.strategies import json_values
+
+
+def _nested(depth: int, innermost: Any = 0) -> Any:
+    value = innermost
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Equal, and of the same types: True is not 1, and 1 is not 1.0."""
+    return json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)
+
+
+@given(json_values)
+def test_text_parses_back_to_the_same_value(value: Any) -> None:
+    assert _same(canonical.parse(canonical.text(value)), value)
+
+
+@given(json_values)
+def test_the_text_of_a_parsed_text_is_that_text(value: Any) -> None:
+    written = canonical.text(value)
+    assert canonical.text(canonical.parse(written)) == written
+
+
+@given(st.dictionaries(st.text(), json_values, min_size=2, max_size=6))
+def test_the_order_of_keys_does_not_matter(value: dict[str, Any]) -> None:
+    backwards = dict(reversed(value.items()))
+    assert canonical.text(backwards) == canonical.text(value)
+    assert canonical.text([backwards, 2**70]) == canonical.text([value, 2**70])
+
+
+@pytest.mark.hazard(60)
+@given(st.integers(min_value=2**63) | st.integers(max_value=-(2**63) - 1))
+def test_whole_numbers_beyond_64_bits_keep_every_digit(number: int) -> None:
+    assert canonical.parse(str(number)) == number
+    assert canonical.text({"n": number}) == f'{{"n":{number}}}'
+
+
+@pytest.mark.hazard(60)
+@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize(
+    "around", [lambda n: n, lambda n: [1, n], lambda n: {"a": {"b": n}}, lambda n: [n, 2**70, None]]
+)
+def test_numbers_that_json_lacks_are_refused(number: float, around: Callable[[float], Any]) -> None:
+    with pytest.raises(ValueError, match=r"not a JSON number|not JSON compliant"):
+        canonical.text(around(number))
+
+
+def test_null_is_not_taken_for_a_hidden_nan() -> None:
+    assert canonical.text({"b": None, "a": [None, 1.5]}) == '{"a":[null,1.5],"b":null}'
+
+
+@pytest.mark.hazard(60)
+@pytest.mark.parametrize("value", ["\ud800", ["\udfff"], {"\ud800": 1}, ["\ud800", 2**70]])
+def test_lone_surrogates_are_refused(value: Any) -> None:
+    with pytest.raises(ValueError, match=r"surrogate|not a JSON value"):
+        canonical.text(value)
+
+
+@pytest.mark.parametrize("value", [{1: 2}, {None: 1}, {1, 2}, b"bytes", object(), [{2**70: 1}, 2**70]])
+def test_what_json_cannot_say_is_refused(value: Any) -> None:
+    with pytest.raises(ValueError, match="not a JSON value"):
+        canonical.text(value)
+
+
+@pytest.mark.hazard(60)
+@pytest.mark.parametrize("innermost", [0, 2**70], ids=["fast way", "exact way"])
+def test_nesting_has_one_limit_whichever_way_is_taken(innermost: int) -> None:
+    deepest = canonical.text(_nested(canonical.MAX_DEPTH, innermost))
+    assert canonical.text(canonical.parse(deepest)) == deepest
+    with pytest.raises(ValueError, match="nested too deeply"):
+        canonical.text(_nested(canonical.MAX_DEPTH + 1, innermost))
+
+
+@pytest.mark.hazard(60)
+def test_the_limit_of_nesting_does_not_depend_on_how_deep_the_caller_is() -> None:
+    """A row that `ingest` took would otherwise be refused by a flush that stands deeper in its stack."""
+    value = _nested(canonical.MAX_DEPTH, 2**70)
+
+    def deeper(frames: int) -> str:
+        return deeper(frames - 1) if frames else canonical.text(value)
+
+    assert deeper(600) == canonical.text(value)
+
+
+def test_a_value_that_holds_itself_is_refused() -> None:
+    circle: list[Any] = []
+    circle += [circle, circle]
+    with pytest.raises(ValueError, match="nested too deeply"):
+        canonical.text(circle)
+
+
+@pytest.mark.hazard(60)
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"", b"{", b"nul", b"NaN", b"Infinity", b"[1,]", b"{'a':1}", b"1 2", b"1e400", b'"\xff"', b'"\xed\xa0\x80"',
+        b'"\\ud800"', b'"a\x00b"', b"\xef\xbb\xbf1", b"[" * 5_000, b"9" * 5_000, b"[NaN, 1234567890123456789012]",
+    ],
+)  # fmt: skip
+def test_what_is_not_exactly_json_is_not_parsed(data: bytes) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        canonical.parse(data)
+
+
+def test_text_with_a_lone_surrogate_is_not_parsed() -> None:
+    with pytest.raises(ValueError, match="surrogates"):
+        canonical.parse('"\ud800"')
+
+
+def test_the_row_id_does_not_depend_on_the_order_of_columns() -> None:
+    assert canonical.row_id({"a": "x", "b": 1}) == canonical.row_id({"b": 1, "a": "x"})
+    assert canonical.row_id({"a": "x", "b": 1}) != canonical.row_id({"a": "x", "b": 2})
+
+
+def test_the_row_id_stays_what_it_was_when_it_was_first_stored() -> None:
+    hashed = '{"content_text":"Grüße","is_error":true,"part_id":"m#0","part_index":0}'
+    row = {"part_id": "m#0", "part_index": 0, "is_error": True, "content_text": "Grüße"}
+    assert canonical.row_id(row) == hashlib.sha256(hashed.encode()).hexdigest()
+
+
+def test_moments_are_not_bent_into_text() -> None:
+    with pytest.raises(ValueError, match="not a JSON value"):
+        canonical.text({"at": datetime(2026, 1, 1, tzinfo=UTC)})

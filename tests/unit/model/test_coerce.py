@@ -1,0 +1,119 @@
+"""A row is taken as a whole or refused with a reason; what was taken is taken again, unchanged."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hypaware.model.coerce import RowRejected, coerce_row
+from hypaware.model.columns import Column, Type
+from hypaware.model.datasets import INTERNAL
+from tests.rows import MESSAGES, row
+from tests.strategies import json_values
+
+_GATEWAY = "gw-1"
+_WRONG: dict[Type, tuple[Any, ...]] = {
+    Type.STRING: (1, 1.5, True, ["text"], {"text": "text"}, "\ud800"),
+    Type.INT: ("one", 1.5, True, [1], {"n": 1}, 2**31),
+    Type.BIGINT: ("one", 1.5, True, [1], {"n": 1}, 2**63),
+    Type.BOOLEAN: ("true", 0, 1, [True], {"is": True}),
+    Type.TIMESTAMP: ("today", 1_700_000_000, "2026-11-15T07:15:08", True, ["2026-11-15T07:15:08Z"]),
+    Type.JSON: (float("nan"), {"a": float("inf")}, {1: "number as key"}, {"set"}, "\ud800"),
+}
+_columns = st.sampled_from([column.name for column in MESSAGES.columns])
+_raw_rows = st.dictionaries(_columns | st.sampled_from(INTERNAL) | st.text(), json_values, max_size=8)
+
+
+def _coerced(raw: Any) -> dict[str, Any]:
+    return coerce_row(MESSAGES, raw, _GATEWAY)
+
+
+def _judged(raw: Any) -> tuple[dict[str, Any] | None, str]:
+    """The coerced row, or None and the reason."""
+    try:
+        return _coerced(raw), ""
+    except RowRejected as reason:
+        return None, str(reason)
+
+
+def test_the_dataset_has_56_columns() -> None:
+    assert len(MESSAGES.columns) == 56
+
+
+@pytest.mark.parametrize("column", MESSAGES.columns, ids=lambda column: column.name)
+def test_every_column_refuses_a_value_of_another_type(column: Column) -> None:
+    for wrong in _WRONG[column.type]:
+        with pytest.raises(RowRejected, match=f"column {column.name}: "):
+            _coerced(row(1, **{column.name: wrong}))
+
+
+@pytest.mark.hazard(60)
+@given(_raw_rows.map(lambda odd: {**row(1), **odd}) | _raw_rows | json_values)
+def test_any_json_is_taken_or_refused_and_nothing_else_happens(raw: Any) -> None:
+    coerced, reason = _judged(raw)
+    if coerced is None:
+        assert 0 < len(reason) < 400
+        return
+    assert None not in coerced.values()
+    assert _coerced(coerced) == coerced
+
+
+@given(st.dictionaries(_columns, st.text() | st.integers() | st.booleans() | st.none(), max_size=6))
+def test_what_was_taken_is_taken_again_unchanged(odd: dict[str, Any]) -> None:
+    coerced, _ = _judged({**row(1), **odd})
+    assert coerced is None or _coerced(coerced) == coerced
+
+
+def test_what_follows_from_the_rest_is_filled_in() -> None:
+    coerced = _coerced(row(7, message_created_at="2026-11-15T23:30:00-02:00"))
+    assert coerced["gateway_id"] == _GATEWAY
+    assert coerced["schema_version"] == 7
+    assert coerced["part_id"] == "message-7#0"
+    assert coerced["date"] == "2026-11-16"
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [("gateway_id", "gw-2"), ("schema_version", 6), ("part_id", "message-1#1"), ("date", "2026-11-14")],
+)
+def test_what_follows_from_the_rest_must_agree_with_it(column: str, value: Any) -> None:
+    with pytest.raises(RowRejected, match=f"column {column}: .* disagrees"):
+        _coerced(row(1, **{column: value}))
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["session_id", "provider", "conversation_started_at", "message_id", "message_index", "message_created_at", "role"],
+)
+def test_a_row_without_a_required_column_is_refused(name: str) -> None:
+    for missing in (row(1, **{name: None}), {key: value for key, value in row(1).items() if key != name}):
+        with pytest.raises(RowRejected, match=f"column {name} is required"):
+            _coerced(missing)
+
+
+def test_an_unknown_column_is_refused_with_the_nearest_one() -> None:
+    with pytest.raises(RowRejected, match=r"unknown column 'sesion_id'; did you mean session_id\?"):
+        _coerced(row(1, sesion_id="x"))
+
+
+@pytest.mark.parametrize("name", INTERNAL)
+def test_the_lakes_own_columns_cannot_be_sent(name: str) -> None:
+    with pytest.raises(RowRejected, match=f"column {name} is set by the lake"):
+        _coerced(row(1, **{name: 1}))
+
+
+@pytest.mark.parametrize("raw", [None, [], "text", 1, 1.5, True])
+def test_what_is_not_an_object_is_no_row(raw: Any) -> None:
+    with pytest.raises(RowRejected, match="a row is a JSON object"):
+        _coerced(raw)
+
+
+def test_a_reason_stays_short_whatever_was_sent() -> None:
+    endless = "x" * 1_000_000
+    for raw in (row(1, part_id=endless), row(1, message_index=endless), row(1, **{endless: 1})):
+        with pytest.raises(RowRejected) as refused:
+            _coerced(raw)
+        assert len(str(refused.value)) < 400

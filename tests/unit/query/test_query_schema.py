@@ -1,0 +1,58 @@
+"""`hyp query schema` and the text of the views, without Spark."""
+
+from __future__ import annotations
+
+import pytest
+
+from hypaware.errors import HypError
+from hypaware.model import datasets
+from hypaware.query.schema import describe
+from hypaware.query.views import view_sql
+
+MESSAGES = datasets.get("ai_gateway_messages")
+COLUMNS = frozenset(column.name for column in MESSAGES.columns)
+
+
+def test_every_public_column_is_described_in_order_and_no_internal_one() -> None:
+    (found,) = describe("ai_gateway_messages")["datasets"]
+
+    assert [column["name"] for column in found["columns"]] == [column.name for column in MESSAGES.columns]
+    assert len(found["columns"]) == 56
+    assert not any(column["name"].startswith("_") for column in found["columns"])
+    assert found["columns"][0] == {
+        "name": "gateway_id",
+        "type": "STRING",
+        "nullable": False,
+        "about": "Id of the installation that recorded the row.",
+    }
+
+
+def test_without_a_name_all_datasets_are_described() -> None:
+    assert [each["name"] for each in describe()["datasets"]] == list(datasets.names())
+
+
+def test_an_unknown_dataset_is_answered_with_the_nearest() -> None:
+    with pytest.raises(HypError, match="did you mean ai_gateway_messages"):
+        describe("ai_gateway_message")
+
+
+def test_a_view_shows_the_declared_columns_in_their_order() -> None:
+    written = view_sql(MESSAGES, COLUMNS | {"_hyp_source", "_hyp_ingest_seq"})
+
+    assert written.startswith("SELECT `gateway_id`, `schema_version`, `session_id`, ")
+    assert written.endswith(", `date` FROM hyp.hypaware.ai_gateway_messages")
+    assert "_hyp" not in written
+
+
+def test_a_column_that_the_table_has_not_got_yet_is_null_of_its_type() -> None:
+    written = view_sql(MESSAGES, COLUMNS - {"tools", "message_index"})
+
+    assert "CAST(NULL AS STRING) AS `tools`" in written
+    assert "CAST(NULL AS INT) AS `message_index`" in written
+
+
+def test_a_dataset_without_a_table_is_an_empty_relation() -> None:
+    written = view_sql(MESSAGES, frozenset())
+
+    assert "FROM" not in written
+    assert written.endswith(" WHERE false")

@@ -1,0 +1,93 @@
+"""The table for the eye: alignment, width, cuts, null, wide characters."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.cells import cell_len
+
+from hypaware.query import formats
+
+
+def lines(columns: dict[str, Any], **look: Any) -> list[str]:
+    arrays = [values if isinstance(values, pa.Array) else pa.array(values) for values in columns.values()]
+    batch = pa.RecordBatch.from_arrays(arrays, names=list(columns))
+    return b"".join(formats.render("table", batch.schema, [batch], **look)).decode().splitlines()
+
+
+def test_text_stands_left_and_numbers_right() -> None:
+    assert lines({"name": ["a", "long one"], "n": [1, 1000]}) == [
+        "name         n",
+        "────────  ────",
+        "a            1",
+        "long one  1000",
+    ]
+
+
+def test_null_and_an_empty_text_look_different() -> None:
+    shown = lines({"a": ["", None], "b": [1, 2]})
+
+    assert shown[2:] == ["      1", "NULL  2"]
+    assert lines({"a": [None], "b": [1]}, width=80, color=True)[2] == "\x1b[2mNULL\x1b[0m  1"
+
+
+def test_a_table_that_is_too_wide_cuts_its_widest_columns_with_an_ellipsis() -> None:
+    shown = lines({"id": ["abc"], "text": ["x" * 100], "more": ["y" * 30]}, width=40)
+
+    assert shown[2] == "abc  " + "x" * 16 + "…  " + "y" * 15 + "…"
+    assert all(cell_len(line) <= 40 for line in shown)
+
+
+def test_without_a_width_nothing_is_cut() -> None:
+    assert "x" * 5000 in lines({"text": ["x" * 5000], "n": [1]})[2]
+
+
+def test_wide_characters_keep_the_columns_in_line() -> None:
+    shown = lines({"text": ["你好", "ab", "👍 ok"], "n": [1, 2, 3]}, width=40)
+
+    assert [cell_len(line) for line in shown] == [8, 8, 8, 8, 8]
+    assert shown[2] == "你好   1"
+
+
+def test_a_cut_never_splits_a_wide_character() -> None:
+    assert lines({"text": ["你好世界你好世界"], "n": [1]}, width=12)[2] == "你好世界…  1".replace("世界", "世界")
+
+
+def test_columns_too_many_for_the_width_become_a_block_for_each_row() -> None:
+    shown = lines({f"column_{n}": [f"value {n}", "x" * 200] for n in range(20)}, width=40)
+
+    assert shown[0].startswith("── row 1 ──")
+    assert shown[1] == "column_0   value 0"
+    assert shown[20] == "column_19  value 19"
+    assert shown[22] == "column_0   " + "x" * 28 + "…"
+    assert all(cell_len(line) <= 40 for line in shown)
+
+
+def test_a_table_without_rows_shows_its_columns() -> None:
+    assert lines({"a": pa.array([], pa.string())}, width=80) == ["a", "─"]
+
+
+def test_later_rows_fit_the_columns_of_the_first() -> None:
+    first = pa.RecordBatch.from_arrays([pa.array(["a"]), pa.array([1])], names=["text", "n"])
+    second = pa.RecordBatch.from_arrays([pa.array(["much longer"]), pa.array([2])], names=["text", "n"])
+
+    cut = b"".join(formats.render("table", first.schema, [first, second], width=80)).decode().splitlines()
+    whole = b"".join(formats.render("table", first.schema, [first, second])).decode().splitlines()
+    assert cut[3] == "muc…  2"
+    assert whole[3] == "much longer  2"
+
+
+@given(
+    st.lists(st.lists(st.one_of(st.none(), st.text(max_size=80)), min_size=3, max_size=3), min_size=1, max_size=6),
+    st.integers(24, 120),
+)
+def test_no_line_is_ever_wider_than_the_terminal(rows: list[list[str | None]], width: int) -> None:
+    columns = {name: pa.array([row[at] for row in rows], pa.string()) for at, name in enumerate("abc")}
+
+    shown = lines(columns, width=width)
+
+    assert len(shown) == 2 + len(rows)
+    assert all(cell_len(line) <= width for line in shown)

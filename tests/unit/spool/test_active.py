@@ -1,0 +1,340 @@
+"""The segment that is being written: nothing is acknowledged before it is durable, nothing is glued to half a line."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from hypaware import durable
+from hypaware.model.coerce import coerce_row
+from hypaware.model.datasets import Row
+from hypaware.spool import envelope, repair, segments
+from hypaware.spool.active import ActiveSegment, Closed, GivenUp
+from hypaware.spool.segments import Folder
+from tests.processes import eventually, fork, open_files
+from tests.recorded import disk_calls
+from tests.rows import MESSAGES, rows
+
+needs_proc = pytest.mark.skipif(sys.platform != "linux", reason="descriptors are named through /proc")
+
+
+def _rows(count: int, start: int = 0) -> list[Row]:
+    return [coerce_row(MESSAGES, raw, "gw-1") for raw in rows(count, start)]
+
+
+def _messages(path: Path) -> list[str]:
+    """Whose rows the file holds, each line judged as flush judges it."""
+    lines = path.read_bytes().splitlines(keepends=True)
+    return [envelope.read_line(MESSAGES, line, ordinal)["message_id"] for ordinal, line in enumerate(lines)]
+
+
+def _named(*numbers: int) -> list[str]:
+    return [f"message-{number}" for number in numbers]
+
+
+class _FailingDisk:
+    """Writes or syncs fail while it is full; a failing write leaves what still had room."""
+
+    def __init__(self, patched: pytest.MonkeyPatch, error: int = errno.ENOSPC) -> None:
+        self._write, self._sync, self._truncate = os.write, durable.fsync_fd, os.ftruncate
+        self._error = OSError(error, os.strerror(error))
+        self.room: int | None = None
+        self.syncs_fail = self.cuts_fail = False
+        patched.setattr(os, "write", self.write)
+        patched.setattr(durable, "fsync_fd", self.sync)
+        patched.setattr(os, "ftruncate", self.truncate)
+
+    def write(self, fd: int, data: bytes) -> int:
+        if self.room is None:
+            return self._write(fd, data)
+        if self.room == 0:
+            raise self._error
+        written = self._write(fd, bytes(data[: self.room]))
+        self.room -= written
+        return written
+
+    def sync(self, fd: int) -> None:
+        if self.syncs_fail:
+            raise self._error
+        self._sync(fd)
+
+    def truncate(self, fd: int, size: int) -> None:
+        if self.cuts_fail:
+            raise self._error
+        self._truncate(fd, size)
+
+
+@needs_proc
+@pytest.mark.hazard(10)
+def test_rows_are_synced_in_a_visible_and_synced_name_before_they_are_acknowledged(folder: Folder) -> None:
+    with disk_calls(folder.path) as calls:
+        segment = ActiveSegment(folder)
+        segment.append(_rows(2))
+        calls.append("acknowledged")
+        segment.append(_rows(1, 2))
+        calls.append("acknowledged")
+        sealed = segment.seal()
+    assert sealed
+    active, new = f"active/{segment.name}.jsonl", f"active/.new-{segment.name}.jsonl"
+    assert calls == [
+        f"rename {new} -> {active}", "sync active/",
+        f"write {active}", f"sync {active}", "acknowledged",
+        f"write {active}", f"sync {active}", "acknowledged",
+        f"rename {active} -> sealed/{segment.name}.3.jsonl", "sync sealed/", "sync active/",
+    ]  # fmt: skip
+
+
+@pytest.mark.hazard(5)
+def test_each_row_carries_its_ordinal_through_the_whole_segment(folder: Folder) -> None:
+    segment = ActiveSegment(folder)
+    for start in (0, 3, 6):
+        segment.append(_rows(3, start))
+    sealed = segment.seal()
+    assert sealed
+    assert sealed.name == f"{segment.name}.9.jsonl"
+    assert _messages(sealed) == _named(*range(9))
+
+
+def test_a_sealed_segment_takes_no_more_rows(folder: Folder) -> None:
+    segment = ActiveSegment(folder)
+    segment.append(_rows(1))
+    segment.seal()
+    with pytest.raises(Closed):
+        segment.append(_rows(1, 1))
+    assert segment.seal() is None
+
+
+def test_a_segment_that_never_took_a_row_leaves_nothing(folder: Folder) -> None:
+    assert ActiveSegment(folder).seal() is None
+    assert not list(folder.active.iterdir())
+    assert not list(folder.sealed.iterdir())
+
+
+@pytest.mark.hazard(77)
+def test_a_visible_file_is_never_free(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A repairer looks at every moment of a creation: it must find the file locked, or not at all."""
+    seen: list[list[object]] = []
+    rename, fsync_dir = durable.rename, durable.fsync_dir
+
+    def looked_at(step: Callable[..., None]) -> Callable[..., None]:
+        def looking(*args: object) -> None:
+            seen.append([*repair.repair_orphans(folder)])
+            step(*args)
+            seen.append([*repair.repair_orphans(folder)])
+
+        return looking
+
+    monkeypatch.setattr(durable, "rename", looked_at(rename))
+    monkeypatch.setattr(durable, "fsync_dir", looked_at(fsync_dir))
+    segment = ActiveSegment(folder)
+    monkeypatch.undo()
+    assert len(seen) > 2
+    assert not any(seen)
+    segment.append(_rows(1))
+    assert segment.path.exists()
+    segment.seal()
+
+
+@pytest.mark.hazard(77)
+def test_a_producer_whose_file_was_taken_at_its_creation_acknowledges_nothing(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rename = durable.rename
+
+    def taken_at_once(old: Path, new: Path) -> None:
+        rename(old, new)
+        new.rename(folder.sealed / segments.sealed_name(new.stem, 0))
+
+    monkeypatch.setattr(durable, "rename", taken_at_once)
+    with pytest.raises(GivenUp, match="was replaced"):
+        ActiveSegment(folder)
+
+
+def test_a_creation_is_not_disturbed_by_a_sweep(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sweeper that holds the lock of a file that is just being created must not make its producer fail."""
+    flock = fcntl.flock
+    others: list[int] = []
+
+    def swept_first(fd: int, operation: int) -> None:
+        if not others:
+            others.append(os.open(next(folder.active.glob(".new-*")), os.O_RDWR))
+            flock(others[0], fcntl.LOCK_EX)
+            threading.Timer(0.05, os.close, others).start()
+        flock(fd, operation)
+
+    monkeypatch.setattr(fcntl, "flock", swept_first)
+    segment = ActiveSegment(folder)
+    segment.append(_rows(1))
+    assert segment.seal()
+
+
+@pytest.mark.hazard(13)
+@pytest.mark.hazard(78)
+@pytest.mark.parametrize("room", [0, 1, 50, 400])
+def test_a_full_disk_leaves_no_half_line_for_the_next_row(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch, room: int
+) -> None:
+    segment = ActiveSegment(folder)
+    segment.append(_rows(2))
+    disk = _FailingDisk(monkeypatch)
+    disk.room = room
+    with pytest.raises(OSError, match="No space"):
+        segment.append(_rows(3, 2))
+    disk.room = None
+    segment.append(_rows(2, 5))
+    sealed = segment.seal()
+    assert sealed
+    assert _messages(sealed) == _named(0, 1, 5, 6)
+
+
+@pytest.mark.hazard(78)
+def test_an_interrupt_leaves_no_half_line_for_the_next_row(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C in the middle of an append whose caller goes on: later rows were glued to the half line, and lost."""
+    segment = ActiveSegment(folder)
+    segment.append(_rows(1))
+    write = os.write
+
+    def interrupted(fd: int, data: bytes) -> int:
+        write(fd, bytes(data[:100]))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "write", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        segment.append(_rows(1, 1))
+    monkeypatch.undo()
+    segment.append(_rows(2, 2))
+    sealed = segment.seal()
+    assert sealed
+    assert _messages(sealed) == _named(0, 2, 3)
+
+
+@pytest.mark.hazard(78)
+def test_a_file_that_cannot_be_cut_back_takes_nothing_more(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    segment = ActiveSegment(folder)
+    segment.append(_rows(1))
+    disk = _FailingDisk(monkeypatch)
+    disk.room, disk.cuts_fail = 100, True
+    with pytest.raises(OSError, match="No space"):
+        segment.append(_rows(1, 1))
+    disk.room, disk.cuts_fail = None, False
+    assert not segment.usable
+    with pytest.raises(Closed):
+        segment.append(_rows(1, 2))
+    segment.abandon()
+    (repaired,) = repair.repair_orphans(folder)
+    assert (repaired.rows, repaired.bytes_cut) == (1, 100)
+
+
+@pytest.mark.parametrize("error", [errno.EIO, errno.ENOSPC])
+def test_a_sync_is_never_tried_twice_over_the_same_bytes(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch, error: int
+) -> None:
+    segment = ActiveSegment(folder)
+    segment.append(_rows(2))
+    disk = _FailingDisk(monkeypatch, error)
+    disk.syncs_fail = True
+    with pytest.raises(OSError, match=os.strerror(error)):
+        segment.append(_rows(3, 2))
+    disk.syncs_fail = False
+    assert not segment.usable
+    assert _messages(segment.path) == _named(0, 1)
+    (repaired,) = repair.repair_orphans(folder)
+    assert repaired.rows == 2
+
+
+def test_appenders_that_waited_for_a_failing_sync_are_told(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their bytes went with the cut: an acknowledgement for them would be a lie."""
+    segment = ActiveSegment(folder)
+    syncing, fail = threading.Event(), threading.Event()
+
+    def failing(_fd: int) -> None:
+        syncing.set()
+        fail.wait()
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(durable, "fsync_fd", failing)
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(segment.append, _rows(1))
+        syncing.wait()
+        second = pool.submit(segment.append, _rows(1, 1))
+        eventually(lambda: segment.rows == 2)
+        fail.set()
+        assert isinstance(first.exception(), OSError)
+        assert isinstance(second.exception(), GivenUp)
+    assert segment.path.read_bytes() == b""
+
+
+@pytest.mark.hazard(13)
+def test_a_seal_that_fails_leaves_a_free_file_with_every_row(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    segment = ActiveSegment(folder)
+    segment.append(_rows(3))
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(durable, "rename", full)
+    with pytest.raises(OSError, match="No space"):
+        segment.seal()
+    monkeypatch.undo()
+    (repaired,) = repair.repair_orphans(folder)
+    assert (repaired.name, repaired.rows, repaired.bytes_cut) == (segment.name, 3, 0)
+
+
+def test_threads_that_append_at_once_share_a_sync_and_all_are_durable(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    segment = ActiveSegment(folder)
+    threads, sync = 8, durable.fsync_fd
+    synced: list[int] = []
+
+    def counted(fd: int) -> None:
+        if not synced:
+            eventually(lambda: segment.rows == threads)
+        synced.append(os.fstat(fd).st_size)
+        sync(fd)
+
+    monkeypatch.setattr(durable, "fsync_fd", counted)
+
+    def append(number: int) -> int:
+        segment.append(_rows(1, number))
+        return synced[-1]
+
+    with ThreadPoolExecutor(threads) as pool:
+        acknowledged_at = list(pool.map(append, range(threads)))
+    assert len(synced) == 2
+    assert min(acknowledged_at) > 0
+    assert synced[-1] == segment.bytes == segment.path.stat().st_size
+    sealed = segment.seal()
+    assert sealed
+    assert sorted(_messages(sealed)) == _named(*range(threads))
+
+
+@pytest.mark.hazard(79)
+def test_a_child_forked_during_a_creation_holds_no_lock(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would keep the file of a parent that died from ever being repaired."""
+    rename, created, go_on = durable.rename, threading.Event(), threading.Event()
+
+    def slow(old: Path, new: Path) -> None:
+        created.set()
+        go_on.wait()
+        rename(old, new)
+
+    monkeypatch.setattr(durable, "rename", slow)
+    with ThreadPoolExecutor(1) as pool:
+        creation = pool.submit(ActiveSegment, folder)
+        created.wait()
+        threading.Timer(0.05, go_on.set).start()
+        assert fork(lambda: _assert_none_open(folder)) == 0
+        creation.result().seal()
+
+
+def _assert_none_open(folder: Folder) -> None:
+    assert open_files(folder.path) == []

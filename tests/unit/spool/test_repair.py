@@ -1,0 +1,156 @@
+"""Orphans: what a dead producer left is found, cut at its last whole line, counted and sealed; what lives is let be."""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+import pytest
+
+from hypaware import durable
+from hypaware.errors import Retryable
+from hypaware.home import Home
+from hypaware.spool import repair, segments
+from hypaware.spool.repair import Repaired
+from hypaware.spool.segments import Folder
+from hypaware.spool.writer import SealRule, Spool
+from tests.processes import kill, running
+from tests.rows import DATASET, rows
+
+if TYPE_CHECKING:
+    from tests.unit.spool.conftest import Spooled
+
+_PRODUCER = f"""
+import os, sys
+from hypaware.spool.writer import SealRule, Spool
+from tests.rows import rows
+spool = Spool(os.environ["HYP_HOME"], SealRule(linger=float("inf")))
+spool.append("{DATASET}", rows(3))
+print("acknowledged", flush=True)
+sys.stdin.readline()
+spool.close()
+"""
+_LINE = b'{"n":0}\n'
+
+
+def _orphan(folder: Folder, held: bytes, name: str = "1-a") -> None:
+    (folder.active / f"{name}.jsonl").write_bytes(held)
+
+
+@pytest.mark.hazard(8)
+def test_a_killed_producers_file_is_found_by_its_free_lock(home: Home, folder: Folder, spooled: Spooled) -> None:
+    with running(_PRODUCER, home) as producer:
+        assert producer.stdout
+        assert producer.stdout.readline() == "acknowledged\n"
+        assert repair.repair_orphans(folder) == []
+        kill(producer)
+    (repaired,) = repair.repair_orphans(folder)
+    assert (repaired.rows, repaired.bytes_cut) == (3, 0)
+    assert spooled() == ["message-0", "message-1", "message-2"]
+    assert repair.repair_orphans(folder) == []
+
+
+@pytest.mark.hazard(6)
+@pytest.mark.parametrize(
+    ("held", "rows_kept", "bytes_cut"),
+    [
+        (_LINE * 2 + b'{"n":2,', 2, 7),
+        (_LINE * 2, 2, 0),
+        (_LINE + bytes(5000), 1, 5000),
+        (_LINE * 3 + b'"' * (3 << 20), 3, 3 << 20),
+        ((b"x" * (1 << 20)) + b"\n" + b"y", 1, 1),
+    ],
+)
+def test_a_torn_last_line_is_cut_off_and_its_bytes_are_counted(
+    folder: Folder, held: bytes, rows_kept: int, bytes_cut: int
+) -> None:
+    _orphan(folder, held)
+    assert repair.repair_orphans(folder) == [Repaired("1-a", rows_kept, bytes_cut)]
+    (sealed,) = segments.sealed_segments(folder)
+    assert sealed.rows == rows_kept
+    assert sealed.path.read_bytes() == held[: len(held) - bytes_cut]
+
+
+@pytest.mark.hazard(6)
+@pytest.mark.parametrize("held", [b"", b'{"n":0,'])
+def test_an_orphan_without_a_whole_line_goes_away(folder: Folder, held: bytes) -> None:
+    _orphan(folder, held)
+    assert repair.repair_orphans(folder) == [Repaired("1-a", 0, len(held))]
+    assert segments.active_files(folder) == []
+    assert segments.sealed_segments(folder) == []
+
+
+def test_two_repairers_at_once_seal_each_orphan_once(folder: Folder) -> None:
+    for number in range(40):
+        _orphan(folder, _LINE * (number + 1), f"{number}-a")
+    with ThreadPoolExecutor(4) as pool:
+        repaired = [done for some in pool.map(lambda _: repair.repair_orphans(folder), range(4)) for done in some]
+    assert sorted(done.rows for done in repaired) == list(range(1, 41))
+    assert sorted(segment.rows for segment in segments.sealed_segments(folder)) == list(range(1, 41))
+
+
+def test_a_file_that_its_producer_sealed_meanwhile_is_left_alone(
+    home: Home, folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Spool(home, SealRule(linger=float("inf"))) as spool:
+        spool.append(DATASET, rows(2))
+        listed = segments.active_files(folder)
+        opened = os.open
+
+        def sealed_after_opening(path: str, flags: int, *args: int) -> int:
+            fd = opened(path, flags, *args)
+            monkeypatch.undo()
+            spool.seal()
+            return fd
+
+        monkeypatch.setattr(segments, "active_files", lambda _: listed)
+        monkeypatch.setattr(os, "open", sealed_after_opening)
+        assert repair.repair_orphans(folder) == []
+    assert [segment.rows for segment in segments.sealed_segments(folder)] == [2]
+
+
+def test_waiting_repairs_orphans_and_ends_when_producers_seal(home: Home, folder: Folder) -> None:
+    _orphan(folder, _LINE)
+    with running(_PRODUCER, home) as producer, ThreadPoolExecutor(1) as pool:
+        assert producer.stdout
+        assert producer.stdin
+        producer.stdout.readline()
+        waiting = pool.submit(repair.wait_until_sealed, folder, 60)
+        producer.stdin.write("seal\n")
+        producer.stdin.flush()
+        assert waiting.result() == []
+    assert sorted(segment.rows for segment in segments.sealed_segments(folder)) == [1, 3]
+
+
+def test_a_file_that_a_living_process_does_not_seal_is_named(home: Home, folder: Folder) -> None:
+    with Spool(home, SealRule(linger=float("inf"))) as spool:
+        spool.append(DATASET, rows(1))
+        assert repair.wait_until_sealed(folder, 0) == segments.active_files(folder)
+
+
+def test_only_old_unborn_files_are_swept(folder: Folder) -> None:
+    young, old = folder.active / ".new-1-a.jsonl", folder.active / ".new-2-b.jsonl"
+    for path in (young, old):
+        path.touch()
+    os.utime(old, (0, time.time() - 3600))
+    repair.repair_orphans(folder)
+    assert young.exists()
+    assert not old.exists()
+
+
+@pytest.mark.hazard(13)
+def test_a_disk_too_full_to_repair_is_told_and_the_orphan_waits(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    _orphan(folder, _LINE * 2)
+    monkeypatch.setattr(durable, "rename", full)
+    with pytest.raises(Retryable, match=r"1-a\.jsonl.* could not be sealed.*No space"):
+        repair.repair_orphans(folder)
+    monkeypatch.undo()
+    assert repair.repair_orphans(folder) == [Repaired("1-a", 2, 0)]

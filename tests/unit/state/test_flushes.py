@@ -1,0 +1,177 @@
+"""Sequences and flushes: a range is given out once, and a flush is settled once."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from pathlib import Path
+
+import pytest
+from sqlalchemy import select, text
+
+from hypaware.errors import StateError
+from hypaware.state import flushes, tables
+from hypaware.state.flushes import Flush, Outcome
+from hypaware.state.store import StateCorrupt, Store
+from tests.processes import together
+
+_DATASET = "ai_gateway_messages"
+_NOTHING = Outcome({}, 0, 0, 0)
+
+
+def _reserve(store: Store, *segments: tuple[str, int], above: int = 0) -> Flush:
+    with store.transaction() as connection:
+        return flushes.reserve(connection, _DATASET, segments, above=above)
+
+
+def _burn(store: Store, flush: Flush, guilty: tuple[str, ...] | None = None) -> None:
+    with store.transaction() as connection:
+        flushes.burn(connection, flush, guilty=guilty)
+
+
+def _record(store: Store, flush: Flush, outcome: Outcome = _NOTHING) -> None:
+    with store.transaction() as connection:
+        flushes.record(connection, flush, outcome)
+
+
+def _attempts(store: Store) -> dict[str, int]:
+    with store.reading() as connection:
+        return flushes.attempts_of(connection, _DATASET)
+
+
+def _committed(store: Store, *names: str) -> set[str]:
+    with store.reading() as connection:
+        return flushes.committed_segments(connection, _DATASET, names)
+
+
+def test_ranges_follow_each_other_and_a_rows_sequence_is_its_base_plus_its_ordinal(store: Store) -> None:
+    first = _reserve(store, ("a", 3), ("b", 2))
+    second = _reserve(store, ("c", 1))
+    assert (first.after, first.last) == (0, 5)
+    assert [(segment.name, segment.base, segment.rows) for segment in first.segments] == [("a", 1, 3), ("b", 4, 2)]
+    assert (second.after, second.last) == (5, 6)
+
+
+def test_a_flush_is_remembered_until_it_is_settled(store: Store) -> None:
+    landed, lost = _reserve(store, ("a", 3)), _reserve(store, ("b", 2))
+    with store.reading() as connection:
+        assert flushes.unfinished(connection) == [landed, lost]
+        assert flushes.unfinished(connection, "another") == []
+    _record(store, landed, Outcome({"claude": 3}, 3, 0, 0))
+    _burn(store, lost)
+    with store.reading() as connection:
+        assert flushes.unfinished(connection) == []
+        assert flushes.high_water(connection) == {_DATASET: {"claude": 3}}
+        assert flushes.last_committed(connection, _DATASET) == 3
+        assert flushes.last_flush_at(connection) is not None
+        assert flushes.last_flush_at(connection, "another") is None
+    assert _committed(store, "a", "b") == {"a"}
+
+
+def test_a_burnt_range_is_never_given_out_again(store: Store) -> None:
+    lost = _reserve(store, ("a", 3))
+    _burn(store, lost)
+    again = _reserve(store, ("a", 3))
+    assert again.after == lost.last
+    assert again.id != lost.id
+
+
+def test_a_flush_is_settled_once(store: Store) -> None:
+    """A committed flush that is burnt gives its rows back to the spool: they would be committed again."""
+    flush = _reserve(store, ("a", 1))
+    _record(store, flush)
+    with pytest.raises(StateError, match="settled before"):
+        _burn(store, flush)
+    assert _committed(store, "a") == {"a"}
+    lost = _reserve(store, ("b", 1))
+    _burn(store, lost)
+    with pytest.raises(StateError, match="settled before"):
+        _record(store, lost)
+    assert _committed(store, "b") == set()
+
+
+def test_each_attempt_counts_also_one_that_nobody_lived_to_see(store: Store) -> None:
+    for attempt in (1, 2, 3):
+        flush = _reserve(store, ("a", 1), ("b", 1))
+        assert [segment.attempts for segment in flush.segments] == [attempt, attempt]
+        _burn(store, flush)
+    assert _attempts(store) == {"a": 3, "b": 3}
+
+
+def test_a_failure_is_held_against_the_guilty_only(store: Store) -> None:
+    _burn(store, _reserve(store, ("a", 1), ("b", 1)), guilty=("b",))
+    assert _attempts(store) == {"a": 0, "b": 1}
+    _burn(store, _reserve(store, ("a", 1), ("b", 1)), guilty=())
+    assert _attempts(store) == {"a": 0, "b": 1}
+
+
+def test_high_water_only_rises(store: Store) -> None:
+    with store.transaction() as connection:
+        flushes.raise_high_water(connection, _DATASET, {"claude": 10, "codex": 5})
+        flushes.raise_high_water(connection, _DATASET, {"claude": 7, "codex": 8})
+        assert flushes.high_water(connection, _DATASET) == {_DATASET: {"claude": 10, "codex": 8}}
+
+
+@pytest.mark.hazard(15)
+def test_the_next_sequence_only_rises(store: Store) -> None:
+    with store.transaction() as connection:
+        flushes.raise_next_seq(connection, 100)
+        flushes.raise_next_seq(connection, 50)
+        assert flushes.next_seq(connection) == 100
+
+
+@pytest.mark.hazard(74)
+def test_nothing_is_reserved_at_or_below_the_lakes_floor(store: Store) -> None:
+    assert _reserve(store, ("a", 2), above=1_000).after == 1_000
+    assert _reserve(store, ("b", 2), above=1_000).after == 1_002
+    assert _reserve(store, ("c", 2)).after == 1_004
+
+
+@pytest.mark.hazard(15)
+def test_an_empty_allocator_is_damage_and_never_one(store: Store) -> None:
+    with store.transaction() as connection:
+        connection.execute(text("DELETE FROM allocator"))
+    with pytest.raises(StateCorrupt, match="lost its allocator"):
+        _reserve(store, ("a", 1))
+    with store.transaction() as connection:
+        flushes.raise_next_seq(connection, 41)
+    assert _reserve(store, ("a", 1)).last == 41
+
+
+def test_segments_that_the_lake_names_are_marked_even_if_it_names_one_twice(store: Store) -> None:
+    _reserve(store, ("a", 1))
+    with store.transaction() as connection:
+        flushes.mark_committed(connection, _DATASET, ["a", "b", "b"])
+        flushes.mark_committed(connection, _DATASET, [])
+    assert _committed(store, "a", "b", "c") == {"a", "b"}
+
+
+def test_what_was_done_long_ago_is_forgotten_and_what_is_open_is_not(store: Store) -> None:
+    old = (datetime.now(UTC) - timedelta(days=31)).isoformat()
+    done, burnt, open_ = (_reserve(store, (name, 1)) for name in ("a", "b", "c"))
+    _record(store, done)
+    _burn(store, burnt)
+    with store.transaction() as connection:
+        connection.execute(tables.segments.update().values(updated_at=old))
+        connection.execute(tables.flushes.update().values(finished_at=old, reserved_at=old))
+    _record(store, _reserve(store, ("d", 1)))
+    with store.reading() as connection:
+        assert [flush.id for flush in flushes.unfinished(connection)] == [open_.id]
+        assert set(connection.execute(select(tables.segments.c.name)).scalars()) == {"b", "c", "d"}
+        assert len(connection.execute(select(tables.flushes.c.id)).all()) == 2
+
+
+@pytest.mark.hazard(14)
+def test_processes_that_allocate_at_once_share_no_number(store: Store, tmp_path: Path) -> None:
+    """In the original 2,935 numbers were given out twice in 2 × 3,000."""
+
+    def allocate(number: int) -> None:
+        with open(tmp_path / f"taken-{number}", "w") as taken:
+            for turn in range(40):
+                flush = _reserve(store, (f"{number}-{turn}", 7))
+                taken.write(f"{flush.after} {flush.last}\n")
+
+    assert together([partial(allocate, number) for number in range(5)]) == [0] * 5
+    ranges = [line.split() for path in tmp_path.glob("taken-*") for line in path.read_text().splitlines()]
+    taken = [number for after, last in ranges for number in range(int(after) + 1, int(last) + 1)]
+    assert sorted(taken) == list(range(1, 5 * 40 * 7 + 1))

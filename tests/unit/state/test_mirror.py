@@ -1,0 +1,74 @@
+"""The side file: what must survive the loss of the state. It is never ahead of the state."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from hypaware.home import Home
+from hypaware.opening import open_home
+from hypaware.state import flushes, mirror
+from tests.processes import run, was_killed
+
+
+def test_it_holds_identity_sequence_and_high_waters(home: Home) -> None:
+    opened = open_home(home)
+    with opened.store.transaction() as connection:
+        flushes.raise_next_seq(connection, 42)
+        flushes.raise_high_water(connection, "ai_gateway_messages", {"a/b ü": 41})
+    mirror.write(home.mirror, opened.store)
+    opened.store.close()
+    assert mirror.read(home.mirror) == mirror.Mirror(opened.identity, 42, {"ai_gateway_messages": {"a/b ü": 41}})
+    assert home.mirror.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize(
+    "held",
+    [
+        None,
+        b"",
+        b"{",
+        b"[]",
+        b"null",
+        b"\xff\xfe",
+        b"{}",
+        b'{"version": 2}',
+        b'{"version": 1, "identity": null, "next_seq": 1, "high_water": {}}',
+        b'{"version": 1, "identity": {}, "next_seq": 1, "high_water": {}}',
+    ],
+)
+def test_a_damaged_one_is_no_mirror(tmp_path: Path, held: bytes | None) -> None:
+    if held is not None:
+        (tmp_path / "mirror").write_bytes(held)
+    assert mirror.read(tmp_path / "mirror") is None
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("next_seq", "x"), ("high_water", []), ("high_water", {"a": 5}), ("identity", 7)]
+)
+def test_one_with_a_wrong_part_is_no_mirror(home: Home, name: str, value: object) -> None:
+    open_home(home).store.close()
+    held = json.loads(home.mirror.read_bytes())
+    home.mirror.write_text(json.dumps({**held, name: value}))
+    assert mirror.read(home.mirror) is None
+
+
+@pytest.mark.hazard(10)
+@pytest.mark.parametrize("point", ["state.mirror.before-write", "state.mirror.after-write"])
+def test_a_process_killed_around_the_write_leaves_the_old_or_the_new_one(home: Home, point: str) -> None:
+    opened = open_home(home)
+    with opened.store.transaction() as connection:
+        flushes.raise_next_seq(connection, 42)
+    opened.store.close()
+    write = """
+import pathlib, sys
+from hypaware.state import mirror
+from hypaware.state.store import Store
+mirror.write(pathlib.Path(sys.argv[2]), Store(pathlib.Path(sys.argv[1])))
+"""
+    assert was_killed(run(write, home, home.state, home.mirror, crash_at=point))
+    held = mirror.read(home.mirror)
+    assert held
+    assert held.next_seq == (1 if "before" in point else 42)

@@ -1,0 +1,198 @@
+"""The store: a transaction is on disk when it returned, or has not happened."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from sqlalchemy import select, text
+
+from hypaware.errors import Retryable, StateError
+from hypaware.home import Home
+from hypaware.state import store as storing
+from hypaware.state import tables
+from hypaware.state.store import StateCorrupt, Store, is_sound, suspicion
+from tests.processes import fork, run, was_killed
+
+_WRITE = """
+import pathlib, sys
+from sqlalchemy import insert
+from hypaware.state import tables
+from hypaware.state.store import Store
+store = Store(pathlib.Path(sys.argv[1]))
+with store.transaction() as connection:
+    connection.execute(insert(tables.meta).values(key="k", value="v"))
+print("committed", flush=True)
+"""
+
+
+def _put(store: Store, key: str) -> None:
+    with store.transaction() as connection:
+        connection.execute(tables.meta.insert().values(key=key, value=""))
+
+
+def _driver_connection(store: Store) -> int:
+    with store.reading() as connection:
+        return id(connection.connection.driver_connection)
+
+
+def _keys(store: Store) -> list[str]:
+    with store.reading() as connection:
+        return sorted(connection.execute(select(tables.meta.c.key)).scalars())
+
+
+def test_a_transaction_is_all_or_nothing(store: Store) -> None:
+    def fail_half_way() -> None:
+        with store.transaction() as connection:
+            connection.execute(tables.meta.insert().values(key="a", value=""))
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fail_half_way()
+    assert _keys(store) == []
+    _put(store, "b")
+    assert _keys(store) == ["b"]
+
+
+@pytest.mark.hazard(10)
+def test_every_connection_writes_ahead_and_syncs_each_commit(store: Store) -> None:
+    with store.reading() as connection:
+        found = [connection.execute(text(f"PRAGMA {name}")).scalar() for name in ("journal_mode", "synchronous")]
+    assert found == ["wal", 2]
+
+
+@pytest.mark.parametrize(("point", "keys"), [("state.commit.before-commit", []), ("state.commit.after-commit", ["k"])])
+def test_a_process_killed_around_a_commit_leaves_it_made_or_not(
+    store: Store, home: Home, point: str, keys: list[str]
+) -> None:
+    done = run(_WRITE, home, store.path, crash_at=point)
+    assert was_killed(done), done.stderr
+    assert done.stdout == ""
+    assert _keys(store) == keys
+
+
+def test_what_a_transaction_read_is_still_true_when_it_writes(store: Store) -> None:
+    """Two transactions that read and then write would both count from the same number."""
+    with store.transaction() as connection:
+        connection.execute(tables.meta.insert().values(key="n", value="0"))
+
+    def count(_: int) -> None:
+        with store.transaction() as connection:
+            n = int(connection.execute(select(tables.meta.c.value)).scalar_one())
+            connection.execute(tables.meta.update().values(value=str(n + 1)))
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(count, range(40)))
+    with store.reading() as connection:
+        assert connection.execute(select(tables.meta.c.value)).scalar_one() == "40"
+
+
+def test_a_reader_neither_waits_for_a_writer_nor_sees_half_of_it(store: Store) -> None:
+    written, finish = threading.Event(), threading.Event()
+
+    def write() -> None:
+        with store.transaction() as connection:
+            connection.execute(tables.meta.insert().values(key="a", value=""))
+            written.set()
+            finish.wait()
+
+    with ThreadPoolExecutor(1) as pool:
+        writing = pool.submit(write)
+        written.wait()
+        assert _keys(store) == []
+        finish.set()
+        writing.result()
+    assert _keys(store) == ["a"]
+
+
+def test_a_state_that_stays_locked_is_told_as_retryable(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(storing, "_BUSY_MILLISECONDS", 10)
+    impatient = Store(store.path)
+    with store.transaction(), pytest.raises(Retryable, match="locked") as told:
+        _put(impatient, "a")
+    assert told.value.kind == "state_unavailable"
+    _put(impatient, "a")
+    impatient.close()
+
+
+def test_a_broken_rule_of_the_tables_is_no_damage(store: Store) -> None:
+    _put(store, "a")
+    with pytest.raises(StateError, match=r"refused a change.*UNIQUE"):
+        _put(store, "a")
+    assert not suspicion(store.path).exists()
+
+
+@pytest.mark.hazard(15)
+@pytest.mark.parametrize("held", [b"not a database at all" * 100, b"SQLite format 3\0" + bytes(4080), b"\xff" * 8192])
+def test_a_file_that_is_no_database_is_told_as_corrupt(tmp_path: Path, held: bytes) -> None:
+    path = tmp_path / "state.db"
+    path.write_bytes(held)
+    assert not is_sound(path)
+    store = Store(path)
+    with pytest.raises(StateCorrupt, match="damaged"):
+        store.migrate()
+    store.close()
+    assert suspicion(path).exists()
+
+
+@pytest.mark.hazard(15)
+def test_damage_in_the_middle_is_found(store: Store) -> None:
+    for number in range(300):
+        _put(store, f"{number:04d}" + "x" * 200)
+    store.close()
+    assert is_sound(store.path)
+    spoil(store.path)
+    assert not is_sound(store.path)
+
+
+def spoil(path: Path) -> None:
+    """Overwrites the middle of the file: the first page still looks like a database."""
+    size = path.stat().st_size
+    assert size > 20_000
+    with open(path, "r+b") as file:
+        file.seek(8192)
+        file.write(os.urandom(size - 8192))
+
+
+def test_an_empty_file_is_new_and_not_damaged(tmp_path: Path) -> None:
+    path = tmp_path / "state.db"
+    path.touch()
+    assert is_sound(path)
+
+
+def test_a_state_that_cannot_be_looked_at_is_retryable_and_not_damaged(tmp_path: Path) -> None:
+    (tmp_path / "state.db").mkdir()
+    with pytest.raises(Retryable, match="could not be looked at"):
+        is_sound(tmp_path / "state.db")
+
+
+def test_a_closed_store_leaves_no_side_files(store: Store) -> None:
+    _put(store, "a")
+    store.close()
+    assert [path.name for path in store.path.parent.iterdir() if path.name.startswith("state.db-")] == []
+
+
+@pytest.mark.hazard(79)
+def test_a_forked_child_uses_connections_of_its_own(store: Store) -> None:
+    """SQLite's locks belong to a process: a connection that two of them use corrupts the file."""
+    _put(store, "before")
+    inherited = _driver_connection(store)
+
+    def child(number: int) -> None:
+        assert _driver_connection(store) != inherited
+        for turn in range(10):
+            _put(store, f"{number}-{turn}")
+
+    assert [fork(lambda: child(1)), fork(lambda: child(2))] == [0, 0]
+    _put(store, "after")
+    assert len(_keys(store)) == 22
+    store.close()
+    with sqlite3.connect(store.path) as connection:
+        assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+    connection.close()

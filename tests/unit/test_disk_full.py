@@ -1,0 +1,94 @@
+"""A full disk: a clear error, nothing acknowledged is lost, and work goes on when there is room."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from hypaware.errors import Retryable
+from hypaware.home import Home
+from hypaware.opening import open_home
+from hypaware.spool import repair, segments
+from hypaware.spool.reader import read_spooled_rows
+from hypaware.spool.writer import SealRule, Spool
+from hypaware.state import flushes
+from tests.rows import DATASET, rows
+from tests.small_disk import SmallDisk, mounted
+
+pytestmark = pytest.mark.hazard(13)
+_NEVER = SealRule(linger=float("inf"))
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[SmallDisk]:
+    with mounted(tmp_path / "disk") as small:
+        yield small
+
+
+@pytest.fixture
+def home(disk: SmallDisk) -> Home:
+    return Home(disk.root / "home")
+
+
+def _spooled(home: Home) -> set[str]:
+    return {row["message_id"] for row in read_spooled_rows(home, DATASET)}
+
+
+def test_append_stops_with_a_clear_error_and_goes_on_when_there_is_room(home: Home, disk: SmallDisk) -> None:
+    acknowledged: set[str] = set()
+    with Spool(home, _NEVER) as spool:
+        spool.append(DATASET, rows(1))
+        disk.fill(leave=40_000)
+
+        def append_until_it_fails() -> None:
+            for number in range(1, 100_000, 10):
+                spool.append(DATASET, rows(10, number))
+                acknowledged.update(f"message-{each}" for each in range(number, number + 10))
+
+        with pytest.raises(Retryable, match=r"none was acknowledged.*No space left"):
+            append_until_it_fails()
+        assert acknowledged
+        assert acknowledged <= _spooled(home)
+        disk.make_room()
+        spool.append(DATASET, rows(1, 100_000))
+        spool.seal()
+    assert _spooled(home) == acknowledged | {"message-0", "message-100000"}
+
+
+def test_a_seal_on_a_full_disk_loses_nothing(home: Home, disk: SmallDisk) -> None:
+    with Spool(home, _NEVER) as spool:
+        spool.append(DATASET, rows(5))
+        disk.fill()
+        spool.seal()
+        disk.make_room()
+    folder = segments.folder(home, DATASET)
+    repair.repair_orphans(folder)
+    assert [segment.rows for segment in segments.sealed_segments(folder)] == [5]
+
+
+def test_a_change_of_the_state_is_made_whole_or_not_at_all(home: Home, disk: SmallDisk) -> None:
+    store = open_home(home).store
+    disk.fill()
+    with pytest.raises(Retryable, match=r"state\.db could not be changed.*full"), store.transaction() as connection:
+        flushes.reserve(connection, DATASET, [(f"segment-{number}", 10) for number in range(200)])
+    with store.reading() as connection:
+        assert flushes.next_seq(connection) == 1
+        assert flushes.unfinished(connection) == []
+    disk.make_room()
+    with store.transaction() as connection:
+        assert flushes.reserve(connection, DATASET, [("segment-1", 10)]).last == 10
+    store.close()
+
+
+def test_a_home_that_could_not_be_made_is_made_when_there_is_room(home: Home, disk: SmallDisk) -> None:
+    disk.fill()
+    with pytest.raises(Retryable, match=r"home.* could not be|state.* could not be"):
+        open_home(home)
+    disk.make_room()
+    opened = open_home(home)
+    assert opened.rebuilt is None
+    opened.store.close()
+    with Spool(home, _NEVER) as spool:
+        spool.append(DATASET, rows(1))

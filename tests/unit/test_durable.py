@@ -1,0 +1,124 @@
+"""Durable writes: what a call returned from survives a power cut, and what failed left nothing half done."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import sys
+from pathlib import Path
+
+import pytest
+
+from hypaware import durable
+from tests.processes import fork
+from tests.recorded import disk_calls
+from tests.shadow_disk import ShadowDisk
+
+needs_proc = pytest.mark.skipif(sys.platform != "linux", reason="descriptors are named through /proc")
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    (tmp_path / "root").mkdir()
+    return tmp_path / "root"
+
+
+@needs_proc
+@pytest.mark.hazard(10)
+def test_a_file_is_synced_before_it_is_renamed_and_its_folder_after(root: Path) -> None:
+    with disk_calls(root.parent) as calls:
+        durable.write_file(root / "file", b"bytes")
+    temporary = calls[0].removeprefix("write ")
+    assert temporary.startswith("root/.file.")
+    assert calls == [f"write {temporary}", f"sync {temporary}", f"rename {temporary} -> root/file", "sync root/"]
+
+
+@needs_proc
+@pytest.mark.hazard(10)
+def test_a_move_between_folders_syncs_both_the_new_one_first(root: Path) -> None:
+    durable.make_dir(root / "old")
+    durable.make_dir(root / "new")
+    (root / "old" / "a").write_bytes(b"")
+    with disk_calls(root) as calls:
+        durable.rename(root / "old" / "a", root / "new" / "b")
+    assert calls == ["rename old/a -> new/b", "sync new/", "sync old/"]
+
+
+@pytest.mark.hazard(10)
+@pytest.mark.parametrize("seed", range(20))
+def test_after_a_power_cut_a_replaced_file_holds_the_old_bytes_or_the_new_ones(root: Path, seed: int) -> None:
+    """At whatever step the writer died, and whatever had reached the disk by then."""
+    disk, chance = ShadowDisk(root.parent / "shadow"), random.Random(seed)
+    durable.write_file(root / "state", b"old" * 100)
+    disk.trust(root)
+    steps = chance.randrange(5)
+
+    def killed_after_some_steps() -> None:
+        with disk.watching():
+            real, left = durable.fsync_fd, [steps]
+
+            def dying(fd: int) -> None:
+                if not left[0]:
+                    os._exit(9)
+                left[0] -= 1
+                real(fd)
+
+            durable.fsync_fd = dying
+            durable.write_file(root / "state", b"new" * 200)
+
+    finished = fork(killed_after_some_steps) == 0
+    disk.power_cut(root, lambda: chance.random() < 0.5)
+    expected = {b"new" * 200} if finished else {b"old" * 100, b"new" * 200}
+    assert (root / "state").read_bytes() in expected
+
+
+def test_written_files_are_for_their_owner_only(root: Path) -> None:
+    durable.write_file(root / "file", b"")
+    durable.make_dir(root / "a" / "b")
+    assert (root / "file").stat().st_mode & 0o777 == 0o600
+    assert (root / "a").stat().st_mode & 0o777 == 0o700
+    assert (root / "a" / "b").stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.hazard(13)
+@pytest.mark.parametrize("failing", ["write", "sync"])
+def test_a_write_that_fails_leaves_the_old_file_and_no_other(
+    root: Path, monkeypatch: pytest.MonkeyPatch, failing: str
+) -> None:
+    durable.write_file(root / "file", b"old")
+
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    if failing == "write":
+        monkeypatch.setattr(os, "write", full)
+    else:
+        monkeypatch.setattr(durable, "fsync_fd", full)
+    with pytest.raises(OSError, match="No space"):
+        durable.write_file(root / "file", b"new")
+    assert [path.name for path in root.iterdir()] == ["file"]
+    assert (root / "file").read_bytes() == b"old"
+
+
+def test_a_short_write_is_carried_on(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write = os.write
+    monkeypatch.setattr(os, "write", lambda fd, data: write(fd, bytes(data[:7])))
+    durable.write_file(root / "file", b"0123456789" * 10)
+    assert (root / "file").read_bytes() == b"0123456789" * 10
+
+
+@needs_proc
+@pytest.mark.hazard(10)
+def test_each_new_folder_is_made_durable_in_its_parent(root: Path) -> None:
+    with disk_calls(root.parent) as calls:
+        durable.make_dir(root / "a" / "b")
+        durable.make_dir(root / "a" / "b")
+    assert calls == ["sync root/", "sync root/a/"]
+
+
+def test_removing_what_is_gone_is_no_error(root: Path) -> None:
+    (root / "file").write_bytes(b"")
+    durable.remove(root / "file")
+    durable.remove(root / "file")
+    assert list(root.iterdir()) == []

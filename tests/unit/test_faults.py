@@ -1,0 +1,138 @@
+"""Crash points: the process that reaches the named one dies for real, at the right time, and only that one."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+import hypaware
+from hypaware import crash_points, faults
+from hypaware.errors import UsageError
+from hypaware.home import Home
+from tests.processes import fork, run, succeed, wait_until_gone, was_killed
+
+_REACH_THREE_TIMES = """
+from hypaware import faults
+here, there = faults.point("test.here.after-step", ""), faults.point("test.there.after-step", "")
+for turn in (1, 2, 3):
+    here()
+    print(turn, flush=True)
+    there()
+"""
+
+
+@pytest.mark.parametrize(
+    ("crash_at", "printed"),
+    [
+        ("test.here.after-step", ""),
+        ("test.here.after-step:1", ""),
+        ("test.here.after-step:3", "1\n2\n"),
+        ("test.there.after-step:2", "1\n2\n"),
+    ],
+)
+def test_the_process_kills_itself_at_the_nth_time(home: Home, crash_at: str, printed: str) -> None:
+    done = run(_REACH_THREE_TIMES, home, crash_at=crash_at)
+    assert was_killed(done)
+    assert done.stdout == printed
+
+
+@pytest.mark.parametrize("crash_at", ["test.here.after-step:4", "test.elsewhere.after-step", "", None])
+def test_a_process_that_does_not_reach_it_lives(home: Home, crash_at: str | None) -> None:
+    done = run(_REACH_THREE_TIMES, home, crash_at=crash_at)
+    assert (done.returncode, done.stdout) == (0, "1\n2\n3\n")
+
+
+@pytest.mark.parametrize("spec", ["a:0", "a:-1", "a:x", "a:1.5", "a:²"])
+def test_a_count_that_is_none_is_refused(spec: str) -> None:
+    with pytest.raises(UsageError, match="whole number from 1"):
+        faults.parse(spec)
+
+
+def test_a_job_carries_its_own_setting_and_leaves_none_behind(home: Home) -> None:
+    job = """
+from hypaware import faults
+reach = faults.point("test.job.after-step", "")
+with faults.armed("test.job.after-step:2"):
+    reach()
+with faults.armed(None):
+    reach()
+reach()
+print("alive", flush=True)
+with faults.armed("test.job.after-step:2"):
+    with faults.armed("test.other.after-step"):
+        reach()
+    reach()
+    print("still alive", flush=True)
+    reach()
+"""
+    done = run(job, home)
+    assert was_killed(done)
+    assert done.stdout == "alive\nstill alive\n"
+
+
+def test_the_companion_dies_first(home: Home, tmp_path: Path) -> None:
+    """A JVM that outlived its driver could still commit. This one would, at the end of its input."""
+    killer = """
+import subprocess, sys
+from hypaware import faults
+reach = faults.point("test.companion.after-step", "")
+outlives = "import pathlib, sys; print(flush=True); sys.stdin.read(); pathlib.Path(sys.argv[1]).touch()"
+companion = subprocess.Popen([sys.executable, "-c", outlives, sys.argv[1]],
+                             stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+companion.stdout.readline()
+faults.kill_with_us(companion.pid)
+print(companion.pid, flush=True)
+reach()
+"""
+    done = run(killer, home, tmp_path / "outlived", crash_at="test.companion.after-step")
+    assert was_killed(done)
+    wait_until_gone(int(done.stdout))
+    assert not (tmp_path / "outlived").exists()
+
+
+def test_a_point_has_one_name(home: Home) -> None:
+    twice = "from hypaware import faults\nfaults.point('test.a.after-b', '')\nfaults.point('test.a.after-b', '')"
+    assert "declared twice" in run(twice, home).stderr
+
+
+def test_every_module_that_declares_a_point_is_listed() -> None:
+    source = Path(hypaware.__file__).parent
+    declaring = {
+        "hypaware." + ".".join(path.relative_to(source).with_suffix("").parts)
+        for path in source.rglob("*.py")
+        if _declares(path)
+    }
+    assert declaring == set(crash_points.MODULES)
+
+
+def _declares(path: Path) -> bool:
+    calls = (node.func for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call))
+    return any(isinstance(call, ast.Attribute) and ast.unparse(call) == "faults.point" for call in calls)
+
+
+def test_points_are_named_after_their_package_and_the_side_of_the_step() -> None:
+    points = crash_points.all_points()
+    assert {point.package for point in points} >= {"spool", "state", "lake"}
+    for point in points:
+        assert re.fullmatch(r"[a-z]+(\.[a-z-]+)+\.(before|after)-[a-z-]+", point.name), point.name
+        assert point.about
+
+
+def test_listing_the_points_needs_no_spark(home: Home) -> None:
+    listing = "import sys; from hypaware import crash_points as points; points.all_points(); print(*sys.modules)"
+    assert "pyspark" not in succeed(listing, home).split()
+
+
+def test_a_child_of_an_armed_process_dies_too(home: Home) -> None:
+    def child() -> None:
+        with faults.armed("test.forked.after-step"):
+            reach()
+
+    reach = faults.point("test.forked.after-step", "reached in a forked child")
+    try:
+        assert fork(child) == -9
+    finally:
+        faults._points.pop("test.forked.after-step")

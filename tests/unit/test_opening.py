@@ -1,0 +1,415 @@
+"""Opening a home: it is the home it was, its state is sound and not behind its lake; or it is refused or rebuilt."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sqlite3
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+
+import pytest
+from sqlalchemy import text
+
+from hypaware import opening
+from hypaware.errors import HypError, NotReady, Retryable
+from hypaware.home import Home
+from hypaware.lake import metadata
+from hypaware.opening import OpenHome, identify, open_home
+from hypaware.spool.writer import Spool
+from hypaware.state import flushes, mirror, whose
+from hypaware.state.store import StateCorrupt, suspicion
+from tests import iceberg_lake
+from tests.processes import run, running, succeed, together, was_killed
+from tests.rows import DATASET, rows
+
+_OPEN = """
+import os
+from hypaware.opening import open_home
+opened = open_home(os.environ["HYP_HOME"])
+print(opened.identity.gateway_id, opened.identity.incarnation)
+"""
+
+
+def _next_seq(home: Home) -> int:
+    opened = open_home(home)
+    try:
+        with opened.store.reading() as connection:
+            return flushes.next_seq(connection)
+    finally:
+        opened.store.close()
+
+
+def _open(home: Home) -> OpenHome:
+    """Opened and closed: what is said about it."""
+    opened = open_home(home)
+    opened.store.close()
+    return opened
+
+
+def _met_by_several(home: Home) -> set[str]:
+    """The incarnations that processes find who open the home at the same time."""
+
+    def meet(number: int) -> None:
+        home.root.with_name(f"met-{number}").write_text(_open(home).identity.incarnation)
+
+    assert together([partial(meet, number) for number in range(6)]) == [0] * 6
+    return {path.read_text() for path in home.root.parent.glob("met-*")}
+
+
+def _flushed(home: Home, rows_written: int) -> None:
+    """A state that has recorded a flush of so many rows."""
+    opened = open_home(home)
+    with opened.store.transaction() as connection:
+        flush = flushes.reserve(connection, DATASET, [(f"segment-{rows_written}", rows_written)])
+        flushes.record(connection, flush, flushes.Outcome({"claude": flush.last}, rows_written, 0, 0))
+    mirror.write(home.mirror, opened.store)
+    opened.store.close()
+
+
+def _forget(*paths: Path) -> None:
+    for path in paths:
+        for found in path.parent.glob(f"{path.name}*"):
+            found.unlink()
+
+
+def _everything(root: Path) -> dict[str, tuple[int, bytes]]:
+    return {
+        str(path.relative_to(root)): (path.stat().st_mtime_ns, path.read_bytes() if path.is_file() else b"")
+        for path in (root, *root.rglob("*"))
+    }
+
+
+def test_a_new_home_is_made_with_nothing_to_say(home: Home) -> None:
+    opened = _open(home)
+    assert opened.rebuilt is None
+    assert opened.gateway_id.startswith("gw-")
+    assert opened.identity.parents == ()
+    assert _open(home).identity == opened.identity
+    assert identify(home) == opened.identity
+    assert _next_seq(home) == 1
+
+
+def test_everything_in_a_home_is_for_its_owner_only(home: Home) -> None:
+    before = os.umask(0o022)
+    try:
+        opened = open_home(home)
+    finally:
+        os.umask(before)
+    with opened.store.transaction() as connection:
+        flushes.raise_next_seq(connection, 2)
+    modes = {path.name: path.stat().st_mode & 0o777 for path in home.root.rglob("*") if path.is_file()}
+    assert "state.db-wal" in modes
+    assert set(modes.values()) == {0o600}
+    assert home.root.stat().st_mode & 0o777 == 0o700
+    opened.store.close()
+
+
+def test_processes_that_meet_an_empty_home_make_one(home: Home) -> None:
+    assert _met_by_several(home) == {_open(home).identity.incarnation}
+
+
+@pytest.mark.parametrize(
+    "crash_at",
+    [
+        "state.commit.before-commit:1",
+        "state.commit.after-commit:1",
+        "state.commit.before-commit:2",
+        "state.commit.after-commit:2",
+        "state.mirror.before-write",
+        "state.mirror.after-write",
+    ],
+)
+def test_a_home_whose_maker_was_killed_is_made_by_the_next(home: Home, crash_at: str) -> None:
+    done = run(_OPEN, home, crash_at=crash_at)
+    assert was_killed(done), done.stderr
+    opened = _open(home)
+    assert opened.rebuilt is None
+    assert identify(home) == opened.identity
+    held = mirror.read(home.mirror)
+    assert held
+    assert held.identity == opened.identity
+
+
+def test_a_missing_mirror_is_written_again(home: Home) -> None:
+    _flushed(home, 10)
+    home.mirror.unlink()
+    opened = _open(home)
+    held = mirror.read(home.mirror)
+    assert held
+    assert (held.identity, held.next_seq, opened.rebuilt) == (opened.identity, 11, None)
+
+
+@pytest.mark.hazard(70)
+def test_a_moved_home_is_refused_and_nothing_in_it_changes(home: Home) -> None:
+    _flushed(home, 10)
+    with Spool(home) as spool:
+        spool.append(DATASET, rows(2))
+    moved = Home(home.root.with_name("moved"))
+    home.root.rename(moved.root)
+    before = _everything(moved.root)
+    for use in (open_home, identify, Spool):
+        with pytest.raises(NotReady) as refused:
+            use(moved)
+        assert (refused.value.exit_code, refused.value.kind) == (3, "home_moved")
+        assert refused.value.repair == (f"mv {moved.root} {home.root}",)
+    assert _everything(moved.root) == before
+    assert not home.root.exists()
+    moved.root.rename(home.root)
+    assert _open(home).rebuilt is None
+
+
+@pytest.mark.hazard(69)
+def test_a_copied_home_is_refused_and_nothing_changes_in_it_or_in_the_original(home: Home) -> None:
+    _flushed(home, 10)
+    with Spool(home) as spool:
+        spool.append(DATASET, rows(2))
+    copy = Home(home.root.with_name("copy"))
+    shutil.copytree(home.root, copy.root)
+    before = _everything(copy.root), _everything(home.root)
+    for use in (open_home, identify, Spool):
+        with pytest.raises(NotReady) as refused:
+            use(copy)
+        assert (refused.value.exit_code, refused.value.kind) == (3, "home_copied")
+        assert refused.value.repair == (f"HYP_HOME={home.root} hyp ...",)
+    assert (_everything(copy.root), _everything(home.root)) == before
+
+
+@pytest.mark.hazard(69)
+def test_a_copy_without_its_mirror_is_known_by_its_state_and_not_migrated(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _flushed(home, 10)
+    copy = Home(home.root.with_name("copy"))
+    shutil.copytree(home.root, copy.root)
+    copy.mirror.unlink()
+    held = copy.state.read_bytes()
+    with pytest.raises(NotReady, match="is a copy"):
+        open_home(copy)
+    assert copy.state.read_bytes() == held
+    assert not copy.mirror.exists()
+
+
+@pytest.mark.hazard(15)
+@pytest.mark.parametrize("damage", ["lost", "empty", "garbage", "truncated", "allocator"])
+def test_a_damaged_state_is_rebuilt_above_everything_the_mirror_has_seen(home: Home, damage: str) -> None:
+    _flushed(home, 500)
+    before = _open(home).identity
+    if damage == "lost":
+        _forget(home.state)
+    elif damage == "empty":
+        _forget(home.state)
+        home.state.touch()
+    elif damage == "garbage":
+        home.state.write_bytes(b"\xff" * 10_000)
+    elif damage == "truncated":
+        os.truncate(home.state, 5_000)
+    else:
+        with closing(sqlite3.connect(home.state, isolation_level=None)) as state:
+            state.execute("DELETE FROM allocator")
+    opened = open_home(home)
+    with opened.store.reading() as connection:
+        assert flushes.next_seq(connection) == 501
+        assert flushes.high_water(connection) == {DATASET: {"claude": 500}}
+    opened.store.close()
+    assert opened.rebuilt
+    assert "has been rebuilt" in opened.rebuilt
+    assert opened.gateway_id == before.gateway_id
+    assert opened.identity.parents == (before.incarnation,)
+    assert _open(home).identity == opened.identity
+
+
+@pytest.mark.hazard(15)
+def test_a_damaged_state_is_set_aside_and_not_thrown_away(home: Home) -> None:
+    _flushed(home, 5)
+    home.state.write_bytes(b"\xff" * 10_000)
+    _open(home)
+    (aside,) = home.root.glob("state.db.damaged-*")
+    assert aside.read_bytes() == b"\xff" * 10_000
+
+
+@pytest.mark.hazard(15)
+def test_damage_that_only_a_flush_meets_is_mended_by_the_next_opening(home: Home) -> None:
+    """The pages that opening reads are sound: without a mark, every flush would fail for ever."""
+    opened = open_home(home)
+    with opened.store.transaction() as connection:
+        for number in range(400):
+            flush = flushes.reserve(connection, DATASET, [(f"segment-{number}", 1)])
+            flushes.record(connection, flush, flushes.Outcome({}, 1, 0, 0))
+        root_page = connection.execute(text("SELECT rootpage FROM sqlite_master WHERE name = 'flushes'")).scalar_one()
+        page_size = connection.execute(text("PRAGMA page_size")).scalar_one()
+    mirror.write(home.mirror, opened.store)
+    opened.store.close()
+    with open(home.state, "r+b") as file:
+        file.seek((root_page - 1) * page_size)
+        file.write(b"\xff" * page_size)
+    opened = open_home(home)
+    assert opened.rebuilt is None
+    with pytest.raises(StateCorrupt), opened.store.transaction() as connection:
+        flushes.reserve(connection, DATASET, [("next", 1)])
+    opened.store.close()
+    assert suspicion(home.state).exists()
+    opened = open_home(home)
+    assert opened.rebuilt == "the state was damaged and has been rebuilt"
+    with opened.store.transaction() as connection:
+        assert flushes.reserve(connection, DATASET, [("next", 1)]).after == 400
+    opened.store.close()
+    assert not suspicion(home.state).exists()
+
+
+def test_a_mark_of_damage_on_a_sound_state_changes_nothing(home: Home) -> None:
+    before = _open(home)
+    suspicion(home.state).touch()
+    assert _open(home).identity == before.identity
+    assert not suspicion(home.state).exists()
+
+
+@pytest.mark.hazard(73)
+def test_a_state_older_than_its_mirror_is_raised_to_it_as_a_new_incarnation(home: Home) -> None:
+    _flushed(home, 10)
+    shutil.copy(home.state, home.root.with_name("backup"))
+    _flushed(home, 90)
+    before = _open(home).identity
+    _forget(home.state)
+    shutil.copy(home.root.with_name("backup"), home.state)
+    opened = open_home(home)
+    with opened.store.transaction() as connection:
+        assert flushes.reserve(connection, DATASET, [("next", 1)]).after == 100
+        assert flushes.high_water(connection) == {DATASET: {"claude": 100}}
+    opened.store.close()
+    assert opened.rebuilt
+    assert "restored from an earlier copy" in opened.rebuilt
+    assert opened.identity.parents == (before.incarnation,)
+    assert _open(home).rebuilt is None
+
+
+@pytest.mark.hazard(73)
+def test_processes_that_meet_an_older_state_raise_it_once(home: Home) -> None:
+    _flushed(home, 10)
+    shutil.copy(home.state, home.root.with_name("backup"))
+    _flushed(home, 90)
+    shutil.copy(home.root.with_name("backup"), home.state)
+    told, opened = _met_by_several(home), _open(home)
+    assert told == {opened.identity.incarnation}
+    assert len(opened.identity.parents) == 1
+
+
+@pytest.mark.hazard(74)
+@pytest.mark.parametrize("mirror_too", [True, False])
+def test_the_floor_of_an_emptied_lake_holds_when_the_state_is_lost(home: Home, mirror_too: bool) -> None:
+    before = _open(home).identity
+    iceberg_lake.create_table(
+        home, DATASET, 5_000, **{metadata.GATEWAY_ID: before.gateway_id, metadata.INCARNATION: before.incarnation}
+    )
+    _forget(home.state, *([home.mirror] if mirror_too else []))
+    opened = open_home(home)
+    with opened.store.transaction() as connection:
+        assert flushes.reserve(connection, DATASET, [("next", 1)]).after == 5_000
+    opened.store.close()
+    assert opened.rebuilt == "the state was lost and has been rebuilt"
+    assert opened.gateway_id == before.gateway_id
+    assert opened.identity.parents == (before.incarnation,)
+
+
+@pytest.mark.hazard(15)
+@pytest.mark.hazard(73)
+def test_a_lost_state_is_rebuilt_above_every_row_of_the_lake(home: Home) -> None:
+    """Also of tables that have no floor; segments that the lake says it holds are not flushed again."""
+    _open(home)
+    iceberg_lake.append(iceberg_lake.create_table(home, "other"), {"codex": [7]})
+    table = iceberg_lake.create_table(home, DATASET, 20)
+    iceberg_lake.append(table, {"claude": [1, 2, 30], "a/b": [4]}, segments="segment-1,segment-2")
+    iceberg_lake.append(table, {"claude": [25]}, segments="segment-2,segment-3")
+    _forget(home.state, home.mirror)
+    opened = open_home(home)
+    with opened.store.transaction() as connection:
+        assert flushes.high_water(connection) == {DATASET: {"claude": 30, "a/b": 4}, "other": {"codex": 7}}
+        names = [f"segment-{number}" for number in range(1, 5)]
+        assert flushes.committed_segments(connection, DATASET, names) == set(names[:3])
+        assert flushes.reserve(connection, DATASET, [("segment-4", 1)]).after == 30
+    opened.store.close()
+
+
+@pytest.mark.hazard(73)
+@pytest.mark.hazard(74)
+def test_state_and_mirror_older_than_the_lake_are_raised_to_its_floor(home: Home) -> None:
+    _flushed(home, 10)
+    iceberg_lake.create_table(home, DATASET, 5_000)
+    opened = open_home(home)
+    raised = opening.catch_up(home, opened.store, "the state was older than the lake")
+    assert raised.rebuilt == "the state was older than the lake"
+    with opened.store.transaction() as connection:
+        assert flushes.reserve(connection, DATASET, [("next", 1)]).after == 5_000
+        assert whose.load(connection) == raised.identity
+    again = opening.catch_up(home, opened.store, "twice")
+    assert (again.rebuilt, again.identity) == (None, raised.identity)
+    opened.store.close()
+    held = mirror.read(home.mirror)
+    assert held
+    assert (held.next_seq, held.identity) == (5_001, raised.identity)
+
+
+def test_a_state_of_a_newer_version_is_left_alone(home: Home) -> None:
+    opened = open_home(home)
+    with opened.store.transaction() as connection:
+        connection.execute(text("INSERT INTO migrations VALUES ('9999_future', 'now')"))
+    opened.store.close()
+    held = home.state.read_bytes()
+    with pytest.raises(HypError, match="newer version"):
+        open_home(home)
+    assert home.state.read_bytes() == held
+
+
+@pytest.mark.parametrize("made_before", [True, False])
+def test_a_network_file_system_is_refused_before_anything_is_made(
+    home: Home, monkeypatch: pytest.MonkeyPatch, made_before: bool
+) -> None:
+    monkeypatch.setattr(opening, "_file_system", lambda _: "nfs4")
+    if made_before:
+        home.root.mkdir()
+    with pytest.raises(NotReady, match=r"network file system \(nfs4\)") as refused:
+        open_home(home)
+    assert refused.value.exit_code == 3
+    assert list(home.root.parent.rglob("home/*")) == []
+    assert home.root.exists() == made_before
+
+
+def test_a_home_that_cannot_be_opened_is_told_as_such(home: Home) -> None:
+    home.root.parent.joinpath("home").write_text("a file where the home should be")
+    with pytest.raises(Retryable, match=r"home.* could not be opened"):
+        open_home(home)
+
+
+def test_opening_leaves_nothing_open_when_it_fails(home: Home) -> None:
+    _flushed(home, 1)
+    moved = Home(home.root.with_name("moved"))
+    home.root.rename(moved.root)
+    moved.mirror.unlink()
+    code = """
+import os, psutil
+from hypaware.errors import NotReady
+from hypaware.opening import open_home
+try:
+    open_home(os.environ["HYP_HOME"])
+except NotReady:
+    print([file.path for file in psutil.Process().open_files()])
+"""
+    assert succeed(code, moved) == "[]\n"
+
+
+def test_a_producer_is_not_held_up_by_whoever_changes_the_state(home: Home) -> None:
+    _open(home)
+    holding = """
+import os, sys
+from hypaware.opening import open_home
+with open_home(os.environ["HYP_HOME"]).store.transaction():
+    print("held", flush=True)
+    sys.stdin.readline()
+"""
+    with running(holding, home) as process:
+        assert process.stdout
+        assert process.stdout.readline() == "held\n"
+        with Spool(home) as spool:
+            assert spool.append(DATASET, rows(1)) == 1
+        assert process.poll() is None

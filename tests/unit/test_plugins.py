@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from hypaware import plugins
+from hypaware.model.datasets import Dataset
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of installed distributions, found like any other."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return tmp_path
+
+
+def install(site: Path, distribution: str, entry_points: str, module: str = "", code: str = "") -> None:
+    folder = site / f"{distribution.replace('-', '_')}-1.2.3.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: 1.2.3\n")
+    (folder / "entry_points.txt").write_text(entry_points)
+    if module:
+        (site / f"{module}.py").write_text(code)
+        sys.modules.pop(module, None)
+
+
+def dataset_code(name: str) -> str:
+    return (
+        "from hypaware.model.columns import Column, Type\n"
+        "from hypaware.model.datasets import Dataset\n"
+        f"MINE = Dataset(name={name!r}, about='', time_column='at', source_columns=(), key_column='id', columns=(\n"
+        "    Column('at', Type.TIMESTAMP, ''), Column('id', Type.STRING, '')))\n"
+    )
+
+
+def found(name: str, distribution: str) -> plugins.Plugin:
+    return next(p for p in plugins.list_plugins() if (p.name, p.distribution) == (name, distribution))
+
+
+def test_the_built_in_dataset_registers_like_a_plugin() -> None:
+    one = found("ai_gateway_messages", "hypaware")
+
+    assert (one.group, one.status, one.error) == ("hypaware.datasets", "ok", None)
+    assert one.value == "hypaware.model.messages:AI_GATEWAY_MESSAGES"
+
+
+def test_a_plugin_is_found_with_its_distribution_and_version(site: Path) -> None:
+    install(site, "my-plugin", "[hypaware.datasets]\nmine = mine_ok:MINE\n", "mine_ok", dataset_code("mine"))
+
+    one = found("mine", "my-plugin")
+
+    assert (one.version, one.value, one.status) == ("1.2.3", "mine_ok:MINE", "ok")
+    assert "mine" in [dataset.name for dataset in plugins.load(plugins.DATASETS, Dataset)]
+    assert "mine" in plugins.names(plugins.DATASETS)
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        ("raise RuntimeError('no luck')", "RuntimeError: no luck"),
+        ("import does_not_exist_anywhere", "ModuleNotFoundError"),
+        ("def (", "SyntaxError"),
+        ("import sys; sys.exit(3)", "SystemExit"),
+        ("OTHER = 1", "AttributeError"),
+        ("MINE = 'text'", "is a str, not a Dataset"),
+        (dataset_code("ai_gateway_messages"), "calls itself 'ai_gateway_messages'"),
+    ],
+)
+def test_a_broken_plugin_is_reported_and_stops_no_other(site: Path, code: str, said: str) -> None:
+    install(site, "broken-plugin", "[hypaware.datasets]\nmine = mine_broken:MINE\n", "mine_broken", code)
+
+    one = found("mine", "broken-plugin")
+
+    assert one.status == "broken"
+    assert one.error is not None
+    assert said in one.error
+    assert found("ai_gateway_messages", "hypaware").status == "ok"
+    names = [dataset.name for dataset in plugins.load(plugins.DATASETS, Dataset)]
+    assert names.count("ai_gateway_messages") == 1
+    assert "mine" not in names
+
+
+def test_a_plugin_cannot_take_a_name_that_is_taken(site: Path) -> None:
+    entry = "[hypaware.datasets]\nai_gateway_messages = mine_taken:MINE\n"
+    install(site, "a-thief", entry, "mine_taken", dataset_code("ai_gateway_messages"))
+
+    thief = found("ai_gateway_messages", "a-thief")
+
+    assert (thief.status, thief.error) == ("broken", "the name ai_gateway_messages belongs to hypaware")
+    assert found("ai_gateway_messages", "hypaware").status == "ok"
+
+
+def test_names_are_known_without_loading_anything(site: Path) -> None:
+    install(site, "lazy", "[hypaware.sinks]\nkafka = never_imported:SINK\n")
+
+    assert plugins.names(plugins.SINKS) == ("kafka",)
+    assert "never_imported" not in sys.modules

@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hypaware.terminal import harmless, harmless_cell, harmless_json
+
+ANY_TEXT = st.text(alphabet=st.characters(exclude_categories=()))
+
+
+@pytest.mark.hazard(62)
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("\x1b]0;owned\x07", "\\x1b]0;owned\\x07"),
+        ("\x9b31mred", "\\x9b31mred"),
+        ("over\rwritten\x08", "over\\rwritten\\x08"),
+        ("abc\u202edef", "abc\\u202edef"),
+        ("half \ud800 pair", "half \\ud800 pair"),
+        ("Grüße, 世界 👋", "Grüße, 世界 👋"),
+        ("two\nlines\tand a tab", "two\nlines\tand a tab"),
+    ],
+)
+def test_what_a_terminal_would_act_on_is_shown_as_an_escape(text: str, shown: str) -> None:
+    assert harmless(text) == shown
+
+
+def test_a_cell_is_always_one_line() -> None:
+    assert harmless_cell("two\nlines\tand\r\n") == "two\\nlines\\tand\\r\\n"
+
+
+@given(ANY_TEXT)
+def test_no_control_character_is_left_and_the_text_can_be_encoded(text: str) -> None:
+    shown = harmless_cell(text)
+
+    shown.encode()
+    assert not any(ord(char) < 0x20 or 0x7F <= ord(char) <= 0x9F for char in shown)
+
+
+@given(ANY_TEXT)
+def test_harmless_json_is_the_same_value(text: str) -> None:
+    document = harmless_json(json.dumps({"text": text}, ensure_ascii=False))
+
+    document.encode()
+    assert json.loads(document) == {"text": text}
