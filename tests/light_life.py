@@ -7,7 +7,7 @@ from typing import Any
 
 from hypaware.home import Home
 from hypaware.lake.flush import Flusher, Limits, Report
-from hypaware.lake.secure import step_back_where_damaged
+from hypaware.lake.secure import secure_all, step_back_where_damaged
 from hypaware.model import datasets
 from hypaware.opening import open_home
 from hypaware.spool.writer import SealRule, Spool
@@ -31,4 +31,5 @@ def flush(home: Home, limits: Limits | None = None) -> Report:
         with store.reading() as connection:
             known = flushes.high_water(connection)
         step_back_where_damaged(home, {name: max(by_source.values()) for name, by_source in known.items()})
+        secure_all(home)
         return Flusher(home, store, lake, limits or Limits()).flush(datasets.get(DATASET), wait=0)

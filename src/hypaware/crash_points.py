@@ -24,4 +24,5 @@ MODULES = (
 def all_points() -> list[faults.CrashPoint]:
     for module in MODULES:
         importlib.import_module(module)
-    return faults.declared()
+    packages = {module.split(".")[1] for module in MODULES}
+    return [point for point in faults.declared() if point.package in packages]

@@ -7,6 +7,7 @@ also into an engine that was already running: `armed()` holds it for the length 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
@@ -63,6 +64,13 @@ def kill_with_us(pid: int) -> None:
         _doomed.append(pid)
 
 
+def spare(pid: int) -> None:
+    """It ended before us; its number may already be somebody else's."""
+    with _lock:
+        if pid in _doomed:
+            _doomed.remove(pid)
+
+
 def parse(spec: str) -> tuple[str, int]:
     name, _, count = spec.partition(":")
     if count and not (count.isdecimal() and int(count) >= 1):
@@ -97,5 +105,6 @@ def _reach(name: str) -> None:
             setting.left -= 1
             if setting.left == 0:
                 for pid in _doomed:
-                    os.kill(pid, signal.SIGKILL)
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
                 os.kill(os.getpid(), signal.SIGKILL)

@@ -105,7 +105,7 @@ def test_a_flush_waits_until_the_jvm_of_a_killed_one_is_gone(inline: Hyp) -> Non
     jvm = _jvm_of(first, inline)
     jvm.suspend()
     first.kill()
-    first.wait()
+    first.communicate()
     second = inline.start("flush", "--json")
     with pytest.raises(subprocess.TimeoutExpired):
         second.wait(timeout=15)

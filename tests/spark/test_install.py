@@ -88,18 +88,20 @@ def test_an_archive_is_built_once_by_two_in_the_background_and_replaces_the_stal
     cache = cache_with_jars(tmp_path / "cache")
     expected = archive.locate(cache, java.find(), spark_home.class_path(jars.installed(cache)))
     expected.parent.mkdir()
-    stale = expected.with_name(expected.name.replace(expected.stem.split("-")[1], "0" * 16))
-    of_another_spark = expected.with_name(f"{'0' * 8}-{'0' * 16}.jsa")
-    for old in (stale, of_another_spark):
-        old.write_bytes(b"classes of yesterday")
+    stale = expected.with_name(f"{expected.name.split('-')[0]}-{'0' * 16}.jsa")
+    stale.write_bytes(b"classes of yesterday")
 
     archive.ensure_in_background(cache)
     archive.ensure_in_background(cache)
     eventually(expected.is_file)
 
     assert expected.stat().st_size > 50_000_000
-    assert (stale.exists(), of_another_spark.exists()) == (False, True)
+    assert not stale.exists()
     assert archive.ensure(cache, no_work) == expected
+    assert archive.options(expected)
+    expected.chmod(0o600)
+    os.truncate(expected, 5_000_000)
+    assert archive.options(expected) == (), "Java 17 dies of an archive that was cut"
 
 
 def test_a_build_that_failed_is_not_tried_again_by_every_engine(engine_session: EngineSession, tmp_path: Path) -> None:

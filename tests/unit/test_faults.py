@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import ast
-import re
 from pathlib import Path
 
 import pytest
 
-import hypaware
-from hypaware import crash_points, faults
+from hypaware import faults
 from hypaware.errors import UsageError
 from hypaware.home import Home
 from tests.processes import fork, run, succeed, wait_until_gone, was_killed
@@ -96,29 +93,6 @@ reach()
 def test_a_point_has_one_name(home: Home) -> None:
     twice = "from hypaware import faults\nfaults.point('test.a.after-b', '')\nfaults.point('test.a.after-b', '')"
     assert "declared twice" in run(twice, home).stderr
-
-
-def test_every_module_that_declares_a_point_is_listed() -> None:
-    source = Path(hypaware.__file__).parent
-    declaring = {
-        "hypaware." + ".".join(path.relative_to(source).with_suffix("").parts)
-        for path in source.rglob("*.py")
-        if _declares(path)
-    }
-    assert declaring == set(crash_points.MODULES)
-
-
-def _declares(path: Path) -> bool:
-    calls = (node.func for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call))
-    return any(isinstance(call, ast.Attribute) and ast.unparse(call) == "faults.point" for call in calls)
-
-
-def test_points_are_named_after_their_package_and_the_side_of_the_step() -> None:
-    points = crash_points.all_points()
-    assert {point.package for point in points} >= {"spool", "state", "lake"}
-    for point in points:
-        assert re.fullmatch(r"[a-z]+(\.[a-z-]+)+\.(before|after)-[a-z-]+", point.name), point.name
-        assert point.about
 
 
 def test_listing_the_points_needs_no_spark(home: Home) -> None:

@@ -204,8 +204,13 @@ class LocalSpark:
 
 def spark_opener(home: Home, engine: EngineConfig) -> Callable[[], Spark]:
     def open_spark() -> Spark:
+        from hypaware.engine import archive
         from hypaware.engine.session import open_session
+        from hypaware.home import cache_dir
 
-        return LocalSpark(home, open_session(home, master=engine.master, memory=engine.memory))
+        opened = LocalSpark(home, open_session(home, master=engine.master, memory=engine.memory))
+        # Where the install step had none, or another Java or Spark has come since: the next start is quick again.
+        archive.ensure_in_background(cache_dir())
+        return opened
 
     return open_spark

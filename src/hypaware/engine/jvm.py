@@ -150,10 +150,12 @@ class Jvm:
             self._process.wait(patience)
         except subprocess.TimeoutExpired:
             self.kill()
+        faults.spare(self._process.pid)
 
     def kill(self) -> None:
         self._process.kill()
         self._process.wait()
+        faults.spare(self._process.pid)
 
     def _last_words(self) -> str:
         lines = self._log.read_bytes()[self._log_start :].decode(errors="replace").splitlines()

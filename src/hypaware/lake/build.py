@@ -92,6 +92,8 @@ class BuildFailure:
 
     reason: str
     surroundings: bool = False
+    segment: str | None = None
+    """The one whose file could not be read."""
 
 
 def key_hash(dataset: str, key: str) -> bytes:
@@ -103,10 +105,23 @@ def build_or_say_why(task: BuildTask) -> Built | BuildFailure:
     """For the executors: a failure is a result, so that one task's rows do not take its neighbours' down."""
     try:
         return build(task)
+    except _Unreadable as error:
+        return BuildFailure(str(error), surroundings=True, segment=error.segment)
     except (OSError, MemoryError) as error:
         return BuildFailure(f"{type(error).__name__}: {error}", surroundings=True)
     except Exception as error:
         return BuildFailure(f"{type(error).__name__}: {error}")
+
+
+def workers_run(_: object) -> bool:
+    """For the executors: an answer shows that a worker starts and has this module."""
+    return True
+
+
+class _Unreadable(Exception):
+    def __init__(self, piece: Slice, error: OSError) -> None:
+        super().__init__(f"segment {piece.segment} cannot be read: {error}")
+        self.segment = piece.segment
 
 
 def build(task: BuildTask) -> Built:
@@ -136,8 +151,11 @@ def build(task: BuildTask) -> Built:
 
 
 def _lines(piece: Slice) -> Iterator[tuple[int, bytes]]:
-    with open(piece.path, "rb") as file:
-        yield from itertools.islice(enumerate(file), piece.start, piece.stop)
+    try:
+        with open(piece.path, "rb") as file:
+            yield from itertools.islice(enumerate(file), piece.start, piece.stop)
+    except OSError as error:
+        raise _Unreadable(piece, error) from error
 
 
 class _PartitionWriter:

@@ -13,10 +13,10 @@ from hypaware.model.datasets import Dataset
 from hypaware.state.flushes import Flush
 
 
-class OutcomeUnknown(Retryable):
-    """A commit was sent and nobody can say whether it landed."""
+class NotCommitted(Retryable):
+    """A commit failed, and the lake was asked: it did not land."""
 
-    kind = "engine_died"
+    kind = "commit_failed"
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class LakeTable(Protocol):
     def commit(self, flush: Flush, files: Sequence[BuiltFile]) -> None:
         """One atomic change: the files, the flush's id, range and segments in the summary, and the raised floor.
 
-        Raises OutcomeUnknown where it cannot tell whether that happened; any other error means that it did not.
+        Raises NotCommitted where it surely did not happen; after any other error nobody knows.
         """
 
     def key_hashes(self, after: int) -> Iterator[Iterable[tuple[bytes, int]]]:

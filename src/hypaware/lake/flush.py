@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from hypaware import durable, faults, telemetry
-from hypaware.errors import Retryable
+from hypaware.errors import LakeError, Retryable
 from hypaware.home import Home
 from hypaware.lake import isolate, keyring, recover, secure
-from hypaware.lake.committer import Lake, LakeTable, OutcomeUnknown
+from hypaware.lake.committer import Lake, LakeTable, NotCommitted
 from hypaware.lake.keys import KeyIndex
 from hypaware.lake.prepare import Prepared, RowsAtFault, prepare
 from hypaware.model.datasets import Dataset
@@ -83,6 +83,13 @@ class Flusher:
 
     def flush(self, dataset: Dataset, wait: float = _WAIT_FOR_PRODUCERS) -> Report:
         """Commits everything of the dataset that waits in the spool now."""
+        try:
+            return self._flush(dataset, wait)
+        except OSError as error:
+            message = f"{dataset.name}: {error}; the rows wait in the spool"
+            raise Retryable(message, kind="flush_failed") from error
+
+    def _flush(self, dataset: Dataset, wait: float) -> Report:
         report = Report(dataset.name)
         folder = segments.folder(self.home, dataset.name)
         folder.create()
@@ -90,11 +97,16 @@ class Flusher:
         report.still_active = [path.name for path in stuck]
         durable.make_dir(self.home.lake)
         table = self.lake.table(dataset)
+        # Whoever committed last may have died before it was durable; nothing may follow before it is.
+        secure.secure(self.home, dataset.name)
         recover.settle_unfinished(self.home, self.store, table, dataset.name)
+        self._check_not_rolled_back(table, dataset.name)
         index = keyring.opened(self.home, table, dataset.name)
         try:
-            total = sum(segment.rows for segment in self._waiting(dataset.name))
-            while chosen := self._choose(self._waiting(dataset.name)):
+            # What waits now: producers that never pause must not keep this flush from ending.
+            due = {segment.name: segment.rows for segment in self._waiting(dataset.name)}
+            total = sum(due.values())
+            while chosen := self._choose([each for each in self._waiting(dataset.name) if each.name in due]):
                 self.check_cancelled()
                 self._flush_once(table, index, dataset.name, chosen, report)
                 done = report.rows_written + report.rows_duplicate + report.rows_rejected
@@ -115,22 +127,15 @@ class Flusher:
             try:
                 paths = {segment.name: segment.path for segment in chosen}
                 prepared = prepare(self.home, self.lake, table, index, flush, paths)
-                _before_commit()
-                if prepared.files:
-                    table.commit(flush, prepared.files)
             except RowsAtFault as fault:
                 # Nothing is lost: the segments wait, and a third failure singles the guilty rows out.
                 recover.burn(self.home, self.store, table, flush, guilty=fault.segments)
                 span.status("degraded")
                 return
-            except OutcomeUnknown:
-                raise  # it may have landed: recovery will ask the lake
-            except OSError as error:
-                recover.burn(self.home, self.store, table, flush, guilty=())
-                raise Retryable(f"{dataset}: {error}; the rows wait in the spool", kind="flush_failed") from error
             except Exception:
                 recover.burn(self.home, self.store, table, flush, guilty=())
                 raise
+            self._commit(table, flush, prepared)
             outcome = self._finish(table, index, flush, prepared)
             report.add(flush, outcome)
             telemetry.record("hyp_flush_seconds", time.monotonic() - began, hyp_dataset=dataset)
@@ -138,6 +143,16 @@ class Flusher:
             span.set(row_count=outcome.rows_written, rows_rejected=outcome.rows_rejected)
             telemetry.count("hyp_rows_written", outcome.rows_written, hyp_dataset=dataset)
             telemetry.count("hyp_rows_rejected", outcome.rows_rejected, hyp_dataset=dataset)
+
+    def _commit(self, table: LakeTable, flush: Flush, prepared: Prepared) -> None:
+        """From here on only a clear no burns the flush; after anything else recovery asks the lake what happened."""
+        _before_commit()
+        if prepared.files:
+            try:
+                table.commit(flush, prepared.files)
+            except NotCommitted:
+                recover.burn(self.home, self.store, table, flush, guilty=())
+                raise
 
     def _finish(self, table: LakeTable, index: KeyIndex, flush: Flush, prepared: Prepared) -> Outcome:
         """The flush has landed. Whatever fails from here on, it stays reserved, and recovery finishes it."""
@@ -160,6 +175,17 @@ class Flusher:
             ) from error
         return outcome
 
+    def _check_not_rolled_back(self, table: LakeTable, dataset: str) -> None:
+        with self.store.reading() as connection:
+            recorded = max(flushes.high_water(connection, dataset).get(dataset, {}).values(), default=0)
+        if recorded > table.floor:
+            raise LakeError(
+                f"the lake holds {dataset} up to sequence {table.floor}, but {recorded} was recorded: it was rolled "
+                "back or restored without its state. Restore both from one backup, or go on without those rows",
+                kind="lake_rolled_back",
+                repair="hyp verify --repair",
+            )
+
     def _waiting(self, dataset: str) -> list[Segment]:
         """Sealed segments whose rows are not in the lake yet, oldest first; files of committed ones go now."""
         sealed = segments.sealed_segments(segments.folder(self.home, dataset))
@@ -178,12 +204,17 @@ class Flusher:
             attempts = flushes.attempts_of(connection, waiting[0].dataset)
         trusted = [segment for segment in waiting if attempts.get(segment.name, 0) < isolate.PATIENCE]
         if not trusted:
-            return waiting[:1]
+            return [_counted(waiting[0])]
         chosen: list[Segment] = []
         rows = size = 0
-        for segment in trusted[:_MAX_SEGMENTS]:
+        for segment in map(_counted, trusted[:_MAX_SEGMENTS]):
             rows, size = rows + segment.rows, size + segment.bytes
             if chosen and (rows > self.limits.max_rows or size > self.limits.max_bytes):
                 break
             chosen.append(segment)
         return chosen
+
+
+def _counted(segment: Segment) -> Segment:
+    """Its name says how many rows it has; its sequences are reserved for what is really in it."""
+    return replace(segment, rows=segments.count_lines(segment.path))

@@ -10,12 +10,14 @@ from dataclasses import asdict
 from typing import Any
 
 from hypaware.engine.jobs import JobContext
+from hypaware.errors import Cancelled, HypError
 from hypaware.lake import read as reading
 from hypaware.lake import rebuild, secure
 from hypaware.lake.flush import Flusher, Limits, Report
 from hypaware.lake.recover import settle_unfinished
 from hypaware.lake.spark_lake import SparkLake
 from hypaware.model import datasets
+from hypaware.model.datasets import Dataset
 from hypaware.opening import OpenHome, catch_up, open_home
 from hypaware.spool import segments
 from hypaware.state import flushes
@@ -35,6 +37,7 @@ def recover(context: JobContext) -> None:
     with _opened(context) as opened:
         for stepped in secure.step_back_where_damaged(context.home, recorded_through(opened.store)):
             context.note(f"{stepped.table}: the newest commit did not survive a crash ({stepped.reason}); stepped back")
+        secure.secure_all(context.home)
         floor = rebuild.read_facts(context.home).floor
         with opened.store.reading() as connection:
             lags = flushes.next_seq(connection) <= floor
@@ -43,7 +46,7 @@ def recover(context: JobContext) -> None:
             opened = catch_up(context.home, opened.store, "the state was older than the lake and was raised to it")
             context.note(str(opened.rebuilt))
         lake = SparkLake(context.home, context.spark, opened.identity, context.check_cancelled)
-        for name in sorted({flush.dataset for flush in left}):
+        for name in _registered(context, sorted({flush.dataset for flush in left})):
             settle_unfinished(context.home, opened.store, lake.table(datasets.get(name)), name)
 
 
@@ -59,22 +62,43 @@ def flush(context: JobContext, args: dict[str, Any]) -> dict[str, Any]:
 
 
 def flush_datasets(context: JobContext, names: list[str]) -> list[Report]:
+    """One dataset's trouble does not hold the others up; the first is raised when all had their turn."""
     limits = Limits(context.config.flush.max_rows, context.config.flush.max_bytes)
-    reports = []
+    reports: list[Report] = []
+    troubles: list[HypError] = []
     spark = context.spark
     with _opened(context) as opened:
         lake = SparkLake(context.home, spark, opened.identity, context.check_cancelled)
         flusher = Flusher(context.home, opened.store, lake, limits, _progress_to(context), context.check_cancelled)
-        for name in names:
-            dataset = datasets.get(name)
-            with changing(name):
-                report = flusher.flush(dataset)
-                if report.rows_written and lake.table(dataset).trim():
-                    secure.secure(context.home, name)
-            for held in report.still_active:
-                context.note(f"{name}: {held} is held by a process that does not seal it; its rows still wait")
-            reports.append(report)
+        for name in _registered(context, names):
+            try:
+                reports.append(_flush_table(context, flusher, lake, datasets.get(name)))
+            except Cancelled:
+                raise
+            except HypError as trouble:
+                troubles.append(trouble)
+    if troubles:
+        raise troubles[0]
     return reports
+
+
+def _flush_table(context: JobContext, flusher: Flusher, lake: SparkLake, dataset: Dataset) -> Report:
+    with changing(dataset.name):
+        report = flusher.flush(dataset)
+        if report.rows_written and lake.table(dataset).trim():
+            secure.secure(context.home, dataset.name)
+    for held in report.still_active:
+        context.note(f"{dataset.name}: {held} is held by a process that does not seal it; its rows still wait")
+    return report
+
+
+def _registered(context: JobContext, names: list[str]) -> list[str]:
+    """Rows of a dataset whose plugin is gone wait for it; they must not stop the others."""
+    known = datasets.names()
+    for name in names:
+        if name not in known:
+            context.note(f"{name}: no such dataset is installed, its rows wait in {context.home.spool / name}")
+    return [name for name in names if name in known]
 
 
 def read(context: JobContext, args: dict[str, Any]) -> dict[str, Any]:

@@ -75,11 +75,16 @@ def _build(lake: Lake, flush: Flush, tasks: list[BuildTask]) -> Work:
         else:
             work.append((task, result))
     for task, failure in failed:
-        if failure.surroundings:
+        if failure.surroundings and failure.segment is None:
             raise isolate.surroundings_failed(task, failure)
     if failed:
-        raise RowsAtFault(failed[0][1].reason, tuple(piece.segment for task, _ in failed for piece in task.slices))
+        suspects = tuple(name for task, failure in failed for name in _suspects(task, failure))
+        raise RowsAtFault(failed[0][1].reason, suspects)
     return work
+
+
+def _suspects(task: BuildTask, failure: BuildFailure) -> list[str]:
+    return [failure.segment] if failure.segment else [piece.segment for piece in task.slices]
 
 
 def _without(lake: Lake, work: Work, losers: set[int]) -> Work:

@@ -6,12 +6,13 @@ A rebuilt state is a new incarnation; the old one is kept, so that a destination
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 
 from sqlalchemy import Connection
 
 from hypaware.home import Home
-from hypaware.lake import metadata
+from hypaware.lake import metadata, secure
 from hypaware.lake.metadata import SEGMENTS, Metadata
 from hypaware.state import flushes, identity
 from hypaware.state.mirror import Mirror
@@ -22,10 +23,8 @@ class LakeFacts:
     """What the lake itself knows, read without Spark."""
 
     tables: dict[str, Metadata]
-
-    @property
-    def floor(self) -> int:
-        return max((table.floor for table in self.tables.values()), default=0)
+    floor: int
+    """No sequence at or below it may be given out again; also what a damaged commit had used counts."""
 
     @property
     def property_of(self) -> dict[str, str]:
@@ -33,7 +32,17 @@ class LakeFacts:
 
 
 def read_facts(home: Home) -> LakeFacts:
-    return LakeFacts({entry.name: metadata.read(entry.metadata) for entry in metadata.entries(home)})
+    tables: dict[str, Metadata] = {}
+    floor = 0
+    for entry in metadata.entries(home):
+        for path in filter(None, (entry.metadata, entry.previous)):
+            with contextlib.suppress(FileNotFoundError, ValueError, KeyError):
+                floor = max(floor, metadata.read(path).floor)
+            # A damaged commit will be stepped back from: what it holds was never recorded.
+            if not secure.damage(path):
+                tables[entry.name] = metadata.read(path)
+                break
+    return LakeFacts(tables, floor)
 
 
 def raise_to(connection: Connection, facts: LakeFacts, mirror: Mirror | None) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 from hypaware import durable
 from hypaware.home import Home
-from hypaware.lake import rejects, secure
+from hypaware.lake import rejects
 from hypaware.lake.committer import LakeTable
 from hypaware.spool import segments
 from hypaware.state import flushes, mirror
@@ -20,7 +20,6 @@ def settle_unfinished(home: Home, store: Store, table: LakeTable, dataset: str) 
         left = flushes.unfinished(connection, dataset)
     for flush in left:
         if landed := table.landed(flush):
-            secure.secure(home, dataset)
             refused = rejects.count(home, flush)
             duplicates = sum(segment.rows for segment in flush.segments) - landed.rows - refused
             record(home, store, flush, Outcome(landed.high_water, landed.rows, duplicates, refused))
@@ -46,8 +45,9 @@ def remove_segments(home: Home, flush: Flush) -> None:
 
 def burn(home: Home, store: Store, table: LakeTable, flush: Flush, guilty: Collection[str] | None = None) -> None:
     """The flush did not land. Its data files carry its id in their names and are named by nothing."""
+    files = list(table.data_root.glob(f"*/*/{flush.id}-*.parquet"))
     rejects.discard(home, flush)
-    for path in table.data_root.glob(f"*/*/{flush.id}-*.parquet"):
+    for path in files:
         path.unlink(missing_ok=True)
     with store.transaction() as connection:
         flushes.burn(connection, flush, guilty=guilty)

@@ -53,6 +53,12 @@ def secure(home: Home, table: str) -> None:
     _after_secure()
 
 
+def secure_all(home: Home) -> None:
+    """For whoever takes a lake over: what was committed last may not be durable yet."""
+    for found in metadata.entries(home):
+        secure(home, found.name)
+
+
 def step_back_where_damaged(home: Home, recorded: Mapping[str, int]) -> list[SteppedBack]:
     """Looks at the newest commit of each table; to be called before anything loads the tables.
 
@@ -61,7 +67,7 @@ def step_back_where_damaged(home: Home, recorded: Mapping[str, int]) -> list[Ste
     """
     stepped = []
     for found in metadata.entries(home):
-        if reason := _damage(found.metadata):
+        if reason := damage(found.metadata):
             _check_that_nothing_recorded_goes(found, recorded.get(found.name, 0), reason)
             _before_step_back()
             _step_back(home, found)
@@ -71,9 +77,9 @@ def step_back_where_damaged(home: Home, recorded: Mapping[str, int]) -> list[Ste
 
 
 def _check_that_nothing_recorded_goes(table: TableEntry, recorded: int, reason: str) -> None:
-    worse = _damage(table.previous) if table.previous else None
+    worse = damage(table.previous) if table.previous else None
     kept = 0 if table.previous is None or worse else metadata.read(table.previous).floor
-    if worse or kept < recorded:
+    if kept < recorded:
         raise LakeError(
             f"table {table.name} is damaged ({reason}) and the commit before it "
             + (f"as well ({worse})" if worse else f"holds rows up to {kept} only, {recorded} were recorded"),
@@ -82,7 +88,7 @@ def _check_that_nothing_recorded_goes(table: TableEntry, recorded: int, reason: 
         )
 
 
-def _damage(path: Path) -> str | None:
+def damage(path: Path) -> str | None:
     """What is missing or short of the files that a metadata.json and its newest snapshot name."""
     try:
         known = metadata.read(path)
@@ -116,13 +122,13 @@ def _file_damage(path: Path, size: int) -> str | None:
 
 
 def _step_back(home: Home, table: TableEntry) -> None:
-    """Compare-and-swap in the catalog; a table whose very creation was cut never existed."""
+    """One change of the catalog; a table of which nothing whole is left, and nothing was recorded, never existed."""
     where = " WHERE catalog_name = ? AND table_namespace = ? AND table_name = ?"
     key = (metadata.CATALOG, metadata.NAMESPACE, table.name)
     with closing(sqlite3.connect(home.catalog, timeout=30, isolation_level=None)) as catalog:
         catalog.execute("PRAGMA synchronous=FULL")
         catalog.execute("BEGIN IMMEDIATE")
-        if table.previous is None:
+        if table.previous is None or damage(table.previous):
             catalog.execute("DELETE FROM iceberg_tables" + where, key)
         else:
             older = metadata.read(table.previous).log

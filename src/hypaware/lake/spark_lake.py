@@ -12,14 +12,14 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-from py4j.protocol import Py4JError, Py4JJavaError, Py4JNetworkError
+from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.sql import SparkSession
 
 from hypaware.errors import Retryable
 from hypaware.home import Home
 from hypaware.lake import metadata, secure, tables
-from hypaware.lake.build import BuildFailure, BuildTask, Built, BuiltFile, build_or_say_why
-from hypaware.lake.committer import Landed, OutcomeUnknown
+from hypaware.lake.build import BuildFailure, BuildTask, Built, BuiltFile, build_or_say_why, workers_run
+from hypaware.lake.committer import Landed, NotCommitted
 from hypaware.lake.metadata import FLOOR, FLUSH_ID, SEGMENTS, Metadata, local_path
 from hypaware.model import datasets
 from hypaware.model.datasets import BATCH_ID, SEQ, SOURCE, Dataset
@@ -56,13 +56,20 @@ class SparkLake:
     def build(self, tasks: Sequence[BuildTask]) -> list[Built | BuildFailure]:
         try:
             return list(self._spark.sparkContext.parallelize(tasks, len(tasks)).map(build_or_say_why).collect())
-        except Py4JNetworkError as error:
-            raise _lost(error) from error
         except Py4JJavaError as error:
             self._check_cancelled()
-            # A worker died with its task: nobody can say which rows did it, so all of these are suspects.
-            reason = str(error.java_exception.getMessage()).splitlines()[0]
-            return [BuildFailure(f"a Spark task died: {reason}")] * len(tasks)
+            # A worker died with its task: nobody can say which rows did it, so all of these are suspects. Unless no
+            # worker can live at all.
+            reason = f"a Spark task died: {str(error.java_exception.getMessage()).splitlines()[0]}"
+            return [BuildFailure(reason, surroundings=not self._workers_run())] * len(tasks)
+        except (Py4JError, OSError) as error:
+            raise _lost(error) from error
+
+    def _workers_run(self) -> bool:
+        try:
+            return bool(self._spark.sparkContext.parallelize([None], 1).map(workers_run).collect() == [True])
+        except (Py4JError, OSError):
+            return False
 
 
 class SparkTable:
@@ -115,15 +122,10 @@ class SparkTable:
             transaction.updateProperties().set(FLOOR, str(flush.last)).commit()
             transaction.commitTransaction()
             self.iceberg.refresh()
-        except Py4JNetworkError as error:
-            raise _lost(error) from error
-        except Py4JError as error:
-            self.iceberg.refresh()
+        except (Py4JError, OSError) as error:
             # An error is not an answer: the commit may have landed before it was raised.
-            if self.landed(flush) is None:
-                raise Retryable(
-                    f"table {self._dataset.name}: the commit failed: {error}", kind="commit_failed"
-                ) from error
+            if not self._landed_after_all(flush):
+                raise NotCommitted(f"table {self._dataset.name}: the commit failed: {error}") from error
 
     def trim(self) -> bool:
         """Small commits must not pile up metadata: old snapshots go, their rows stay. Whether anything was done."""
@@ -178,8 +180,9 @@ def _key_hash_sql(dataset: Dataset) -> str:
     return f"unhex(substring(sha2(concat('{dataset.name}:', {key_sql(dataset)}), 256), 1, 32))"
 
 
-def _lost(error: Exception) -> OutcomeUnknown:
-    return OutcomeUnknown(f"the JVM of the engine does not answer: {error}; nothing is lost, run it again")
+def _lost(error: Exception) -> Retryable:
+    message = f"the JVM of the engine does not answer: {error}; nothing is lost, run it again"
+    return Retryable(message, kind="engine_died")
 
 
 def known_datasets(home: Home) -> list[Dataset]:

@@ -1,8 +1,8 @@
 """Arrow columns as values for JSON, and as text for cells.
 
-Times are ISO 8601 in UTC with a Z (without it where the type has no zone) and as many decimals as they have, days
-ISO, bytes base64, decimals numbers with all their digits, NaN and the infinities null. Structs and maps are objects, arrays are
-arrays. Whole columns at a time: the loops over values are Arrow's wherever it has one.
+Times are ISO 8601 in UTC with a Z (without it where the type has no zone) and as many decimals as they have, days ISO,
+bytes base64, decimals numbers with all their digits, NaN and the infinities null. Structs and maps are objects, arrays
+are arrays. Whole columns at a time: the loops over values are Arrow's wherever it has one.
 """
 
 from __future__ import annotations

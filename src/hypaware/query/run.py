@@ -16,7 +16,7 @@ from hypaware import telemetry
 from hypaware.engine.jobs import JobContext
 from hypaware.errors import UsageError
 from hypaware.model import datasets
-from hypaware.query import formats, guard, spark_errors, views
+from hypaware.query import cancelling, formats, guard, spark_errors, views
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -34,7 +34,7 @@ def run_query(context: JobContext, args: dict[str, Any]) -> dict[str, Any]:
         spark = context.spark
         refresh.before_query(context, args.get("refresh", "auto"))
         shown, known = views.of(spark), datasets.names()
-        with spark_errors.translated(), shown.active():
+        with spark_errors.translated(), cancelling.held_to(context, spark.sparkContext), shown.active():
             statement = guard.parse(shown.session, sql, known)
             shown.show(statement.datasets)
             result = results.read(shown.session, statement, max_rows, partial(guard.check_analyzed, known=known))

@@ -6,7 +6,6 @@ import contextlib
 import io
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import BinaryIO
 
@@ -31,10 +30,10 @@ class Waiting:
 def read_spooled_rows(home: Home, dataset: str, columns: Sequence[str] | None = None) -> Iterator[Row]:
     """The rows that flush would take: sealed and active ones, as far as they are whole lines."""
     kind = datasets.get(dataset)
-    for path, rows in _pending(home, dataset):
+    for path, sealed in _pending(home, dataset):
         with _opened(path) as file:
-            for ordinal, line in enumerate(islice(file, rows)):
-                if not line.endswith(b"\n"):
+            for ordinal, line in enumerate(file):
+                if not sealed and not line.endswith(b"\n"):
                     break  # its producer may be in the middle of it: what follows would be the other half
                 with contextlib.suppress(RowRejected):
                     row = envelope.read_line(kind, line, ordinal)
@@ -46,7 +45,8 @@ def waiting(home: Home, dataset: str) -> Waiting:
     # In this order: a file that is sealed meanwhile is counted in its new place, and only there.
     active = {path.stem: _size(path) for path in segments.active_files(where)}
     sealed = {segment.name: segment for segment in segments.sealed_segments(where)}
-    sizes = {name: size for name, size in active.items() if size and name not in sealed}
+    moved = {_stem(name) for name in sealed}
+    sizes = {name: size for name, size in active.items() if size and name not in moved}
     oldest = min([*sealed, *sizes], default="").partition("-")[0]
     return Waiting(
         dataset,
@@ -57,15 +57,20 @@ def waiting(home: Home, dataset: str) -> Waiting:
     )
 
 
-def _pending(home: Home, dataset: str) -> Iterator[tuple[Path, int | None]]:
-    """Each file with the number of its rows; flush takes no more of a sealed one than its name says."""
+def _pending(home: Home, dataset: str) -> Iterator[tuple[Path, bool]]:
+    """Each file, oldest first, and whether it is sealed."""
     where = segments.folder(home, dataset)
     # In this order: a file that is sealed meanwhile is found in its new place, and only there.
     active = {path.stem: path for path in segments.active_files(where)}
-    sealed = {segment.name: segment for segment in segments.sealed_segments(where)}
-    for name in sorted(active.keys() | sealed.keys()):
-        segment = sealed.get(name)
-        yield (segment.path, segment.rows) if segment else (active[name], None)
+    sealed = {segment.name: segment.path for segment in segments.sealed_segments(where)}
+    moved = {_stem(name) for name in sealed}
+    for name in sorted(sealed.keys() | (active.keys() - moved)):
+        yield (sealed[name], True) if name in sealed else (active[name], False)
+
+
+def _stem(name: str) -> str:
+    """A sealed segment's name before its count: the one it had while it was active."""
+    return name.partition(".")[0]
 
 
 def _opened(path: Path) -> BinaryIO:
@@ -73,7 +78,7 @@ def _opened(path: Path) -> BinaryIO:
     try:
         return open(path, "rb")
     except FileNotFoundError:
-        for sealed in path.parent.parent.glob(f"sealed/{path.name.partition('.')[0]}.*"):
+        for sealed in path.parent.parent.glob(f"sealed/{_stem(path.name)}.*"):
             with contextlib.suppress(FileNotFoundError):
                 return open(sealed, "rb")
         return io.BytesIO()

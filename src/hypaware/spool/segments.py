@@ -88,7 +88,8 @@ def sealed_segments(where: Folder) -> list[Segment]:
 
 def _segments(where: Folder) -> Iterator[Segment]:
     for path in _listed(where.sealed):
-        name, _, rows = path.name.removesuffix(SUFFIX).partition(".")
+        name = path.name.removesuffix(SUFFIX)
+        rows = name.partition(".")[2]
         try:
             size = path.stat().st_size
             counted = int(rows) if rows.isdecimal() else count_lines(path)
@@ -98,8 +99,12 @@ def _segments(where: Folder) -> Iterator[Segment]:
 
 
 def count_lines(path: Path) -> int:
+    """Also a last one without its newline."""
+    lines, last = 0, b"\n"
     with open(path, "rb") as file:
-        return sum(block.count(b"\n") for block in iter(lambda: file.read(1 << 20), b""))
+        while block := file.read(1 << 20):
+            lines, last = lines + block.count(b"\n"), block[-1:]
+    return lines + (last != b"\n")
 
 
 def _listed(folder: Path) -> list[Path]:

@@ -211,6 +211,19 @@ def raise_high_water(connection: Connection, dataset: str, by_source: Mapping[st
             )
 
 
+def lower_high_water(connection: Connection, dataset: str, floor: int) -> None:
+    """The lake was rolled back and the user goes on without those rows. Sequences are not given out again for that."""
+    connection.execute(
+        update(_high_water).where(_high_water.c.dataset == dataset, _high_water.c.seq > floor).values(seq=floor)
+    )
+
+
+def committed_ids(connection: Connection, dataset: str) -> set[str]:
+    """Flushes that landed, as far back as the state remembers."""
+    chosen = select(_flushes.c.id).where(_flushes.c.dataset == dataset, _flushes.c.status == "committed")
+    return set(connection.execute(chosen).scalars())
+
+
 def last_committed(connection: Connection, dataset: str) -> int:
     """The end of the newest range that was committed; 0 if there is none."""
     found = connection.execute(

@@ -107,16 +107,23 @@ def high_water(audit: Audit) -> Check:
     with audit.store.reading() as connection:
         in_state = flushes.high_water(connection, audit.dataset.name).get(audit.dataset.name, {})
     behind = sorted(source for source, seq in in_lake.items() if in_state.get(source, 0) < (seq or 0))
-    rolled_back = sorted(source for source, seq in in_state.items() if seq > audit.table.floor)
+    gone = rolled_back(audit)
     detail = f"{len(in_lake)} sources"
     if behind:
         detail += f"; the state is behind the lake for {', '.join(behind)} (hyp verify --repair)"
-    if rolled_back:
+    if gone:
         detail += (
-            f"; the lake went back behind what was recorded for {', '.join(rolled_back)}: "
-            "it was rolled back or restored without its state (hyp restore DIR)"
+            f"; the lake went back behind what was recorded for {', '.join(gone)}: it was rolled back or restored "
+            "without its state (restore both from one backup, or go on without those rows: hyp verify --repair)"
         )
-    return audit.check("high_water", not behind and not rolled_back, detail)
+    return audit.check("high_water", not behind and not gone, detail)
+
+
+def rolled_back(audit: Audit) -> list[str]:
+    """Sources of which rows were recorded that the lake has never heard of."""
+    with audit.store.reading() as connection:
+        known = flushes.high_water(connection, audit.dataset.name).get(audit.dataset.name, {})
+    return sorted(source for source, seq in known.items() if seq > audit.table.floor)
 
 
 def unfinished(audit: Audit) -> Check:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import secrets
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Asking:
-    """A `JobContext` around a Spark session. `cancel_when` is asked before each chunk."""
+    """A `JobContext` around a Spark session, in a job group of its own as the engine's are."""
 
     def __init__(self, spark: SparkSession, cancel_when: Callable[[Asking], bool] = lambda asking: False) -> None:
         self.home = Home(Path("/nowhere"))
@@ -42,6 +43,7 @@ class Asking:
 
     def ask(self, sql: str, **args: Any) -> dict[str, Any]:
         self.notes, self.chunks = [], []
+        self.spark.sparkContext.setJobGroup(secrets.token_hex(4), "query")
         return run_query(self, {"sql": sql, "refresh": "never", **args})
 
     def rows(self, sql: str, **args: Any) -> list[dict[str, Any]]:

@@ -156,6 +156,16 @@ def test_a_large_result_that_is_not_read_to_its_end_leaves_nothing_behind(spark:
     assert not list(scratch(spark).glob("query-*"))
 
 
+def test_a_query_that_is_cancelled_while_it_is_planned_does_not_run_to_its_end(spark: SparkSession) -> None:
+    """Spark's own cancelling forgets the stages that adaptive execution submits later."""
+    endless = "SELECT a.id % 7, count(*) FROM range(1e12) a JOIN range(1e12) b ON a.id % 1009 = b.id % 1013 GROUP BY 1"
+
+    with pytest.raises(HypError):
+        Asking(spark, cancel_when=lambda asking: True).ask(endless)
+
+    assert list(spark.sparkContext.statusTracker().getActiveJobsIds()) == []
+
+
 def test_a_partition_larger_than_the_jvm_streams(asking: Asking) -> None:
     """Hazard of a driver that collects: 1.2 GiB of rows from one partition of a JVM with 1 GiB."""
     report = asking.ask(

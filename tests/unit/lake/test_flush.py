@@ -27,6 +27,7 @@ from tests.light_lake import LightLake, read_lake
 from tests.light_life import DATASET, append, flush
 from tests.lives import live
 from tests.rows import rows
+from tests.shadow_disk import ShadowDisk
 
 
 def parts(home: Home) -> list[str]:
@@ -162,10 +163,10 @@ def _no_space(*_: object, **__: object) -> None:
 def test_trouble_after_the_commit_never_takes_a_committed_row_away(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     """A flush that landed and could not be recorded is finished later, not undone."""
     append(home, rows(10))
-    for step in ("secure.secure", "recover.record", "recover.remove_segments"):
+    for step in ("secure.durable.fsync_file", "recover.record", "recover.remove_segments"):
         with monkeypatch.context() as failing:
             failing.setattr(f"hypaware.lake.flush.{step}", _no_space)
-            with pytest.raises(Retryable, match="next flush finishes"):
+            with pytest.raises(Retryable, match=r"next flush finishes|wait in the spool"):
                 flush(home)
         flush(home)
         assert parts(home) == sorted(f"message-{n}#0" for n in range(10))
@@ -360,6 +361,116 @@ def test_facts_of_a_lake_are_read_without_spark(home: Home) -> None:
     table = facts.tables[DATASET]
     found = {(file.source, file.rows, file.max_seq) for file in metadata.live_files(table)}
     assert found == {("claude", 4, 4), ("codex", 4, 8)}
+
+
+@pytest.mark.hazard(17)
+def test_a_lake_that_went_back_behind_what_was_recorded_is_an_error_and_not_silence(home: Home) -> None:
+    append(home, rows(5))
+    flush(home)
+    append(home, rows(5, start=5))
+    flush(home)
+    with closing(sqlite3.connect(home.catalog)) as catalog, catalog:
+        catalog.execute("UPDATE iceberg_tables SET metadata_location = previous_metadata_location")
+    append(home, rows(5, start=10))
+    with pytest.raises(LakeError, match="rolled back"):
+        flush(home)
+    assert waiting(home) == 5
+
+
+@pytest.mark.hazard(72)
+def test_a_commit_that_was_never_secured_is_secured_before_another_follows(home: Home, tmp_path: Path) -> None:
+    """Killed before its fsync, its state lost, another commit on top, then a power cut: only the newest was checked."""
+    disk = ShadowDisk(tmp_path / "shadow")
+    with disk.watching():
+        append(home, rows(5))
+        assert not live(lambda: (flush(home), None)[1], crash_at="lake.secure.before-fsync:3")
+        for name in ("state.db", "state.db-wal", "state.db-shm", "state.mirror.json"):
+            (home.root / name).unlink(missing_ok=True)
+        append(home, rows(5, start=5))
+        flush(home)
+    disk.power_cut(home.root, lambda: False)
+    assert parts(home) == sorted(f"message-{n}#0" for n in range(10))
+
+
+@pytest.mark.hazard(72)
+def test_a_table_whose_creation_a_power_cut_took_never_existed(home: Home, tmp_path: Path) -> None:
+    disk = ShadowDisk(tmp_path / "shadow")
+    with disk.watching():
+        append(home, rows(5))
+        assert not live(lambda: (flush(home), None)[1], crash_at="lake.secure.before-fsync")
+        assert not live(lambda: (flush(home), None)[1], crash_at="lake.secure.before-fsync")
+        disk.power_cut(home.root, lambda: False)
+        flush(home)
+    assert len(parts(home)) == 5
+
+
+@pytest.mark.hazard(72)
+@pytest.mark.parametrize("victim", ["metadata", "data"])
+def test_a_damaged_commit_and_a_lost_state_together_cost_nothing(home: Home, victim: str) -> None:
+    """The rebuilt state must not believe a commit that is about to be stepped back from."""
+    append(home, rows(5))
+    flush(home)
+    append(home, rows(5, start=5))
+    with closing(open_home(home).store) as store, closing(LightLake(home)) as lake:
+        _flush_up_to_commit(home, store, lake)
+    entry = metadata.entry(home, DATASET)
+    assert entry
+    known = metadata.read(entry.metadata)
+    newest = max(metadata.live_files(known), key=lambda file: file.max_seq or 0).path
+    for name in ("state.db", "state.db-wal", "state.db-shm"):
+        (home.root / name).unlink(missing_ok=True)
+    (entry.metadata if victim == "metadata" else newest).unlink()
+    flush(home)
+    assert parts(home) == sorted(f"message-{n}#0" for n in range(10))
+
+
+def test_a_flush_ends_although_producers_never_pause(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It commits what waited when it began."""
+    append(home, rows(5))
+    more = iter(range(5, 1000, 5))
+    real = LightLake.build
+
+    def build_while_others_append(self: LightLake, tasks: Any) -> Any:
+        append(home, rows(5, start=next(more)))
+        return real(self, tasks)
+
+    monkeypatch.setattr(LightLake, "build", build_while_others_append)
+    report = flush(home)
+    assert (report.segments, waiting(home)) == (1, 5)
+
+
+@pytest.mark.hazard(93)
+def test_a_segment_that_cannot_be_read_holds_up_only_itself(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    append(home, rows(5))
+    bad = next(segments.folder(home, DATASET).sealed.iterdir())
+    append(home, rows(5, start=5))
+    real = open
+
+    def fails(path: Any, *args: Any, **kwargs: Any) -> Any:
+        if path == bad:
+            raise OSError(errno.EIO, "Input/output error")
+        return real(path, *args, **kwargs)
+
+    monkeypatch.setattr("hypaware.lake.build.open", fails, raising=False)
+    with pytest.raises(Retryable, match="Input/output error"):
+        flush(home)
+    assert parts(home) == sorted(f"message-{n}#0" for n in range(5, 10))
+    assert (rejected(home), bad.exists()) == ([], True)
+    monkeypatch.undo()
+    flush(home)
+    assert len(parts(home)) == 10
+
+
+def test_a_segment_whose_name_lies_about_its_rows_loses_none(home: Home) -> None:
+    append(home, rows(5))
+    sealed = next(segments.folder(home, DATASET).sealed.iterdir())
+    sealed.rename(sealed.with_name(sealed.name.replace(".5.", ".3.")))
+    append(home, rows(5, start=5))
+    short = max(segments.folder(home, DATASET).sealed.iterdir())
+    short.rename(short.with_name(short.name.replace(".5.", ".9.")))
+    flush(home)
+    assert len(parts(home)) == 10
+    assert sorted(row[SEQ] for row in read_lake(home, DATASET)) == list(range(1, 11))
 
 
 def _flush_up_to_commit(home: Home, store: Any, lake: LightLake) -> None:

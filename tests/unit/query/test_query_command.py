@@ -1,0 +1,59 @@
+"""`hyp query` as far as it goes without an engine."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from hypaware.cli.main import main
+
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("HYP_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+def test_the_schema_is_shown_with_types_and_meaning(capfd: Capture) -> None:
+    assert main(["query", "schema", "ai_gateway_messages"]) == 0
+
+    shown = capfd.readouterr().out
+    assert "message_created_at" in shown
+    assert "When the message was made (UTC)." in shown
+    assert "_hyp" not in shown
+
+
+def test_the_schema_needs_no_home_and_makes_none(capfd: Capture, home: Path) -> None:
+    assert main(["query", "schema", "--json"]) == 0
+
+    assert [each["name"] for each in json.loads(capfd.readouterr().out)["datasets"]] == ["ai_gateway_messages"]
+    assert not home.exists()
+
+
+def test_an_unknown_dataset_is_an_error_with_the_nearest(capfd: Capture) -> None:
+    assert main(["query", "schema", "ai_gateway_mesages", "--json"]) == 1
+
+    error = json.loads(capfd.readouterr().out)["error"]
+    assert error["kind"] == "unknown_dataset"
+    assert "ai_gateway_messages" in error["message"]
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        [],
+        ["SELECT 1", "--format", "yaml"],
+        ["SELECT 1", "--format", "csv", "--json"],
+        ["SELECT 1", "--max-rows", "-1"],
+        ["SELECT 1", "--refresh", "sometimes"],
+        ["SELECT 1", "more"],
+    ],
+)
+def test_wrong_usage_is_said_before_anything_is_started(capfd: Capture, home: Path, args: list[str]) -> None:
+    assert main(["query", "sql", *args]) == 2
+    assert not home.exists()
+    assert capfd.readouterr() != ("", "")
