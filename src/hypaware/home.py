@@ -71,7 +71,7 @@ class Home:
     @property
     def lake_lock(self) -> Path:
         """Locked by the JVM that owns the lake. Nothing else may open it: closing any handle frees the lock."""
-        return self.run / "lake.lock"
+        return self.lake / "lake.lock"
 
     @property
     def lake_owner(self) -> Path:

@@ -84,9 +84,7 @@ def _load(entry: EntryPoint, kind: type) -> _Loaded:
     if not isinstance(thing, kind):
         return _Loaded(entry, None, f"{entry.value} is a {type(thing).__name__}, not a {kind.__name__}")
     if (own := getattr(thing, "name", entry.name)) != entry.name:
-        return _Loaded(
-            entry, None, f"{entry.value} calls itself {own!r}, but is registered as {entry.name!r}"
-        )
+        return _Loaded(entry, None, f"{entry.value} calls itself {own!r}, but is registered as {entry.name!r}")
     return _Loaded(entry, thing, None)
 
 

@@ -21,6 +21,7 @@ from hypaware.model import datasets
 from hypaware.model.columns import Column, Type
 from hypaware.model.datasets import SEQ, Dataset
 from hypaware.opening import OpenHome, open_home
+from hypaware.state import flushes
 from tests.light_lake import read_lake
 from tests.light_life import append
 from tests.rows import rows
@@ -30,8 +31,10 @@ DATASET = "ai_gateway_messages"
 
 
 @pytest.fixture
-def dataset(engine_session: EngineSession) -> Iterator[Dataset]:
-    """The messages dataset with a table of its own making: whatever was there before is gone."""
+def dataset(engine_session: EngineSession, opened: OpenHome) -> Iterator[Dataset]:
+    """The messages dataset with a table of its own making: whatever was there before is gone, and forgotten."""
+    with opened.store.transaction() as connection:
+        flushes.lower_high_water(connection, DATASET, 0)
     engine_session.spark.sql(f"DROP TABLE IF EXISTS {tables.full_name(DATASET)} PURGE")
     yield datasets.get(DATASET)
     engine_session.spark.sql(f"DROP TABLE IF EXISTS {tables.full_name(DATASET)} PURGE")

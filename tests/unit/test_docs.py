@@ -9,11 +9,11 @@ from typing import get_args
 
 import click
 import pytest
-from scripts import hazard_marks, reference
 
 from hypaware import crash_points, telemetry
 from hypaware.cli.main import hyp
 from hypaware.model import datasets
+from scripts import hazard_marks, reference
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"

@@ -70,8 +70,6 @@ def set_(key: str, value: str, as_json: bool) -> None:
 
     change = set_value(Home.from_environment(), key, value)
     if as_json:
-        output.emit_json(
-            {"path": change.path, "key": change.key, "before": change.before, "after": change.after}
-        )
+        output.emit_json({"path": change.path, "key": change.key, "before": change.before, "after": change.after})
     else:
         output.emit_fields({"key": change.key, "before": change.before, "after": change.after})

@@ -21,8 +21,6 @@ def crash_points(as_json: bool) -> None:
 
     points = known.all_points()
     if as_json:
-        output.emit_json(
-            {"points": [{"name": one.name, "package": one.package, "about": one.about} for one in points]}
-        )
+        output.emit_json({"points": [{"name": one.name, "package": one.package, "about": one.about} for one in points]})
     else:
         output.emit_table(["point", "about"], [(one.name, one.about) for one in points])

@@ -85,9 +85,7 @@ class RootGroup(Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
-            formatter.write_dl(
-                [(", ".join((entry.name, *entry.aliases)), entry.about) for entry in self.table]
-            )
+            formatter.write_dl([(", ".join((entry.name, *entry.aliases)), entry.about) for entry in self.table])
 
 
 def _write_examples(examples: Sequence[str], formatter: click.HelpFormatter) -> None:

@@ -42,9 +42,7 @@ def run_job(
         shown.clear()
 
 
-def event_handler(
-    shown: Display, on_chunk: Callable[[bytes], None]
-) -> Callable[[Mapping[str, Any] | bytes], None]:
+def event_handler(shown: Display, on_chunk: Callable[[bytes], None]) -> Callable[[Mapping[str, Any] | bytes], None]:
     """Shows what a job says: progress and notes for the user, bytes for the result."""
 
     def handle(event: Mapping[str, Any] | bytes) -> None:

@@ -18,12 +18,16 @@ def verify(deep: bool, repair: bool, as_json: bool) -> int:
 
     Exits 1 if anything is wrong, and says what.
     """
+    from contextlib import closing
+
     from hypaware.home import Home
     from hypaware.lake import metadata, pending
     from hypaware.opening import open_home
 
-    opened = open_home(Home.from_environment())
-    if metadata.entries(opened.home) or pending.unfinished(opened.store):
+    home = Home.from_environment()
+    with closing(open_home(home).store) as store:
+        anything = bool(metadata.entries(home) or pending.unfinished(store))
+    if anything:
         report = run_job("verify", {"deep": deep, "repair": repair})
     else:
         report = {"ok": True, "checks": [{"name": "lake", "ok": True, "detail": "there is nothing in the lake yet"}]}

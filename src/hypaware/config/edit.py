@@ -53,9 +53,7 @@ def set_value(home: Home, key: str, value: Any) -> Change:
         new, config = _first_valid(text, path, value, home.config)
         if new != old:
             durable.write_file(target, new.encode())
-    return Change(
-        home.config, dotted(path), _at(_before(text, home.config), path), _at(to_table(config), path)
-    )
+    return Change(home.config, dotted(path), _at(_before(text, home.config), path), _at(to_table(config), path))
 
 
 def _first_valid(text: str, path: tuple[str, ...], value: Any, name: Path) -> tuple[str, Config]:

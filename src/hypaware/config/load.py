@@ -65,6 +65,4 @@ def parse_toml(text: str, path: Path) -> dict[str, Any]:
         else:
             line, column = text.count("\n") + 1, len(text) - text.rfind("\n")
         what = _POSITION.sub("", message)
-        raise ConfigError(
-            f"{path}, line {line}, column {column}: {what}; this is not TOML as it stands"
-        ) from None
+        raise ConfigError(f"{path}, line {line}, column {column}: {what}; this is not TOML as it stands") from None

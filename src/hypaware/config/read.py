@@ -107,9 +107,7 @@ def _value(kind: Kind, raw: Any, path: KeyPath) -> Any:
 
 def _table(raw: Any, path: KeyPath) -> Mapping[str, Any]:
     if not isinstance(raw, Mapping):
-        raise Problem(
-            path, f"{dotted(path)} is {_shown(raw)}: expected a table, [{dotted(path)}] and its keys below"
-        )
+        raise Problem(path, f"{dotted(path)} is {_shown(raw)}: expected a table, [{dotted(path)}] and its keys below")
     return raw
 
 
@@ -140,17 +138,13 @@ def _named(raw: Any, path: KeyPath) -> Iterable[tuple[str, Any, KeyPath]]:
 
 def _upstreams(raw: Any, path: KeyPath) -> tuple[UpstreamConfig, ...]:
     if not isinstance(raw, list):
-        raise Problem(
-            path, f"{dotted(path)} is {_shown(raw)}: expected tables, each begun with [[{dotted(path)}]]"
-        )
+        raise Problem(path, f"{dotted(path)} is {_shown(raw)}: expected tables, each begun with [[{dotted(path)}]]")
     found: list[UpstreamConfig] = []
     for at, item in enumerate(raw):
         upstream = _section(UpstreamConfig, item, (*path, at))
         for other in found:
             if other.name == upstream.name or other.path_prefix == upstream.path_prefix:
-                raise Problem(
-                    (*path, at), f"{dotted((*path, at))} has the name or the path_prefix of {other.name}"
-                )
+                raise Problem((*path, at), f"{dotted((*path, at))} has the name or the path_prefix of {other.name}")
         found.append(replace(upstream, provider=upstream.provider or upstream.name))
     return tuple(found)
 
@@ -200,9 +194,7 @@ def _sink(raw: Any, path: KeyPath) -> SinkConfig:
     options = {name: value for name, value in table.items() if name not in SINK_COMMON}
     if kind:
         defaults = {name: setting.default for name, setting in kind.options.items()}
-        given = {
-            name: _value(kind.options[name].kind, value, (*path, name)) for name, value in options.items()
-        }
+        given = {name: _value(kind.options[name].kind, value, (*path, name)) for name, value in options.items()}
         options = defaults | given
     schedule = table.get("schedule", kind.schedule if kind else "*/5 * * * *")
     return SinkConfig(
@@ -215,18 +207,14 @@ def _sink(raw: Any, path: KeyPath) -> SinkConfig:
 
 def _datasets_of_sink(table: Mapping[str, Any], path: KeyPath, one: bool) -> tuple[str, ...]:
     at = (*path, "datasets")
-    datasets: tuple[str, ...] = _value(
-        SINK_COMMON["datasets"].kind, table.get("datasets", schema.DEFAULT_DATASETS), at
-    )
+    datasets: tuple[str, ...] = _value(SINK_COMMON["datasets"].kind, table.get("datasets", schema.DEFAULT_DATASETS), at)
     for name in datasets:
         if name in schema.LOCAL_DATASETS:
             raise Problem(at, f"{dotted(at)} names {name}, which no sink can carry: it stays on this machine")
         if name not in schema.DEFAULT_DATASETS:
             _refuse_unknown_dataset(name, at)
     if one and len(datasets) > 1:
-        raise Problem(
-            at, f"{dotted(at)} names {len(datasets)} datasets, but a table holds one: use a sink for each"
-        )
+        raise Problem(at, f"{dotted(at)} names {len(datasets)} datasets, but a table holds one: use a sink for each")
     return datasets
 
 

@@ -64,9 +64,7 @@ class EngineConfig:
 
 @dataclass(frozen=True)
 class LakeConfig:
-    catalog: str | Mapping[str, str] = _setting(
-        values.LAKE_CATALOG, "embedded", "where the tables are registered"
-    )
+    catalog: str | Mapping[str, str] = _setting(values.LAKE_CATALOG, "embedded", "where the tables are registered")
     warehouse: str = _setting(values.TEXT, "", "where the data files lie; under the home if empty")
 
 
@@ -129,9 +127,7 @@ SINK_KINDS: Mapping[str, SinkKind] = {
         "as files to a folder or an object store",
         schedule="*/5 * * * *",
         options={
-            "destination": Setting(
-                values.FILLED, None, "folder, s3://, gs:// or az:// address", required=True
-            ),
+            "destination": Setting(values.FILLED, None, "folder, s3://, gs:// or az:// address", required=True),
             "encoder": Setting(values.NAME, "parquet", "file format"),
         },
     ),

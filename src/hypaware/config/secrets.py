@@ -15,9 +15,7 @@ _SECRET_KEY = re.compile(
     re.IGNORECASE,
 )
 # user:password@host, or a password among an address's parameters.
-_SECRET_IN_ADDRESS = re.compile(
-    r"://[^/@\s]+:[^/@\s]+@|[?&;](?:password|token|secret)=[^&;\s]", re.IGNORECASE
-)
+_SECRET_IN_ADDRESS = re.compile(r"://[^/@\s]+:[^/@\s]+@|[?&;](?:password|token|secret)=[^&;\s]", re.IGNORECASE)
 
 Path = tuple[str | int, ...]
 

@@ -81,9 +81,7 @@ def _follow(
                 )
 
 
-def _next(
-    connection: Connection, interrupts: _Interrupts, deadline: float | None = None
-) -> Message | bytes | None:
+def _next(connection: Connection, interrupts: _Interrupts, deadline: float | None = None) -> Message | bytes | None:
     try:
         return connection.receive(lambda: interrupts.wait(connection.socket, deadline))
     except ProtocolError:

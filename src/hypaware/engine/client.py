@@ -80,9 +80,7 @@ def status(home: Home) -> dict[str, Any]:
     return {"state": "running", "pid": greeting["pid"], **answer["status"]}
 
 
-def start(
-    home: Home, config: Config, on_event: OnEvent = unheard, *, engine: Engine | None = None
-) -> dict[str, Any]:
+def start(home: Home, config: Config, on_event: OnEvent = unheard, *, engine: Engine | None = None) -> dict[str, Any]:
     """Starts the engine if there is none and opens Spark in it, so that the next job finds it warm."""
     engine = engine or Engine(home)
     request = {"type": "job", "job": "warm", "args": {}}
@@ -118,16 +116,12 @@ def _inline_wanted() -> bool:
     return chosen == "inline"
 
 
-def _run_in_engine(
-    engine: Engine, config: Config, name: str, request: Message, on_event: OnEvent
-) -> dict[str, Any]:
+def _run_in_engine(engine: Engine, config: Config, name: str, request: Message, on_event: OnEvent) -> dict[str, Any]:
     with launch.ensure(engine, on_event) as connection:
         return call(connection, name, request, on_event)
 
 
-def _run_inline(
-    engine: Engine, config: Config, name: str, request: Message, on_event: OnEvent
-) -> dict[str, Any]:
+def _run_inline(engine: Engine, config: Config, name: str, request: Message, on_event: OnEvent) -> dict[str, Any]:
     from hypaware.engine import inline
 
     # A lake that this very process holds would be waited for in vain by an engine.

@@ -53,9 +53,7 @@ class Context:
                 raise
         return self._spark
 
-    def progress(
-        self, message: str, done: float | None = None, total: float | None = None, **facts: object
-    ) -> None:
+    def progress(self, message: str, done: float | None = None, total: float | None = None, **facts: object) -> None:
         shown = {name: fact if isinstance(fact, _PLAIN) else str(fact) for name, fact in facts.items()}
         self._send({"type": "progress", "message": message, "done": done, "total": total, **shown})
 

@@ -93,9 +93,7 @@ class _LogFile(logging.FileHandler):
 _current: Inline | None = None
 
 
-def run(
-    engine: launch.Engine, config: Config, job: str, request: Message, on_event: OnEvent
-) -> dict[str, Any]:
+def run(engine: launch.Engine, config: Config, job: str, request: Message, on_event: OnEvent) -> dict[str, Any]:
     """Raises HandedOver, with Spark closed, when an engine of this home has come between."""
     global _current
     if _current is None or _current.home != engine.home:

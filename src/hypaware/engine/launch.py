@@ -193,7 +193,5 @@ def _rotate(log: Path) -> None:
 def _environment(home: Home) -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if name not in _OF_THE_CALLER}
     if path := kept.get("PYTHONPATH"):
-        kept["PYTHONPATH"] = os.pathsep.join(
-            str(Path(part).absolute()) for part in path.split(os.pathsep) if part
-        )
+        kept["PYTHONPATH"] = os.pathsep.join(str(Path(part).absolute()) for part in path.split(os.pathsep) if part)
     return {**kept, "HYP_HOME": str(home.root)}

@@ -72,9 +72,7 @@ def run(home: Home, lock: int, jobs_module: str, stopper: Stopper) -> None:
     try:
         pid_file(home).write_text(f"{os.getpid()}\n")
         log.info("the engine of %s listens at %s", home.root, home.engine_socket)
-        grace = _accept_until_end(
-            listener, server, stopper, engine.idle_timeout, lambda: singleton.holds(home, lock)
-        )
+        grace = _accept_until_end(listener, server, stopper, engine.idle_timeout, lambda: singleton.holds(home, lock))
     finally:
         listener.close()
         # Another home in the place of ours may have an engine of its own.
@@ -153,14 +151,10 @@ class CurrentConfig:
 
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="hypaware.engine.process", description="The Spark engine of one home."
-    )
+    parser = argparse.ArgumentParser(prog="hypaware.engine.process", description="The Spark engine of one home.")
     parser.add_argument("--home", type=Path, required=True)
     parser.add_argument("--jobs", default=JOBS_MODULE, help="module that knows the jobs")
-    parser.add_argument(
-        "--lock-fd", type=int, help="the home's lock, taken by the process that starts this one"
-    )
+    parser.add_argument("--lock-fd", type=int, help="the home's lock, taken by the process that starts this one")
     return parser.parse_args(argv)
 
 

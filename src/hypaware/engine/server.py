@@ -168,9 +168,7 @@ class Server:
         except OSError:
             self._forget(run)
             raise
-        threading.Thread(
-            target=self._run, args=(run, request), name=f"{run.name} {run.id}", daemon=True
-        ).start()
+        threading.Thread(target=self._run, args=(run, request), name=f"{run.name} {run.id}", daemon=True).start()
         return run
 
     def _run(self, run: Run, request: Message) -> None:

@@ -14,13 +14,15 @@ from hypaware.errors import Cancelled, HypError
 from hypaware.lake import read as reading
 from hypaware.lake import rebuild, secure
 from hypaware.lake.flush import Flusher, Limits, Report
+from hypaware.lake.metadata import INCARNATION
 from hypaware.lake.recover import settle_unfinished
-from hypaware.lake.spark_lake import SparkLake
+from hypaware.lake.spark_lake import SparkLake, SparkTable
 from hypaware.model import datasets
 from hypaware.model.datasets import Dataset
 from hypaware.opening import OpenHome, catch_up, open_home
 from hypaware.spool import segments
 from hypaware.state import flushes
+from hypaware.state.identity import Identity
 from hypaware.state.store import Store
 
 # One engine owns the lake; within it, one job at a time changes a table.
@@ -48,6 +50,15 @@ def recover(context: JobContext) -> None:
         lake = SparkLake(context.home, context.spark, opened.identity, context.check_cancelled)
         for name in _registered(context, sorted({flush.dataset for flush in left})):
             settle_unfinished(context.home, opened.store, lake.table(datasets.get(name)), name)
+        _remember(context, opened.identity)
+
+
+def _remember(context: JobContext, identity: Identity) -> None:
+    """Only a table that does not know this incarnation yet is loaded for it."""
+    for name, known in rebuild.read_facts(context.home).tables.items():
+        fresh = known.properties.get(INCARNATION) == identity.incarnation
+        if not fresh and name in datasets.names() and SparkTable(context.spark, datasets.get(name)).remember(identity):
+            secure.secure(context.home, name)
 
 
 def recorded_through(store: Store) -> dict[str, int]:
@@ -85,11 +96,20 @@ def flush_datasets(context: JobContext, names: list[str]) -> list[Report]:
 def _flush_table(context: JobContext, flusher: Flusher, lake: SparkLake, dataset: Dataset) -> Report:
     with changing(dataset.name):
         report = flusher.flush(dataset)
-        if report.rows_written and lake.table(dataset).trim():
-            secure.secure(context.home, dataset.name)
+        if report.rows_written:
+            _trim(context, lake.table(dataset), dataset.name)
     for held in report.still_active:
         context.note(f"{dataset.name}: {held} is held by a process that does not seal it; its rows still wait")
     return report
+
+
+def _trim(context: JobContext, table: SparkTable, name: str) -> None:
+    """Housekeeping: its failure takes nothing away from a flush that landed."""
+    try:
+        if table.trim():
+            secure.secure(context.home, name)
+    except Exception as error:
+        context.note(f"{name}: old snapshots could not be removed ({type(error).__name__}); the next flush tries again")
 
 
 def _registered(context: JobContext, names: list[str]) -> list[str]:

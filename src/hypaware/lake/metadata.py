@@ -22,6 +22,7 @@ NAMESPACE = "hypaware"
 FLOOR = "hyp.seq-floor"
 GATEWAY_ID = "hyp.gateway-id"
 INCARNATION = "hyp.incarnation"
+PARENTS = "hyp.incarnation-parents"
 FLUSH_ID = "hyp.flush-id"
 SEGMENTS = "hyp.segments"
 

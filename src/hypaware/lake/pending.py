@@ -38,4 +38,8 @@ def age_of_view(home: Home) -> float | None:
 
     with closing(open_home(home).store) as store, store.reading() as connection:
         last = flushes.last_flush_at(connection)
-    return None if last is None else (datetime.now(UTC) - last).total_seconds()
+    if last is None:
+        return None
+    age = (datetime.now(UTC) - last).total_seconds()
+    # A flush from the future: the clock went back, and nobody knows how old the view is.
+    return age if age >= 0 else float("inf")

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from hypaware.lake import tables
+from hypaware.lake import metadata, tables
 from hypaware.model import datasets
 from hypaware.model.datasets import SEQ, SOURCE
 
@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from hypaware.engine.jobs import JobContext
 
 _WINDOW = 50_000
+_MIN_WINDOW = 20
+# As stored, compressed; rows in memory take a multiple of it.
+_PAGE_BYTES = 4 << 20
 _BATCH_ROWS = 5_000
 _FAR = 2**63 - 1
 
@@ -44,15 +47,25 @@ def page(context: JobContext, wanted: Range) -> dict[str, Any]:
     if not tables.exists(spark, datasets.get(wanted.dataset).name):
         return {"rows": 0, "next": None}
     last = min(floor_of(spark, wanted.dataset), wanted.until if wanted.until is not None else _FAR)
-    since = wanted.since
+    since, width = wanted.since, _window(spark, wanted)
     while True:
-        end = min(last, since + _WINDOW)
+        end = min(last, since + width)
         found = rows_since(spark, replace(wanted, since=since, until=end))
         if found.num_rows or end >= last:
             _emit(context, found)
             return {"rows": found.num_rows, "next": end if end < last else None}
         # A gap: one look at the statistics leads to its other side, however wide it is.
         since = max(end, (_lowest(spark, replace(wanted, since=end)) or last + 1) - 1)
+
+
+def _window(spark: SparkSession, wanted: Range) -> int:
+    """How many sequences a page covers: few where rows are large, so that it fits into memory on both sides."""
+    from hypaware.lake.spark_lake import SparkTable
+
+    known = SparkTable(spark, datasets.get(wanted.dataset)).known
+    files = [file for file in metadata.live_files(known) if (file.max_seq or 0) > wanted.since]
+    largest = max((file.bytes / max(file.rows, 1) for file in files), default=0)
+    return max(_MIN_WINDOW, min(_WINDOW, int(_PAGE_BYTES / max(largest, 1))))
 
 
 def rows_since(spark: SparkSession, wanted: Range) -> pa.Table:

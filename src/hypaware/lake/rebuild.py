@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from sqlalchemy import Connection
 
+from hypaware.errors import NotReady
 from hypaware.home import Home
 from hypaware.lake import metadata, secure
 from hypaware.lake.metadata import SEGMENTS, Metadata
@@ -70,6 +71,19 @@ def create_identity(home: Home, facts: LakeFacts, mirror: Mirror | None) -> iden
     """Of a home whose state is gone: the same gateway, born again. With no trace of an earlier life, a new one."""
     if mirror:
         return mirror.identity.reborn()
+    _refuse_foreign_files(home)
     held = facts.property_of
-    parent = held.get(metadata.INCARNATION)
-    return identity.new_identity(home.root, held.get(metadata.GATEWAY_ID), (parent,) if parent else ())
+    earlier = [*held.get(metadata.PARENTS, "").split(","), held.get(metadata.INCARNATION, "")]
+    return identity.new_identity(home.root, held.get(metadata.GATEWAY_ID), tuple(filter(None, earlier)))
+
+
+def _refuse_foreign_files(home: Home) -> None:
+    """Without state and mirror only the catalog can tell that this is a copy: it names the original's files."""
+    for entry in metadata.entries(home):
+        if not entry.metadata.is_relative_to(home.lake.resolve()) and not entry.metadata.is_relative_to(home.lake):
+            raise NotReady(
+                f"the lake of {home.root} names files of another home ({entry.metadata}): it was moved or copied, and "
+                "nothing was read or written",
+                kind="home_copied",
+                repair="move it back to where it was",
+            )

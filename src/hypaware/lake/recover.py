@@ -21,7 +21,7 @@ def settle_unfinished(home: Home, store: Store, table: LakeTable, dataset: str) 
     for flush in left:
         if landed := table.landed(flush):
             refused = rejects.count(home, flush)
-            duplicates = sum(segment.rows for segment in flush.segments) - landed.rows - refused
+            duplicates = max(0, sum(segment.rows for segment in flush.segments) - landed.rows - refused)
             record(home, store, flush, Outcome(landed.high_water, landed.rows, duplicates, refused))
             remove_segments(home, flush)
         else:

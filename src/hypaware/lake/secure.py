@@ -97,6 +97,8 @@ def damage(path: Path) -> str | None:
         for manifest in metadata.manifests(known.current):
             if manifest.snapshot_id != known.current_id:
                 continue
+            if (found := manifest.path.stat().st_size) != manifest.bytes:
+                return f"{manifest.path} has {found} bytes instead of {manifest.bytes}"
             for file in metadata.data_files(known, manifest):
                 if reason := _file_damage(file.path, file.bytes):
                     return reason

@@ -13,21 +13,21 @@ from pathlib import Path
 from typing import Any
 
 from py4j.protocol import Py4JError, Py4JJavaError
+from pyspark.errors.exceptions.captured import CapturedException
 from pyspark.sql import SparkSession
 
 from hypaware.errors import Retryable
 from hypaware.home import Home
-from hypaware.lake import metadata, secure, tables
+from hypaware.lake import metadata, scan, secure, tables
 from hypaware.lake.build import BuildFailure, BuildTask, Built, BuiltFile, build_or_say_why, workers_run
 from hypaware.lake.committer import Landed, NotCommitted
-from hypaware.lake.metadata import FLOOR, FLUSH_ID, SEGMENTS, Metadata, local_path
+from hypaware.lake.metadata import FLOOR, FLUSH_ID, INCARNATION, PARENTS, SEGMENTS, Metadata, local_path
 from hypaware.model import datasets
 from hypaware.model.datasets import BATCH_ID, SEQ, SOURCE, Dataset
 from hypaware.state.flushes import Flush
 from hypaware.state.identity import Identity
 
 _EPOCH = date(1970, 1, 1)
-_KEY_LOT = 500_000
 _MAX_SNAPSHOTS = 100
 # A reader that opened an older snapshot may take its time with it.
 _SNAPSHOT_MIN_AGE = 3600.0
@@ -115,15 +115,18 @@ class SparkTable:
         try:
             transaction = self.iceberg.newTransaction()
             append = transaction.newAppend()
-            for file in files:
-                append = append.appendFile(self._data_file(file))
+            for data_file in self._data_files(files):
+                append = append.appendFile(data_file)
             append = append.set(FLUSH_ID, flush.id).set("hyp.seq-range", f"{flush.after}-{flush.last}")
             append.set(SEGMENTS, ",".join(segment.name for segment in flush.segments)).commit()
             transaction.updateProperties().set(FLOOR, str(flush.last)).commit()
             transaction.commitTransaction()
             self.iceberg.refresh()
-        except (Py4JError, OSError) as error:
-            # An error is not an answer: the commit may have landed before it was raised.
+        except Exception as error:
+            # Without an answer of the JVM the commit may still be under way: nobody may ask, and recovery will.
+            if not isinstance(error, Py4JJavaError | CapturedException):
+                raise _lost(error) from error
+            # And an exception is no answer either: the commit may have landed before it was raised.
             if not self._landed_after_all(flush):
                 raise NotCommitted(f"table {self._dataset.name}: the commit failed: {error}") from error
 
@@ -145,25 +148,32 @@ class SparkTable:
             raise _lost(error) from error
 
     def key_hashes(self, after: int) -> Iterator[Iterable[tuple[bytes, int]]]:
-        lots = range(after, self.floor, _KEY_LOT)
-        for start in lots:
-            found = self._spark.sql(
-                f"SELECT {_key_hash_sql(self._dataset)} AS hash, {SEQ} FROM {self._name}"
-                f" WHERE {SEQ} > {start} AND {SEQ} <= {start + _KEY_LOT}"
-            ).toArrow()
-            pairs = zip(found.column(0).to_pylist(), found.column(1).to_pylist(), strict=True)
-            yield [(key, seq) for key, seq in pairs if key is not None]
+        files = metadata.live_files(self.known)
+        return scan.key_hashes(self._spark.sparkContext, self._dataset.name, files, after)
 
-    def _data_file(self, file: BuiltFile) -> Any:
+    def remember(self, identity: Identity) -> bool:
+        """Keeps the home's incarnation in the table, in case state and mirror are lost. Whether it changed."""
+        told = {INCARNATION: identity.incarnation, PARENTS: ",".join(identity.parents)}
+        if all(self.known.properties.get(key, "") == value for key, value in told.items()):
+            return False
+        change = self.iceberg.updateProperties()
+        for key, value in told.items():
+            change = change.set(key, value)
+        change.commit()
+        return True
+
+    def _data_files(self, files: Sequence[BuiltFile]) -> Iterator[Any]:
         iceberg = self._jvm.org.apache.iceberg
-        spec = self.iceberg.spec()
-        opened = self.iceberg.io().newInputFile(str(file.path))
-        metrics = iceberg.parquet.ParquetUtil.fileMetrics(opened, iceberg.MetricsConfig.forTable(self.iceberg))
-        partition = iceberg.PartitionData(spec.partitionType())
-        partition.set(0, file.source)
-        partition.set(1, (date.fromisoformat(file.day) - _EPOCH).days)
-        builder = iceberg.DataFiles.builder(spec).withInputFile(opened).withMetrics(metrics)
-        return builder.withPartition(partition).withFormat("parquet").build()
+        spec, io = self.iceberg.spec(), self.iceberg.io()
+        builders, parquet = iceberg.DataFiles, iceberg.parquet.ParquetUtil
+        partition_type, metrics_config = spec.partitionType(), iceberg.MetricsConfig.forTable(self.iceberg)
+        for file in files:
+            opened = io.newInputFile(str(file.path))
+            partition = iceberg.PartitionData(partition_type)
+            partition.set(0, file.source)
+            partition.set(1, (date.fromisoformat(file.day) - _EPOCH).days)
+            builder = builders.builder(spec).withInputFile(opened).withFormat("parquet").withPartition(partition)
+            yield builder.withMetrics(parquet.fileMetrics(opened, metrics_config)).build()
 
 
 def key_sql(dataset: Dataset) -> str:
@@ -173,11 +183,6 @@ def key_sql(dataset: Dataset) -> str:
         return key
     parts = ", '#', ".join(f"cast({part} AS STRING)" for part in dataset.key_parts)
     return f"coalesce({key}, concat({parts}))"
-
-
-def _key_hash_sql(dataset: Dataset) -> str:
-    """`build.key_hash` in SQL."""
-    return f"unhex(substring(sha2(concat('{dataset.name}:', {key_sql(dataset)}), 256), 1, 32))"
 
 
 def _lost(error: Exception) -> Retryable:

@@ -224,14 +224,6 @@ def committed_ids(connection: Connection, dataset: str) -> set[str]:
     return set(connection.execute(chosen).scalars())
 
 
-def last_committed(connection: Connection, dataset: str) -> int:
-    """The end of the newest range that was committed; 0 if there is none."""
-    found = connection.execute(
-        select(func.max(_flushes.c.seq_last)).where(_flushes.c.dataset == dataset, _flushes.c.status == "committed")
-    ).scalar()
-    return int(found or 0)
-
-
 def last_flush_at(connection: Connection, dataset: str | None = None) -> datetime | None:
     chosen = select(func.max(_flushes.c.finished_at)).where(_flushes.c.status == "committed")
     if dataset is not None:

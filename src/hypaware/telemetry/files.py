@@ -65,9 +65,7 @@ class MetricFile(MetricExporter):
         super().__init__(preferred_temporality={Counter: delta, Histogram: delta})
         self._folder = folder
 
-    def export(
-        self, metrics_data: MetricsData, timeout_millis: float = 10_000, **_kwargs: Any
-    ) -> MetricExportResult:
+    def export(self, metrics_data: MetricsData, timeout_millis: float = 10_000, **_kwargs: Any) -> MetricExportResult:
         metrics = (
             metric
             for resource in metrics_data.resource_metrics
@@ -142,9 +140,7 @@ def _point(metric: Metric, point: Any) -> dict[str, Any]:
 
 
 def _joined(attributes: Mapping[str, Any] | None) -> dict[str, Any]:
-    found = {
-        key: list(value) if isinstance(value, tuple) else value for key, value in (attributes or {}).items()
-    }
+    found = {key: list(value) if isinstance(value, tuple) else value for key, value in (attributes or {}).items()}
     return {**{key: found.get(key) for key in JOINING}, "attributes": found}
 
 

@@ -197,9 +197,7 @@ def _instruments(meter: Meter) -> dict[str, Callable[[float, Mapping[str, Value]
     units = {name: _UNITS.get(name, "1") for kind in _KINDS for name in get_args(kind)}
     counters = {name: meter.create_counter(name, units[name]).add for name in get_args(telemetry.Counter)}
     histograms = {
-        name: meter.create_histogram(
-            name, units[name], explicit_bucket_boundaries_advisory=_BOUNDS[name]
-        ).record
+        name: meter.create_histogram(name, units[name], explicit_bucket_boundaries_advisory=_BOUNDS[name]).record
         for name in get_args(telemetry.Histogram)
     }
     gauges = {name: meter.create_gauge(name, units[name]).set for name in get_args(telemetry.Gauge)}

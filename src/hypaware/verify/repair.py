@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from hypaware.lake import keyring, keys, rebuild
+from hypaware.lake.recover import settle_unfinished
 from hypaware.state import flushes, mirror
 from hypaware.verify import checks
 from hypaware.verify.checks import Audit
 
 _FLUSH_ID_LENGTH = 36
+_VERSION_DIGITS = 5
 
 
 def repair(audit: Audit) -> Iterator[str]:
     """What was mended, in words."""
+    settle_unfinished(audit.home, audit.store, audit.table, audit.dataset.name)
     if not checks.key_index(audit).ok:
         keys.remove(audit.home.keys)
         yield "the key index was made anew"
@@ -32,7 +35,16 @@ def repair(audit: Audit) -> Iterator[str]:
         landed = flushes.committed_ids(connection, audit.dataset.name)
     # Files of a flush that landed and is gone again are what a rollback left: they may be wanted.
     strays = [path for path in checks.orphans(audit) if path.name[:_FLUSH_ID_LENGTH] not in landed]
+    if _went_back(audit):
+        strays = []
     for path in strays:
         path.unlink(missing_ok=True)
     if strays:
         yield f"{len(strays)} files that nothing names were removed"
+
+
+def _went_back(audit: Audit) -> bool:
+    """Whether the folder holds newer metadata than the catalog names: somebody may want to go forward again."""
+    current = audit.metadata.path
+    versions = [path.name[:_VERSION_DIGITS] for path in current.parent.glob("*.metadata.json")]
+    return max(versions) > current.name[:_VERSION_DIGITS]

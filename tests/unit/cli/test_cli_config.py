@@ -56,9 +56,7 @@ def test_validate_names_the_key_the_line_and_what_was_meant(hyp: Hyp, home: Home
 
     code, out, err = hyp("config", "validate")
     assert (code, out) == (1, "")
-    assert err == (
-        f"error: {home.config}, line 3: unknown key flush.intervall. Did you mean flush.interval?\n"
-    )
+    assert err == (f"error: {home.config}, line 3: unknown key flush.intervall. Did you mean flush.interval?\n")
 
     code, out, _ = hyp("config", "validate", "--json")
     assert code == 1

@@ -151,9 +151,7 @@ def test_a_command_can_answer_and_still_exit_with_1(capfd: Capture) -> None:
         (["boom", "failed", "more"], "more", "hyp boom"),
     ],
 )
-def test_wrong_usage_exits_2_and_names_the_help(
-    capfd: Capture, args: list[str], said: str, help_of: str
-) -> None:
+def test_wrong_usage_exits_2_and_names_the_help(capfd: Capture, args: list[str], said: str, help_of: str) -> None:
     code, out, err = run(capfd, *args)
 
     assert (code, out) == (2, "")
@@ -300,9 +298,7 @@ def test_a_reader_of_both_streams_that_is_gone_leaves_nothing_to_fail_at_exit(sc
 
 
 def test_ctrl_c_exits_130(script: list[str]) -> None:
-    with subprocess.Popen(
-        [*script, "wait"], stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
+    with subprocess.Popen([*script, "wait"], stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr
         assert process.stderr.readline() == "waiting\n"
         process.send_signal(signal.SIGINT)

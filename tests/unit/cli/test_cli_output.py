@@ -82,9 +82,7 @@ def test_lines_of_progress_are_written_when_the_work_changes_or_now_and_then(cap
     assert capfd.readouterr().err.splitlines() == ["reading 0%", "reading 50%", "writing"]
 
 
-def handled(
-    capfd: Capture, *events: object, on_chunk: Callable[[bytes], None] = output.write_bytes
-) -> tuple[str, str]:
+def handled(capfd: Capture, *events: object, on_chunk: Callable[[bytes], None] = output.write_bytes) -> tuple[str, str]:
     handle = event_handler(Lines(clock=lambda: 0.0), on_chunk)
     for event in events:
         handle(event)  # type: ignore[arg-type]

@@ -32,9 +32,7 @@ def modules_after(*args: str) -> set[str]:
     return set(done.stderr.split())
 
 
-def commands(
-    group: click.Group, path: tuple[str, ...] = ()
-) -> Iterator[tuple[tuple[str, ...], click.Command]]:
+def commands(group: click.Group, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], click.Command]]:
     context = click.Context(group)
     for name in group.list_commands(context):
         command = group.get_command(context, name)

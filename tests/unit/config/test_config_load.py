@@ -242,9 +242,7 @@ def test_another_version_is_refused_with_what_to_do(write: Write, version: str) 
         ("[flush]\ndatasets = [", 2, 13),
     ],
 )
-def test_text_that_is_no_toml_is_refused_with_line_and_column(
-    write: Write, text: str, line: int, column: int
-) -> None:
+def test_text_that_is_no_toml_is_refused_with_line_and_column(write: Write, text: str, line: int, column: int) -> None:
     assert f"line {line}, column {column}: " in refusal(write(text))
 
 
@@ -349,9 +347,7 @@ def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.usefixtures("plugin")
 def test_a_plugins_dataset_can_be_kept_and_delivered(write: Write) -> None:
     found = configuration.load(
-        write(
-            '[retention.datasets]\nnotes = 3\n[sinks.a]\nkind = "blob"\ndestination = "/d"\ndatasets = ["notes"]\n'
-        )
+        write('[retention.datasets]\nnotes = 3\n[sinks.a]\nkind = "blob"\ndestination = "/d"\ndatasets = ["notes"]\n')
     )
 
     assert found.retention.datasets["notes"] == 3

@@ -62,12 +62,8 @@ class EngineOfTests:
     def home(self) -> Home:
         return self.engine.home
 
-    def run(
-        self, job: str, args: dict[str, Any] | None = None, on_event: OnEvent = unheard
-    ) -> dict[str, Any]:
-        return client.run_job(
-            self.home, config.load(self.home), job, args or {}, on_event, engine=self.engine
-        )
+    def run(self, job: str, args: dict[str, Any] | None = None, on_event: OnEvent = unheard) -> dict[str, Any]:
+        return client.run_job(self.home, config.load(self.home), job, args or {}, on_event, engine=self.engine)
 
     def command(self, job: str, args: dict[str, Any] | None = None) -> subprocess.Popen[str]:
         """A process of its own that asks for a job, prints what comes of it, and exits as `hyp` does."""

@@ -15,9 +15,8 @@ from hypaware import durable, errors
 from hypaware.engine import call, client
 
 if TYPE_CHECKING:
-    from tests.unit.engine.conftest import EngineOfTests, Eventually
-
     from hypaware.engine.jobs import Event
+    from tests.unit.engine.conftest import EngineOfTests, Eventually
 
 
 def test_ctrl_c_cancels_the_job_and_the_command_exits_130(
@@ -63,9 +62,7 @@ def test_a_job_that_outlives_its_cancelling_does_not_hold_the_command_for_ever(
     Path(files["until"]).touch()
 
 
-def test_ctrl_c_reaches_a_job_that_is_blocked_in_sending(
-    engine: EngineOfTests, files: dict[str, str]
-) -> None:
+def test_ctrl_c_reaches_a_job_that_is_blocked_in_sending(engine: EngineOfTests, files: dict[str, str]) -> None:
     """The caller must go on reading, or the job never gets as far as to see that it was cancelled."""
     seen = 0
 
@@ -80,9 +77,7 @@ def test_ctrl_c_reaches_a_job_that_is_blocked_in_sending(
     assert Path(files["cancelled"]).exists()
 
 
-def test_ctrl_c_interrupts_a_blocked_write_of_the_caller_at_once(
-    engine: EngineOfTests, files: dict[str, str]
-) -> None:
+def test_ctrl_c_interrupts_a_blocked_write_of_the_caller_at_once(engine: EngineOfTests, files: dict[str, str]) -> None:
     """`hyp query … | less`: the pipe to less is full, and nobody will ever read from it."""
     reader, writer = os.pipe()
 

@@ -16,9 +16,8 @@ from hypaware import errors, telemetry
 from hypaware.engine import client, launch
 
 if TYPE_CHECKING:
-    from tests.unit.engine.conftest import EngineOfTests, Eventually
-
     from hypaware.engine.jobs import Event
+    from tests.unit.engine.conftest import EngineOfTests, Eventually
 
 
 def test_the_first_job_starts_an_engine_and_the_next_one_finds_it(engine: EngineOfTests) -> None:
@@ -50,9 +49,7 @@ def test_starting_the_engine_is_announced_once_and_only_when_it_happens(engine: 
     assert events == [{"event": "progress", "message": "starting the engine", "done": None, "total": None}]
 
 
-def test_jobs_run_at_the_same_time(
-    engine: EngineOfTests, files: dict[str, str], eventually: Eventually
-) -> None:
+def test_jobs_run_at_the_same_time(engine: EngineOfTests, files: dict[str, str], eventually: Eventually) -> None:
     with ThreadPoolExecutor() as pool:
         waiting = pool.submit(engine.run, "wait", files)
         eventually(Path(files["began"]).exists)
@@ -157,9 +154,7 @@ def test_an_unknown_job_is_the_job_modules_own_error(engine: EngineOfTests) -> N
         engine.run("juggle")
 
 
-def test_an_unknown_way_to_run_jobs_is_refused(
-    engine: EngineOfTests, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unknown_way_to_run_jobs_is_refused(engine: EngineOfTests, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HYP_ENGINE", "in-line")
     with pytest.raises(errors.UsageError, match="in-line"):
         engine.run("echo")

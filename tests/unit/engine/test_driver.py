@@ -52,9 +52,7 @@ class JobOfTests:
     def spark(self) -> Any:
         raise AssertionError("the driver is asked for it here, not the context")
 
-    def progress(
-        self, message: str, done: float | None = None, total: float | None = None, **facts: object
-    ) -> None:
+    def progress(self, message: str, done: float | None = None, total: float | None = None, **facts: object) -> None:
         pass
 
     def emit(self, chunk: bytes) -> None:

@@ -221,9 +221,7 @@ def test_an_idle_engine_ends_and_leaves_nothing_behind(engine: EngineOfTests, ev
     assert not launch.pid_file(engine.home).exists()
 
 
-def test_an_engine_with_a_job_is_not_idle(
-    engine: EngineOfTests, files: dict[str, str], eventually: Eventually
-) -> None:
+def test_an_engine_with_a_job_is_not_idle(engine: EngineOfTests, files: dict[str, str], eventually: Eventually) -> None:
     engine.configure('[engine]\nidle_timeout = "1ms"')
     with ThreadPoolExecutor() as pool:
         waiting = pool.submit(engine.run, "wait", files)
@@ -269,9 +267,7 @@ def test_an_engine_that_has_begun_to_end_refuses_every_job(engine: EngineOfTests
 
 
 @pytest.mark.parametrize("goodbye", [{"type": "refused"}, None])
-def test_a_job_that_was_not_taken_is_given_to_the_next_engine(
-    engine: EngineOfTests, goodbye: Message | None
-) -> None:
+def test_a_job_that_was_not_taken_is_given_to_the_next_engine(engine: EngineOfTests, goodbye: Message | None) -> None:
     asked: list[Message | bytes | None] = []
 
     def ending(connection: Connection) -> None:

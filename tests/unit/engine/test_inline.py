@@ -18,9 +18,8 @@ from hypaware.engine.inline import Inline
 from hypaware.engine.jobs import JobTable, load_table
 
 if TYPE_CHECKING:
-    from tests.unit.engine.conftest import EngineOfTests, Eventually
-
     from hypaware.engine.jobs import Event, JobContext
+    from tests.unit.engine.conftest import EngineOfTests, Eventually
 
 
 @pytest.fixture(autouse=True)
@@ -45,9 +44,7 @@ def test_without_an_engine_the_job_runs_in_this_process_and_none_is_started(engi
     assert client.status(engine.home) == {"state": "stopped"}
 
 
-def test_a_live_engine_gets_the_job_all_the_same(
-    engine: EngineOfTests, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_live_engine_gets_the_job_all_the_same(engine: EngineOfTests, monkeypatch: pytest.MonkeyPatch) -> None:
     pid = start_engine(engine, monkeypatch)
     assert engine.run("echo")["pid"] == pid
 
@@ -98,9 +95,7 @@ def test_a_second_ctrl_c_ends_the_process_with_the_job(
     assert not Path(files["ended"]).exists()
 
 
-def test_what_is_missing_is_said_before_anything_runs(
-    engine: EngineOfTests, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_missing_is_said_before_anything_runs(engine: EngineOfTests, monkeypatch: pytest.MonkeyPatch) -> None:
     def nothing_installed() -> None:
         raise errors.NotReady("no jars", repair="hyp engine install")
 

@@ -134,9 +134,7 @@ def test_an_interrupted_receive_loses_nothing_of_what_has_arrived(pair: Pair) ->
 
 
 def _every_error() -> list[type[errors.HypError]]:
-    found = [
-        cls for _, cls in inspect.getmembers(errors, inspect.isclass) if issubclass(cls, errors.HypError)
-    ]
+    found = [cls for _, cls in inspect.getmembers(errors, inspect.isclass) if issubclass(cls, errors.HypError)]
     assert len(found) > 5
     return found
 

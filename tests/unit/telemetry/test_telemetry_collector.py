@@ -110,9 +110,7 @@ def test_a_run_does_not_add_a_series_to_a_collectors_metrics(
     assert [point.as_int for point in metric.sum.data_points] == [3]
 
 
-def test_dev_files_win_over_a_collector(
-    home: Home, collector: Collector, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_dev_files_win_over_a_collector(home: Home, collector: Collector, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url)
     monkeypatch.setenv("HYP_DEV_TELEMETRY", "1")
     telemetry.configure(home)

@@ -64,9 +64,7 @@ def test_off_imports_no_opentelemetry() -> None:
         if name not in ("HYP_DEV_TELEMETRY", "OTEL_EXPORTER_OTLP_ENDPOINT")
     }
 
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True, env=environment
-    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, env=environment)
 
     assert done.stdout.strip() == "[]"
 
@@ -94,9 +92,7 @@ def test_a_span_is_one_line_with_what_joins_it_and_what_it_says(on: Home) -> Non
     assert line["start_time"] <= line["end_time"]
 
 
-def test_dev_files_hold_every_span_whatever_is_sampled_elsewhere(
-    home: Home, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_dev_files_hold_every_span_whatever_is_sampled_elsewhere(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_TRACES_SAMPLER", "always_off")
     monkeypatch.setenv("HYP_DEV_TELEMETRY", "1")
     telemetry.configure(home)
@@ -242,9 +238,7 @@ def test_the_files_are_for_their_owner_alone(on: Home) -> None:
     telemetry.flush()
 
     files = sorted(on.telemetry.iterdir())
-    assert [file.name for file in files] == [
-        f"{what}-{os.getpid()}.jsonl" for what in ("logs", "metrics", "traces")
-    ]
+    assert [file.name for file in files] == [f"{what}-{os.getpid()}.jsonl" for what in ("logs", "metrics", "traces")]
     assert {file.stat().st_mode & 0o777 for file in files} == {0o600}
     assert on.telemetry.stat().st_mode & 0o777 == 0o700
 
