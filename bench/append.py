@@ -14,8 +14,8 @@ import time
 from pathlib import Path
 
 import orjson
-from bench.rows import batches
 
+from bench.rows import batches
 from hypaware.spool.writer import Spool
 
 DATASET = "ai_gateway_messages"

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, get_args
 
 import click
-from scripts import hazard_marks
 
 from hypaware import crash_points, telemetry
 from hypaware.cli.main import hyp
@@ -22,6 +21,7 @@ from hypaware.config.schema import SINK_COMMON, SINK_KINDS, ClientConfig, Config
 from hypaware.lake.arrow import INTERNAL_COLUMNS
 from hypaware.model import datasets
 from hypaware.model.columns import Column
+from scripts import hazard_marks
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
