@@ -18,6 +18,8 @@ import pytest
 from hypaware.home import Home
 from hypaware.lake import metadata
 from hypaware.model.datasets import INTERNAL, SEQ, SOURCE
+from hypaware.opening import open_home
+from hypaware.state import flushes
 from tests.command import Hyp, ndjson
 from tests.light_lake import read_lake
 from tests.rows import rows
@@ -148,6 +150,14 @@ def test_a_lake_that_was_rolled_back_behind_its_state_is_noticed(hyp: Hyp) -> No
     assert audit.code == 1
     (found,) = [check for check in audit.json["checks"] if not check["ok"] and check["name"] == "high_water"]
     assert "rolled back" in found["detail"]
+    hyp.ingest(rows(5, start=20))
+    assert hyp.run("flush").code == 1
+    strays = set(home.warehouse.rglob("*.parquet"))
+    hyp.run("verify", "--repair")
+    assert set(home.warehouse.rglob("*.parquet")) == strays, "what a rollback left may be wanted again"
+    assert hyp.ok("verify", "--accept-rollback")["ok"] is True
+    (flushed,) = hyp.ok("flush")["datasets"]
+    assert (flushed["rows_written"], flushed["seq_after"]) == (5, 20)
 
 
 def test_verify_repairs_what_is_derived(hyp: Hyp) -> None:
@@ -157,7 +167,10 @@ def test_verify_repairs_what_is_derived(hyp: Hyp) -> None:
     hyp.run("engine", "stop")
     home.keys.write_bytes(b"garbage" * 1000)
     data = next(home.warehouse.rglob("*.parquet"))
-    stray = data.with_name("left-behind.parquet")
+    with closing(open_home(home).store) as store, store.transaction() as connection:
+        burnt = flushes.reserve(connection, DATASET, [("a-segment", 1)])
+        flushes.burn(connection, burnt)
+    stray = data.with_name(f"{burnt.id}-1-0.parquet")
     stray.write_bytes(data.read_bytes())
     hyp.ingest(rows(20, start=10))
     failed = hyp.run("flush")

@@ -11,9 +11,10 @@ from hypaware.cli.jobs import run_job
 
 @click.command("verify", cls=Command, examples=["hyp verify", "hyp verify --deep --json", "hyp verify --repair"])
 @click.option("--deep", is_flag=True, help="Read every row instead of a sample.")
-@click.option("--repair", is_flag=True, help="Mend what is derived: key index, high water, files that nothing names.")
+@click.option("--repair", is_flag=True, help="Mend what is derived: key index, high water, left-over files.")
+@click.option("--accept-rollback", is_flag=True, help="Give recorded rows up that the lake no longer has.")
 @json_option
-def verify(deep: bool, repair: bool, as_json: bool) -> int:
+def verify(deep: bool, repair: bool, accept_rollback: bool, as_json: bool) -> int:
     """Check that every row is in the lake once, under one sequence, and that state, index and files agree.
 
     Exits 1 if anything is wrong, and says what.
@@ -26,9 +27,9 @@ def verify(deep: bool, repair: bool, as_json: bool) -> int:
 
     home = Home.from_environment()
     with closing(open_home(home).store) as store:
-        anything = bool(metadata.entries(home) or pending.unfinished(store))
+        anything = bool(metadata.entries(home) or pending.unfinished(store) or pending.recorded(store))
     if anything:
-        report = run_job("verify", {"deep": deep, "repair": repair})
+        report = run_job("verify", {"deep": deep, "repair": repair, "accept_rollback": accept_rollback})
     else:
         report = {"ok": True, "checks": [{"name": "lake", "ok": True, "detail": "there is nothing in the lake yet"}]}
     if as_json:

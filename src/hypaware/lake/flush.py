@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from hypaware import durable, faults, telemetry
 from hypaware.errors import LakeError, Retryable
 from hypaware.home import Home
-from hypaware.lake import isolate, keyring, recover, secure
+from hypaware.lake import isolate, keyring, metadata, recover, secure
 from hypaware.lake.committer import Lake, LakeTable, NotCommitted
 from hypaware.lake.keys import KeyIndex
 from hypaware.lake.prepare import Prepared, RowsAtFault, prepare
@@ -96,6 +96,7 @@ class Flusher:
         stuck = repair.wait_until_sealed(folder, wait)
         report.still_active = [path.name for path in stuck]
         durable.make_dir(self.home.lake)
+        self._check_that_the_table_is_there(dataset.name)
         table = self.lake.table(dataset)
         # Whoever committed last may have died before it was durable; nothing may follow before it is.
         secure.secure(self.home, dataset.name)
@@ -175,15 +176,26 @@ class Flusher:
             ) from error
         return outcome
 
-    def _check_not_rolled_back(self, table: LakeTable, dataset: str) -> None:
+    def _recorded(self, dataset: str) -> int:
         with self.store.reading() as connection:
-            recorded = max(flushes.high_water(connection, dataset).get(dataset, {}).values(), default=0)
-        if recorded > table.floor:
+            return max(flushes.high_water(connection, dataset).get(dataset, {}).values(), default=0)
+
+    def _check_that_the_table_is_there(self, dataset: str) -> None:
+        """Before a new one is made in the place of one that is lost."""
+        if metadata.entry(self.home, dataset) is None and (recorded := self._recorded(dataset)):
+            raise LakeError(
+                f"rows of {dataset} up to sequence {recorded} were recorded, and the catalog {self.home.catalog} "
+                "does not know the table: restore lake/ and state.db from one backup",
+                kind="lake_rolled_back",
+            )
+
+    def _check_not_rolled_back(self, table: LakeTable, dataset: str) -> None:
+        if (recorded := self._recorded(dataset)) > table.floor:
             raise LakeError(
                 f"the lake holds {dataset} up to sequence {table.floor}, but {recorded} was recorded: it was rolled "
-                "back or restored without its state. Restore both from one backup, or go on without those rows",
+                "back or restored without its state. Restore both from one backup; or, to give those rows up:",
                 kind="lake_rolled_back",
-                repair="hyp verify --repair",
+                repair="hyp verify --accept-rollback",
             )
 
     def _waiting(self, dataset: str) -> list[Segment]:
@@ -217,4 +229,7 @@ class Flusher:
 
 def _counted(segment: Segment) -> Segment:
     """Its name says how many rows it has; its sequences are reserved for what is really in it."""
-    return replace(segment, rows=segments.count_lines(segment.path))
+    try:
+        return replace(segment, rows=segments.count_lines(segment.path))
+    except OSError:
+        return segment  # the build will say so, and hold it against this segment alone

@@ -32,6 +32,14 @@ def unfinished(store: Store) -> set[str]:
         return {flush.dataset for flush in flushes.unfinished(connection)}
 
 
+def recorded(store: Store) -> bool:
+    """Whether any row was ever committed."""
+    from hypaware.state import flushes
+
+    with store.reading() as connection:
+        return bool(flushes.high_water(connection))
+
+
 def age_of_view(home: Home) -> float | None:
     """Seconds since the last flush that was recorded; None if there was none."""
     from hypaware.state import flushes

@@ -68,23 +68,29 @@ def step_back_where_damaged(home: Home, recorded: Mapping[str, int]) -> list[Ste
     stepped = []
     for found in metadata.entries(home):
         if reason := damage(found.metadata):
-            _check_that_nothing_recorded_goes(found, recorded.get(found.name, 0), reason)
+            back_to = _newest_whole(found)
+            _check_that_nothing_recorded_goes(found, back_to, recorded.get(found.name, 0), reason)
             _before_step_back()
-            _step_back(home, found)
+            _step_back(home, found, back_to)
             _after_step_back()
             stepped.append(SteppedBack(found.name, reason))
     return stepped
 
 
-def _check_that_nothing_recorded_goes(table: TableEntry, recorded: int, reason: str) -> None:
-    worse = damage(table.previous) if table.previous else None
-    kept = 0 if table.previous is None or worse else metadata.read(table.previous).floor
+def _newest_whole(table: TableEntry) -> Path | None:
+    """The metadata to step back to: the one before, or whichever is the newest that is whole."""
+    others = sorted(table.metadata.parent.glob("*.metadata.json"), reverse=True)
+    candidates = [path for path in (table.previous, *others) if path is not None and path != table.metadata]
+    return next((path for path in candidates if not damage(path)), None)
+
+
+def _check_that_nothing_recorded_goes(table: TableEntry, back_to: Path | None, recorded: int, reason: str) -> None:
+    kept = metadata.read(back_to).floor if back_to else 0
     if kept < recorded:
         raise LakeError(
-            f"table {table.name} is damaged ({reason}) and the commit before it "
-            + (f"as well ({worse})" if worse else f"holds rows up to {kept} only, {recorded} were recorded"),
+            f"table {table.name} is damaged ({reason}): what is whole ends at {kept}, rows up to {recorded} were recorded",
             kind="lake_damaged",
-            repair="hyp restore DIR",
+            repair="restore lake/ and state.db from one backup",
         )
 
 
@@ -123,21 +129,21 @@ def _file_damage(path: Path, size: int) -> str | None:
         return None if file.read() == _PARQUET_MAGIC else f"{path} has no Parquet footer"
 
 
-def _step_back(home: Home, table: TableEntry) -> None:
-    """One change of the catalog; a table of which nothing whole is left, and nothing was recorded, never existed."""
+def _step_back(home: Home, table: TableEntry, back_to: Path | None) -> None:
+    """One change of the catalog. A table of which nothing whole is left, and nothing was recorded, never existed."""
     where = " WHERE catalog_name = ? AND table_namespace = ? AND table_name = ?"
     key = (metadata.CATALOG, metadata.NAMESPACE, table.name)
     with closing(sqlite3.connect(home.catalog, timeout=30, isolation_level=None)) as catalog:
         catalog.execute("PRAGMA synchronous=FULL")
         catalog.execute("BEGIN IMMEDIATE")
-        if table.previous is None or damage(table.previous):
+        if back_to is None:
             catalog.execute("DELETE FROM iceberg_tables" + where, key)
         else:
-            older = metadata.read(table.previous).log
+            older = metadata.read(back_to).log
+            locations = (metadata.location_of(back_to), metadata.location_of(older[-1]) if older else None)
             catalog.execute(
-                "UPDATE iceberg_tables SET metadata_location = previous_metadata_location,"
-                " previous_metadata_location = ?" + where,
-                (metadata.location_of(older[-1]) if older else None, *key),
+                "UPDATE iceberg_tables SET metadata_location = ?, previous_metadata_location = ?" + where,
+                (*locations, *key),
             )
         catalog.execute("COMMIT")
 

@@ -56,11 +56,11 @@ class SparkLake:
     def build(self, tasks: Sequence[BuildTask]) -> list[Built | BuildFailure]:
         try:
             return list(self._spark.sparkContext.parallelize(tasks, len(tasks)).map(build_or_say_why).collect())
-        except Py4JJavaError as error:
+        except (Py4JJavaError, CapturedException) as error:
             self._check_cancelled()
             # A worker died with its task: nobody can say which rows did it, so all of these are suspects. Unless no
             # worker can live at all.
-            reason = f"a Spark task died: {str(error.java_exception.getMessage()).splitlines()[0]}"
+            reason = f"a Spark task died: {_first_line(error)}"
             return [BuildFailure(reason, surroundings=not self._workers_run())] * len(tasks)
         except (Py4JError, OSError) as error:
             raise _lost(error) from error
@@ -68,7 +68,7 @@ class SparkLake:
     def _workers_run(self) -> bool:
         try:
             return bool(self._spark.sparkContext.parallelize([None], 1).map(workers_run).collect() == [True])
-        except (Py4JError, OSError):
+        except Exception:
             return False
 
 
@@ -183,6 +183,11 @@ def key_sql(dataset: Dataset) -> str:
         return key
     parts = ", '#', ".join(f"cast({part} AS STRING)" for part in dataset.key_parts)
     return f"coalesce({key}, concat({parts}))"
+
+
+def _first_line(error: Exception) -> str:
+    told = error.java_exception.getMessage() if isinstance(error, Py4JJavaError) else str(error)
+    return (str(told).splitlines() or [type(error).__name__])[0]
 
 
 def _lost(error: Exception) -> Retryable:

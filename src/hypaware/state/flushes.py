@@ -218,9 +218,9 @@ def lower_high_water(connection: Connection, dataset: str, floor: int) -> None:
     )
 
 
-def committed_ids(connection: Connection, dataset: str) -> set[str]:
-    """Flushes that landed, as far back as the state remembers."""
-    chosen = select(_flushes.c.id).where(_flushes.c.dataset == dataset, _flushes.c.status == "committed")
+def burnt_ids(connection: Connection, dataset: str) -> set[str]:
+    """Flushes that did not land, as far back as the state remembers."""
+    chosen = select(_flushes.c.id).where(_flushes.c.dataset == dataset, _flushes.c.status == "burnt")
     return set(connection.execute(chosen).scalars())
 
 

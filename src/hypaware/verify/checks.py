@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 _SAMPLE = 500
 _SAMPLE_FILES = 4
+_FLUSH_ID_LENGTH = 36
 
 
 @dataclass(frozen=True)
@@ -107,7 +108,7 @@ def high_water(audit: Audit) -> Check:
     if gone:
         detail += (
             f"; the lake went back behind what was recorded for {', '.join(gone)}: it was rolled back or restored "
-            "without its state (restore both from one backup, or go on without those rows: hyp verify --repair)"
+            "without its state (restore both from one backup; to give those rows up: hyp verify --accept-rollback)"
         )
     return audit.check("high_water", not behind and not gone, detail)
 
@@ -162,7 +163,9 @@ def files(audit: Audit) -> Check:
         detail += f": {missing[0]}"
     if strays:
         size = sum(path.stat().st_size for path in strays)
-        detail += f"; {len(strays)} files ({size} bytes) that interrupted writes left behind (hyp verify --repair)"
+        detail += f"; {len(strays)} files ({size} bytes) that nothing names"
+        if mendable := removable(audit):
+            detail += f", {len(mendable)} of them left by interrupted flushes (hyp verify --repair)"
     return audit.check("files", not missing, detail)
 
 
@@ -183,6 +186,16 @@ def orphans(audit: Audit) -> list[Path]:
         for file in metadata.data_files(held, manifest)
     }
     return [path for path in audit.table.data_root.rglob("*.parquet") if path.resolve() not in named]
+
+
+def removable(audit: Audit) -> list[Path]:
+    """Orphans that are surely rubbish: a flush wrote them that is known not to have landed.
+
+    Any other may be what a rollback left behind, and be wanted again.
+    """
+    with audit.store.reading() as connection:
+        burnt = flushes.burnt_ids(connection, audit.dataset.name)
+    return [path for path in orphans(audit) if path.name[:_FLUSH_ID_LENGTH] in burnt]
 
 
 ALL = (sequences, allocation, row_ids, duplicates, high_water, unfinished, key_index, files)

@@ -1,18 +1,21 @@
 """The job `verify`: every check over every dataset that has a table.
 
-args: `deep` (read everything instead of a sample), `repair` (mend what is derived, then look again).
+args: `deep` (read everything instead of a sample), `repair` (mend what is derived, then look), `accept_rollback`.
 Result: `{ok, checks: [{name, dataset, ok, detail}]}`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any
 
 from hypaware.engine.jobs import JobContext
-from hypaware.lake.jobs import changing
+from hypaware.lake import metadata
+from hypaware.lake.jobs import changing, recorded_through
 from hypaware.lake.spark_lake import SparkTable, known_datasets
 from hypaware.opening import open_home
+from hypaware.state.store import Store
 from hypaware.verify import checks, repair
 from hypaware.verify.checks import Audit, Check
 
@@ -28,13 +31,30 @@ def verify(context: JobContext, args: dict[str, Any]) -> dict[str, Any]:
                 audit = Audit(
                     context.home, opened.store, spark, SparkTable(spark, dataset), dataset, bool(args["deep"])
                 )
+                if args["accept_rollback"]:
+                    _tell(context, audit, repair.accept_rollback(audit))
                 if args["repair"]:
-                    for mended in repair.repair(audit):
-                        context.note(f"{dataset.name}: {mended}")
+                    _tell(context, audit, repair.repair(audit))
                 for place, check in enumerate(checks.ALL):
                     context.check_cancelled()
                     context.progress(f"checking {dataset.name}", place, len(checks.ALL))
                     found.append(check(audit))
+        found += _lost_tables(context, opened.store)
     finally:
         opened.store.close()
     return {"ok": all(check.ok for check in found), "checks": [asdict(check) for check in found]}
+
+
+def _tell(context: JobContext, audit: Audit, mended: Iterable[str]) -> None:
+    for told in mended:
+        context.note(f"{audit.dataset.name}: {told}")
+
+
+def _lost_tables(context: JobContext, store: Store) -> list[Check]:
+    """Tables whose rows were recorded and that the catalog does not know."""
+    present = {entry.name for entry in metadata.entries(context.home)}
+    return [
+        Check("table", name, False, f"rows up to {last} were recorded, the catalog does not know the table")
+        for name, last in recorded_through(store).items()
+        if name not in present
+    ]

@@ -424,6 +424,36 @@ def test_a_damaged_commit_and_a_lost_state_together_cost_nothing(home: Home, vic
     assert parts(home) == sorted(f"message-{n}#0" for n in range(10))
 
 
+@pytest.mark.hazard(72)
+def test_a_lake_with_anything_whole_left_is_never_taken_for_one_that_never_was(home: Home) -> None:
+    """State and mirror lost, the two newest metadata files damaged: the next older one still holds the rows."""
+    for start in range(0, 20, 5):
+        append(home, rows(5, start=start))
+        flush(home)
+    entry = metadata.entry(home, DATASET)
+    assert entry
+    assert entry.previous
+    for path in (entry.metadata, entry.previous):
+        path.write_bytes(b"")
+    for name in ("state.db", "state.db-wal", "state.db-shm", "state.mirror.json"):
+        (home.root / name).unlink(missing_ok=True)
+    append(home, rows(1, start=20))
+    flush(home)
+    assert parts(home) == sorted(f"message-{n}#0" for n in [*range(10), 20])
+
+
+@pytest.mark.hazard(17)
+def test_a_catalog_that_lost_its_table_is_an_error_and_no_new_table(home: Home) -> None:
+    append(home, rows(5))
+    flush(home)
+    with closing(sqlite3.connect(home.catalog)) as catalog, catalog:
+        catalog.execute("DELETE FROM iceberg_tables")
+    append(home, rows(5, start=5))
+    with pytest.raises(LakeError, match="does not know the table"):
+        flush(home)
+    assert metadata.entries(home) == []
+
+
 def test_a_flush_ends_although_producers_never_pause(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     """It commits what waited when it began."""
     append(home, rows(5))

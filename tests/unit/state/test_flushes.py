@@ -62,7 +62,7 @@ def test_a_flush_is_remembered_until_it_is_settled(store: Store) -> None:
     with store.reading() as connection:
         assert flushes.unfinished(connection) == []
         assert flushes.high_water(connection) == {_DATASET: {"claude": 3}}
-        assert flushes.committed_ids(connection, _DATASET) == {landed.id}
+        assert flushes.burnt_ids(connection, _DATASET) == {lost.id}
         assert flushes.last_flush_at(connection) is not None
         assert flushes.last_flush_at(connection, "another") is None
     assert _committed(store, "a", "b") == {"a"}
