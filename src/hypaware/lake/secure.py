@@ -88,7 +88,7 @@ def _check_that_nothing_recorded_goes(table: TableEntry, back_to: Path | None, r
     kept = metadata.read(back_to).floor if back_to else 0
     if kept < recorded:
         raise LakeError(
-            f"table {table.name} is damaged ({reason}): what is whole ends at {kept}, rows up to {recorded} were recorded",
+            f"table {table.name} is damaged ({reason}): what is whole ends at {kept}, recorded was up to {recorded}",
             kind="lake_damaged",
             repair="restore lake/ and state.db from one backup",
         )
