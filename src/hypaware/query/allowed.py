@@ -46,7 +46,7 @@ ANALYZED_NODES = {
     ),
     ANALYSIS: _all_of("MultiAlias ResolvedInlineTable UnresolvedStar"),
 }
-# Fields of plan nodes that the JSON of a plan hides, and that hold neither plans nor expressions.
+# Fields that the JSON of a plan hides, and that hold neither plans nor expressions.
 HARMLESSLY_HIDDEN = _all_of("options hint data metadata")
 WINDOW_DEFINITIONS = "windowDefinitions"
 

@@ -57,13 +57,7 @@ def parse(session: SparkSession, sql: str, known: Collection[str]) -> Statement:
     if not sql.isascii():
         _check_unicode(sql)
     plan = _parse(session, sql)
-    try:
-        return _checked(plan, plan_tree.read(plan), known)
-    except RecursionError:
-        raise HypError("the query is nested too deeply", kind="query_invalid") from None
-
-
-def _checked(plan: Any, tree: Tree, known: Collection[str]) -> Statement:
+    tree = plan_tree.read(plan)
     ctes: set[str] = set()
     relations: list[Node] = []
     for node in _parsed_nodes(plan, tree):
@@ -135,14 +129,19 @@ def _parsed_nodes(plan: Any, tree: Tree) -> Iterator[Node]:
 
 def _window_definitions(plan: Any) -> Iterator[Any]:
     """What stands in the WINDOW clauses: a map, which the JSON hides. One by one, as hardly any query has them."""
-    if plan.nodeName() == "WithWindowDefinition":
-        definitions = plan.windowDefinitions().values().iterator()
-        while definitions.hasNext():
-            yield definitions.next()
-    for below in (plan.children(), plan.innerChildren(), plan.subqueries()):
-        plans = below.iterator()
-        while plans.hasNext():
-            yield from _window_definitions(plans.next())
+    waiting = [plan]
+    while waiting:
+        plan = waiting.pop()
+        if plan.nodeName() == "WithWindowDefinition":
+            yield from _each(plan.windowDefinitions().values())
+        for below in (plan.children(), plan.innerChildren(), plan.subqueries()):
+            waiting.extend(_each(below))
+
+
+def _each(scala_items: Any) -> Iterator[Any]:
+    items = scala_items.iterator()
+    while items.hasNext():
+        yield items.next()
 
 
 def _check_parsed(node: Node) -> None:
@@ -152,14 +151,12 @@ def _check_parsed(node: Node) -> None:
     if name not in allowed.PARSED_NODES.get(package, ()):
         repair = "hyp query schema" if _LOOKS_AROUND.match(name) else None
         raise QueryRefused(f"{_words(name)} is refused: {_RULE}", repair=repair)
-    if package == allowed.LOGICAL and (
-        hidden := plan_tree.hidden_fields(node) - allowed.HARMLESSLY_HIDDEN - {allowed.WINDOW_DEFINITIONS}
-    ):
+    if hidden := plan_tree.hidden_fields(node) - allowed.HARMLESSLY_HIDDEN - {allowed.WINDOW_DEFINITIONS}:
         raise QueryRefused(f"this {_words(name)} cannot be checked ({', '.join(sorted(hidden))}): {_RULE}")
     if name == "UnresolvedFunction":
         _check_function(_parts(node["nameParts"]))
     elif name == "UnresolvedGenerator":
-        _check_function([part for key in ("database", "funcName") if (part := node["name"].get(key))])
+        _check_function([part for key in ("catalog", "database", "funcName") if (part := node["name"].get(key))])
     elif name == "UnresolvedTableValuedFunction":
         _check_table_function(_parts(node["name"]))
 

@@ -28,17 +28,18 @@ def class_of(node: Node) -> tuple[str, str]:
 
 
 def nodes(tree: Tree, closed: Callable[[Node], bool] = lambda node: False) -> Iterator[Node]:
-    """Every node, the ones in fields included. A node that is `closed` is given, but nothing below it."""
-    at = 0
-    while at < len(tree):
-        node = tree[at]
-        yield node
-        if closed(node):
-            at = _end_of(tree, at)
-            continue
-        for value in node.values():
-            yield from _nodes_in(value, closed)
-        at += 1
+    """Every node, the ones in fields included, in pre-order. A `closed` one is given, but nothing below it."""
+    waiting: list[Any] = [tree]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, list):
+            waiting.extend(reversed(list(_without_closed(value, closed))))
+        elif isinstance(value, dict):
+            if "class" in value:
+                yield value
+                if closed(value):
+                    continue
+            waiting.extend(reversed(value.values()))
 
 
 def hidden_fields(node: Node) -> set[str]:
@@ -46,16 +47,16 @@ def hidden_fields(node: Node) -> set[str]:
     return {name for name, value in node.items() if _hides(value)}
 
 
-def _nodes_in(value: Any, closed: Callable[[Node], bool]) -> Iterator[Node]:
-    if isinstance(value, list):
-        if value and isinstance(value[0], dict) and "class" in value[0]:
-            yield from nodes(value, closed)
+def _without_closed(items: list[Any], closed: Callable[[Node], bool]) -> Iterator[Any]:
+    """The items of a list; where it is a tree, without what is below its closed nodes."""
+    at = 0
+    while at < len(items):
+        item = items[at]
+        yield item
+        if isinstance(item, dict) and "class" in item and closed(item):
+            at = _end_of(items, at)
         else:
-            for item in value:
-                yield from _nodes_in(item, closed)
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from _nodes_in(item, closed)
+            at += 1
 
 
 def _end_of(tree: Tree, at: int) -> int:
@@ -68,4 +69,7 @@ def _end_of(tree: Tree, at: int) -> int:
 
 
 def _hides(value: Any) -> bool:
+    if isinstance(value, dict):
+        # Nodes within a field are looked at themselves.
+        return "class" not in value and any(_hides(item) for item in value.values())
     return value is None or (isinstance(value, list) and any(_hides(item) for item in value))

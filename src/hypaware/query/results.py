@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from hypaware.errors import HypError
 from hypaware.query import batches, partitions, spill
 from hypaware.query.guard import Statement
 
@@ -49,6 +50,8 @@ def read(session: SparkSession, statement: Statement, max_rows: int | None, chec
     check(dataset.queryExecution().analyzed())
     dataset = _presentable(session, dataset)
     schema = _arrow_schema(session, dataset)
+    if not schema.names:
+        raise HypError("this SELECT has no columns", kind="query_invalid")
     if wanted <= _FEW_ROWS:
         return Result(schema, _take(session, dataset, schema, wanted))
     return Result(schema, _all(session, dataset, schema))

@@ -207,6 +207,8 @@ def test_arrow_keeps_the_types_of_the_columns(asking: Asking) -> None:
     [
         (f"SELECT rol FROM {DATASET}", "query_invalid", "`role`"),
         ("SELEC 1", "query_invalid", "Syntax error at or near 'SELEC' (line 1, column 1)"),
+        ("SELECT 1 LIMIT -1", "query_invalid", "must be equal to or greater than 0"),
+        ("SELECT * EXCEPT (a) FROM (SELECT 1 AS a)", "query_invalid", "no columns"),
         ("SELECT nope(1)", "query_invalid", "Cannot resolve routine `nope`"),
         (f"SELECT _hyp_source FROM {DATASET}", "query_invalid", "`_hyp_source` cannot be resolved"),
         (f"SELECT role, count(*) FROM {DATASET}", "query_invalid", "GROUP BY"),

@@ -39,7 +39,17 @@ def test_nothing_below_a_closed_node_is_given_but_all_that_follows_it() -> None:
 
 
 def test_a_field_that_the_json_does_not_show_is_named() -> None:
-    assert plan_tree.hidden_fields(node("A", map=None, rows=[[None]], shown=[], name="x", flag=False)) == {
-        "map",
-        "rows",
-    }
+    pair = {"product-class": "Tuple2", "_1": "a", "_2": None}
+    inner = node("Inner", map=None)
+
+    assert plan_tree.hidden_fields(
+        node("A", map=None, rows=[[None]], pairs=[pair], nodes=[inner], shown=[], name="x", flag=False)
+    ) == {"map", "rows", "pairs"}
+
+
+def test_a_plan_may_be_nested_as_deeply_as_it_likes() -> None:
+    tree = [node("Innermost")]
+    for _ in range(5000):
+        tree = [node("Outer", plan=tree)]
+
+    assert len(names(tree)) == 5001
