@@ -132,11 +132,10 @@ class Jvm:
                 raise Retryable(
                     f"Spark's JVM ended while starting (exit code {self._process.returncode}): {self._last_words()}",
                     kind="jvm_failed",
-                    repair="hyp doctor",
                 )
             if time.monotonic() > deadline:
                 self.kill()
-                raise Retryable(f"Spark's JVM did not start; see {self._log}", kind="jvm_failed", repair="hyp doctor")
+                raise Retryable(f"Spark's JVM did not start; see {self._log}", kind="jvm_failed")
             time.sleep(_POLL_SECONDS)
         port, secret = _read_connection(self._connection.read_bytes())
         self._connection.unlink()
