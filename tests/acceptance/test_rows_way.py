@@ -73,6 +73,21 @@ def test_cache_query_debounce(hyp: Hyp) -> None:
     assert hyp.query(COUNT, refresh="always") == [{"n": 20}]
 
 
+def test_any_command_may_follow_any_other_in_a_running_engine(hyp: Hyp) -> None:
+    """Each job has a thread of its own in the JVM, which must know the session, the catalog and the lake."""
+    hyp.ingest(rows(5))
+    hyp.ok("flush")
+    hyp.run("engine", "stop")
+    hyp.ok("engine", "start")
+    assert hyp.ok("verify", "--deep")["ok"] is True
+    assert hyp.query(COUNT) == [{"n": 5}]
+    assert hyp.ok("verify")["ok"] is True
+    hyp.ingest(rows(5, start=5))
+    hyp.ok("flush")
+    assert hyp.ok("verify", "--repair")["ok"] is True
+    assert hyp.query(COUNT) == [{"n": 10}]
+
+
 def test_a_flush_with_nothing_to_do_starts_no_engine(hyp: Hyp) -> None:
     hyp.ok("flush")
     assert hyp.ok("engine", "status")["state"] == "stopped"

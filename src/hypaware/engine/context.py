@@ -46,6 +46,7 @@ class Context:
             try:
                 # Of this thread, which py4j pins to one of the JVM's.
                 self._spark.sparkContext.setJobGroup(self._run_id, self._job)
+                self._driver.adopt_thread()
                 self.check_cancelled()
                 self._driver.settle(self)
             except BaseException:

@@ -49,6 +49,8 @@ class Spark(Protocol):
 
     def own_lake(self, wait: Wait) -> None: ...
 
+    def make_active(self) -> None: ...
+
     def close(self) -> None: ...
 
 
@@ -108,6 +110,11 @@ class Driver:
                 owner = {"pid": os.getpid(), "jvm_pid": self._spark.jvm_pid}
                 durable.write_file(self._home.lake_owner, json.dumps(owner).encode())
             return self._spark.session
+
+    def adopt_thread(self) -> None:
+        """Every job has a thread of its own, and so has the JVM for it: that one knows no session until it is told."""
+        if self._spark is not None:
+            self._spark.make_active()
 
     def settle(self, job: JobContext) -> None:
         """Runs the `on_open` step, unless a job before this one has brought it to its end."""
@@ -192,6 +199,10 @@ class LocalSpark:
     @property
     def alive(self) -> bool:
         return self._opened.process.alive
+
+    def make_active(self) -> None:
+        session = self._opened.spark
+        session._jvm.org.apache.spark.sql.classic.SparkSession.setActiveSession(session._jsparkSession)
 
     def own_lake(self, wait: Wait) -> None:
         from hypaware.engine import lock

@@ -41,7 +41,7 @@ ANALYZED_NODES = {
         """
         Aggregate CTERelationDef CTERelationRef Distinct Except Expand Filter Generate GlobalLimit Intersect Join
         LateralJoin LocalLimit LocalRelation Offset OneRowRelation Project Range Repartition RepartitionByExpression
-        RebalancePartitions ResolvedHint Sample Sort SubqueryAlias Union UnionLoop UnionLoopRef View Window WithCTE
+        RebalancePartitions ResolvedHint Sample Sort SubqueryAlias Union UnionLoop UnionLoopRef Window WithCTE
         """
     ),
     ANALYSIS: _all_of("MultiAlias ResolvedInlineTable UnresolvedStar"),

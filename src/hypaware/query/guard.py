@@ -19,6 +19,7 @@ from hypaware.errors import HypError, QueryRefused
 from hypaware.nearest import nearest
 from hypaware.query import allowed, plan_tree, spark_errors
 from hypaware.query.plan_tree import Node, Tree
+from hypaware.query.spark_classes import SparkClasses
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -71,21 +72,47 @@ def parse(session: SparkSession, sql: str, known: Collection[str]) -> Statement:
     return Statement(plan, frozenset(datasets), _limit(tree[0]), ordered)
 
 
-def check_analyzed(analyzed: Any, known: Collection[str]) -> None:
-    """The second look, at what names and functions have come to mean. Below our own views all is ours."""
+def check_analyzed(analyzed: Any, java: SparkClasses, known: Collection[str]) -> None:
+    """The second look, at what names and functions have come to mean. Below our own views all is ours: that part,
+    which is by far the largest, is not even fetched."""
+    waiting = [analyzed]
+    while waiting:
+        plan = waiting.pop()
+        package, _, name = plan.getClass().getName().rpartition(".")
+        if name == "View":
+            _check_view(plan.desc().identifier().table(), known)
+            continue
+        _check_analyzed(package, name)
+        expressions = plan.expressions()
+        if expressions.nonEmpty():
+            _check_expressions(plan_tree.read(java.as_one(expressions)), known)
+        waiting.extend(_each(plan.children()))
 
-    def ours(node: Node) -> bool:
-        return node["class"] == f"{allowed.LOGICAL}.View" and node["desc"]["identifier"]["table"].lower() in known
 
-    for node in plan_tree.nodes(plan_tree.read(analyzed), closed=ours):
-        package, name = plan_tree.class_of(node)
-        if package.startswith(allowed.EXPRESSIONS):
-            if allowed.REFUSED_EXPRESSIONS.fullmatch(name):
-                raise QueryRefused(f"{name} is refused: {_RULE}")
-        elif name not in allowed.ANALYZED_NODES.get(package, ()):
-            raise QueryRefused(f"{_words(name)} is refused: {_RULE}")
-        elif name == "View" and not ours(node):
-            raise QueryRefused(f"{node['desc']['identifier']['table']} is not a dataset: {_RULE}")
+def _check_expressions(tree: Tree, known: Collection[str]) -> None:
+    """With the plans of subqueries in them."""
+    for node in plan_tree.nodes(tree, closed=_is_view):
+        if _is_view(node):
+            _check_view(node["desc"]["identifier"]["table"], known)
+        else:
+            _check_analyzed(*plan_tree.class_of(node))
+
+
+def _is_view(node: Node) -> bool:
+    return bool(node["class"] == f"{allowed.LOGICAL}.View")
+
+
+def _check_view(name: str, known: Collection[str]) -> None:
+    if name.lower() not in known:
+        raise QueryRefused(f"{name} is not a dataset: {_RULE}")
+
+
+def _check_analyzed(package: str, name: str) -> None:
+    if package.startswith(allowed.EXPRESSIONS):
+        if allowed.REFUSED_EXPRESSIONS.fullmatch(name):
+            raise QueryRefused(f"{name} is refused: {_RULE}")
+    elif name not in allowed.ANALYZED_NODES.get(package, ()):
+        raise QueryRefused(f"{_words(name)} is refused: {_RULE}")
 
 
 def _check_unicode(sql: str) -> None:

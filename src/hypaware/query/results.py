@@ -19,6 +19,8 @@ import pyarrow as pa
 from hypaware.errors import HypError
 from hypaware.query import batches, partitions, spill
 from hypaware.query.guard import Statement
+from hypaware.query.spark_classes import SparkClasses
+from hypaware.query.views import Views
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -42,14 +44,15 @@ class Result:
     batches: Generator[pa.RecordBatch, None, None]
 
 
-def read(session: SparkSession, statement: Statement, max_rows: int | None, check: Callable[[Any], None]) -> Result:
+def read(views: Views, statement: Statement, max_rows: int | None, check: Callable[[Any], None]) -> Result:
     """`check` sees the analyzed plan before anything runs. One row more than `max_rows` comes, if there is one."""
+    session = views.session
     wanted = _wanted(statement.limit, max_rows)
-    plan = _limited(session, statement, wanted, max_rows)
-    dataset = session._jvm.org.apache.spark.sql.classic.Dataset.ofRows(session._jsparkSession, plan)
+    plan = _limited(views.java, statement, wanted, max_rows)
+    dataset = views.java.dataset(session._jsparkSession, plan)
     check(dataset.queryExecution().analyzed())
     dataset = _presentable(session, dataset)
-    schema = _arrow_schema(session, dataset)
+    schema = pa.ipc.read_schema(pa.py_buffer(views.java.arrow_schema_message(dataset.schema())))
     if not schema.names:
         raise HypError("this SELECT has no columns", kind="query_invalid")
     if wanted <= _FEW_ROWS:
@@ -62,22 +65,16 @@ def _wanted(limit: int | None, max_rows: int | None) -> int:
     return min((bound for bound in bounds if bound is not None), default=_NO_BOUND)
 
 
-def _limited(session: SparkSession, statement: Statement, wanted: int, max_rows: int | None) -> Any:
+def _limited(java: SparkClasses, statement: Statement, wanted: int, max_rows: int | None) -> Any:
     """Each partition gives so many rows at most. Where all of them decide which rows come first, Spark must merge
     them, if they are few; else the first partitions will do, and the others are never read."""
-    spark = session._jvm.org.apache.spark.sql
-    logical = spark.catalyst.plans.logical
-
-    def count(rows: int) -> Any:
-        return spark.catalyst.expressions.Literal(rows, spark.types.DataTypes.IntegerType)
-
     if wanted <= _FEW_ROWS and statement.ordered:
-        return logical.GlobalLimit(count(wanted), logical.LocalLimit(count(wanted), statement.plan))
+        return java.limit(wanted, statement.plan)
     if wanted <= _FEW_ROWS:
         plan = statement.plan if statement.limit is None else statement.plan.child().child()
-        return logical.LocalLimit(count(wanted), plan)
+        return java.limit_of_each_partition(wanted, plan)
     if max_rows is not None and max_rows < _NO_BOUND and not statement.ordered:
-        return logical.LocalLimit(count(max_rows + 1), statement.plan)
+        return java.limit_of_each_partition(max_rows + 1, statement.plan)
     return statement.plan
 
 
@@ -128,11 +125,6 @@ def _is_small(plan: Any) -> bool:
 def _run(session: SparkSession, rdd: Any, schema: pa.Schema, numbers: range) -> Iterator[pa.RecordBatch]:
     messages = partitions.run(session.sparkContext, rdd, numbers)
     return batches.joined(pa.ipc.read_record_batch(pa.py_buffer(message), schema) for message in messages)
-
-
-def _arrow_schema(session: SparkSession, dataset: Any) -> pa.Schema:
-    arrow = session._jvm.org.apache.spark.sql.util.ArrowUtils.toArrowSchema(dataset.schema(), "UTC", False, False)
-    return pa.ipc.read_schema(pa.py_buffer(arrow.serializeAsMessage()))
 
 
 def _presentable(session: SparkSession, dataset: Any) -> Any:

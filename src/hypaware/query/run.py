@@ -37,7 +37,8 @@ def run_query(context: JobContext, args: dict[str, Any]) -> dict[str, Any]:
         with spark_errors.translated(), cancelling.held_to(context, spark.sparkContext), shown.active():
             statement = guard.parse(shown.session, sql, known)
             shown.show(statement.datasets)
-            result = results.read(shown.session, statement, max_rows, partial(guard.check_analyzed, known=known))
+            check = partial(guard.check_analyzed, java=shown.java, known=known)
+            result = results.read(shown, statement, max_rows, check)
             cut = Cut(result.batches, max_rows)
             width, color = args.get("width"), bool(args.get("color"))
             with closing(result.batches):

@@ -20,6 +20,7 @@ from hypaware.model.columns import Type
 from hypaware.model.datasets import Dataset
 from hypaware.query import spark_errors
 from hypaware.query.batches import ROWS_FROM_JVM
+from hypaware.query.spark_classes import SparkClasses
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -47,6 +48,7 @@ class Views:
         self.session = spark.newSession()
         for name, value in _SETTINGS.items():
             self.session.conf.set(name, value)
+        self.java = SparkClasses(self.session)
         self._whole: set[str] = set()
         self._changing = threading.Lock()
 
@@ -63,7 +65,7 @@ class Views:
     @contextmanager
     def active(self) -> Iterator[None]:
         """Within it, Spark takes this session's settings where it asks the thread for them: the parser does."""
-        sessions = self.session._jvm.org.apache.spark.sql.classic.SparkSession
+        sessions = self.java.session
         before = sessions.getActiveSession()
         sessions.setActiveSession(self.session._jsparkSession)
         try:

@@ -11,7 +11,8 @@ import pytest
 from hypaware.engine.session import EngineSession
 from hypaware.errors import HypError, QueryRefused
 from hypaware.lake import tables
-from hypaware.query import allowed, guard, views
+from hypaware.query import allowed, guard
+from hypaware.query.views import Views, of
 from tests.rows import DATASET
 from tests.spark.query.asking import Asking
 
@@ -272,7 +273,7 @@ HIDDEN = ["_hyp_source", f"{DATASET}._hyp_ingest_seq", "_file", "_pos", "_partit
 
 
 @pytest.fixture(scope="module", autouse=True)
-def bait(engine: EngineSession) -> Iterator[SparkSession]:
+def bait(engine: EngineSession) -> Iterator[Views]:
     """Things in the very session of the queries that no query may reach."""
     from pyspark.sql.functions import udtf
 
@@ -280,12 +281,13 @@ def bait(engine: EngineSession) -> Iterator[SparkSession]:
         def eval(self, *args: object) -> Iterator[tuple[int]]:
             yield (1,)
 
-    session = views.of(engine.spark).session
+    views = of(engine.spark)
+    session = views.session
     session.sql("CREATE OR REPLACE TEMPORARY VIEW our_view AS SELECT 'secret' AS secret")
     session.udf.register("our_function", lambda value: 1)
     session.udtf.register("our_table_function", udtf(Rows, returnType="a INT"))
     session.sql("DECLARE OR REPLACE our_variable = 'secret'")
-    yield session
+    yield views
     session.catalog.dropTempView("our_view")
 
 
@@ -322,7 +324,7 @@ def test_internal_columns_and_iceberg_s_own_cannot_be_named(asking: Asking, colu
         assert raised.value.kind == "query_invalid"
 
 
-def test_the_second_look_finds_by_itself_what_the_first_would_have_refused(bait: SparkSession) -> None:
+def test_the_second_look_finds_by_itself_what_the_first_would_have_refused(bait: Views) -> None:
     """Each of the two would do alone for what is in both their reach: neither relies on the other."""
     for sql in (
         f"SELECT {CALL}",
@@ -333,9 +335,9 @@ def test_the_second_look_finds_by_itself_what_the_first_would_have_refused(bait:
         "SELECT TRANSFORM(1) USING 'cat' AS (a STRING)",
         "SELECT secret FROM our_view",
     ):
-        analyzed = bait.sql(sql)._jdf.queryExecution().analyzed()
+        analyzed = bait.session.sql(sql)._jdf.queryExecution().analyzed()
         with pytest.raises(QueryRefused):
-            guard.check_analyzed(analyzed, {DATASET})
+            guard.check_analyzed(analyzed, bait.java, {DATASET})
 
 
 def test_every_function_of_this_spark_was_looked_at(spark: SparkSession) -> None:

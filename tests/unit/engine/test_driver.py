@@ -32,6 +32,9 @@ class StandIn:
     def session(self) -> Any:
         return SimpleNamespace(version="stand-in")
 
+    def make_active(self) -> None:
+        """It has no JVM."""
+
     def own_lake(self, wait: Wait) -> None:
         for seconds in self.taken_for:
             wait(seconds)

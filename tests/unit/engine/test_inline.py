@@ -112,6 +112,9 @@ class TakenLake:
     alive = True
     closed = False
 
+    def make_active(self) -> None:
+        """It has no JVM."""
+
     def own_lake(self, wait: Wait) -> None:
         seconds = 0.0
         while True:
@@ -178,6 +181,9 @@ def test_a_lake_that_this_process_owns_is_not_waited_for_by_way_of_an_engine(
     """The engine would wait for our JVM, and we for the engine."""
 
     class OwnLake(TakenLake):
+        def make_active(self) -> None:
+            """It has no JVM."""
+
         def own_lake(self, wait: Wait) -> None:
             """It was free."""
 
