@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 
 import hypothesis
 import pytest
 
 from hypaware.home import Home
+
+# A shell starts what runs in the background with Ctrl-C ignored; the commands under test must not inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # A slow machine is not a failure. `make test` tries the same examples each time, so that it fails for a change and not
 # by chance; a soak draws new ones.
