@@ -68,8 +68,7 @@ def step_back_where_damaged(home: Home, recorded: Mapping[str, int]) -> list[Ste
     stepped = []
     for found in metadata.entries(home):
         if reason := damage(found.metadata):
-            back_to = _newest_whole(found)
-            _check_that_nothing_recorded_goes(found, back_to, recorded.get(found.name, 0), reason)
+            back_to = _one_step_back(found, recorded.get(found.name, 0), reason)
             _before_step_back()
             _step_back(home, found, back_to)
             _after_step_back()
@@ -77,21 +76,21 @@ def step_back_where_damaged(home: Home, recorded: Mapping[str, int]) -> list[Ste
     return stepped
 
 
-def _newest_whole(table: TableEntry) -> Path | None:
-    """The metadata to step back to: the one before, or whichever is the newest that is whole."""
-    others = sorted(table.metadata.parent.glob("*.metadata.json"), reverse=True)
-    candidates = [path for path in (table.previous, *others) if path is not None and path != table.metadata]
-    return next((path for path in candidates if not damage(path)), None)
-
-
-def _check_that_nothing_recorded_goes(table: TableEntry, back_to: Path | None, recorded: int, reason: str) -> None:
-    kept = metadata.read(back_to).floor if back_to else 0
-    if kept < recorded:
-        raise LakeError(
-            f"table {table.name} is damaged ({reason}): what is whole ends at {kept}, recorded was up to {recorded}",
-            kind="lake_damaged",
-            repair="restore lake/ and state.db from one backup",
-        )
+def _one_step_back(table: TableEntry, recorded: int, reason: str) -> Path | None:
+    """The metadata before the damaged one; None if that was the table's first. Anything more is no power cut's work."""
+    if table.previous is not None and not damage(table.previous):
+        if (kept := metadata.read(table.previous).floor) >= recorded:
+            return table.previous
+        lost = f"the commit before it ends at {kept}, recorded was up to {recorded}"
+    else:
+        others = [path for path in table.metadata.parent.glob("*.metadata.json") if path != table.metadata]
+        if recorded == 0 and all(damage(path) for path in others):
+            return None
+        lost = "so is the commit before it" if table.previous else f"rows up to {recorded} were recorded"
+    raise LakeError(
+        f"table {table.name} is damaged ({reason}), and {lost}: restore lake/ and state.db from one backup",
+        kind="lake_damaged",
+    )
 
 
 def damage(path: Path) -> str | None:
