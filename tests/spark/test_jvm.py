@@ -100,7 +100,7 @@ def test_a_jvm_that_has_the_lock_keeps_its_one_handle(engine_session: EngineSess
     opened = [file.path for file in psutil.Process(engine_session.jvm_pid).open_files()]
     assert opened.count(str(home.lake_lock)) == 1
     assert home.lake_lock.stat().st_mode & 0o077 == 0
-    assert home.run.stat().st_mode & 0o077 == 0
+    assert home.lake.stat().st_mode & 0o077 == 0
 
 
 _OWNER = """

@@ -108,6 +108,7 @@ class Driver:
                 self._spark.own_lake(self._patience(job))
                 self._owns_lake = True
                 owner = {"pid": os.getpid(), "jvm_pid": self._spark.jvm_pid}
+                durable.make_dir(self._home.lake_owner.parent)
                 durable.write_file(self._home.lake_owner, json.dumps(owner).encode())
             return self._spark.session
 

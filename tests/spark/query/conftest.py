@@ -27,7 +27,7 @@ def engine(engine_session: EngineSession, engine_home: Home) -> Iterator[EngineS
     tables.create(spark, MESSAGES, new_identity(engine_home.root))
     insert(spark, 0, ROWS)
     yield engine_session
-    spark.sql(f"DROP TABLE {tables.full_name(MESSAGES.name)} PURGE")
+    spark.sql(f"DROP TABLE IF EXISTS {tables.full_name(MESSAGES.name)} PURGE")
 
 
 @pytest.fixture
