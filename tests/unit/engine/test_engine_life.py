@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -238,7 +238,7 @@ def test_no_job_is_lost_to_an_engine_that_is_just_ending(engine: EngineOfTests, 
     way."""
     engine.configure('[engine]\nidle_timeout = "1ms"')
     with ThreadPoolExecutor(4) as pool:
-        answers = []
+        answers: list[dict[str, Any]] = []
         for first in range(0, 60, 6):
             answers += pool.map(lambda n: engine.run("echo", {"n": n}), range(first, first + 6))
             # Some waves meet an engine that is on its way out; some are sure to find it gone.
