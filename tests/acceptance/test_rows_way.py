@@ -83,6 +83,7 @@ def test_any_command_may_follow_any_other_in_a_running_engine(hyp: Hyp) -> None:
     assert hyp.query(COUNT) == [{"n": 5}]
     assert hyp.ok("verify")["ok"] is True
     hyp.ingest(rows(5, start=5))
+    (hyp.home / "spool" / "of_a_plugin_that_is_gone" / "sealed").mkdir(parents=True)
     hyp.ok("flush")
     assert hyp.ok("verify", "--repair")["ok"] is True
     assert hyp.query(COUNT) == [{"n": 10}]

@@ -189,5 +189,18 @@ def test_a_worker_that_dies_with_its_task_fails_the_build_and_not_the_engine(
     assert engine_session.spark.range(3).count() == 3
 
 
+@pytest.mark.hazard(93)
+def test_where_no_worker_can_live_the_surroundings_are_to_blame_and_not_the_rows(
+    engine_session: EngineSession, opened: OpenHome, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Held against the rows, every one of them would end in quarantine."""
+    lake = SparkLake(opened.home, engine_session.spark, opened.identity, lambda: None)
+    monkeypatch.setattr(spark_lake, "build_or_say_why", _die)
+    monkeypatch.setattr(spark_lake, "workers_run", _die)
+    (failed,) = lake.build([BuildTask(DATASET, "some-flush", (), tmp_path, {})])
+    assert isinstance(failed, BuildFailure)
+    assert failed.surroundings
+
+
 def _die(_task: Any) -> Built:
     os._exit(9)

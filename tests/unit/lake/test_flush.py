@@ -23,7 +23,7 @@ from hypaware.model.datasets import BATCH_ID, INTERNAL, ROW_ID, SEQ, SOURCE
 from hypaware.opening import open_home
 from hypaware.spool import envelope, segments
 from hypaware.state import flushes
-from tests.light_lake import LightLake, read_lake
+from tests.light_lake import LightLake, LightTable, read_lake
 from tests.light_life import DATASET, append, flush
 from tests.lives import live
 from tests.rows import rows
@@ -171,6 +171,28 @@ def test_trouble_after_the_commit_never_takes_a_committed_row_away(home: Home, m
         flush(home)
         assert parts(home) == sorted(f"message-{n}#0" for n in range(10))
         append(home, rows(10))
+
+
+def test_a_commit_that_landed_and_was_reported_failed_is_neither_undone_nor_done_again(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A connection that breaks after the commit: the refused rows are kept, and the files that the lake names."""
+    append(home, rows(10))
+    folder = segments.folder(home, DATASET)
+    (folder.sealed / segments.sealed_name(segments.new_name(), 1)).write_bytes(b'{"n":0,"v":1,"row":{}}\n')
+    real = LightTable.commit
+
+    def lands_and_fails(self: LightTable, *args: Any) -> None:
+        real(self, *args)
+        raise ConnectionRefusedError("the other side is gone")
+
+    with monkeypatch.context() as failing:
+        failing.setattr(LightTable, "commit", lands_and_fails)
+        with pytest.raises(Retryable):
+            flush(home)
+    flush(home)
+    assert parts(home) == sorted(f"message-{n}#0" for n in range(10))
+    assert (len(rejected(home)), waiting(home)) == (1, 0)
 
 
 @pytest.mark.hazard(82)
