@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from hypaware.lake import metadata, tables
+from hypaware.lake.metadata import Metadata
 from hypaware.model import datasets
 from hypaware.model.datasets import SEQ, SOURCE
 
@@ -43,11 +44,15 @@ class Range:
 
 def page(context: JobContext, wanted: Range) -> dict[str, Any]:
     """Emits the first window of the range as Arrow IPC: `{rows, next}`, next = where to go on, None at the end."""
+    from hypaware.lake.spark_lake import SparkTable
+
     spark = context.spark
     if not tables.exists(spark, datasets.get(wanted.dataset).name):
         return {"rows": 0, "next": None}
-    last = min(floor_of(spark, wanted.dataset), wanted.until if wanted.until is not None else _FAR)
-    since, width = wanted.since, _window(spark, wanted)
+    known = SparkTable(spark, datasets.get(wanted.dataset)).known
+    # Nothing in a table lies above its floor.
+    last = min(known.floor, wanted.until if wanted.until is not None else _FAR)
+    since, width = wanted.since, _window(known, wanted.since)
     while True:
         end = min(last, since + width)
         found = rows_since(spark, replace(wanted, since=since, until=end))
@@ -58,12 +63,9 @@ def page(context: JobContext, wanted: Range) -> dict[str, Any]:
         since = max(end, (_lowest(spark, replace(wanted, since=end)) or last + 1) - 1)
 
 
-def _window(spark: SparkSession, wanted: Range) -> int:
+def _window(known: Metadata, since: int) -> int:
     """How many sequences a page covers: few where rows are large, so that it fits into memory on both sides."""
-    from hypaware.lake.spark_lake import SparkTable
-
-    known = SparkTable(spark, datasets.get(wanted.dataset)).known
-    files = [file for file in metadata.live_files(known) if (file.max_seq or 0) > wanted.since]
+    files = [file for file in metadata.live_files(known) if (file.max_seq or 0) > since]
     largest = max((file.bytes / max(file.rows, 1) for file in files), default=0)
     return max(_MIN_WINDOW, min(_WINDOW, int(_PAGE_BYTES / max(largest, 1))))
 
@@ -89,13 +91,6 @@ def read_page(chunks: bytes) -> Iterator[tuple[dict[str, Any], int | None]]:
             for batch in reader:
                 for row in batch.to_pylist():
                     yield row, row.pop(SEQ)
-
-
-def floor_of(spark: SparkSession, dataset: str) -> int:
-    """Nothing in the table lies above it."""
-    from hypaware.lake.spark_lake import SparkTable
-
-    return SparkTable(spark, datasets.get(dataset)).floor
 
 
 def _lowest(spark: SparkSession, wanted: Range) -> int | None:

@@ -268,8 +268,7 @@ def test_the_floor_outlives_the_rows(home: Home) -> None:
     flush(home)
     with closing(LightLake(home)) as lake:
         lake.catalog.load_table(("hypaware", DATASET)).delete()
-    for name in ("state.db", "state.db-wal", "state.db-shm", "state.mirror.json"):
-        (home.root / name).unlink(missing_ok=True)
+    _lose_state(home, mirror_too=True)
     append(home, rows(5, start=10))
     flush(home)
     assert min(row[SEQ] for row in read_lake(home, DATASET)) > 10
@@ -367,8 +366,7 @@ def test_segments_that_the_lake_names_are_not_taken_again_after_the_state_was_lo
     held = sealed.read_bytes()
     flush(home)
     sealed.write_bytes(held)
-    for name in ("state.db", "state.db-wal", "state.db-shm"):
-        (home.root / name).unlink(missing_ok=True)
+    _lose_state(home)
     report = flush(home)
     assert report.segments == 0
     assert not sealed.exists()
@@ -406,8 +404,7 @@ def test_a_commit_that_was_never_secured_is_secured_before_another_follows(home:
     with disk.watching():
         append(home, rows(5))
         assert not live(lambda: (flush(home), None)[1], crash_at="lake.secure.before-fsync:3")
-        for name in ("state.db", "state.db-wal", "state.db-shm", "state.mirror.json"):
-            (home.root / name).unlink(missing_ok=True)
+        _lose_state(home, mirror_too=True)
         append(home, rows(5, start=5))
         flush(home)
     disk.power_cut(home.root, lambda: False)
@@ -439,8 +436,7 @@ def test_a_damaged_commit_and_a_lost_state_together_cost_nothing(home: Home, vic
     assert entry
     known = metadata.read(entry.metadata)
     newest = max(metadata.live_files(known), key=lambda file: file.max_seq or 0).path
-    for name in ("state.db", "state.db-wal", "state.db-shm"):
-        (home.root / name).unlink(missing_ok=True)
+    _lose_state(home)
     (entry.metadata if victim == "metadata" else newest).unlink()
     flush(home)
     assert parts(home) == sorted(f"message-{n}#0" for n in range(10))
@@ -457,8 +453,7 @@ def test_a_lake_with_anything_whole_left_is_never_taken_for_one_that_never_was(h
     assert entry.previous
     for path in (entry.metadata, entry.previous):
         path.write_bytes(b"")
-    for name in ("state.db", "state.db-wal", "state.db-shm", "state.mirror.json"):
-        (home.root / name).unlink(missing_ok=True)
+    _lose_state(home, mirror_too=True)
     append(home, rows(1, start=20))
     with pytest.raises(LakeError, match="so is the commit before it"):
         flush(home)
@@ -540,6 +535,11 @@ def _flush_up_to_commit(home: Home, store: Any, lake: LightLake) -> None:
         patch.setattr("hypaware.lake.flush._after_commit", die)
         with pytest.raises(Died):
             Flusher(home, store, lake).flush(datasets.get(DATASET), wait=0)
+
+
+def _lose_state(home: Home, mirror_too: bool = False) -> None:
+    for name in ("state.db", "state.db-wal", "state.db-shm", *(["state.mirror.json"] if mirror_too else [])):
+        (home.root / name).unlink(missing_ok=True)
 
 
 def _copy_of_state(home: Home) -> dict[Path, bytes]:
