@@ -4,7 +4,7 @@
 VENV := .venv
 BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest
-CODE := src tests bench demo scripts
+CODE := src tests bench demo scripts examples
 # How much longer than in `make test` the randomised tests run in `make soak`.
 SOAK ?= 25
 

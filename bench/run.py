@@ -1,6 +1,6 @@
 """`make bench`: measures against the targets and prints a table. It never fails for a number.
 
-    python -m bench.run [--rows 100000]
+    python -m bench.run [--rows 100000] [--scale 1] [--folder FOLDER]
 
 Everything happens in a temporary home, through the `hyp` command and the Python API as a user has them. Ratios compare
 with a floor or a rival that is measured in the same run, because times alone say more about the machine.
@@ -10,34 +10,20 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-ROOT = Path(__file__).parents[1]
-HYP = Path(sys.executable).with_name("hyp")
+from bench import history
+from bench.measuring import HYP, ROOT, Commands, Measured, median
+
 DATASET = "ai_gateway_messages"
 COUNT = f"SELECT count(*) AS n FROM {DATASET}"
-
-
-@dataclass(frozen=True)
-class Measured:
-    work: str
-    target: str
-    value: str
-    met: bool | None = None
-
-    def line(self) -> str:
-        verdict = {True: "met", False: "missed", None: ""}[self.met]
-        return f"| {self.work} | {self.target} | {self.value} | {verdict} |"
 
 
 class Bench:
@@ -45,18 +31,8 @@ class Bench:
         self.home = home
         self.rows = rows
         self.appended = 0
-        self.environment = {**os.environ, "HYP_HOME": str(home)}
-
-    def hyp(self, *args: str) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(self.run([str(HYP), *args, "--json"]))
-        return found
-
-    def run(self, command: list[str]) -> bytes:
-        """What a command prints; what it says beside that is shown only if it fails."""
-        done = subprocess.run(command, env=self.environment, cwd=ROOT, capture_output=True, check=False)
-        if done.returncode != 0:
-            raise SystemExit(f"{' '.join(command)} failed\n{done.stdout.decode()}{done.stderr.decode()}")
-        return done.stdout
+        self._commands = Commands(home)
+        self.hyp, self.run, self.stop_engine = self._commands.hyp, self._commands.run, self._commands.stop_engine
 
     def append(self, rows: int) -> dict[str, float]:
         command = [sys.executable, "-m", "bench.append", str(self.home), str(rows), str(self.appended)]
@@ -124,15 +100,6 @@ def counting(bench: Bench) -> Iterator[Measured]:
     yield Measured("the same as a command, with its start", "–", f"{spent:.2f} s")
 
 
-def median(times: int, work: Callable[[], object]) -> float:
-    def once() -> float:
-        began = time.perf_counter()
-        work()
-        return time.perf_counter() - began
-
-    return statistics.median(once() for _ in range(times))
-
-
 @contextmanager
 def temporary_bench(rows: int) -> Iterator[Bench]:
     with tempfile.TemporaryDirectory(prefix="hyp-bench-") as folder:
@@ -140,18 +107,23 @@ def temporary_bench(rows: int) -> Iterator[Bench]:
         try:
             yield bench
         finally:
-            subprocess.run([HYP, "engine", "stop"], env=bench.environment, stdout=subprocess.DEVNULL, check=False)
+            bench.stop_engine()
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Measures against the targets of docs/performance.md.")
     parser.add_argument("--rows", type=int, default=100_000, help="rows of the large flushes")
-    rows = parser.parse_args().rows
+    parser.add_argument("--scale", type=float, default=1.0, help="of the history to import; 1 is 500 MB")
+    parser.add_argument("--folder", type=Path, help="where made-up histories are kept for the next time")
+    args = parser.parse_args()
     print("| work | target | measured | |\n|---|---|---|---|", flush=True)
-    with temporary_bench(rows) as bench:
+    with temporary_bench(args.rows) as bench:
         for measure in (startup, appending, flushing, counting):
             for found in measure(bench):
                 print(found.line(), flush=True)
+    with tempfile.TemporaryDirectory(prefix="hyp-history-") as folder:
+        for found in history.measure(args.folder or Path(folder), args.scale):
+            print(found.line(), flush=True)
     print("\nCold start, against plain Spark:\n", flush=True)
     subprocess.run([sys.executable, ROOT / "bench" / "cold_start.py"], check=True)
 

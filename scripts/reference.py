@@ -67,7 +67,7 @@ def _command(name: str, command: click.Command) -> str:
     context = click.Context(command, info_name=name)
     heading = "##" if name.count(" ") == 1 else "###"
     lines = [f"{heading} `{name}`", "", " ".join((command.help or "").split())]
-    if isinstance(command, click.Group):
+    if isinstance(command, click.Group) and not command.params:
         return "\n".join(lines)
     taken = [param.make_metavar(context) for param in command.params if isinstance(param, click.Argument)]
     examples: tuple[str, ...] = getattr(command, "examples", ())

@@ -26,9 +26,10 @@ from pyiceberg.types import BooleanType, IntegerType, LongType, NestedField, Str
 from hypaware import durable
 from hypaware.home import Home
 from hypaware.lake.arrow import table_columns
-from hypaware.lake.build import BuildFailure, BuildTask, Built, BuiltFile, build_or_say_why, key_hash
+from hypaware.lake.build import BuildFailure, Built, Task, key_hash, run_or_say_why
 from hypaware.lake.committer import Landed
 from hypaware.lake.metadata import CATALOG, FLOOR, FLUSH_ID, NAMESPACE, SEGMENTS, local_path, location_of
+from hypaware.lake.partitions import BuiltFile
 from hypaware.lake.secure import secure
 from hypaware.lake.tables import PROPERTIES
 from hypaware.model.columns import Type
@@ -65,8 +66,8 @@ class LightLake:
             secure(self._home, dataset.name)
         return LightTable(self.catalog.load_table(identifier), dataset)
 
-    def build(self, tasks: Sequence[BuildTask]) -> list[Built | BuildFailure]:
-        return [build_or_say_why(task) for task in tasks]
+    def run(self, tasks: Sequence[Task]) -> list[Built | BuildFailure]:
+        return [run_or_say_why(task) for task in tasks]
 
 
 class LightTable:

@@ -1,17 +1,23 @@
-"""A home whose lake is light: append and flush as a producer and an engine would, without Spark."""
+"""A home whose lake is light: append, flush and import as a producer and an engine would, without Spark."""
 
 from __future__ import annotations
 
 from contextlib import closing
 from typing import Any
 
+from hypaware.backfill import registry
+from hypaware.backfill.lots import Origin
+from hypaware.backfill.outcome import Outcome
+from hypaware.backfill.request import Request, surveyed
+from hypaware.backfill.take_in import take_in
 from hypaware.home import Home
 from hypaware.lake.flush import Flusher, Limits, Report
+from hypaware.lake.landing import Landing
 from hypaware.lake.secure import secure_all, step_back_where_damaged
 from hypaware.model import datasets
 from hypaware.opening import open_home
 from hypaware.spool.writer import SealRule, Spool
-from hypaware.state import flushes
+from hypaware.state import flushes, sources
 from tests.light_lake import LightLake
 
 DATASET = "ai_gateway_messages"
@@ -33,3 +39,20 @@ def flush(home: Home, limits: Limits | None = None) -> Report:
         step_back_where_damaged(home, {name: max(by_source.values()) for name, by_source in known.items()})
         secure_all(home)
         return Flusher(home, store, lake, limits or Limits()).flush(datasets.get(DATASET), wait=0)
+
+
+def import_history(home: Home, environment: dict[str, str], provider: str = "claude", **asked: Any) -> Outcome:
+    """What the job `backfill` does with one provider."""
+    entry = registry.providers().get(provider)
+    assert entry is not None
+    outcome = Outcome(entry)
+    flush(home)
+    with closing(open_home(home).store) as store, closing(LightLake(home)) as lake:
+        request = Request.of({"providers": [provider], "environment": environment, **asked})
+        with store.reading() as connection:
+            marks = sources.known(connection, provider, DATASET)
+        found = surveyed(outcome, request, datasets.get(DATASET), marks, request.window)
+        origin = Origin(provider, DATASET, environment, open_home(home).gateway_id)
+        if found.due:
+            take_in(Landing(home, store, lake), outcome, found, origin, lambda _: None)
+    return outcome

@@ -10,7 +10,9 @@ from hypaware import faults
 # Every module that calls `faults.point`; a test compares this with the source.
 MODULES = (
     "hypaware.lake.flush",
+    "hypaware.lake.intake",
     "hypaware.lake.keys",
+    "hypaware.lake.landing",
     "hypaware.lake.prepare",
     "hypaware.lake.rejects",
     "hypaware.lake.secure",

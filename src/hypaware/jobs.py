@@ -8,9 +8,11 @@ from hypaware.engine.jobs import Job, JobContext
 from hypaware.errors import HypError
 
 _JOBS = {
+    "backfill": "hypaware.backfill.run:backfill",
     "flush": "hypaware.lake.jobs:flush",
     "read": "hypaware.lake.jobs:read",
     "query": "hypaware.query.run:run_query",
+    "overview": "hypaware.query.overview:run_overview",
     "verify": "hypaware.verify.run:verify",
 }
 

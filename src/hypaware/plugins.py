@@ -17,10 +17,20 @@ CLIENTS = "hypaware.clients"
 SINKS = "hypaware.sinks"
 ENCODERS = "hypaware.encoders"
 DATASETS = "hypaware.datasets"
-GROUPS = (CLIENTS, SINKS, ENCODERS, DATASETS)
+MATERIALIZERS = "hypaware.materializers"
+GROUPS = (CLIENTS, SINKS, ENCODERS, DATASETS, MATERIALIZERS)
 
 # What a plugin of a group must be an instance of, "module:class".
-_KINDS = {DATASETS: "hypaware.model.datasets:Dataset"}
+_KINDS = {
+    CLIENTS: "hypaware.clients.client:Client",
+    DATASETS: "hypaware.model.datasets:Dataset",
+    MATERIALIZERS: "hypaware.backfill.materializer:Materializer",
+}
+# What judges the shape of such an instance and raises ValueError with the reason, "module:function".
+_CHECKS = {
+    CLIENTS: "hypaware.backfill.registry:check_client",
+    MATERIALIZERS: "hypaware.backfill.registry:check_materializer",
+}
 
 T = TypeVar("T")
 
@@ -46,7 +56,12 @@ class _Loaded:
 
 def list_plugins() -> list[Plugin]:
     """Every registered plugin, loaded for a look; the broken ones too."""
-    return [_describe(found) for group in GROUPS for found in _load_group(group, _kind_of(group))]
+    return [plugin for group in GROUPS for plugin, _ in inspect(group)]
+
+
+def inspect(group: str) -> list[tuple[Plugin, Any]]:
+    """Every plugin of a group and what it registered, which is None where it is broken."""
+    return [(_describe(found), found.thing) for found in _load_group(group, _kind_of(group))]
 
 
 def load(group: str, kind: type[T]) -> list[T]:
@@ -85,6 +100,11 @@ def _load(entry: EntryPoint, kind: type) -> _Loaded:
         return _Loaded(entry, None, f"{entry.value} is a {type(thing).__name__}, not a {kind.__name__}")
     if (own := getattr(thing, "name", entry.name)) != entry.name:
         return _Loaded(entry, None, f"{entry.value} calls itself {own!r}, but is registered as {entry.name!r}")
+    if entry.group in _CHECKS:
+        try:
+            _named(_CHECKS[entry.group])(thing)
+        except Exception as reason:
+            return _Loaded(entry, None, f"{entry.value}: {reason}")
     return _Loaded(entry, thing, None)
 
 
@@ -108,7 +128,11 @@ def _distribution(entry: EntryPoint) -> str:
 def _kind_of(group: str) -> type:
     if group not in _KINDS:
         return object
-    module, _, attribute = _KINDS[group].partition(":")
-    kind = getattr(importlib.import_module(module), attribute)
+    kind = _named(_KINDS[group])
     assert isinstance(kind, type)
     return kind
+
+
+def _named(target: str) -> Any:
+    module, _, attribute = target.partition(":")
+    return getattr(importlib.import_module(module), attribute)

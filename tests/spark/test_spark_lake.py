@@ -180,10 +180,10 @@ def test_a_worker_that_dies_with_its_task_fails_the_build_and_not_the_engine(
     engine_session: EngineSession, opened: OpenHome, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     lake = SparkLake(opened.home, engine_session.spark, opened.identity, lambda: None)
-    task = BuildTask(DATASET, "some-flush", (), tmp_path, {})
+    task = BuildTask(DATASET, (), "some-flush", tmp_path, {})
     with monkeypatch.context() as patch:
-        patch.setattr(spark_lake, "build_or_say_why", _die)
-        (failed,) = lake.build([task])
+        patch.setattr(spark_lake, "run_or_say_why", _die)
+        (failed,) = lake.run([task])
     assert isinstance(failed, BuildFailure)
     assert not failed.surroundings
     assert engine_session.spark.range(3).count() == 3
@@ -195,9 +195,9 @@ def test_where_no_worker_can_live_the_surroundings_are_to_blame_and_not_the_rows
 ) -> None:
     """Held against the rows, every one of them would end in quarantine."""
     lake = SparkLake(opened.home, engine_session.spark, opened.identity, lambda: None)
-    monkeypatch.setattr(spark_lake, "build_or_say_why", _die)
+    monkeypatch.setattr(spark_lake, "run_or_say_why", _die)
     monkeypatch.setattr(spark_lake, "workers_run", _die)
-    (failed,) = lake.build([BuildTask(DATASET, "some-flush", (), tmp_path, {})])
+    (failed,) = lake.run([BuildTask(DATASET, (), "some-flush", tmp_path, {})])
     assert isinstance(failed, BuildFailure)
     assert failed.surroundings
 

@@ -9,7 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hypaware.lake.build import BuildTask, Slice, build, path_name
+from hypaware.lake.build import BuildTask
+from hypaware.lake.partitions import path_name
+from hypaware.lake.slices import Slice
 from hypaware.model.coerce import coerce_row
 from hypaware.model.datasets import INTERNAL, SOURCE
 from hypaware.spool import envelope
@@ -45,15 +47,13 @@ def test_a_build_writes_below_its_root_and_keeps_the_exact_source(tmp_path: Path
     segment, root = tmp_path / "segment", tmp_path / "a" / "b" / "data"
     segment.write_bytes(envelope.write_lines(coerced, 0))
     columns = [column.name for column in MESSAGES.columns] + list(INTERNAL)
-    built = build(
-        BuildTask(
-            DATASET,
-            "flush",
-            (Slice("segment", segment, 1, 0, len(sources)),),
-            root,
-            {name: number for number, name in enumerate(columns, 1)},
-        )
-    )
+    built = BuildTask(
+        DATASET,
+        (Slice("segment", segment, 1, 0, len(sources)),),
+        "flush",
+        root,
+        {name: number for number, name in enumerate(columns, 1)},
+    ).run()
     assert built.rejects == []
     assert {file.source for file in built.files} == set(sources)
     written = {Path(folder) / name for folder, _, names in os.walk(tmp_path) for name in names} - {segment}

@@ -7,6 +7,7 @@ import pytest
 
 from hypaware import plugins
 from hypaware.model.datasets import Dataset
+from tests.installed import install
 
 
 @pytest.fixture
@@ -14,16 +15,6 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder of installed distributions, found like any other."""
     monkeypatch.syspath_prepend(str(tmp_path))
     return tmp_path
-
-
-def install(site: Path, distribution: str, entry_points: str, module: str = "", code: str = "") -> None:
-    folder = site / f"{distribution.replace('-', '_')}-1.2.3.dist-info"
-    folder.mkdir()
-    (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: 1.2.3\n")
-    (folder / "entry_points.txt").write_text(entry_points)
-    if module:
-        (site / f"{module}.py").write_text(code)
-        sys.modules.pop(module, None)
 
 
 def dataset_code(name: str) -> str:

@@ -6,6 +6,7 @@ from hypaware.cli.group import Entry
 
 TABLE = (
     Entry("ingest", "hypaware.cli.ingest:ingest", "Append rows to the spool; acknowledged is durable."),
+    Entry("backfill", "hypaware.cli.backfill:backfill", "Import the history that your clients keep."),
     Entry("flush", "hypaware.cli.flush:flush", "Commit the spool to the lake now."),
     Entry("query", "hypaware.cli.query:query", "Ask the lake: SQL, columns, an overview."),
     Entry("verify", "hypaware.cli.verify:verify", "Audit every promise on the data at hand."),

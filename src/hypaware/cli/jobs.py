@@ -25,6 +25,8 @@ from hypaware.cli import output
 from hypaware.cli.progress import Display, display
 from hypaware.home import Home
 
+_OF_PROGRESS = ("event", "message", "done", "total")
+
 
 def run_job(
     name: str,
@@ -50,7 +52,8 @@ def event_handler(shown: Display, on_chunk: Callable[[bytes], None]) -> Callable
             shown.clear()
             on_chunk(event)
         elif event["event"] == "progress":
-            shown.report(str(event["message"]), event.get("done"), event.get("total"))
+            facts = {name: fact for name, fact in event.items() if name not in _OF_PROGRESS}
+            shown.report(str(event["message"]), event.get("done"), event.get("total"), **facts)
         elif event["event"] == "note":
             shown.clear()
             output.note(str(event["message"]))

@@ -16,7 +16,7 @@ def plugin() -> None:
 @plugin.command("list", examples=["hyp plugin list", "hyp plugin list --json"])
 @json_option
 def list_(as_json: bool) -> None:
-    """List clients, sinks, encoders and datasets, the built-in ones too."""
+    """List clients, sinks, encoders, datasets and materializers, the built-in ones too."""
     from dataclasses import asdict
 
     from hypaware.plugins import list_plugins

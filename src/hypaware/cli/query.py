@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +17,26 @@ from hypaware.errors import UsageError
 from hypaware.query.formats import FOR_EYES, FORMATS
 
 _ROWS_ON_A_TERMINAL = 1000
+_MOST_DAYS = 36_500
 _KEPT_IN_MEMORY = 8 << 20
 
 
 @click.group(
     "query",
     cls=Group,
-    examples=['hyp query sql "SELECT count(*) FROM ai_gateway_messages"', "hyp query schema"],
+    examples=['hyp query sql "SELECT count(*) FROM ai_gateway_messages"', "hyp query overview", "hyp query schema"],
 )
 def query() -> None:
-    """Ask the lake in SQL, and see which columns there are."""
+    """Ask the lake in SQL, see what it holds, and which columns there are."""
+
+
+_refresh_option = click.option(
+    "--refresh",
+    type=click.Choice(["never", "auto", "always"]),
+    default="auto",
+    show_default=True,
+    help="Commit waiting rows first; auto: if the last commit is older than two minutes.",
+)
 
 
 @query.command(
@@ -39,13 +50,7 @@ def query() -> None:
 @click.argument("statement", metavar="SQL")
 @click.option("--format", "format_", type=click.Choice(FORMATS), help="How to write the result.  [table]")
 @click.option("--output", "target", type=click.Path(path_type=Path), help="Write to this file, whole or not at all.")
-@click.option(
-    "--refresh",
-    type=click.Choice(["never", "auto", "always"]),
-    default="auto",
-    show_default=True,
-    help="Commit waiting rows first; auto: if the last commit is older than two minutes.",
-)
+@_refresh_option
 @click.option(
     "--max-rows",
     type=click.IntRange(min=0),
@@ -83,6 +88,27 @@ def sql(
         _as_one_document(args)
     else:
         run_job("query", args)
+
+
+@query.command("overview", examples=["hyp query overview", "hyp query overview --days 7", "hyp query overview --json"])
+@click.option("--days", type=click.IntRange(1, _MOST_DAYS), help="Only the last so many days, today (UTC) included.")
+@_refresh_option
+@json_option
+def overview(days: int | None, refresh: str, as_json: bool) -> None:
+    """Sessions, messages, models, tokens and tools at a glance, by day and by project."""
+    from hypaware.cli.overview import Look, draw
+    from hypaware.home import Home
+    from hypaware.query.overview import empty, nothing_recorded
+
+    since = None if days is None else (datetime.now(UTC).date() - timedelta(days=days - 1)).isoformat()
+    if nothing_recorded(Home.from_environment()):
+        found = empty(since)
+    else:
+        found = run_job("overview", {"since": since, "refresh": refresh})
+    if as_json:
+        output.emit_json(found)
+    else:
+        output.emit(draw(found, Look.of(sys.stdout)))
 
 
 @query.command("schema", examples=["hyp query schema", "hyp query schema ai_gateway_messages --json"])

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import pyarrow as pa
+import pyarrow.json as pj
 
 from hypaware.model.columns import Column, Type
-from hypaware.model.datasets import BATCH_ID, ROW_ID, SEQ, SOURCE, Dataset, Row
+from hypaware.model.datasets import BATCH_ID, INTERNAL, ROW_ID, SEQ, SOURCE, Dataset
 
 _TIMESTAMP = pa.timestamp("us", tz="UTC")
 _TYPES: dict[Type, pa.DataType] = {
@@ -46,21 +47,29 @@ def file_schema(dataset: Dataset, field_ids: Mapping[str, int]) -> pa.Schema:
     )
 
 
-def to_batch(schema: pa.Schema, rows: Sequence[Row]) -> pa.RecordBatch:
-    present = set().union(*rows)
-    count = len(rows)
-    return pa.RecordBatch.from_arrays(
-        [
-            _array(field.type, [row.get(field.name) for row in rows])
-            if field.name in present
-            else pa.nulls(count, field.type)
-            for field in schema
-        ],
-        schema=schema,
+def from_json_lines(schema: pa.Schema, lines: Sequence[bytes], internal: Mapping[str, pa.Array]) -> pa.Table:
+    """Rows as a table: the public columns from coerced rows in JSON, the internal ones as they are.
+
+    Arrow reads the JSON that the row id was computed over in half the time that a list for each column takes.
+    """
+    data = b"\n".join(lines)
+    read = pj.read_json(
+        pa.BufferReader(data),
+        read_options=pj.ReadOptions(use_threads=False, block_size=len(data) + 1),
+        parse_options=pj.ParseOptions(
+            explicit_schema=_read_schema(schema), newlines_in_values=False, unexpected_field_behavior="error"
+        ),
     )
+    arrays = [
+        internal[field.name] if field.name in internal else read.column(field.name).cast(field.type) for field in schema
+    ]
+    return pa.Table.from_arrays(arrays, schema=schema)
 
 
-def _array(type_: pa.DataType, values: list[object]) -> pa.Array:
-    if type_ == _TIMESTAMP:
-        return pa.array(values, pa.string()).cast(_TIMESTAMP)
-    return pa.array(values, type_)
+def _read_schema(schema: pa.Schema) -> pa.Schema:
+    """Times are read as text and cast: the reader knows no zones."""
+    return pa.schema(
+        (field.name, pa.string() if field.type == _TIMESTAMP else field.type)
+        for field in schema
+        if field.name not in INTERNAL
+    )

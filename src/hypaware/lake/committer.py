@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Protocol
 
 from hypaware.errors import Retryable
-from hypaware.lake.build import BuildFailure, BuildTask, Built, BuiltFile
+from hypaware.lake.build import BuildFailure, Built, Task
+from hypaware.lake.partitions import BuiltFile
 from hypaware.model.datasets import Dataset
 from hypaware.state.flushes import Flush
 
@@ -67,5 +68,5 @@ class Lake(Protocol):
     def table(self, dataset: Dataset) -> LakeTable:
         """Creates it, or brings it to the dataset's columns, if need be."""
 
-    def build(self, tasks: Sequence[BuildTask]) -> list[Built | BuildFailure]:
+    def run(self, tasks: Sequence[Task]) -> list[Built | BuildFailure]:
         """Runs the tasks side by side: a result for each, in their order."""

@@ -1,9 +1,6 @@
-"""Flush: the one way into the lake. Everything here may be killed at any point and is finished or undone later.
+"""Flush: the spool's way into the lake. Everything here may be killed at any point and is finished or undone later.
 
-    recover · reserve · build · settle · commit · secure · record · remove
-
-The caller holds the lake's lock (one JVM per home) and this table's mutex: nobody else reserves or commits between
-our reserve and our record, so rows become visible in the order of their sequences.
+recover · reserve · build · settle · commit · secure · record · remove
 """
 
 from __future__ import annotations
@@ -11,14 +8,18 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from pathlib import Path
 
 from hypaware import durable, faults, telemetry
-from hypaware.errors import LakeError, Retryable
+from hypaware.errors import Retryable
 from hypaware.home import Home
-from hypaware.lake import isolate, keyring, metadata, recover, secure
-from hypaware.lake.committer import Lake, LakeTable, NotCommitted
-from hypaware.lake.keys import KeyIndex
-from hypaware.lake.prepare import Prepared, RowsAtFault, prepare
+from hypaware.lake import isolate, recover
+from hypaware.lake.build import BuildTask
+from hypaware.lake.committer import Lake, LakeTable
+from hypaware.lake.landing import Landing, Ready
+from hypaware.lake.prepare import RowsAtFault, prepare
+from hypaware.lake.slices import Slice
 from hypaware.model.datasets import Dataset
 from hypaware.spool import reader, repair, segments
 from hypaware.spool.segments import Segment
@@ -27,13 +28,9 @@ from hypaware.state.flushes import Flush, Outcome
 from hypaware.state.store import Store
 
 _after_reserve = faults.point("lake.reserve.after-commit", "a range is reserved, nothing is built")
-_before_commit = faults.point("lake.commit.before-commit", "the flush is built and settled, not committed")
-_after_commit = faults.point("lake.commit.after-commit", "the flush is in the lake, the state does not know")
-_after_record = faults.point("lake.record.after-commit", "the flush is recorded, its segment files are still there")
-_before_remove = faults.point("lake.remove.before-unlink", "keys are indexed, the segment files are still there")
-_after_remove = faults.point("lake.remove.after-unlink", "the segment files are gone")
 
 _MAX_SEGMENTS = 200
+_SLICE_BYTES = 8 << 20
 _WAIT_FOR_PRODUCERS = 5.0
 
 
@@ -95,108 +92,43 @@ class Flusher:
         folder.create()
         stuck = repair.wait_until_sealed(folder, wait)
         report.still_active = [path.name for path in stuck]
-        durable.make_dir(self.home.lake)
-        self._check_that_the_table_is_there(dataset.name)
-        table = self.lake.table(dataset)
-        # Whoever committed last may have died before it was durable; nothing may follow before it is.
-        secure.secure(self.home, dataset.name)
-        recover.settle_unfinished(self.home, self.store, table, dataset.name)
-        self._check_not_rolled_back(table, dataset.name)
-        index = keyring.opened(self.home, table, dataset.name)
-        try:
+        landing = Landing(self.home, self.store, self.lake)
+        with landing.ready(dataset) as ready:
             # What waits now: producers that never pause must not keep this flush from ending.
             due = {segment.name: segment.rows for segment in self._waiting(dataset.name)}
             total = sum(due.values())
             while chosen := self._choose([each for each in self._waiting(dataset.name) if each.name in due]):
                 self.check_cancelled()
-                self._flush_once(table, index, dataset.name, chosen, report)
+                self._flush_once(landing, ready, dataset.name, chosen, report)
                 done = report.rows_written + report.rows_duplicate + report.rows_rejected
                 self.progress(f"committing {dataset.name}", done, max(total, done))
-        finally:
-            index.close()
         return report
 
-    def _flush_once(
-        self, table: LakeTable, index: KeyIndex, dataset: str, chosen: list[Segment], report: Report
-    ) -> None:
+    def _flush_once(self, landing: Landing, ready: Ready, dataset: str, chosen: list[Segment], report: Report) -> None:
         with telemetry.span("cache.flush", component="lake", operation="flush", hyp_dataset=dataset) as span:
             began = time.monotonic()
             wanted = [(segment.name, segment.rows) for segment in chosen]
             with self.store.transaction() as connection:
-                flush = flushes.reserve(connection, dataset, wanted, above=table.floor)
+                flush = flushes.reserve(connection, dataset, wanted, above=ready.table.floor)
             _after_reserve()
             try:
                 paths = {segment.name: segment.path for segment in chosen}
-                prepared = prepare(self.home, self.lake, table, index, flush, paths)
+                prepared = prepare(self.home, self.lake, ready.index, flush, _tasks(ready.table, flush, paths))
             except RowsAtFault as fault:
                 # Nothing is lost: the segments wait, and a third failure singles the guilty rows out.
-                recover.burn(self.home, self.store, table, flush, guilty=fault.segments)
+                recover.burn(self.home, self.store, ready.table, flush, guilty=fault.segments)
                 span.status("degraded")
                 return
             except Exception:
-                recover.burn(self.home, self.store, table, flush, guilty=())
+                recover.burn(self.home, self.store, ready.table, flush, guilty=())
                 raise
-            self._commit(table, flush, prepared)
-            outcome = self._finish(table, index, flush, prepared)
+            outcome = landing.land(ready, flush, prepared)
             report.add(flush, outcome)
             telemetry.record("hyp_flush_seconds", time.monotonic() - began, hyp_dataset=dataset)
             telemetry.gauge("hyp_spool_bytes", reader.waiting(self.home, dataset).bytes, hyp_dataset=dataset)
             span.set(row_count=outcome.rows_written, rows_rejected=outcome.rows_rejected)
             telemetry.count("hyp_rows_written", outcome.rows_written, hyp_dataset=dataset)
             telemetry.count("hyp_rows_rejected", outcome.rows_rejected, hyp_dataset=dataset)
-
-    def _commit(self, table: LakeTable, flush: Flush, prepared: Prepared) -> None:
-        """From here on only a clear no burns the flush; after anything else recovery asks the lake what happened."""
-        _before_commit()
-        if prepared.files:
-            try:
-                table.commit(flush, prepared.files)
-            except NotCommitted:
-                recover.burn(self.home, self.store, table, flush, guilty=())
-                raise
-
-    def _finish(self, table: LakeTable, index: KeyIndex, flush: Flush, prepared: Prepared) -> Outcome:
-        """The flush has landed. Whatever fails from here on, it stays reserved, and recovery finishes it."""
-        outcome = prepared.outcome()
-        try:
-            if prepared.files:
-                _after_commit()
-                secure.secure(self.home, flush.dataset)
-            recover.record(self.home, self.store, flush, outcome)
-            _after_record()
-            if prepared.files:
-                index.add(flush.dataset, table.uuid, table.floor, prepared.keys)
-            _before_remove()
-            recover.remove_segments(self.home, flush)
-            _after_remove()
-        except OSError as error:
-            raise Retryable(
-                f"{flush.dataset}: the rows are in the lake, but {error}; the next flush finishes this one",
-                kind="flush_unfinished",
-            ) from error
-        return outcome
-
-    def _recorded(self, dataset: str) -> int:
-        with self.store.reading() as connection:
-            return max(flushes.high_water(connection, dataset).get(dataset, {}).values(), default=0)
-
-    def _check_that_the_table_is_there(self, dataset: str) -> None:
-        """Before a new one is made in the place of one that is lost."""
-        if metadata.entry(self.home, dataset) is None and (recorded := self._recorded(dataset)):
-            raise LakeError(
-                f"rows of {dataset} up to sequence {recorded} were recorded, and the catalog {self.home.catalog} "
-                "does not know the table: restore lake/ and state.db from one backup",
-                kind="lake_rolled_back",
-            )
-
-    def _check_not_rolled_back(self, table: LakeTable, dataset: str) -> None:
-        if (recorded := self._recorded(dataset)) > table.floor:
-            raise LakeError(
-                f"the lake holds {dataset} up to sequence {table.floor}, but {recorded} was recorded: it was rolled "
-                "back or restored without its state. Restore both from one backup; or, to give those rows up:",
-                kind="lake_rolled_back",
-                repair="hyp verify --accept-rollback",
-            )
 
     def _waiting(self, dataset: str) -> list[Segment]:
         """Sealed segments whose rows are not in the lake yet, oldest first; files of committed ones go now."""
@@ -225,6 +157,24 @@ class Flusher:
                 break
             chosen.append(segment)
         return chosen
+
+
+def _tasks(table: LakeTable, flush: Flush, paths: dict[str, Path]) -> list[BuildTask]:
+    """Slices of about equal bytes; a large segment is shared out, small neighbours share a task."""
+    lots: list[list[Slice]] = [[]]
+    filled = 0
+    for segment in flush.segments:
+        path = paths[segment.name]
+        size = path.stat().st_size
+        pieces = max(1, min(segment.rows, -(-size // _SLICE_BYTES)))
+        for start, stop in pairwise(segment.rows * piece // pieces for piece in range(pieces + 1)):
+            if filled >= _SLICE_BYTES:
+                lots.append([])
+                filled = 0
+            lots[-1].append(Slice(segment.name, path, segment.base, start, stop))
+            filled += size // pieces
+    field_ids = dict(table.field_ids)
+    return [BuildTask(flush.dataset, tuple(lot), flush.id, table.data_root, field_ids) for lot in lots if lot]
 
 
 def _counted(segment: Segment) -> Segment:

@@ -7,44 +7,44 @@ rows may have caused it), but only a build that failed under our eyes is held ag
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
-from itertools import islice
 
 from hypaware.errors import Retryable
-from hypaware.lake.build import BuildFailure, BuildTask, Built, Reject, Slice
+from hypaware.lake.build import BuildFailure, BuildTask, Built, Reject
 from hypaware.lake.committer import Lake
+from hypaware.lake.slices import Slice
 
 PATIENCE = 2
 
 
-def build_apart(lake: Lake, tasks: list[BuildTask]) -> list[tuple[BuildTask, Built]]:
-    alone = [replace(task, slices=(piece,)) for task in tasks for piece in task.slices]
+def build_apart(lake: Lake, tasks: Sequence[BuildTask]) -> list[Built]:
+    alone = [replace(task, pieces=(piece,)) for task in tasks for piece in task.pieces]
     return [built for task in alone for built in _halve(lake, task)]
 
 
-def _halve(lake: Lake, task: BuildTask) -> list[tuple[BuildTask, Built]]:
+def _halve(lake: Lake, task: BuildTask) -> list[Built]:
     """Builds the task's one slice, in ever smaller halves where it fails."""
-    (result,) = lake.build([task])
+    (result,) = lake.run([task])
     if isinstance(result, Built):
-        return [(task, result)]
+        return [result]
     if result.surroundings:
         raise surroundings_failed(task, result)
-    (piece,) = task.slices
+    (piece,) = task.pieces
+    assert isinstance(piece, Slice)
     if piece.stop - piece.start == 1:
-        return [(task, _set_aside(piece, result.reason))]
+        return [_set_aside(piece, result.reason)]
     middle = (piece.start + piece.stop) // 2
     halves = (replace(piece, stop=middle), replace(piece, start=middle))
-    return [built for half in halves for built in _halve(lake, replace(task, slices=(half,)))]
+    return [built for half in halves for built in _halve(lake, replace(task, pieces=(half,)))]
 
 
 def _set_aside(piece: Slice, reason: str) -> Built:
-    with open(piece.path, "rb") as file:
-        lines = list(islice(enumerate(file), piece.start, piece.stop))
-    return Built(rejects=[Reject(piece.segment, ordinal, reason, line) for ordinal, line in lines])
+    return Built(rejects=[Reject(piece.segment, ordinal, reason, line) for ordinal, line in piece.lines()])
 
 
 def surroundings_failed(task: BuildTask, failure: BuildFailure) -> Retryable:
     """A full disk or the like: no row is to blame, they wait."""
     return Retryable(
-        f"{task.dataset}: building the rows failed: {failure.reason}; they wait in the spool", kind="build_failed"
+        f"{task.dataset}: building the rows failed: {failure.reason}; they wait where they are", kind="build_failed"
     )

@@ -97,13 +97,13 @@ def _flush_table(context: JobContext, flusher: Flusher, lake: SparkLake, dataset
     with changing(dataset.name):
         report = flusher.flush(dataset)
         if report.rows_written:
-            _trim(context, lake.table(dataset), dataset.name)
+            trim(context, lake.table(dataset), dataset.name)
     for held in report.still_active:
         context.note(f"{dataset.name}: {held} is held by a process that does not seal it; its rows still wait")
     return report
 
 
-def _trim(context: JobContext, table: SparkTable, name: str) -> None:
+def trim(context: JobContext, table: SparkTable, name: str) -> None:
     """Housekeeping: its failure takes nothing away from a flush that landed."""
     try:
         if table.trim():

@@ -6,12 +6,13 @@ spool, and each would meet itself.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from operator import itemgetter
 
 from hypaware.home import Home
 from hypaware.lake import keys
-from hypaware.lake.build import BuildTask, Built
+from hypaware.lake.build import Built
 from hypaware.lake.committer import LakeTable
 from hypaware.lake.keys import KeyIndex, pairs
 
@@ -40,20 +41,21 @@ def fill(index: KeyIndex, table: LakeTable, dataset: str, after: int) -> None:
     index.add(dataset, table.uuid, table.floor, ())
 
 
-def duplicates(index: KeyIndex, results: Sequence[Built]) -> set[int]:
+def duplicates(index: KeyIndex, results: Sequence[Built]) -> frozenset[int]:
     """Sequences of rows whose key a committed row has, or a row before them in this flush."""
-    found = sorted((seq, key) for result in results for key, seq in pairs(result.keys, result.seqs))
-    seen = set(index.find([key for _, key in found]))
-    losers = set()
-    for seq, key in found:
+    seen: set[bytes] = set(index.find(key for result in results for key, _ in pairs(result.keys, result.seqs)))
+    losers = []
+    for key, seq in _by_sequence(results):
         if key in seen:
-            losers.add(seq)
-        seen.add(key)
-    return losers
+            losers.append(seq)
+        else:
+            seen.add(key)
+    return frozenset(losers)
 
 
-def leaving_out(task: BuildTask, result: Built, losers: set[int]) -> BuildTask:
-    """The same task without its duplicates; the files of its first try are gone."""
-    for file in result.files:
-        file.path.unlink(missing_ok=True)
-    return replace(task, drop=frozenset(losers.intersection(result.seqs)))
+def _by_sequence(results: Sequence[Built]) -> Iterable[tuple[bytes, int]]:
+    """Sorted only where it must be: results that follow each other, each in order, are in order as they are."""
+    found = [pair for result in results for pair in pairs(result.keys, result.seqs)]
+    if any(before[1] > after[1] for before, after in pairwise(found)):
+        found.sort(key=itemgetter(1))
+    return found

@@ -51,9 +51,11 @@ class KeyIndex:
         uuid, through = found[0]
         return int(through) if uuid == table_uuid else None
 
-    def find(self, hashes: Sequence[bytes]) -> dict[bytes, int]:
+    def find(self, hashes: Iterable[bytes]) -> dict[bytes, int]:
         """Those of the hashes that the lake has, with the sequence of their row."""
         known: dict[bytes, int] = {}
+        if not self._read("SELECT 1 FROM keys LIMIT 1", ()):
+            return known
         ordered = sorted(set(hashes))
         for start in range(0, len(ordered), _LOOKUP):
             some = ordered[start : start + _LOOKUP]

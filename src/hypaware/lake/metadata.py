@@ -7,14 +7,13 @@ those name manifest lists, those name manifests (Avro), those name data files wi
 from __future__ import annotations
 
 import json
-import sqlite3
 from collections.abc import Iterator, Mapping
-from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hypaware.home import Home
+from hypaware.looking import has_table, look_into
 from hypaware.model.datasets import SEQ, SOURCE
 
 CATALOG = "hyp"
@@ -25,6 +24,7 @@ INCARNATION = "hyp.incarnation"
 PARENTS = "hyp.incarnation-parents"
 FLUSH_ID = "hyp.flush-id"
 SEGMENTS = "hyp.segments"
+RETAINED_FROM = "hyp.retained-from"
 
 _DELETED = 2
 
@@ -96,8 +96,8 @@ class Metadata:
 def entries(home: Home) -> list[TableEntry]:
     if not home.catalog.is_file():
         return []
-    with closing(sqlite3.connect(f"{home.catalog.absolute().as_uri()}?mode=ro", uri=True, timeout=30)) as catalog:
-        if not catalog.execute("SELECT 1 FROM sqlite_master WHERE name = 'iceberg_tables'").fetchone():
+    with look_into(home.catalog) as catalog:
+        if not has_table(catalog, "iceberg_tables"):
             return []
         found = catalog.execute(
             "SELECT table_name, metadata_location, previous_metadata_location FROM iceberg_tables"
@@ -109,6 +109,12 @@ def entries(home: Home) -> list[TableEntry]:
 
 def entry(home: Home, table: str) -> TableEntry | None:
     return next((found for found in entries(home) if found.name == table), None)
+
+
+def retained_from(home: Home, table: str) -> str | None:
+    """The first day that retention has kept; what is older does not come back."""
+    found = entry(home, table)
+    return read(found.metadata).properties.get(RETAINED_FROM) if found else None
 
 
 def read(path: Path) -> Metadata:

@@ -35,6 +35,9 @@ def record(home: Home, store: Store, flush: Flush, outcome: Outcome) -> None:
 
 
 def remove_segments(home: Home, flush: Flush) -> None:
+    """An import has none."""
+    if not flush.segments:
+        return
     folder = segments.folder(home, flush.dataset)
     wanted = {segment.name for segment in flush.segments}
     for segment in segments.sealed_segments(folder):

@@ -19,9 +19,11 @@ from pyspark.sql import SparkSession
 from hypaware.errors import Retryable
 from hypaware.home import Home
 from hypaware.lake import metadata, scan, secure, tables
-from hypaware.lake.build import BuildFailure, BuildTask, Built, BuiltFile, build_or_say_why, workers_run
+from hypaware.lake.build import BuildFailure, Built, Task, run_or_say_why, workers_run
 from hypaware.lake.committer import Landed, NotCommitted
 from hypaware.lake.metadata import FLOOR, FLUSH_ID, INCARNATION, PARENTS, SEGMENTS, Metadata, local_path
+from hypaware.lake.partitions import BuiltFile
+from hypaware.lake.watching import Watcher, watched
 from hypaware.model import datasets
 from hypaware.model.datasets import BATCH_ID, SEQ, SOURCE, Dataset
 from hypaware.state.flushes import Flush
@@ -35,12 +37,18 @@ _SNAPSHOT_MIN_AGE = 3600.0
 
 class SparkLake:
     def __init__(
-        self, home: Home, spark: SparkSession, identity: Identity, check_cancelled: Callable[[], None]
+        self,
+        home: Home,
+        spark: SparkSession,
+        identity: Identity,
+        check_cancelled: Callable[[], None],
+        watch: Watcher | None = None,
     ) -> None:
         self._home = home
         self._spark = spark
         self._identity = identity
         self._check_cancelled = check_cancelled
+        self._watch = watch
 
     def table(self, dataset: Dataset) -> SparkTable:
         name = dataset.name
@@ -53,9 +61,15 @@ class SparkLake:
             table = SparkTable(self._spark, dataset)
         return table
 
-    def build(self, tasks: Sequence[BuildTask]) -> list[Built | BuildFailure]:
+    def run(self, tasks: Sequence[Task]) -> list[Built | BuildFailure]:
+        if not tasks:
+            return []
+        spark = self._spark.sparkContext
         try:
-            return list(self._spark.sparkContext.parallelize(tasks, len(tasks)).map(build_or_say_why).collect())
+            if self._watch is not None:
+                with watched(spark, self._watch) as run:
+                    return list(spark.parallelize(tasks, len(tasks)).map(run).collect())
+            return list(spark.parallelize(tasks, len(tasks)).map(run_or_say_why).collect())
         except (Py4JJavaError, CapturedException) as error:
             self._check_cancelled()
             # A worker died with its task: nobody can say which rows did it, so all of these are suspects. Unless no

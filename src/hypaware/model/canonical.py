@@ -10,13 +10,14 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import re
 from typing import Any, NoReturn
 
 import orjson
 
-# orjson reads a whole number beyond 64 bits as a float; one of 19 digits or more may be such a number.
-_LONG_NUMBER = re.compile(rb"[0-9]{19}")
+# orjson reads a whole number beyond 64 bits as a float; one of 19 digits or more may be such a number. Looking for 19
+# equal bytes after making all digits equal takes a tenth of the time that a pattern takes.
+_DIGITS_ALIKE = bytes.maketrans(b"0123456789", b"0" * 10)
+_LONG_NUMBER = b"0" * 19
 _OPTIONS = orjson.OPT_SORT_KEYS | orjson.OPT_PASSTHROUGH_DATETIME | orjson.OPT_PASSTHROUGH_DATACLASS
 # Containers within containers; as many as orjson writes.
 MAX_DEPTH = 254
@@ -26,7 +27,7 @@ def parse(data: bytes | str) -> Any:
     """Reads JSON; raises ValueError with a reason for anything that is not exactly JSON."""
     raw = data.encode("utf-8", "strict") if isinstance(data, str) else data
     value = orjson.loads(raw)
-    if _LONG_NUMBER.search(raw):
+    if _LONG_NUMBER in raw.translate(_DIGITS_ALIKE):
         return json.loads(raw, parse_constant=_refuse_constant)
     return value
 
@@ -45,7 +46,13 @@ def text(value: Any) -> str:
 
 def row_id(row: dict[str, Any]) -> str:
     """The id of a coerced row: sha256 over the columns that are not null, so that adding a column changes none."""
-    return hashlib.sha256(orjson.dumps(row, option=orjson.OPT_SORT_KEYS)).hexdigest()
+    return row_id_and_text(row)[0]
+
+
+def row_id_and_text(row: dict[str, Any]) -> tuple[str, bytes]:
+    """The id, and the JSON that it is the hash of."""
+    raw = orjson.dumps(row, option=orjson.OPT_SORT_KEYS)
+    return hashlib.sha256(raw).hexdigest(), raw
 
 
 def _exact_text(value: Any, refused: TypeError) -> str:

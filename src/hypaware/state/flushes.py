@@ -14,7 +14,7 @@ from datetime import UTC, datetime, timedelta
 from sqlalchemy import Connection, delete, func, insert, select, update
 
 from hypaware.errors import StateError
-from hypaware.state import tables
+from hypaware.state import sources, tables
 from hypaware.state.store import StateCorrupt
 
 _segments, _flushes, _high_water, _allocator = tables.segments, tables.flushes, tables.high_water, tables.allocator
@@ -82,11 +82,8 @@ def reserve(connection: Connection, dataset: str, segments: Sequence[tuple[str, 
     for name, rows in segments:
         reserved.append(ReservedSegment(name, start, rows, attempts.get(name, 0) + 1))
         start += rows
-    connection.execute(
-        insert(_flushes).values(
-            id=flush_id, dataset=dataset, seq_after=base - 1, seq_last=start - 1, status="reserved", reserved_at=now
-        )
-    )
+    flush = Flush(flush_id, dataset, base - 1, start - 1, tuple(reserved))
+    _insert_flush(connection, flush)
     _forget_segments(connection, dataset, [segment.name for segment in reserved])
     connection.execute(
         insert(_segments),
@@ -104,8 +101,29 @@ def reserve(connection: Connection, dataset: str, segments: Sequence[tuple[str, 
             for segment in reserved
         ],
     )
-    raise_next_seq(connection, start)
-    return Flush(flush_id, dataset, base - 1, start - 1, tuple(reserved))
+    return flush
+
+
+def reserve_blocks(connection: Connection, dataset: str, size: int, *, above: int = 0) -> Flush:
+    """Takes a range of `size` for rows that come from no segment, higher than `above`. It may have gaps in the end."""
+    base = max(next_seq(connection), above + 1)
+    flush = Flush(str(uuid.uuid4()), dataset, base - 1, base - 1 + size, ())
+    _insert_flush(connection, flush)
+    return flush
+
+
+def _insert_flush(connection: Connection, flush: Flush) -> None:
+    connection.execute(
+        insert(_flushes).values(
+            id=flush.id,
+            dataset=flush.dataset,
+            seq_after=flush.after,
+            seq_last=flush.last,
+            status="reserved",
+            reserved_at=_now(),
+        )
+    )
+    raise_next_seq(connection, flush.last + 1)
 
 
 def unfinished(connection: Connection, dataset: str | None = None) -> list[Flush]:
@@ -126,6 +144,7 @@ def burn(connection: Connection, flush: Flush, *, guilty: Iterable[str] | None =
     """
     now = _now()
     _settle(connection, flush, status="burnt", finished_at=now)
+    sources.discard(connection, flush.id)
     if guilty is not None:
         innocent = [segment.name for segment in flush.segments if segment.name not in set(guilty)]
         for name in innocent:
@@ -157,6 +176,7 @@ def record(connection: Connection, flush: Flush, outcome: Outcome) -> None:
         update(_segments).where(_segments.c.flush_id == flush.id).values(status="committed", updated_at=now)
     )
     raise_high_water(connection, flush.dataset, outcome.high_water)
+    sources.promote(connection, flush.id)
     horizon = (datetime.now(UTC) - _REMEMBER).isoformat()
     connection.execute(delete(_segments).where(_segments.c.status == "committed", _segments.c.updated_at < horizon))
     connection.execute(delete(_flushes).where(_flushes.c.status != "reserved", _flushes.c.finished_at < horizon))
@@ -212,7 +232,9 @@ def raise_high_water(connection: Connection, dataset: str, by_source: Mapping[st
 
 
 def lower_high_water(connection: Connection, dataset: str, floor: int) -> None:
-    """The lake was rolled back and the user goes on without those rows. Sequences are not given out again for that."""
+    """The lake was rolled back and the user goes on without those rows. Sequences are not given out again for that;
+    what imports brought may be there to be read again."""
+    sources.forget(connection, dataset)
     connection.execute(
         update(_high_water).where(_high_water.c.dataset == dataset, _high_water.c.seq > floor).values(seq=floor)
     )

@@ -35,7 +35,19 @@ def _foundation(connection: Connection) -> None:
         connection.execute(text(statement))
 
 
-STEPS: tuple[tuple[str, Step], ...] = (("0001_foundation", _foundation),)
+def _sources(connection: Connection) -> None:
+    columns = """provider TEXT NOT NULL, dataset TEXT NOT NULL, path TEXT NOT NULL, inode BIGINT NOT NULL,
+            size BIGINT NOT NULL, mtime_ns BIGINT NOT NULL, consumed BIGINT NOT NULL, prefix_hash TEXT NOT NULL,
+            held TEXT NOT NULL, since TEXT, until TEXT"""
+    for statement in (
+        f"CREATE TABLE sources ({columns}, PRIMARY KEY (provider, dataset, path))",
+        f"""CREATE TABLE pending_sources (
+            flush_id TEXT NOT NULL, {columns}, PRIMARY KEY (flush_id, provider, dataset, path))""",
+    ):
+        connection.execute(text(statement))
+
+
+STEPS: tuple[tuple[str, Step], ...] = (("0001_foundation", _foundation), ("0002_sources", _sources))
 
 
 def migrate(connection: Connection) -> None:

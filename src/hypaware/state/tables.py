@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from sqlalchemy import BigInteger, Column, Integer, MetaData, Table, Text
 
 metadata = MetaData()
@@ -55,3 +57,23 @@ high_water = Table(
     Column("source", Text, primary_key=True),
     Column("seq", BigInteger, nullable=False),
 )
+
+
+def _mark_columns() -> list[Column[Any]]:
+    return [
+        Column("provider", Text, primary_key=True),
+        Column("dataset", Text, primary_key=True),
+        Column("path", Text, primary_key=True),
+        Column("inode", BigInteger, nullable=False),
+        Column("size", BigInteger, nullable=False),
+        Column("mtime_ns", BigInteger, nullable=False),
+        Column("consumed", BigInteger, nullable=False),
+        Column("prefix_hash", Text, nullable=False),
+        Column("held", Text, nullable=False),
+        Column("since", Text),
+        Column("until", Text),
+    ]
+
+
+sources = Table("sources", metadata, *_mark_columns())
+pending_sources = Table("pending_sources", metadata, Column("flush_id", Text, primary_key=True), *_mark_columns())

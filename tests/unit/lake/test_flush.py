@@ -121,18 +121,18 @@ def test_a_poison_row_is_singled_out_and_nothing_behind_it_waits(home: Home, mon
 @pytest.mark.hazard(93)
 def test_segments_beside_a_poisoned_one_are_not_held_to_blame(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[list[str]] = []
-    real = LightLake.build
+    real = LightLake.run
 
     def watched(self: LightLake, tasks: Any) -> Any:
-        calls.append([piece.segment for task in tasks for piece in task.slices])
+        calls.append([piece.segment for task in tasks for piece in task.pieces])
         results = real(self, tasks)
         return [
-            build.BuildFailure("no") if any(b"poison" in piece.path.read_bytes() for piece in task.slices) else result
+            build.BuildFailure("no") if any(b"poison" in piece.path.read_bytes() for piece in task.pieces) else result
             for task, result in zip(tasks, results, strict=True)
         ]
 
-    monkeypatch.setattr(LightLake, "build", watched)
-    monkeypatch.setattr("hypaware.lake.prepare._SLICE_BYTES", 1)
+    monkeypatch.setattr(LightLake, "run", watched)
+    monkeypatch.setattr("hypaware.lake.flush._SLICE_BYTES", 1)
     append(home, rows(2))
     append(home, rows(1, start=2, content_text="poison"))
     flush(home)
@@ -147,7 +147,7 @@ def test_a_full_disk_while_building_costs_nothing_but_time(home: Home, monkeypat
     """No row is blamed, none is refused, all of them land when there is room again."""
     append(home, rows(10))
     with monkeypatch.context() as full:
-        full.setattr(pq.ParquetWriter, "write_batch", _no_space)
+        full.setattr(pq.ParquetWriter, "write_table", _no_space)
         for _ in range(PATIENCE + 2):
             with pytest.raises(Retryable, match="No space left"):
                 flush(home)
@@ -165,7 +165,7 @@ def test_trouble_after_the_commit_never_takes_a_committed_row_away(home: Home, m
     append(home, rows(10))
     for step in ("secure.durable.fsync_file", "recover.record", "recover.remove_segments"):
         with monkeypatch.context() as failing:
-            failing.setattr(f"hypaware.lake.flush.{step}", _no_space)
+            failing.setattr(f"hypaware.lake.landing.{step}", _no_space)
             with pytest.raises(Retryable, match=r"next flush finishes|wait in the spool"):
                 flush(home)
         flush(home)
@@ -476,13 +476,13 @@ def test_a_flush_ends_although_producers_never_pause(home: Home, monkeypatch: py
     """It commits what waited when it began."""
     append(home, rows(5))
     more = iter(range(5, 1000, 5))
-    real = LightLake.build
+    real = LightLake.run
 
     def build_while_others_append(self: LightLake, tasks: Any) -> Any:
         append(home, rows(5, start=next(more)))
         return real(self, tasks)
 
-    monkeypatch.setattr(LightLake, "build", build_while_others_append)
+    monkeypatch.setattr(LightLake, "run", build_while_others_append)
     report = flush(home)
     assert (report.segments, waiting(home)) == (1, 5)
 
@@ -499,7 +499,7 @@ def test_a_segment_that_cannot_be_read_holds_up_only_itself(home: Home, monkeypa
             raise OSError(errno.EIO, "Input/output error")
         return real(path, *args, **kwargs)
 
-    monkeypatch.setattr("hypaware.lake.build.open", fails, raising=False)
+    monkeypatch.setattr("hypaware.lake.slices.open", fails, raising=False)
     with pytest.raises(Retryable, match="Input/output error"):
         flush(home)
     assert parts(home) == sorted(f"message-{n}#0" for n in range(5, 10))
@@ -532,7 +532,7 @@ def _flush_up_to_commit(home: Home, store: Any, lake: LightLake) -> None:
         raise Died
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("hypaware.lake.flush._after_commit", die)
+        patch.setattr("hypaware.lake.landing._after_commit", die)
         with pytest.raises(Died):
             Flusher(home, store, lake).flush(datasets.get(DATASET), wait=0)
 

@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hypaware.home import Home
-from hypaware.lake.build import BuildTask, Slice, build
+from hypaware.lake.build import BuildTask
+from hypaware.lake.slices import Slice
 from hypaware.model.coerce import RowRejected, coerce_row
 from hypaware.model.datasets import INTERNAL
 from hypaware.spool import envelope, segments
@@ -101,12 +102,12 @@ def test_reader_and_flush_take_the_same_lines(drawn: list[bytes], tail: bytes) -
         columns = [column.name for column in MESSAGES.columns] + list(INTERNAL)
         task = BuildTask(
             DATASET,
-            "flush",
             (Slice(segment.name, segment.path, 1, 0, segment.rows),),
+            "flush",
             home.warehouse,
             {name: number for number, name in enumerate(columns, 1)},
         )
-        built = build(task)
+        built = task.run()
         refused = {reject.ordinal for reject in built.rejects}
         assert len(read) == built.rows == segment.rows - len(refused)
         assert [seq - 1 for seq in built.seqs] == [each for each in range(segment.rows) if each not in refused]

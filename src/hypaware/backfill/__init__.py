@@ -1,0 +1,1 @@
+"""Import of clients' history: registries, plan, run. Knows no concrete client and no concrete dataset."""

@@ -1,0 +1,146 @@
+"""A dry run: what an import would write, skip and reject, exactly, without a trace. Runs in this process, no Spark.
+
+Sources are read and made into rows by the same pieces as in a real run; nothing is written anywhere. What is there
+already is asked from the key index, the data files that it has not taken in, and the spool.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from array import array
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+from hypaware import telemetry
+from hypaware.backfill import lots, marks, registry
+from hypaware.backfill.lots import Lot, Origin
+from hypaware.backfill.outcome import Outcome
+from hypaware.backfill.pieces import SourcePiece
+from hypaware.backfill.present import Present
+from hypaware.backfill.registry import Registered
+from hypaware.backfill.request import Request, finish, kept_window, registered, surveyed
+from hypaware.config import Config
+from hypaware.errors import HypError, Retryable
+from hypaware.home import Home
+from hypaware.lake import metadata
+from hypaware.lake.build import Built, key_hash
+from hypaware.lake.keys import pairs
+from hypaware.model import datasets
+from hypaware.model.datasets import Dataset
+from hypaware.state import mirror
+
+Progress = Callable[[str, float, float, dict[str, Any]], None]
+
+# Less than this is read before another process has started.
+_WORTH_A_POOL = 32 << 20
+_SOME_GATEWAY = "dry-run"
+
+
+@dataclass(frozen=True)
+class DryTask:
+    dataset: str
+    pieces: tuple[SourcePiece, ...]
+
+    def run(self) -> DryBuilt:
+        dataset = datasets.get(self.dataset)
+        found = DryBuilt()
+        for piece in self.pieces:
+            for seq, row in piece.rows(dataset, found.built):
+                found.rows += 1
+                found.days.setdefault(row[dataset.time_column][:10], array("q")).append(seq)
+                if (key := dataset.key_of(row)) is not None:
+                    found.built.seqs.append(seq)
+                    found.built.keys += key_hash(self.dataset, key)
+        return found
+
+
+@dataclass
+class DryBuilt:
+    built: Built = field(default_factory=Built)
+    rows: int = 0
+    days: dict[str, array[int]] = field(default_factory=dict)
+
+
+def dry_run(home: Home, _config: Config, args: Mapping[str, Any], progress: Progress) -> dict[str, Any]:
+    """INTERFACE's backfill document with `dry_run: true`."""
+    request = Request.of(args)
+    known = registry.providers()
+    asked = request.facts(dry_run=True)
+    with telemetry.span("backfill.start", component="backfill", **asked):
+        telemetry.event("backfill.start", **asked)
+        outcomes = [
+            _dry_provider(home, request, entry, progress) for name in request.providers if (entry := known.get(name))
+        ]
+        finish(outcomes)
+    return {
+        "run_id": telemetry.dev_run_id(),
+        "dry_run": True,
+        "providers": [outcome.document() for outcome in outcomes],
+    }
+
+
+def _dry_provider(home: Home, request: Request, entry: Registered, progress: Progress) -> Outcome:
+    outcome = Outcome(entry)
+    for name in entry.provider.datasets:
+        try:
+            _dry_import(home, request, outcome, registered(name), progress)
+        except HypError as error:
+            outcome.fail(error)
+        except OSError as error:
+            outcome.fail(Retryable(f"{name}: {error}", kind="import_failed"))
+    return outcome
+
+
+def _dry_import(home: Home, request: Request, outcome: Outcome, dataset: Dataset, progress: Progress) -> None:
+    known = marks.known(home, outcome.entry.name, dataset.name)
+    window = kept_window(request.window, metadata.retained_from(home, dataset.name))
+    found = surveyed(outcome, request, dataset, known, window)
+    held = mirror.read(home.mirror)
+    gateway_id = held.identity.gateway_id if held else _SOME_GATEWAY
+    origin = Origin(outcome.entry.name, dataset.name, dict(request.environment), gateway_id)
+    present, after, read = Present(home, dataset), 0, 0
+    for lot in lots.lots(found.due):
+        results = []
+        for task, result in _run(list(_tasks(lot, origin, after))):
+            results.append(result)
+            read += lots.size_of(task.pieces)
+            facts = {"unit": "bytes", "rows": outcome.rows_written + sum(each.rows for each in results)}
+            progress("reading", read, found.bytes, facts)
+        after += lot.blocks
+        _settle(outcome, present, results)
+
+
+def _settle(outcome: Outcome, present: Present, results: Sequence[DryBuilt]) -> None:
+    reports = [report for result in results for report in result.built.notes]
+    for report in reports:
+        if report.fault is not None:
+            raise report.fault
+    built = [result.built for result in results]
+    losers = present.duplicates([pair for each in built for pair in pairs(each.keys, each.seqs)])
+    outcome.read(reports, losers)
+    outcome.wrote(
+        sum(result.rows for result in results) - len(losers),
+        len(losers),
+        sum(len(each.rejects) for each in built),
+        (day for result in results for day, seqs in result.days.items() if not losers.issuperset(seqs)),
+    )
+
+
+def _tasks(lot: Lot, origin: Origin, after: int) -> Iterator[DryTask]:
+    for some in lots.in_tasks(lots.pieces(lot, origin, after)):
+        yield DryTask(origin.dataset, tuple(some))
+
+
+def _run(tasks: list[DryTask]) -> Iterator[tuple[DryTask, DryBuilt]]:
+    if sum(lots.size_of(task.pieces) for task in tasks) < _WORTH_A_POOL:
+        yield from ((task, task.run()) for task in tasks)
+        return
+    with ProcessPoolExecutor(os.cpu_count(), mp_context=multiprocessing.get_context("spawn")) as pool:
+        try:
+            yield from zip(tasks, pool.map(DryTask.run, tasks), strict=True)
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise

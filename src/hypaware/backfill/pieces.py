@@ -1,0 +1,175 @@
+"""A pinned source as a piece of a build: read, made into rows, numbered, coerced. Runs in Spark's tasks.
+
+The k-th row that a source gives has the k-th number of its block, each time it is read. Trouble with one source is
+told and leaves it due; what it gave before that are good rows, and the next import meets them by their keys. Only a
+provider that breaks its contract stops its whole import.
+"""
+
+from __future__ import annotations
+
+import os
+from array import array
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+
+import orjson
+
+from hypaware.backfill import registry
+from hypaware.backfill.check import ProviderFault, checked, rows_of
+from hypaware.backfill.materializer import Materializer
+from hypaware.backfill.pinning import path_text
+from hypaware.backfill.provider import Event, Item
+from hypaware.backfill.reading import Pinned, Reading, SourceChanged
+from hypaware.backfill.registry import Materializers, Providers
+from hypaware.lake.build import Built, Reject
+from hypaware.model.coerce import RowRejected, coerce_row
+from hypaware.model.datasets import Dataset, Row
+from hypaware.state.sources import SourceMark
+
+_MAX_EVENTS = 100
+
+
+@dataclass
+class Tally:
+    """Numbers of single rows, by name, such that those of duplicates can be left out of the sum."""
+
+    seqs: dict[str, array[int]] = field(default_factory=dict)
+    values: dict[str, array[int]] = field(default_factory=dict)
+
+    def add(self, seq: int, numbers: Mapping[str, int]) -> None:
+        for name, number in numbers.items():
+            if name not in self.seqs:
+                self.seqs[name], self.values[name] = array("q"), array("q")
+            if -(2**63) <= number < 2**63:
+                self.seqs[name].append(seq)
+                self.values[name].append(number)
+
+    def total(self, without: Collection[int]) -> Counter[str]:
+        return Counter(
+            {
+                name: sum(v for s, v in zip(seqs, self.values[name], strict=True) if s not in without)
+                if without
+                else sum(self.values[name])
+                for name, seqs in self.seqs.items()
+            }
+        )
+
+
+@dataclass
+class SourceReport:
+    """What reading one source came to."""
+
+    path: str
+    rows: int = 0
+    items: int = 0
+    sessions: set[str] = field(default_factory=set)
+    skipped: Counter[str] = field(default_factory=Counter)
+    events: list[Event] = field(default_factory=list)
+    tally: Tally = field(default_factory=Tally)
+    held: int = 0
+    mark: SourceMark | None = None
+    """What this import takes of the source; without one it stays due."""
+    changed: str | None = None
+    """Why it could not be read now: not the provider's fault."""
+    error: str | None = None
+    fault: ProviderFault | None = None
+
+
+@dataclass(frozen=True)
+class SourcePiece:
+    provider: str
+    dataset: str
+    base: int
+    max_rows: int
+    pinned: Pinned
+    environment: Mapping[str, str]
+    gateway_id: str
+
+    @property
+    def first_seq(self) -> int:
+        return self.base
+
+    @property
+    def suspects(self) -> tuple[str, ...]:
+        return ()
+
+    def rows(self, dataset: Dataset, built: Built) -> Iterator[tuple[int, Row]]:
+        report = SourceReport(path_text(self.pinned.path))
+        try:
+            with Reading(self.pinned) as reading:
+                reading.start_over_if_rewritten()
+                yield from self._read(reading, dataset, built, report)
+                report.skipped.update(reading.skipped)
+                report.held = len(reading.held)
+                report.mark = self._mark(reading)
+        except (SourceChanged, FileNotFoundError) as reason:
+            report.changed = "changed" if isinstance(reason, SourceChanged) else "vanished"
+        except OSError as error:
+            report.changed = "unreadable"
+            report.events.append(Event("unreadable", {"path": report.path, "reason": os.strerror(error.errno or 0)}))
+        except ProviderFault as fault:
+            report.fault = fault
+        except (RecursionError, Exception) as error:
+            report.error = f"{report.path}: {type(error).__name__}: {error}"
+        built.notes.append(report)
+
+    def _read(
+        self, reading: Reading, dataset: Dataset, built: Built, report: SourceReport
+    ) -> Iterator[tuple[int, Row]]:
+        providers, materializers = _registries()
+        entry = providers.get(self.provider)
+        if entry is None:
+            raise ProviderFault("provider_error", f"the workers know no provider {self.provider}")
+        for thing in entry.provider.read(reading, self.environment):
+            found = checked(thing, entry.provider, materializers)
+            if isinstance(found, Event):
+                if len(report.events) < _MAX_EVENTS:
+                    report.events.append(found)
+            elif found.dataset == self.dataset:
+                report.items += 1
+                report.sessions.add(found.provenance.native_id)
+                materializer = materializers.get(found.kind)
+                assert materializer is not None
+                yield from self._rows_of(found, materializer, dataset, built, report)
+
+    def _rows_of(
+        self, item: Item, materializer: Materializer, dataset: Dataset, built: Built, report: SourceReport
+    ) -> Iterator[tuple[int, Row]]:
+        for raw in rows_of(item, materializer, report.skipped):
+            seq = self.base + report.rows
+            report.rows += 1
+            if report.rows > self.max_rows:
+                message = f"{report.path} gave more than {self.max_rows} rows, and its provider says that it has fewer"
+                raise ProviderFault("invalid_yield", message)
+            try:
+                row = coerce_row(dataset, raw, self.gateway_id)
+            except RowRejected as reason:
+                kept = orjson.dumps(raw, default=str, option=orjson.OPT_NON_STR_KEYS)
+                built.rejects.append(Reject(report.path, report.rows - 1, str(reason), kept))
+                continue
+            if materializer.tally is not None and (numbers := materializer.tally(raw)):
+                report.tally.add(seq, numbers)
+            yield seq, row
+
+    def _mark(self, reading: Reading) -> SourceMark:
+        pinned, window = reading.source, reading.window_taken()
+        return SourceMark(
+            self.provider,
+            self.dataset,
+            path_text(pinned.path),
+            pinned.inode,
+            pinned.size,
+            pinned.mtime_ns,
+            reading.consumed,
+            reading.hash_of_prefix(reading.consumed),
+            tuple(sorted(reading.held)),
+            window.since,
+            window.until,
+        )
+
+
+@cache
+def _registries() -> tuple[Providers, Materializers]:
+    return registry.providers(), registry.materializers()

@@ -1,0 +1,151 @@
+"""What is due: each source is looked at, pinned as it is now, and held against what earlier imports took of it.
+
+An unchanged source is not opened. One is due if it is new, has grown, was replaced, was read under a narrower window,
+or if something of it was held back and it has been quiet since.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+
+from hypaware.backfill.check import ProviderFault, checked_source
+from hypaware.backfill.provider import Environment, Event, Found, Provider
+from hypaware.backfill.reading import Pinned, Window
+from hypaware.model.columns import Type, coercer, timestamp_text
+from hypaware.state.sources import SourceMark
+
+QUIET_NS = 10 * 60 * 10**9
+UNREADABLE = "unreadable"
+"""What a provider calls the event of a source that it could not look at."""
+_HEAD_BYTES = 64 << 10
+_time_text = coercer(Type.TIMESTAMP)
+
+
+@dataclass(frozen=True)
+class Due:
+    found: Found
+    pinned: Pinned
+    first_time: str
+
+    @property
+    def order(self) -> tuple[str, int, str]:
+        """First by time: sequence and day rise together, and of two copies of a message the original comes first."""
+        return self.first_time, self.pinned.mtime_ns, str(self.pinned.path)
+
+    @property
+    def max_rows(self) -> int:
+        return self.pinned.size if self.found.max_rows is None else self.found.max_rows
+
+
+@dataclass
+class Survey:
+    due: list[Due] = field(default_factory=list)
+    unchanged: int = 0
+    skipped: Counter[str] = field(default_factory=Counter)
+    """Reason → sources that cannot be read now; they stay due."""
+    events: list[Event] = field(default_factory=list)
+
+    @property
+    def files(self) -> int:
+        return len(self.due) + self.unchanged + self.skipped.total()
+
+    @property
+    def bytes(self) -> int:
+        return sum(each.pinned.size for each in self.due)
+
+
+def survey(
+    provider: Provider,
+    environment: Environment,
+    marks: Mapping[str, SourceMark],
+    window: Window,
+    now: datetime,
+    *,
+    in_order: bool = True,
+) -> Survey:
+    """In the order in which the sources are to be imported; for that their first bytes are read."""
+    found = Survey()
+    seen: set[tuple[int, int]] = set()
+    for source in _found(provider, environment, found):
+        try:
+            status = source.path.stat()
+            if not stat.S_ISREG(status.st_mode):
+                found.skipped["not_a_file"] += 1
+                continue
+            if (status.st_dev, status.st_ino) in seen or not status.st_size:
+                continue
+            seen.add((status.st_dev, status.st_ino))
+            pinned = _pin(source.path, status, marks.get(path_text(source.path)), window, now)
+            if pinned is None:
+                found.unchanged += 1
+                continue
+            found.due.append(Due(source, pinned, _first_time(provider, pinned) if in_order else ""))
+        except FileNotFoundError:
+            found.skipped["vanished"] += 1
+        except OSError:
+            found.skipped[UNREADABLE] += 1
+    found.due.sort(key=lambda due: due.order)
+    return found
+
+
+def path_text(path: Path) -> str:
+    """A path as text that can be stored and shown, whatever bytes it is made of."""
+    return os.fsencode(path).decode("utf-8", "backslashreplace")
+
+
+def _found(provider: Provider, environment: Environment, survey: Survey) -> Iterator[Found]:
+    try:
+        for thing in provider.find(environment):
+            source = checked_source(thing)
+            if isinstance(source, Found):
+                yield source
+                continue
+            survey.events.append(source)
+            if source.name == UNREADABLE:
+                survey.skipped[UNREADABLE] += 1
+    except ProviderFault:
+        raise
+    except Exception as error:
+        raise ProviderFault("provider_error", f"looking for history failed: {type(error).__name__}: {error}") from error
+
+
+def _pin(path: Path, now_is: os.stat_result, mark: SourceMark | None, window: Window, now: datetime) -> Pinned | None:
+    quiet = int(now.timestamp() * 10**9) - now_is.st_mtime_ns >= QUIET_NS
+    fresh = Pinned(path, now_is.st_ino, now_is.st_size, now_is.st_mtime_ns, quiet=quiet, window=window)
+    if mark is None or mark.inode != fresh.inode or not Window(mark.since, mark.until).covers(window):
+        return fresh
+    if (mark.size, mark.mtime_ns) == (fresh.size, fresh.mtime_ns):
+        if not mark.held or not quiet:
+            return None
+    elif fresh.size < mark.consumed:
+        return fresh
+    return Pinned(
+        path,
+        fresh.inode,
+        fresh.size,
+        fresh.mtime_ns,
+        consumed=mark.consumed,
+        prefix_hash=mark.prefix_hash,
+        held=frozenset(mark.held),
+        quiet=quiet,
+        window=window,
+        window_before=Window(mark.since, mark.until),
+    )
+
+
+def _first_time(provider: Provider, pinned: Pinned) -> str:
+    with open(pinned.path, "rb") as file:
+        head = file.read(_HEAD_BYTES)
+    try:
+        return str(_time_text(provider.first_time(head)))
+    except ValueError:
+        return timestamp_text(datetime.fromtimestamp(pinned.mtime_ns / 10**9, UTC))
+    except Exception as error:
+        message = f"finding the first time in {pinned.path} failed: {type(error).__name__}: {error}"
+        raise ProviderFault("provider_error", message) from error

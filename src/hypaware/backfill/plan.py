@@ -1,0 +1,63 @@
+"""`hyp backfill plan`: what an import would read, told from names, sizes and earlier imports. Opens no transcript."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from hypaware import telemetry
+from hypaware.backfill import marks, pinning, registry
+from hypaware.backfill.pinning import Survey, path_text
+from hypaware.backfill.registry import Registered
+from hypaware.backfill.request import Request, kept_window, registered
+from hypaware.config import Config
+from hypaware.errors import HypError
+from hypaware.home import Home
+from hypaware.lake import metadata
+
+
+def plan(home: Home, _config: Config, args: Mapping[str, Any]) -> dict[str, Any]:
+    """INTERFACE's plan document; a provider that fails says so in its own entry."""
+    request = Request.of(args)
+    known = registry.providers()
+    chosen = [entry for name in request.providers if (entry := known.get(name))]
+    return {"run_id": telemetry.dev_run_id(), "providers": [_planned(home, request, entry) for entry in chosen]}
+
+
+def _planned(home: Home, request: Request, entry: Registered) -> dict[str, Any]:
+    told: dict[str, Any] = {
+        "provider": entry.name,
+        "plugin": entry.plugin,
+        "datasets": list(entry.provider.datasets),
+    }
+    try:
+        found = [_survey(home, request, entry, name) for name in entry.provider.datasets]
+    except HypError as error:
+        return {**told, "plan": None, "error": error.as_json()}
+    return {**told, "plan": _estimate(found)}
+
+
+def _survey(home: Home, request: Request, entry: Registered, dataset: str) -> Survey:
+    name = registered(dataset).name
+    window = kept_window(request.window, metadata.retained_from(home, name))
+    known = marks.known(home, entry.name, name)
+    return pinning.survey(entry.provider, request.environment, known, window, request.now, in_order=False)
+
+
+def _estimate(found: list[Survey]) -> dict[str, Any]:
+    paths = [path_text(due.pinned.path) for each in found for due in each.due]
+    unchanged = sum(each.unchanged for each in found)
+    notes = [f"unchanged since they were imported: {unchanged} files"] if unchanged else []
+    notes += [f"{count} files cannot be read now: {why}" for each in found for why, count in each.skipped.items()]
+    notes += [_told(event.name, event.facts) for each in found for event in each.events]
+    return {
+        "estimated_items": len(paths),
+        "estimated_bytes": sum(each.bytes for each in found),
+        "sources": [os.path.commonpath(paths)] if paths else [],
+        "notes": notes,
+    }
+
+
+def _told(name: str, facts: Mapping[str, Any]) -> str:
+    return " ".join([name.replace("_", " "), *(f"{key}={value}" for key, value in facts.items())])

@@ -1,0 +1,88 @@
+"""What an import was asked for, and the steps that a real run and a dry one share. Without Spark."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from hypaware import telemetry
+from hypaware.backfill import pinning
+from hypaware.backfill.check import ProviderFault
+from hypaware.backfill.outcome import Outcome
+from hypaware.backfill.pinning import Survey
+from hypaware.backfill.reading import Window
+from hypaware.model import datasets
+from hypaware.model.datasets import Dataset
+from hypaware.state.sources import SourceMark
+
+
+@dataclass(frozen=True)
+class Request:
+    """What `hyp backfill` asked for."""
+
+    providers: tuple[str, ...]
+    window: Window
+    environment: Mapping[str, str]
+    now: datetime
+    retention_days: int | None = None
+
+    def facts(self, *, dry_run: bool) -> dict[str, Any]:
+        """For telemetry: what was asked for."""
+        return {
+            "provider_count": len(self.providers),
+            "dry_run": dry_run,
+            "retention_days": self.retention_days,
+            "since": self.window.since,
+            "until": self.window.until,
+        }
+
+    @classmethod
+    def of(cls, args: Mapping[str, Any]) -> Request:
+        return cls(
+            tuple(args["providers"]),
+            Window(args.get("since"), args.get("until")),
+            args.get("environment") or {},
+            datetime.now(UTC),
+            args.get("retention_days"),
+        )
+
+
+def finish(outcomes: list[Outcome]) -> None:
+    errors = sum(outcome.error is not None for outcome in outcomes)
+    telemetry.event(
+        "backfill.finish",
+        status="failed" if errors else "ok",
+        total_items=sum(outcome.items for outcome in outcomes),
+        total_rows_written=sum(outcome.rows_written for outcome in outcomes),
+        total_rows_skipped=sum(outcome.rows_skipped for outcome in outcomes),
+        error_count=errors,
+    )
+
+
+def registered(name: str) -> Dataset:
+    if name not in datasets.names():
+        raise ProviderFault("dataset_not_registered", f"no dataset {name} is registered")
+    return datasets.get(name)
+
+
+def surveyed(
+    outcome: Outcome, request: Request, dataset: Dataset, marks: Mapping[str, SourceMark], window: Window
+) -> Survey:
+    facts = {**outcome.facts, "hyp_dataset": dataset.name}
+    with telemetry.span("backfill.plan", component="backfill", **facts) as span:
+        found = pinning.survey(outcome.entry.provider, request.environment, marks, window, request.now)
+        counts: dict[str, Any] = {"files": found.files, "files_due": len(found.due), "bytes_due": found.bytes}
+        span.set(**counts)
+        telemetry.event("backfill.scan", **facts, **counts)
+    outcome.surveyed(found)
+    return found
+
+
+def kept_window(window: Window, retained_from: str | None) -> Window:
+    """What retention has dropped does not come back."""
+    if retained_from is None:
+        return window
+    kept = f"{retained_from}T00:00:00.000000Z"
+    return Window(max(kept, window.since or kept), window.until)

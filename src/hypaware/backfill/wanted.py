@@ -1,0 +1,69 @@
+"""What somebody wants to import, understood: which providers, which window, and what they may see of the caller.
+
+It is resolved once, where the user is: a relative date means that moment, and the engine that does the work may have
+been started with other variables than the caller's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from hypaware.backfill.reading import Window
+from hypaware.backfill.registry import Providers
+from hypaware.backfill.selection import Selection, select
+from hypaware.backfill.window import resolve
+from hypaware.config import Config
+from hypaware.home import Home
+
+
+@dataclass(frozen=True)
+class Wanted:
+    selection: Selection
+    window: Window
+    retention_days: int
+    environment: Mapping[str, str]
+
+    def as_args(self, run_id: str) -> dict[str, Any]:
+        """Plain JSON, for a job."""
+        return {
+            "providers": [each.name for each in self.selection.chosen],
+            "since": self.window.since,
+            "until": self.window.until,
+            "retention_days": self.retention_days,
+            "environment": dict(self.environment),
+            "run_id": run_id,
+        }
+
+
+def understand(
+    home: Home,
+    config: Config,
+    providers: Providers,
+    *,
+    names: Sequence[str] = (),
+    since: str | None = None,
+    until: str | None = None,
+    retention_days: int | None = None,
+    now: datetime,
+    variables: Mapping[str, str],
+) -> Wanted:
+    """Raises UsageError for dates, HypError for names. `variables` is the caller's environment, with HOME."""
+    default = config.retention.default_days
+    window = resolve(since, until, retention_days, default, now)
+    selection = select(providers, config, names)
+    return Wanted(
+        selection=selection,
+        window=window,
+        retention_days=default if retention_days is None else retention_days,
+        environment=_environment(selection, variables, home),
+    )
+
+
+def _environment(selection: Selection, variables: Mapping[str, str], home: Home) -> dict[str, str]:
+    """Only what the chosen providers asked for, and where the user's home and HypAware's are."""
+    asked = {"HOME", *(name for each in selection.chosen for name in each.provider.environment)}
+    found = {name: variables[name] for name in sorted(asked) if name in variables}
+    return {**found, "HYP_HOME": str(home.root)}

@@ -1,0 +1,40 @@
+"""A group that is a command as well: `hyp backfill claude` runs it, `hyp backfill list` runs a command of it.
+
+What follows the group's name is one of its commands if it is called like one; everything else belongs to the group's
+own options and arguments.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from hypaware.cli.group import Group
+
+
+class RunnableGroup(Group):
+    allow_interspersed_args = True
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, invoke_without_command=True, no_args_is_help=False, **kwargs)
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if args and args[0] in self.commands:
+            ctx.invoked_subcommand = args[0]
+            ctx.args = args
+            return args
+        return click.Command.parse_args(self, ctx, args)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        if ctx.invoked_subcommand is None:
+            return click.Command.invoke(self, ctx)
+        name, command, args = self.resolve_command(ctx, ctx.args)
+        assert command is not None
+        # The group itself took nothing, so its arguments do not belong into the command's usage.
+        with command.make_context(f"{ctx.info_name} {name}", args, parent=ctx.parent) as inner:
+            return command.invoke(inner)
+
+    def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
+        """Of the group as a command; its commands have lines of their own below."""
+        return click.Command.collect_usage_pieces(self, ctx)

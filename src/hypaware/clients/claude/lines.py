@@ -1,0 +1,174 @@
+"""The first pass over a transcript: what each line means for the others, and nothing of its text.
+
+An entry is a line that makes a row, or would if it were not recorded already. Everything that depends on the order of
+lines (which of two equal uuids counts, occurrences, the last line of a response, what a session's first line says) goes
+by the order in the file, which does not change when the file grows.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+from hypaware.backfill.reading import Line, Reading
+from hypaware.clients.claude.line import (
+    SYNTHETIC,
+    Value,
+    content_of,
+    is_api_error,
+    message_of,
+    role_of,
+    text_of,
+)
+from hypaware.clients.claude.request_log import RequestLog
+from hypaware.clients.claude.responses import Response, Responses
+from hypaware.clients.claude.threads import Threads
+from hypaware.model.expand import Occurrences, has_parts, scope_of, utc_text
+
+_BOOKKEEPING = frozenset(
+    [
+        *("queue-operation", "attachment", "system", "summary", "file-history-snapshot", "file-history-delta"),
+        *("last-prompt", "ai-title", "mode", "permission-mode", "tools-used", "cost-state", "atis-latch", "progress"),
+    ]
+)
+_REQUEST_LOG = "api-request"
+_SESSION_FACTS = {"version": "version", "cwd": "cwd", "git_branch": "gitBranch"}
+_NEW_TYPES = 40
+_UNSAFE = re.compile(r"[^A-Za-z0-9_.-]")
+
+
+@dataclass(slots=True, eq=False)
+class Entry:
+    line: Line
+    uuid: str | None
+    time: str | None
+    fresh: bool
+    occurrence: int | None
+    response: Response | None
+    shape: Line | None
+    """Of the request log, if this is the first response made with it."""
+
+
+@dataclass(slots=True, eq=False)
+class Session:
+    id: str
+    facts: dict[str, str] = field(default_factory=dict)
+    """What the first line that has it says: version, cwd, git_branch."""
+    entries: list[Entry] = field(default_factory=list)
+    started_at: str | None = None
+    names: set[str] = field(default_factory=set)
+    """uuids of its entries."""
+
+
+class Index:
+    """Reads all lines once."""
+
+    def __init__(self, reading: Reading) -> None:
+        self._reading = reading
+        self._skipped: Counter[str] = reading.skipped
+        self._threads = Threads()
+        self._responses = Responses()
+        self._requests = RequestLog()
+        self._occurrences = Occurrences()
+        self.sessions: dict[str, Session] = {}
+        for line in reading.lines():
+            self._add(line, line.value)
+        if not reading.source.quiet:
+            reading.held |= self._responses.hold_unfinished()
+        self.parents = self._threads.parents
+        """uuid → parent, of all lines."""
+        self.links = self._threads.close({uuid for session in self.sessions.values() for uuid in session.names})
+        """The same of lines that make no rows."""
+
+    def _add(self, line: Line, value: Value) -> None:
+        line_type = value.get("type")
+        if isinstance(line_type, str) and line_type.startswith(_REQUEST_LOG):
+            self._requests.note(line, value)
+            self._skip(line, "bookkeeping")
+            return
+        root = self._threads.add(value)
+        message = message_of(value)
+        role = role_of(value, message)
+        session_id = value.get("sessionId")
+        if not isinstance(session_id, str) or not session_id:
+            self._skip(line, self._why_none(line_type) if role is None else "no_session")
+            return
+        session = self.sessions.get(session_id)
+        if session is None:
+            session = self.sessions[session_id] = Session(session_id)
+        if len(session.facts) < len(_SESSION_FACTS):
+            _note_facts(session, value)
+        if role is None:
+            self._skip(line, self._why_none(line_type))
+            return
+        content = content_of(value, message)
+        uuid = text_of(value.get("uuid"))
+        makes_row = has_parts(content) and uuid not in session.names
+        if role == "assistant":
+            is_new, response = self._add_to_response(line, value, message, session, root, makes_row)
+        else:
+            is_new, response = self._reading.is_new(line.offset), None
+        if makes_row:
+            self._add_entry(line, value, session, uuid, is_new, response)
+        elif is_new:
+            self._skipped["duplicate_message" if has_parts(content) else "empty_content"] += 1
+
+    def _add_to_response(
+        self, line: Line, value: Value, message: Value, session: Session, root: str | None, makes_row: bool
+    ) -> tuple[bool, Response | None]:
+        """Whether the line is new, and the response it belongs to, if it is the model's own."""
+        agent = value.get("agentId")
+        thread = (root, agent if isinstance(agent, str) else None, value.get("isSidechain") is True)
+        if message.get("model") == SYNTHETIC or is_api_error(value):
+            self._responses.follow(thread, None)
+            return self._reading.is_new(line.offset), None
+        api_id = text_of(message.get("id"))
+        is_new = self._reading.is_new(line.offset, api_id)
+        response = self._responses.of(session.id, api_id, value.get("requestId"))
+        response.add(message, line.offset, is_new=is_new, makes_row=makes_row)
+        if api_id is not None:
+            self._responses.follow(thread, response)
+        return is_new, response
+
+    def _add_entry(
+        self, line: Line, value: Value, session: Session, uuid: str | None, is_new: bool, response: Response | None
+    ) -> None:
+        time = utc_text(value.get("timestamp"))
+        if time is not None and (session.started_at is None or time < session.started_at):
+            session.started_at = time
+        occurrence = shape = None
+        if uuid is None:
+            occurrence = self._occurrence(session, value)
+        else:
+            session.names.add(uuid)
+        if response is not None and (request := value.get("requestRef")) is not None:
+            shape = self._requests.first_use(session.id, request)
+        fresh = is_new and self._reading.source.window.holds(time)
+        session.entries.append(Entry(line, uuid, time, fresh, occurrence, response, shape))
+
+    def _occurrence(self, session: Session, value: Value) -> int:
+        message = message_of(value)
+        scope = scope_of(session.id, None, value.get("agentId"))
+        return self._occurrences.before(scope, role_of(value, message) or "", content_of(value, message))
+
+    def _why_none(self, line_type: Any) -> str:
+        if not isinstance(line_type, str):
+            return "no_type"
+        if line_type in _BOOKKEEPING:
+            return "bookkeeping"
+        reason = f"unknown_type:{_UNSAFE.sub('?', line_type[:40])}"
+        known = sum(each.startswith("unknown_type:") for each in self._skipped) if reason not in self._skipped else 0
+        return reason if known < _NEW_TYPES else "unknown_type:other"
+
+    def _skip(self, line: Line, why: str) -> None:
+        """Counts a line that makes no row, unless an earlier import counted it."""
+        if self._reading.is_new(line.offset):
+            self._skipped[why] += 1
+
+
+def _note_facts(session: Session, value: Value) -> None:
+    for name, here in _SESSION_FACTS.items():
+        if name not in session.facts and (said := text_of(value.get(here))):
+            session.facts[name] = said

@@ -1,0 +1,99 @@
+"""Which message carries which token counts, and which messages wait because theirs are still to come.
+
+A response's counts come after its messages, so they go to the last message of the turn that can carry them (text or
+a tool call of the model); a turn begins with the user's message. Counts belong to the import that first sees their
+line. What can no longer be changed is never counted on:
+
+- messages after the turn's last counts wait, in a file that somebody still writes to, for counts that may follow;
+- counts whose message was imported before wait for the next message that can carry them, in a later turn if need be;
+- counts that come before any such message of their turn wait for one in this turn, and are dropped without it.
+
+What waits is held under its offset: the next import then takes it as new. In a quiet file messages wait no longer.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from hypaware.backfill.reading import Line, Reading
+from hypaware.clients.codex.usage import Figure
+
+
+@dataclass(slots=True)
+class Slot:
+    """A message of the thread: its line, and what it carries."""
+
+    line: Line
+    new: bool
+    """No earlier import took it."""
+    usage: Counter[str] | None = None
+    counts_at: list[int] = field(default_factory=list)
+    """Offsets of the lines whose counts it carries."""
+    held: bool = False
+
+    def carry(self, counts: Iterable[tuple[int, Figure]]) -> None:
+        for offset, figure in counts:
+            self.usage = Counter() if self.usage is None else self.usage
+            self.usage.update(figure.as_usage())
+            self.counts_at.append(offset)
+
+
+def held_key(offset: int) -> str:
+    return str(offset)
+
+
+class Carriers:
+    def __init__(self) -> None:
+        self.slots: list[Slot] = []
+        self.dropped = 0
+        """Counts whose turn has no message that could carry them."""
+        self._carrier: Slot | None = None
+        self._unfinished: int | None = None
+        self._early: list[tuple[int, Figure]] = []
+        self._late: list[tuple[int, Figure]] = []
+
+    def say(self, slot: Slot, *, role: str, can_carry: bool) -> None:
+        if role == "user":
+            self._end_turn()
+        elif role == "assistant" and slot.new and self._unfinished is None:
+            self._unfinished = len(self.slots)
+        self.slots.append(slot)
+        if can_carry:
+            self._carrier = slot
+            if slot.new:
+                slot.carry((*self._late, *self._early))
+                self._late, self._early = [], []
+
+    def count(self, offset: int, figure: Figure, *, new: bool) -> None:
+        self._unfinished = None
+        if not new:
+            return
+        if self._carrier is None:
+            self._early.append((offset, figure))
+        elif self._carrier.new:
+            self._carrier.carry([(offset, figure)])
+        else:
+            self._late.append((offset, figure))
+
+    def close(self, reading: Reading, *, hold_all: bool) -> None:
+        """The file ends here: hold what may still change, and tell what never found a carrier."""
+        quiet = reading.source.quiet
+        waiting = self.slots if hold_all else [] if self._unfinished is None else self.slots[self._unfinished :]
+        for slot in waiting if not quiet else ():
+            if slot.new:
+                slot.held = True
+                reading.held.update(map(held_key, (slot.line.offset, *slot.counts_at)))
+        if quiet:
+            self.dropped += len(self._early)
+        else:
+            reading.held.update(held_key(offset) for offset, _ in self._early)
+        reading.held.update(held_key(offset) for offset, _ in self._late)
+        told = {"usage_without_message": self.dropped, "usage_waiting": len(self._late) if quiet else 0}
+        reading.skipped.update({reason: count for reason, count in told.items() if count})
+
+    def _end_turn(self) -> None:
+        self._carrier = self._unfinished = None
+        self.dropped += len(self._early)
+        self._early = []

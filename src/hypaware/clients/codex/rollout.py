@@ -1,0 +1,152 @@
+"""A rollout file of lines `{timestamp, type, payload}`: the first pass over it.
+
+It finds out what all messages share (session_meta, turn_context), which lines are messages, and which of them carry
+token counts. The messages themselves are made from the same lines when the exchange is expanded, so that a large file
+is never in memory as a whole. Lines count in the order of the file.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+from hypaware.backfill.reading import Line, Reading
+from hypaware.clients.codex import items
+from hypaware.clients.codex.carriers import Carriers, Slot, held_key
+from hypaware.clients.codex.usage import Tally
+from hypaware.model.storable import utc_text
+
+Payload = dict[str, Any]
+
+_READ = frozenset({"event_msg", "response_item", "session_meta", "token_usage_record", "turn_context"})
+_BOOKKEEPING = frozenset(
+    {
+        "compacted",
+        "inter_agent_communication",
+        "inter_agent_communication_metadata",
+        "security_risk_score",
+        "world_state",
+    }
+)
+_ABSOLUTE = re.compile(r"/|[A-Za-z]:[\\/]|\\\\")
+_UNSAFE = re.compile(r"[^A-Za-z0-9_.-]")
+_NAME_LENGTH = 40
+_MAX_NAMES = 20
+
+
+@dataclass
+class Thread:
+    """What a file tells of its thread."""
+
+    meta: Payload = field(default_factory=dict)
+    turn: Payload = field(default_factory=dict)
+    """The first turn's context."""
+    cwd: str | None = None
+    """Of the session, else of the first turn that names one."""
+    first_time: str | None = None
+    slots: list[Slot] = field(default_factory=list)
+
+
+def read_thread(reading: Reading) -> Thread:
+    return _FirstPass(reading).run()
+
+
+def unknown_type(kind: Any, skipped: Counter[str]) -> str:
+    """The reason under which a type is counted that nobody knows: harmless, short, and not too many of them."""
+    name = _UNSAFE.sub("?", kind[:_NAME_LENGTH]) if isinstance(kind, str) and kind else "none"
+    reason = f"unknown_type:{name}"
+    if reason not in skipped and sum(known.startswith("unknown_type:") for known in skipped) >= _MAX_NAMES:
+        return "unknown_type:others"
+    return reason
+
+
+def folder(path: Any) -> str | None:
+    """A working folder, if it does not depend on another one."""
+    return path if isinstance(path, str) and _ABSOLUTE.match(path) else None
+
+
+class _FirstPass:
+    def __init__(self, reading: Reading) -> None:
+        self._reading = reading
+        self._thread = Thread()
+        self._carriers = Carriers()
+        self._tally = Tally()
+        self._ids: set[str | None] = set()
+        self._has_meta = False
+        self._own_from = 0
+
+    def run(self) -> Thread:
+        thread, reading = self._thread, self._reading
+        for line in reading.lines():
+            value = line.value
+            new = reading.is_new(line.offset, held_key(line.offset))
+            if thread.first_time is None:
+                thread.first_time = utc_text(value.get("timestamp"))
+            reason = self._take(line, value, new)
+            if reason is not None and new:
+                reading.skipped[reason] += 1
+        # Until the first turn has begun, columns that all rows share are not known.
+        self._carriers.close(reading, hold_all=not thread.turn)
+        thread.slots = self._carriers.slots
+        return thread
+
+    def _take(self, line: Line, value: dict[str, Any], new: bool) -> str | None:
+        """Why the line makes no row, where somebody might expect one."""
+        kind, payload, ordinal = value.get("type"), value.get("payload"), value.get("ordinal")
+        if not isinstance(kind, str) or kind not in _READ:
+            known = isinstance(kind, str) and kind in _BOOKKEEPING
+            return "bookkeeping" if known else unknown_type(kind, self._reading.skipped)
+        if not isinstance(payload, dict):
+            return "no_payload"
+        if isinstance(ordinal, int) and ordinal < self._own_from:
+            return "inherited"
+        counted = None
+        match kind:
+            case "response_item":
+                return self._take_item(line, payload, new)
+            case "session_meta":
+                return self._take_meta(payload)
+            case "turn_context":
+                self._take_turn(payload)
+            case "token_usage_record":
+                counted = self._tally.record(payload)
+            case _ if payload.get("type") == "token_count":
+                counted = self._tally.snapshot(payload)
+            case _:
+                return "bookkeeping"
+        if counted is not None:
+            self._carriers.count(line.offset, counted, new=new)
+        return None
+
+    def _take_item(self, line: Line, payload: Payload, new: bool) -> str | None:
+        if not items.says(payload):
+            return items.why_unsaid(payload) or unknown_type(payload.get("type"), self._reading.skipped)
+        own_id = items.own_id(payload)
+        repeated = own_id in self._ids
+        if own_id is not None:
+            self._ids.add(own_id)
+        # The expansion passes over a message that it has already; counts on it would be lost.
+        can_carry = not repeated and items.carries_usage(payload)
+        if can_carry:
+            self._tally.answered()
+        self._carriers.say(Slot(line, new), role=items.role_of(payload), can_carry=can_carry)
+        return None
+
+    def _take_turn(self, payload: Payload) -> None:
+        self._thread.turn = self._thread.turn or payload
+        if self._thread.cwd is None:
+            self._thread.cwd = folder(payload.get("cwd"))
+
+    def _take_meta(self, payload: Payload) -> str | None:
+        if self._has_meta:
+            return "bookkeeping"
+        self._has_meta = True
+        self._thread.meta = payload
+        if (named := folder(payload.get("cwd"))) is not None:
+            self._thread.cwd = named
+        own_from = payload.get("subagent_history_start_ordinal")
+        self._own_from = own_from if isinstance(own_from, int) else 0
+        self._tally.inherits = payload.get("forked_from_id") is not None or payload.get("history_base") is not None
+        return None

@@ -1,0 +1,85 @@
+"""What git says about a folder: its repository's top folder and remote. Asked once per folder and process.
+
+The folders come out of transcripts, so they are only looked at: no prompt, no hook, no file watcher, no lock. Git has
+two seconds; where it needs longer three times, it is not asked again.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+_SECONDS = 2.0
+_PATIENCE = 3
+_USERINFO = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*://)[^/?#]*@")
+_QUIET = ("-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null", "-c", "credential.helper=")
+
+
+class GitFacts(NamedTuple):
+    repo_root: str | None = None
+    remote: str | None = None
+    """Without credentials."""
+
+
+NOTHING = GitFacts()
+
+
+def facts(cwd: str) -> GitFacts:
+    """A folder that is gone, no repository, or beyond git's time gives nothing."""
+    return _asked(cwd) if cwd.startswith("/") and "\0" not in cwd else NOTHING
+
+
+def without_userinfo(url: str) -> str:
+    """`https://user:token@host/x` → `https://host/x`; `git@host:x` names no secret and stays."""
+    return _USERINFO.sub(r"\1", url, count=1) if _USERINFO.match(url) else url
+
+
+class _Clock:
+    """How often git was too slow in this process."""
+
+    late = 0
+
+
+@cache
+def _asked(cwd: str) -> GitFacts:
+    try:
+        if not Path(cwd).is_dir():
+            return NOTHING
+        root = _git(cwd, "rev-parse", "--show-toplevel")
+        if not root:
+            return NOTHING
+        return GitFacts(root, _remote(_git(cwd, "config", "--get-regexp", r"^remote\..*\.url$") or ""))
+    except (OSError, ValueError):
+        return NOTHING
+
+
+def _git(cwd: str, *arguments: str) -> str | None:
+    if _Clock.late >= _PATIENCE:
+        return None
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    environment |= {"GIT_TERMINAL_PROMPT": "0", "GIT_OPTIONAL_LOCKS": "0", "LC_ALL": "C"}
+    try:
+        ran = subprocess.run(
+            ["git", *_QUIET, "-C", cwd, *arguments],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            timeout=_SECONDS,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        _Clock.late += 1
+        return None
+    return ran.stdout.decode("utf-8", "replace").rstrip("\n") if ran.returncode == 0 else None
+
+
+def _remote(listed: str) -> str | None:
+    """The url of `origin`, else of the first remote, out of lines `remote.<name>.url <url>`."""
+    urls = dict(reversed([line.split(" ", 1) for line in listed.splitlines() if " " in line]))
+    url = urls.get("remote.origin.url") or next(reversed(urls.values()), None)
+    return without_userinfo(url) if url else None

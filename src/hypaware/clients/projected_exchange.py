@@ -1,0 +1,121 @@
+"""`ai_gateway.projected_exchange`: the materializer that makes rows of `ai_gateway_messages` out of an exchange.
+
+A provider gives it an `Exchange`, or a mapping with the same names, whose messages may be mappings too. The rows are
+those that live capture makes of the same conversation, but for `attributes.gateway`, which says that they were imported
+and from where: `{source: "backfill", source_path_hash, native_id}`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import MISSING, fields, replace
+from typing import Any
+
+import orjson
+
+from hypaware.backfill.materializer import InvalidItem, Materializer
+from hypaware.backfill.provider import Provenance
+from hypaware.model.columns import shown
+from hypaware.model.datasets import Row
+from hypaware.model.exchange import Exchange, Message
+from hypaware.model.expand import expand
+
+_HASH_DIGITS = 16
+
+
+def materialize(value: Any, provenance: Provenance, skipped: Counter[str]) -> Iterator[Row]:
+    gateway = {
+        "source": "backfill",
+        "source_path_hash": source_path_hash(provenance.source_path),
+        "native_id": provenance.native_id,
+    }
+    return expand(_exchange(value), gateway=gateway, skipped=skipped)
+
+
+def source_path_hash(path: str) -> str:
+    """Tells the rows of one file from those of another without telling its name."""
+    return hashlib.sha256(path.encode("utf-8", "surrogateescape")).hexdigest()[:_HASH_DIGITS]
+
+
+def tokens(row: Row) -> Mapping[str, int]:
+    """The token counts that a row carries, as it was expanded or as it is stored."""
+    attributes = row.get("attributes")
+    if isinstance(attributes, str):
+        attributes = orjson.loads(attributes) if '"usage":{' in attributes else None
+    usage = attributes.get("usage") if isinstance(attributes, dict) else None
+    if not isinstance(usage, dict):
+        return {}
+    return {kind: count for kind, count in usage.items() if type(count) is int}
+
+
+PROJECTED_EXCHANGE = Materializer("ai_gateway.projected_exchange", "ai_gateway_messages", materialize, tokens)
+
+
+def _exchange(value: Any) -> Exchange:
+    if isinstance(value, Mapping):
+        _refuse_keys("an exchange", value, _EXCHANGE_NEEDS, _EXCHANGE_KEYS)
+        value = Exchange(**value)
+    if not isinstance(value, Exchange):
+        raise InvalidItem(f"an exchange is expected, this is {shown(value)}")
+    for name in ("provider", "session_id", "client_name"):
+        _require(isinstance(text := getattr(value, name), str) and text != "", f"an exchange's {name}", text, "text")
+    _require_groups("an exchange", value)
+    _require(
+        isinstance(value.links, Mapping | None), "an exchange's links", value.links, "ids with the ids before them"
+    )
+    return replace(value, messages=_messages(value.messages), fallback_time=_fallback_time(value.fallback_time))
+
+
+def _fallback_time(given: Any) -> tuple[str, str] | None:
+    match given:
+        case None:
+            return None
+        case (str() as time, str() as source):
+            return time, source
+    raise InvalidItem(f"an exchange's fallback_time is {shown(given)}, not a time and where it is from")
+
+
+def _messages(given: Any) -> Iterator[Message]:
+    several = isinstance(given, Iterable) and not isinstance(given, str | bytes | Mapping)
+    _require(several, "an exchange's messages", given, "one message after the other")
+    return (message if isinstance(message, Message) else _message(message) for message in given)
+
+
+def _message(given: Any) -> Message:
+    if not isinstance(given, Mapping):
+        raise InvalidItem(f"a message is expected, this is {shown(given)}")
+    _refuse_keys("a message", given, _MESSAGE_NEEDS, _MESSAGE_KEYS)
+    message = Message(**given)
+    _require_groups("a message", message)
+    _require(isinstance(message.fresh, bool), "a message's fresh", message.fresh, "true or false")
+    count = message.occurrence
+    _require(count is None or (type(count) is int and count >= 0), "a message's occurrence", count, "a whole number")
+    return message
+
+
+def _require_groups(what: str, value: Exchange | Message) -> None:
+    for name in ("columns", "attributes"):
+        further = getattr(value, name)
+        _require(isinstance(further, Mapping), f"{what}'s {name}", further, "names with values")
+
+
+def _require(right: bool, what: str, value: Any, expected: str) -> None:
+    if not right:
+        raise InvalidItem(f"{what}: {shown(value)} is not {expected}")
+
+
+def _refuse_keys(what: str, given: Mapping[Any, Any], needed: frozenset[str], known: frozenset[str]) -> None:
+    if missing := sorted(needed - given.keys()):
+        raise InvalidItem(f"{what} lacks {', '.join(missing)}")
+    if unknown := [key for key in given if key not in known]:
+        raise InvalidItem(f"{what} has {shown(unknown[0])}, which means nothing here")
+
+
+def _needed(shape: type[Exchange] | type[Message]) -> frozenset[str]:
+    return frozenset(each.name for each in fields(shape) if each.default is MISSING and each.default_factory is MISSING)
+
+
+_EXCHANGE_KEYS, _EXCHANGE_NEEDS = frozenset(each.name for each in fields(Exchange)), _needed(Exchange)
+_MESSAGE_KEYS, _MESSAGE_NEEDS = frozenset(each.name for each in fields(Message)), _needed(Message)

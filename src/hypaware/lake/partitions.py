@@ -1,0 +1,146 @@
+"""Writing rows as Parquet files, one per (source, day), synced, under names that no other try uses."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import quote
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from hypaware import durable
+from hypaware.lake.arrow import file_schema, from_json_lines
+from hypaware.model import canonical
+from hypaware.model.datasets import BATCH_ID, ROW_ID, SEQ, SOURCE, Dataset, Row
+
+# A row group of a few MiB lets a reader skip most of a file; all buffers together bound a task's memory.
+_ROW_GROUP_BYTES = 4 << 20
+_BUFFER_BYTES = 24 << 20
+_NAME_BYTES_MAX = 120
+
+
+@dataclass(frozen=True)
+class BuiltFile:
+    path: Path
+    source: str
+    day: str
+    rows: int
+    bytes: int
+    max_seq: int
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the files of one task go: under the table's data folder, with the flush's id first in their names."""
+
+    data_root: Path
+    flush_id: str
+    first_seq: int
+
+    def new_file(self, dataset: Dataset, source: str, day: str) -> Path:
+        folder = self.data_root / f"{SOURCE}={path_name(source)}" / f"{dataset.time_column}_day={day}"
+        return folder / f"{self.flush_id}-{self.first_seq}-{secrets.token_hex(4)}.parquet"
+
+
+class PartitionWriter:
+    """One open Parquet file per (source, day), with bounded buffers. Stamps the internal columns."""
+
+    def __init__(self, dataset: Dataset, place: Place, field_ids: Mapping[str, int]) -> None:
+        self._dataset = dataset
+        self._place = place
+        self._schema = file_schema(dataset, field_ids)
+        self._partitions: dict[tuple[str, str], _Partition] = {}
+        self._buffered = 0
+
+    def add(self, row: Row, seq: int) -> None:
+        row_id, line = canonical.row_id_and_text(row)
+        where = (self._dataset.source_of(row), row[self._dataset.time_column][:10])
+        partition = self._partitions.get(where)
+        if partition is None:
+            path = self._place.new_file(self._dataset, *where)
+            partition = _Partition(path, self._schema, source=where[0], batch_id=self._place.flush_id)
+            self._partitions[where] = partition
+        partition.lines.append(line)
+        partition.seqs.append(seq)
+        partition.row_ids.append(row_id)
+        partition.buffered += len(line)
+        self._buffered += len(line)
+        if partition.buffered >= _ROW_GROUP_BYTES:
+            self._buffered -= partition.write_rows()
+        elif self._buffered >= _BUFFER_BYTES:
+            fullest = max(self._partitions.values(), key=lambda each: each.buffered)
+            self._buffered -= fullest.write_rows()
+
+    def close(self) -> list[BuiltFile]:
+        return [partition.close(source, day) for (source, day), partition in sorted(self._partitions.items())]
+
+    def discard(self) -> None:
+        for partition in self._partitions.values():
+            partition.discard()
+
+
+class _Partition:
+    """Rows wait as the JSON that their id was computed over: small, and quickly made into columns."""
+
+    def __init__(self, path: Path, schema: pa.Schema, source: str, batch_id: str) -> None:
+        self.path = path
+        self._schema = schema
+        self._constant = {SOURCE: source, BATCH_ID: batch_id}
+        self._writer: pq.ParquetWriter | None = None
+        self.lines: list[bytes] = []
+        self.seqs: list[int] = []
+        self.row_ids: list[str] = []
+        self.buffered = 0
+        self.count = 0
+        self.max_seq = 0
+
+    def write_rows(self) -> int:
+        """Writes what is buffered as one row group: the bytes that this freed."""
+        if self._writer is None:
+            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._writer = parquet_writer(self.path, self._schema)
+        count = len(self.lines)
+        internal = {name: pa.repeat(value, count) for name, value in self._constant.items()}
+        internal[SEQ], internal[ROW_ID] = pa.array(self.seqs, pa.int64()), pa.array(self.row_ids, pa.string())
+        self._writer.write_table(from_json_lines(self._schema, self.lines, internal), row_group_size=count)
+        self.count += count
+        self.max_seq = max(self.max_seq, max(self.seqs))
+        freed, self.buffered = self.buffered, 0
+        self.lines, self.seqs, self.row_ids = [], [], []
+        return freed
+
+    def close(self, source: str, day: str) -> BuiltFile:
+        """Finishes the file and makes its bytes durable."""
+        if self.lines:
+            self.write_rows()
+        assert self._writer is not None
+        self._writer.close()
+        finish(self.path)
+        return BuiltFile(self.path, source, day, self.count, self.path.stat().st_size, self.max_seq)
+
+    def discard(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+            self.path.unlink(missing_ok=True)
+
+
+def parquet_writer(path: Path, schema: pa.Schema) -> pq.ParquetWriter:
+    return pq.ParquetWriter(path, schema, compression="zstd", compression_level=1, store_schema=False)
+
+
+def finish(path: Path) -> None:
+    path.chmod(0o600)
+    durable.fsync_file(path)
+
+
+def path_name(source: str) -> str:
+    """A folder name for a source: any text, also one with slashes, dots or a thousand letters, stays one safe name."""
+    name = quote(source, safe="").replace(".", "%2E")
+    if len(os.fsencode(name)) <= _NAME_BYTES_MAX:
+        return name
+    return f"{name[:80]}~{hashlib.sha256(source.encode()).hexdigest()[:16]}"

@@ -1,0 +1,64 @@
+"""Taking duplicates out of files that were just built: the same rows, less some, under a new name.
+
+Nothing names the files yet. A file that holds no such row stays as it is; one that holds nothing else goes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from hypaware.lake.build import KEY_BYTES, Built
+from hypaware.lake.partitions import BuiltFile, Place, finish, parquet_writer
+from hypaware.model import datasets
+from hypaware.model.datasets import SEQ
+
+
+@dataclass(frozen=True)
+class ThinTask:
+    dataset: str
+    built: Built
+    place: Place
+    drop: frozenset[int]
+
+    def run(self) -> Built:
+        files = [self._thinned(file) for file in self.built.files]
+        return replace(without_keys(self.built, self.drop), files=[file for file in files if file is not None])
+
+    def _thinned(self, file: BuiltFile) -> BuiltFile | None:
+        unwanted = pa.array(self.drop, pa.int64())
+        with pq.ParquetFile(file.path) as held:
+            seqs = held.read([SEQ]).column(SEQ)
+            kept = pc.filter(seqs, pc.invert(pc.is_in(seqs, value_set=unwanted)))
+            if len(kept) == file.rows:
+                return file
+            thinned = self._rewrite(file, held, unwanted, kept) if len(kept) else None
+        file.path.unlink(missing_ok=True)
+        return thinned
+
+    def _rewrite(self, file: BuiltFile, held: pq.ParquetFile, unwanted: pa.Array, kept: Any) -> BuiltFile:
+        path = self.place.new_file(datasets.get(self.dataset), file.source, file.day)
+        with parquet_writer(path, held.schema_arrow) as writer:
+            for group in range(held.num_row_groups):
+                rows = held.read_row_group(group)
+                left = rows.filter(pc.invert(pc.is_in(rows.column(SEQ), value_set=unwanted)))
+                if left.num_rows:
+                    writer.write_table(left, row_group_size=left.num_rows)
+        finish(path)
+        return replace(file, path=path, rows=len(kept), bytes=path.stat().st_size, max_seq=pc.max(kept).as_py())
+
+
+def without_keys(built: Built, drop: Collection[int]) -> Built:
+    """What the driver knows of the rows, without those that were dropped."""
+    thinned = replace(built, seqs=built.seqs[:0], keys=bytearray())
+    packed = bytes(built.keys)
+    for place, seq in enumerate(built.seqs):
+        if seq not in drop:
+            thinned.seqs.append(seq)
+            thinned.keys += packed[place * KEY_BYTES : (place + 1) * KEY_BYTES]
+    return thinned

@@ -1,0 +1,147 @@
+"""A message's content, block by block: which blocks make a part, and what stands in the part's columns.
+
+Text is one block of text. A part's index is the place of its block, so that it does not depend on what its neighbours
+hold. Which blocks make a part depends on the block alone; what its fields hold is judged afterwards.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from hypaware.model import storable
+from hypaware.model.datasets import Row
+
+Block = dict[str, Any]
+Part = tuple[int, Block]
+
+_PART_TYPES = {
+    "text": "text",
+    "thinking": "reasoning",
+    "redacted_thinking": "reasoning",
+    "tool_use": "tool_call",
+    "server_tool_use": "tool_call",
+    "tool_result": "tool_result",
+    "web_search_tool_result": "tool_result",
+    "image": "image",
+    "document": "file",
+    "file": "file",
+    "error": "error",
+}
+
+
+def as_blocks(content: Any) -> list[Any]:
+    """Content as the list of blocks that it stands for; text in it as blocks of text."""
+    if isinstance(content, list):
+        return [_text_block(item) if isinstance(item, str) else item for item in content]
+    if isinstance(content, str):
+        return [_text_block(content)] if content else []
+    return [content] if isinstance(content, dict) else []
+
+
+def parts_of(content: Any) -> list[Part]:
+    """(index, block) of each block that makes a part."""
+    return [(index, block) for index, block in enumerate(as_blocks(content)) if _makes_part(block)]
+
+
+def has_parts(content: Any) -> bool:
+    """Whether a message with this content makes a row."""
+    if isinstance(content, list):
+        return any(_makes_part(item) or isinstance(item, str) for item in content)
+    return content != "" if isinstance(content, str) else _makes_part(content)
+
+
+def bad_blocks(content: Any, parts: list[Part]) -> int:
+    """How many blocks make no part, of a content that makes some."""
+    return len(content) - len(parts) if isinstance(content, list) else 0
+
+
+def fill(row: Row, block: Block, skipped: Counter[str]) -> None:
+    """Sets the columns that one block says, but for the tool's name of a result."""
+    block_type: str = block["type"]
+    part_type = _PART_TYPES.get(block_type, block_type)
+    row["part_type"] = part_type
+    row.setdefault("provider_subtype", block_type)
+    _FILLERS.get(part_type, _fill_text)(row, block, skipped)
+
+
+def _fill_text(row: Row, block: Block, skipped: Counter[str]) -> None:
+    storable.put_long_text(row, "content_text", block.get("text"), skipped)
+
+
+def _fill_reasoning(row: Row, block: Block, skipped: Counter[str]) -> None:
+    said = block.get("thinking") if block["type"] == "thinking" else block.get("data")
+    storable.put_long_text(row, "content_text", said, skipped)
+    storable.put_text(row, "thinking_signature", block.get("signature"), skipped)
+
+
+def _fill_tool_call(row: Row, block: Block, skipped: Counter[str]) -> None:
+    storable.put_text(row, "tool_name", block.get("name"), skipped)
+    storable.put_text(row, "tool_call_id", block.get("id"), skipped)
+    if (arguments := block.get("input")) is not None:
+        row["tool_args"] = storable.json_value(arguments, "tool_args", skipped)
+    caller = block.get("caller")
+    storable.put_text(row, "caller_type", caller.get("type") if isinstance(caller, dict) else caller, skipped)
+
+
+def _fill_tool_result(row: Row, block: Block, skipped: Counter[str]) -> None:
+    content, answered = block.get("content"), block.get("tool_use_id")
+    storable.put_text(row, "tool_result_for", answered, skipped)
+    if "tool_result_for" in row:
+        row["tool_call_id"] = row["tool_result_for"]
+    storable.put_long_text(row, "content_text", _result_text(content), skipped)
+    if storable.flag(block.get("is_error"), "is_error", skipped):
+        row["is_error"] = True
+    # A server's tool says that it failed in the content's own type: web_search_tool_result_error.
+    code = None
+    if isinstance(content, dict) and str(content.get("type")).endswith("_error"):
+        row["is_error"] = True
+        code = storable.text(content.get("error_code"), "status", skipped)
+    status = {"tool_status": "error" if "is_error" in row else "success"}
+    row["status"] = status if code is None else {**status, "error_code": code}
+
+
+def _fill_error(row: Row, block: Block, skipped: Counter[str]) -> None:
+    storable.put_long_text(row, "content_text", _error_message(block), skipped)
+    row["is_error"] = True
+
+
+_FILLERS = {
+    "text": _fill_text,
+    "reasoning": _fill_reasoning,
+    "tool_call": _fill_tool_call,
+    "tool_result": _fill_tool_result,
+    "error": _fill_error,
+}
+
+
+def _result_text(content: Any) -> Any:
+    if isinstance(content, list):
+        texts = [item.get("text") if isinstance(item, dict) else item for item in content]
+        found = [item for item in texts if isinstance(item, str)]
+        return "\n".join(found) if found else None
+    return content.get("text") if isinstance(content, dict) else content
+
+
+def _error_message(block: Block) -> Any:
+    for name in ("message", "text", "error"):
+        found = block.get(name)
+        if isinstance(found, dict):
+            found = found.get("message")
+        if isinstance(found, str):
+            return found
+    return None
+
+
+def _makes_part(block: Any) -> bool:
+    block_type = block.get("type") if isinstance(block, dict) else None
+    return isinstance(block_type, str) and (block_type in _PART_TYPES or _is_plain(block_type))
+
+
+def _is_plain(block_type: str) -> bool:
+    """A new kind of block is welcome if its name can be stored as it is."""
+    return block_type.isascii() and block_type.isprintable() and 0 < len(block_type) <= 200
+
+
+def _text_block(said: str) -> Block:
+    return {"type": "text", "text": said}

@@ -1,0 +1,133 @@
+"""What a value from outside must be to stand in a column: kept, mended, or left out, and counted if it was not kept.
+
+Nothing here raises. The reason is `bad_<column>`.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from typing import Any
+
+import orjson
+
+from hypaware.model import canonical
+from hypaware.model.columns import Type, coercer
+from hypaware.model.data_uris import may_hold_base64, strip_json, strip_text
+from hypaware.model.datasets import Row
+
+_timestamp = coercer(Type.TIMESTAMP)
+# The usual written form, on days that every month has: such a moment needs no calendar.
+_PLAIN_MOMENT = re.compile(
+    r"(?!0000)[0-9]{4}-(?:0[1-9]|1[0-2])-(?:0[1-9]|1[0-9]|2[0-8])T(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9]"
+    r"\.(?:[0-9]{3}(Z)|[0-9]{6}Z)"
+)
+# Python writes no more digits than this many bits need.
+_MAX_BITS = 13_000
+
+
+def utc_text(value: Any) -> str | None:
+    """A moment in the one written form, or None if it is not ISO 8601 with a zone within the years 1 to 9999."""
+    if not isinstance(value, str):
+        return None
+    if plain := _PLAIN_MOMENT.fullmatch(value):
+        return value if plain.lastindex is None else value[:-1] + "000Z"
+    try:
+        moment: str = _timestamp(value)
+    except ValueError:
+        return None
+    return moment
+
+
+def text(value: Any, column: str, skipped: Counter[str]) -> str | None:
+    if type(value) is str:
+        return value if value.isascii() else _encodable(value, column, skipped)
+    if value is not None:
+        skipped[f"bad_{column}"] += 1
+    return None
+
+
+def flag(value: Any, column: str, skipped: Counter[str]) -> bool | None:
+    if value is None or type(value) is bool:
+        return value
+    skipped[f"bad_{column}"] += 1
+    return None
+
+
+def json_value(value: Any, column: str, skipped: Counter[str]) -> Any:
+    """A JSON value that has a canonical text, without its base64."""
+    try:
+        raw = orjson.dumps(value)
+        # A null may be a NaN, which canonical text refuses.
+        if b"null" in raw:
+            canonical.text(value)
+    except TypeError:
+        return _exact_json_value(value, column, skipped)
+    except ValueError:
+        return _mended_json_value(value, column, skipped)
+    return strip_json(value) if may_hold_base64(raw) else value
+
+
+def put_text(row: Row, column: str, value: Any, skipped: Counter[str]) -> None:
+    """Sets the column if there is something to set."""
+    if value is not None and (judged := text(value, column, skipped)) is not None:
+        row[column] = judged
+
+
+def put_long_text(row: Row, column: str, value: Any, skipped: Counter[str]) -> None:
+    """The same for text that may hold data URIs."""
+    put_text(row, column, strip_text(value) if type(value) is str else value, skipped)
+
+
+def is_encodable(value: str) -> bool:
+    """Whether UTF-8 can store it: not if it holds a lone surrogate."""
+    try:
+        value.encode("utf-8", "strict")
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def mended(value: Any, depth: int = canonical.MAX_DEPTH) -> Any:
+    """The value with null for what JSON text cannot say or nests too deeply, and U+FFFD for lone surrogates."""
+    if isinstance(value, str):
+        return _whole_characters(value)
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, int):
+        return value if value.bit_length() <= _MAX_BITS else None
+    if depth == 0:
+        return None
+    if isinstance(value, dict):
+        return {_whole_characters(key): mended(item, depth - 1) for key, item in value.items() if isinstance(key, str)}
+    if isinstance(value, list | tuple):
+        return [mended(item, depth - 1) for item in value]
+    return None
+
+
+def _exact_json_value(value: Any, column: str, skipped: Counter[str]) -> Any:
+    """Whole numbers beyond 64 bits are fine; whatever else orjson refused is not."""
+    try:
+        canonical.text(value)
+    except ValueError:
+        return _mended_json_value(value, column, skipped)
+    return strip_json(value)
+
+
+def _mended_json_value(value: Any, column: str, skipped: Counter[str]) -> Any:
+    skipped[f"bad_{column}"] += 1
+    return strip_json(mended(value))
+
+
+def _encodable(value: str, column: str, skipped: Counter[str]) -> str:
+    if is_encodable(value):
+        return value
+    skipped[f"bad_{column}"] += 1
+    return _whole_characters(value)
+
+
+def _whole_characters(value: str) -> str:
+    return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

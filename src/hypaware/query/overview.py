@@ -1,0 +1,174 @@
+"""The job `overview`: what a lake holds, at a glance.
+
+Arguments: `since` (a day, `YYYY-MM-DD`; none: everything); `refresh` (as for a query). Result:
+
+    {since, first_day, last_day,
+     totals:   {sessions, messages, parts, tool_calls, input_tokens, … reasoning_tokens},
+     days:     [{day, …the same}], in order,
+     projects: [{cwd, …}], clients: [{client, …}], models: [{model, …}], most messages first,
+     tools:    [{tool, calls, errors}], most calls first}
+
+A few statements over the public view, each one pass; what they group by is put together here. All parts of a message
+agree on session, day, folder, model and client, so that messages add up.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from contextlib import closing
+from dataclasses import dataclass, field
+from datetime import date
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from hypaware import telemetry
+from hypaware.engine.jobs import JobContext
+from hypaware.home import Home
+from hypaware.model import datasets
+
+if TYPE_CHECKING:
+    from hypaware.query.views import Views
+
+_DATASET = "ai_gateway_messages"
+TOKENS = ("input_tokens", "output_tokens", "cache_read_tokens", "cache_write_tokens", "reasoning_tokens")
+_COUNTS = ("messages", "parts", "tool_calls", *TOKENS)
+_KEYS = ("date", "client_name", "session_id", "cwd", "model")
+
+_PARTS = """
+SELECT {keys}, tool_name, count(*) AS parts, count_if(part_index = 0) AS first_parts,
+       count_if(part_type = 'tool_call') AS tool_calls, count_if(part_type = 'tool_result' AND is_error) AS errors
+FROM {dataset} WHERE {window} GROUP BY {keys}, tool_name
+"""
+_MESSAGES = "SELECT {keys}, count(DISTINCT message_id) AS messages FROM {dataset} WHERE {window} GROUP BY {keys}"
+# Most rows carry no counts; to look for the word is much cheaper than to parse them all.
+_USAGE = """
+WITH carriers AS (
+    SELECT {keys}, from_json(get_json_object(attributes, '$.usage'), '{counts}') AS usage
+    FROM {dataset} WHERE {window} AND contains(attributes, '"usage":')
+)
+SELECT {keys}, {sums} FROM carriers GROUP BY {keys}
+"""
+
+Row = dict[str, Any]
+Ask = Callable[[str], list[Row]]
+
+
+def nothing_recorded(home: Home) -> bool:
+    """Told without Spark, where that can be told: a lake of one's own that was never made, a state that knows none."""
+    from hypaware.lake import pending
+    from hypaware.opening import open_home
+
+    if home.catalog.exists():
+        return False
+    with closing(open_home(home).store) as store:
+        return not pending.recorded(store) and not pending.waits(home)
+
+
+def run_overview(context: JobContext, args: dict[str, Any]) -> dict[str, Any]:
+    from hypaware.query import cancelling, refresh, spark_errors, views
+
+    since = args.get("since")
+    if since is not None:
+        since = date.fromisoformat(since).isoformat()
+    with telemetry.span("query.execute_sql", component="query", format="overview") as span:
+        spark = context.spark
+        refresh.before_query(context, args.get("refresh", "auto"))
+        shown = views.of(spark)
+        with spark_errors.translated(), cancelling.held_to(context, spark.sparkContext), shown.active():
+            document = look(partial(_ask, context, shown), since)
+        span.set(row_count=document["totals"]["parts"])
+    return document
+
+
+def look(ask: Ask, since: str | None) -> dict[str, Any]:
+    parts = ask(_sql(_PARTS, since))
+    rows = [*parts, *ask(_sql(_USAGE, since))]
+    if all(row["parts"] == row["first_parts"] for row in parts):
+        # One part to a message, as in transcripts that have a line for each: then they need not be counted apart.
+        for row in parts:
+            row["messages"] = row["parts"]
+    else:
+        rows += ask(_sql(_MESSAGES, since))
+    days = _by("date", "day", rows)
+    return {
+        "since": since,
+        "first_day": min((row["day"] for row in days), default=None),
+        "last_day": max((row["day"] for row in days), default=None),
+        "totals": _Tally.of(rows).counts(),
+        "days": sorted(days, key=lambda row: row["day"]),
+        "projects": _most("messages", _by("cwd", "cwd", rows)),
+        "clients": _most("messages", _by("client_name", "client", rows)),
+        "models": _most("messages", [row for row in _by("model", "model", rows) if row["model"] is not None]),
+        "tools": _most("calls", _tools(parts)),
+    }
+
+
+def empty(since: str | None = None) -> dict[str, Any]:
+    """Of a lake without rows."""
+    return look(lambda _: [], since)
+
+
+def _sql(template: str, since: str | None) -> str:
+    return template.format(
+        dataset=_DATASET,
+        keys=", ".join(_KEYS),
+        # By the time, not by the column `date`: the table is cut into days by it.
+        window="true" if since is None else f"message_created_at >= TIMESTAMP '{since} 00:00:00'",
+        counts=", ".join(f"{name} BIGINT" for name in TOKENS),
+        sums=", ".join(f"try_sum(usage.{name}) AS {name}" for name in TOKENS),
+    )
+
+
+def _ask(context: JobContext, shown: Views, sql: str) -> list[Row]:
+    """Like any query, with the same checks."""
+    from hypaware.query import guard, results
+
+    context.check_cancelled()
+    known = datasets.names()
+    statement = guard.parse(shown.session, sql, known)
+    shown.show(statement.datasets)
+    check = partial(guard.check_analyzed, java=shown.java, known=known)
+    with closing(results.read(shown, statement, None, check).batches) as batches:
+        return [row for batch in batches for row in batch.to_pylist()]
+
+
+@dataclass
+class _Tally:
+    sessions: set[str] = field(default_factory=set)
+    numbers: defaultdict[str, int] = field(default_factory=lambda: defaultdict(int))
+
+    @classmethod
+    def of(cls, rows: Iterable[Row]) -> _Tally:
+        tally = cls()
+        for row in rows:
+            tally.add(row)
+        return tally
+
+    def add(self, row: Row) -> None:
+        self.sessions.add(row["session_id"])
+        for name in _COUNTS:
+            self.numbers[name] += row.get(name) or 0
+
+    def counts(self) -> dict[str, int]:
+        return {"sessions": len(self.sessions), **{name: self.numbers[name] for name in _COUNTS}}
+
+
+def _by(column: str, name: str, rows: Iterable[Row]) -> list[Row]:
+    tallies: defaultdict[str | None, _Tally] = defaultdict(_Tally)
+    for row in rows:
+        tallies[row[column]].add(row)
+    return [{name: value, **tally.counts()} for value, tally in tallies.items()]
+
+
+def _tools(parts: Iterable[Row]) -> list[Row]:
+    found: defaultdict[str, Row] = defaultdict(lambda: {"calls": 0, "errors": 0})
+    for row in parts:
+        if (name := row["tool_name"]) is not None:
+            found[name]["calls"] += row["tool_calls"]
+            found[name]["errors"] += row["errors"]
+    return [{"tool": name, **counts} for name, counts in found.items()]
+
+
+def _most(count: str, rows: Iterable[Row]) -> list[Row]:
+    return sorted(rows, key=lambda row: (-row[count], *map(str, row.values())))

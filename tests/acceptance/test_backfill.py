@@ -1,0 +1,203 @@
+"""`hyp backfill` as a user runs it, with real Spark: the seeds' smokes, kills, dry runs, growth beside live rows."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+from collections import Counter
+from collections.abc import Iterator
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hypaware.crash_points import all_points
+from hypaware.home import Home
+from hypaware.model.datasets import SEQ
+from tests import claude_files
+from tests.claude_files import grow, turns, write
+from tests.command import Hyp
+from tests.light_lake import read_lake
+
+DATASET = "ai_gateway_messages"
+IMPORT_POINTS = sorted(
+    point.name
+    for point in all_points()
+    if point.package in ("lake", "state")
+    and not point.name.startswith(("lake.step-back", "lake.rejects", "lake.reserve", "lake.remove"))
+)
+
+
+@pytest.fixture
+def projects(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("CLAUDE_CONFIG_DIR", str(tmp_path / "claude"))
+    monkeypatch.setenv("CODEX_HOME", str(tmp_path / "codex"))
+    return tmp_path / "claude" / "projects" / "-project"
+
+
+def only(document: dict[str, Any]) -> dict[str, Any]:
+    (found,) = document["providers"]
+    assert isinstance(found, dict)
+    return found
+
+
+def lake_of(hyp: Hyp) -> list[dict[str, Any]]:
+    return read_lake(Home(hyp.home), DATASET)
+
+
+def tokens_in(rows: list[dict[str, Any]]) -> int:
+    usages = (json.loads(row["attributes"] or "{}").get("usage") for row in rows)
+    return sum(usage["output_tokens"] for usage in usages if usage)
+
+
+def files_below(home: Path) -> dict[str, str]:
+    """What a dry run must not touch: all but the folders that belong to a running engine."""
+    found = (path for path in home.rglob("*") if path.is_file())
+    return {
+        str(path.relative_to(home)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in found
+        if path.relative_to(home).parts[0] not in ("engine", "run", "logs")
+    }
+
+
+@pytest.mark.hazard(50)
+def test_an_import_killed_at_each_crash_point_in_turn_has_every_part_once_in_the_end(
+    inline: Hyp, projects: Path
+) -> None:
+    """Each import finds a new session, a longer one and a fork; it first recovers what the one before it left."""
+    expected: list[dict[str, Any]] = []
+    longest = write(projects / "long.jsonl", turns("long", 1))
+    expected += turns("long", 1)
+    for place, point in enumerate(IMPORT_POINTS):
+        name = f"s{place}"
+        own = list(turns(name, 2, start=claude_files.START.replace(day=1 + place % 28)))
+        write(projects / f"{name}.jsonl", iter(own))
+        copied = [{**line, "sessionId": f"{name}-fork"} for line in own]
+        fork = list(turns(f"{name}-fork", 1, first=2))
+        write(projects / f"{name}-fork.jsonl", iter([*copied, *fork]), age=claude_files.LONG_AGO - 60)
+        longer = list(turns("long", 1, first=1 + place))
+        grow(longest, iter(longer), age=claude_files.LONG_AGO - place)
+        expected += [*own, *fork, *longer]
+        killed = inline.run("backfill", "claude", HYP_CRASH_AT=point)
+        assert killed.code == -signal.SIGKILL, f"{point} was not reached: {killed.out}{killed.err}"
+    inline.ok("backfill", "claude")
+    rows = lake_of(inline)
+    assert Counter(row["part_id"] for row in rows) == Counter({f"{line['uuid']}#0" for line in expected})
+    assert len({row[SEQ] for row in rows}) == len(rows)
+    assert tokens_in(rows) == 10 * len({line["message"]["id"] for line in expected if line["type"] == "assistant"})
+    assert only(inline.ok("backfill", "claude"))["rows_written"] == 0
+    audit = inline.run("verify", "--deep", "--json")
+    assert audit.code == 0, audit.out
+
+
+@pytest.mark.hazard(54)
+def test_a_dry_run_says_exactly_what_a_run_then_does_and_leaves_no_trace(hyp: Hyp, projects: Path) -> None:
+    write(projects / "s.jsonl", turns("s", 3))
+    first = only(hyp.ok("backfill", "claude", "--dry-run"))
+    assert not hyp.home.exists(), "a dry run does not even make the home"
+    assert _told(first) == _told(only(hyp.ok("backfill", "claude")))
+
+    copied = iter([{**line, "sessionId": "fork"} for line in turns("s", 3)])
+    write(projects / "fork.jsonl", chain(copied, turns("fork", 2, first=3)))
+    spooled = [_as_sent(row) for row in lake_of(hyp) if row["session_id"] == "s"]
+    hyp.ok("ingest", DATASET, "-", stdin="".join(json.dumps(row) + "\n" for row in spooled))
+    before = files_below(hyp.home)
+    second = only(hyp.ok("backfill", "claude", "--dry-run"))
+    assert files_below(hyp.home) == before
+    assert (second["rows_written"], second["rows_skipped"]) == (6, 9)
+    assert _told(second) == _told(only(hyp.ok("backfill", "claude")))
+
+
+def _told(provider: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in provider.items() if name not in ("run_id",)}
+
+
+def _as_sent(row: dict[str, Any]) -> dict[str, Any]:
+    told = {name: value for name, value in row.items() if value is not None and not name.startswith("_hyp")}
+    return {name: value.isoformat() if hasattr(value, "isoformat") else value for name, value in told.items()}
+
+
+@pytest.mark.hazard(1)
+def test_a_dry_run_counts_rows_that_wait_in_the_spool_as_there(inline: Hyp, projects: Path, tmp_path: Path) -> None:
+    write(projects / "s.jsonl", turns("s", 2))
+    inline.ok("backfill", "claude")
+    rows = [_as_sent(row) for row in lake_of(inline)]
+    fresh = Hyp(tmp_path / "fresh", inline=True)
+    sent = [{**row, "gateway_id": None} for row in rows[:4]]
+    fresh.ok("ingest", DATASET, "-", stdin="".join(json.dumps(row) + "\n" for row in sent))
+    told = only(fresh.ok("backfill", "claude", "--dry-run"))
+    assert (told["rows_written"], told["rows_skipped"]) == (2, 4)
+    done = only(fresh.ok("backfill", "claude"))
+    assert (done["rows_written"], done["rows_skipped"]) == (2, 4)
+    assert {row["part_id"] for row in lake_of(fresh)} == {row["part_id"] for row in rows}
+
+
+def test_nothing_to_do_is_said_and_starts_no_spark(hyp: Hyp, projects: Path) -> None:
+    projects.mkdir(parents=True)
+    result = hyp.run("backfill")
+    assert result.code == 0
+    assert "starting Spark" not in result.err
+
+
+@pytest.mark.hazard(48)
+@pytest.mark.parametrize("more", [(), ("--dry-run",)])
+def test_an_unknown_provider_is_an_error_and_says_what_there_is(hyp: Hyp, more: tuple[str, ...]) -> None:
+    result = hyp.run("backfill", "clade", "--json", *more)
+    assert result.code == 1
+    assert result.json["error"]["kind"] == "unknown_provider"
+    assert "claude" in result.json["error"]["message"]
+
+
+def telemetry_of(home: Path, signal_: str) -> Iterator[dict[str, Any]]:
+    for path in sorted((home / "telemetry").glob(f"{signal_}-*.jsonl")):
+        for line in path.read_text().splitlines():
+            yield json.loads(line)
+
+
+def test_backfill_claude_fixture(inline: Hyp, projects: Path) -> None:
+    """The smoke of the seeds: what a user queries and what telemetry says, and a second run that adds nothing."""
+    write(projects / "s.jsonl", turns("s", 3))
+    extra = {"HYP_DEV_TELEMETRY": "1", "DEV_RUN_ID": "smoke-claude"}
+    document = inline.ok("backfill", "claude", **extra)
+    assert document["run_id"] == "smoke-claude"
+    assert only(document)["rows_written"] == 9
+    found = inline.query("SELECT role, count(*) AS parts FROM ai_gateway_messages GROUP BY role ORDER BY role")
+    assert found == [{"role": "assistant", "parts": 6}, {"role": "user", "parts": 3}]
+    check_telemetry(inline.home, "smoke-claude", "claude", items=1, written=9)
+    assert only(inline.ok("backfill", "claude", **extra))["rows_written"] == 0
+
+
+def check_telemetry(home: Path, run_id: str, provider: str, items: int, written: int) -> None:
+    spans = {span["name"]: span["attributes"] for span in telemetry_of(home, "traces")}
+    for name in ("start", "plan", "provider_start", "materialize", "write", "flush", "provider_finish"):
+        about = spans[f"backfill.{name}"]
+        assert about["dev_run_id"] == run_id
+        assert about["hyp_component"] == "backfill"
+        assert about["status"] in ("ok", "skipped")
+        assert name == "start" or about["provider"] == provider
+    finish = spans["backfill.provider_finish"]
+    assert (finish["items_seen"], finish["rows_written"], finish["rows_skipped"]) == (items, written, 0)
+    assert spans["backfill.write"]["row_count"] == written
+    assert spans["backfill.start"]["provider_count"] == 1
+    logs = {log["name"]: log["attributes"] for log in telemetry_of(home, "logs")}
+    assert logs["backfill.finish"]["total_rows_written"] == written
+    assert logs["backfill.finish"]["error_count"] == 0
+    assert logs["backfill.scan"]["dev_run_id"] == run_id
+
+
+@pytest.mark.skipif(not os.environ.get("HYP_SOAK"), reason="long: part of make soak")
+def test_a_history_imported_while_it_grows_is_complete_in_the_end(inline: Hyp, projects: Path) -> None:
+    path = projects / "s.jsonl"
+    lines = list(turns("s", 60))
+    write(path, iter(lines[:1]), age=0)
+    for place in range(1, len(lines), 7):
+        grow(path, iter(lines[place : place + 7]), age=0)
+        inline.ok("backfill", "claude")
+    claude_files.aged(path, claude_files.LONG_AGO)
+    inline.ok("backfill", "claude")
+    rows = lake_of(inline)
+    assert len(rows) == len(lines)
+    assert tokens_in(rows) == 600

@@ -1,0 +1,45 @@
+"""Reads one file of history as the import does, without the lake: pinned, expanded, coerced."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from hypaware.backfill.provider import Environment, Item, Provider
+from hypaware.backfill.reading import Pinned, Reading
+from hypaware.clients.projected_exchange import materialize
+from hypaware.model.coerce import coerce_row
+from hypaware.model.columns import Type
+from hypaware.model.datasets import Row
+from hypaware.model.messages import AI_GATEWAY_MESSAGES
+
+GATEWAY_ID = "gateway-1"
+NOWHERE: Environment = {"HOME": "/nonexistent"}
+_JSON = [column.name for column in AI_GATEWAY_MESSAGES.columns if column.type is Type.JSON]
+
+
+def pin(path: Path, **pinned: Any) -> Pinned:
+    """The file as it is now; `pinned` says what earlier imports took of it, the window and so on."""
+    about = path.stat()
+    found = Pinned(path=path, inode=about.st_ino, size=about.st_size, mtime_ns=about.st_mtime_ns)
+    return replace(found, **pinned)
+
+
+def rows_of(
+    provider: Provider, path: Path, *, environment: Environment = NOWHERE, **pinned: Any
+) -> tuple[list[Row], Reading]:
+    """The rows as they would be stored, JSON columns read again; and the reading with what it skipped and held back."""
+    rows: list[Row] = []
+    with Reading(pin(path, **pinned)) as reading:
+        for item in provider.read(reading, environment):
+            if isinstance(item, Item):
+                made = materialize(item.value, item.provenance, reading.skipped)
+                rows.extend(coerce_row(AI_GATEWAY_MESSAGES, row, GATEWAY_ID) for row in made)
+    return [_readable(row) for row in rows], reading
+
+
+def _readable(row: Row) -> Row:
+    return row | {name: orjson.loads(row[name]) for name in _JSON if name in row}

@@ -1,0 +1,138 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hypaware.backfill.registry import Providers
+from hypaware.backfill.wanted import Wanted, understand
+from hypaware.config import ClientConfig, Config, RetentionConfig
+from hypaware.errors import HypError, UsageError
+from hypaware.home import Home
+from hypaware.plugins import Plugin
+
+NOW = datetime(2026, 11, 15, tzinfo=UTC)
+HOME = Home(Path("/home/dev/.hyp"))
+
+
+@dataclass(frozen=True)
+class Diary:
+    name: str
+    environment: tuple[str, ...] = ()
+    summary: str = "what stands in ~/.diary"
+    datasets: tuple[str, ...] = ("ai_gateway_messages",)
+
+    def find(self, environment: Any) -> Iterator[Any]:
+        yield from ()
+
+    def first_time(self, head: bytes) -> str | None:
+        return None
+
+    def read(self, reading: Any, environment: Any) -> Iterator[Any]:
+        yield from ()
+
+
+def registered(*providers: Diary) -> Providers:
+    found = Providers()
+    for each in providers:
+        found.register(each, "diary-for-hyp")
+    return found
+
+
+def ask(providers: Providers, config: Config | None = None, **asked: Any) -> Wanted:
+    given = {"now": NOW, "variables": {"HOME": "/home/dev"}, **asked}
+    return understand(HOME, config or Config(), providers, **given)
+
+
+def names(wanted: Wanted) -> list[str]:
+    return [each.name for each in wanted.selection.chosen]
+
+
+BOTH = (Diary("diary"), Diary("logbook"))
+
+
+def test_without_names_every_enabled_client_is_chosen() -> None:
+    config = Config(clients={"logbook": ClientConfig(enabled=False)})
+
+    assert names(ask(registered(*BOTH))) == ["diary", "logbook"]
+    assert names(ask(registered(*BOTH), config)) == ["diary"]
+
+
+def test_names_override_the_config_and_count_once() -> None:
+    config = Config(clients={"logbook": ClientConfig(enabled=False)})
+
+    assert names(ask(registered(*BOTH), config, names=["logbook", "diary", "logbook"])) == ["logbook", "diary"]
+
+
+@pytest.mark.hazard(48)
+def test_an_unknown_name_is_an_error_that_names_the_nearest() -> None:
+    with pytest.raises(HypError, match=r"there is no provider 'dairy'\. Did you mean diary\?") as refused:
+        ask(registered(*BOTH), names=["logbook", "dairy"])
+
+    assert (refused.value.kind, refused.value.exit_code) == ("unknown_provider", 1)
+
+
+@pytest.mark.hazard(48)
+def test_a_name_where_none_is_registered_is_an_error() -> None:
+    with pytest.raises(HypError, match="None is registered"):
+        ask(registered(), names=["diary"])
+
+
+def test_the_name_of_a_broken_client_is_an_error_with_its_reason() -> None:
+    providers = registered(*BOTH)
+    providers.broken.append(Plugin("hypaware.clients", "notes", "notes-for-hyp", "1", "n:C", "broken", "no luck"))
+
+    with pytest.raises(HypError, match="notes, from notes-for-hyp, is broken: no luck") as refused:
+        ask(providers, names=["notes"])
+
+    assert refused.value.kind == "provider_broken"
+
+
+@pytest.mark.parametrize("command", ["list", "plan"])
+def test_a_command_in_the_place_of_a_name_is_wrong_usage(command: str) -> None:
+    with pytest.raises(UsageError, match=f"{command} is a command"):
+        ask(registered(*BOTH), names=[command])
+
+
+def test_none_registered_and_none_enabled_are_told_apart() -> None:
+    disabled = Config(clients={each.name: ClientConfig(enabled=False) for each in BOTH})
+
+    assert ask(registered(*BOTH)).selection.why_none is None
+    assert "no provider is registered" in str(ask(registered()).selection.why_none)
+    reason = str(ask(registered(*BOTH), disabled).selection.why_none)
+    assert "enabled" in reason
+    assert "diary, logbook" in reason
+    assert "registered: no" not in reason
+
+
+def test_providers_see_only_the_variables_that_they_asked_for() -> None:
+    variables = {"HOME": "/home/dev", "DIARY_HOME": "/diary", "LOGBOOK_HOME": "/logbook", "SECRET": "s"}
+    providers = registered(Diary("diary", ("DIARY_HOME", "DIARY_MOOD")), Diary("logbook", ("LOGBOOK_HOME",)))
+
+    found = ask(providers, names=["diary"], variables=variables)
+
+    assert found.environment == {"HOME": "/home/dev", "HYP_HOME": "/home/dev/.hyp", "DIARY_HOME": "/diary"}
+
+
+def test_a_job_is_told_everything_as_plain_json() -> None:
+    config = Config(retention=RetentionConfig(default_days=30))
+
+    assert ask(registered(*BOTH), config, names=["diary"], until="1d").as_args("run-1") == {
+        "providers": ["diary"],
+        "since": "2026-10-16T00:00:00.000000Z",
+        "until": "2026-11-14T00:00:00.000000Z",
+        "retention_days": 30,
+        "environment": {"HOME": "/home/dev", "HYP_HOME": "/home/dev/.hyp"},
+        "run_id": "run-1",
+    }
+    assert ask(registered(*BOTH), config, retention_days=0).as_args("run-1")["retention_days"] == 0
+
+
+@pytest.mark.hazard(49)
+def test_a_wrong_date_is_told_before_a_wrong_name() -> None:
+    with pytest.raises(UsageError, match="--since"):
+        ask(registered(), names=["nobody"], since="soon")

@@ -1,0 +1,252 @@
+"""The import over a light lake: each part once, growth, windows, what is there already."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+from hypaware.backfill import lots
+from hypaware.home import Home
+from hypaware.lake.build import BuildFailure
+from hypaware.model.datasets import SEQ
+from tests import claude_files
+from tests.claude_files import aged, grow, turns, write
+from tests.light_lake import LightLake, read_lake
+from tests.light_life import DATASET, append, flush, import_history
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    return Home(tmp_path / "home")
+
+
+@pytest.fixture
+def projects(tmp_path: Path) -> Path:
+    return tmp_path / "claude" / "projects" / "-project"
+
+
+@pytest.fixture
+def environment(projects: Path) -> dict[str, str]:
+    return {"HOME": "/nonexistent", "CLAUDE_CONFIG_DIR": str(projects.parents[1])}
+
+
+def lake(home: Home) -> dict[str, dict[str, Any]]:
+    rows = read_lake(home, DATASET)
+    by_part = {row["part_id"]: row for row in rows}
+    assert len(by_part) == len(rows), "a part is there twice"
+    assert len({row[SEQ] for row in rows}) == len(rows)
+    return by_part
+
+
+def output_tokens(home: Home) -> int:
+    usages = [orjson.loads(row["attributes"]).get("usage") for row in lake(home).values()]
+    return sum(usage["output_tokens"] for usage in usages if usage)
+
+
+def both(*some: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    return chain.from_iterable(some)
+
+
+@pytest.mark.hazard(50)
+def test_a_second_import_of_the_same_history_adds_nothing_and_opens_nothing(
+    home: Home, projects: Path, environment: dict[str, str]
+) -> None:
+    path = write(projects / "s.jsonl", turns("s", 5))
+    assert import_history(home, environment).rows_written == 15
+    path.chmod(0)
+    again = import_history(home, environment)
+    assert (again.rows_written, again.rows_skipped, again.files_unchanged, again.files_skipped) == (0, 0, 1, {})
+    assert len(lake(home)) == 15
+    assert output_tokens(home) == 50
+
+
+def test_without_its_marks_an_import_reads_everything_and_still_adds_nothing(
+    home: Home, projects: Path, environment: dict[str, str]
+) -> None:
+    write(projects / "s.jsonl", turns("s", 5))
+    import_history(home, environment)
+    for name in ("state.db", "state.mirror.json"):
+        (home.root / name).unlink()
+    again = import_history(home, environment)
+    assert (again.rows_written, again.rows_skipped, again.files_unchanged) == (0, 15, 0)
+    assert again.tokens.total() == 0, "the tokens of rows that were there are not told again"
+    assert len(lake(home)) == 15
+
+
+@pytest.mark.hazard(1)
+@pytest.mark.hazard(83)
+def test_rows_that_wait_in_the_spool_are_not_imported_a_second_time(
+    home: Home, projects: Path, environment: dict[str, str]
+) -> None:
+    write(projects / "s.jsonl", turns("s", 3))
+    import_history(home, environment)
+    rows = [public(row) for row in lake(home).values()]
+    fresh = Home(home.root.with_name("fresh"))
+    append(fresh, [{**row, "gateway_id": None} for row in rows[:4]])
+    assert import_history(fresh, environment).rows_written == len(rows) - 4
+    assert flush(fresh).rows_written == 0
+    assert lake(fresh).keys() == lake(home).keys()
+
+
+def public(row: dict[str, Any]) -> dict[str, Any]:
+    told = {name: value for name, value in row.items() if value is not None and not name.startswith("_hyp")}
+    return {name: value.isoformat() if hasattr(value, "isoformat") else value for name, value in told.items()}
+
+
+@pytest.mark.hazard(82)
+def test_a_spooled_row_that_flush_refuses_does_not_keep_the_import_from_writing_it(
+    home: Home, projects: Path, environment: dict[str, str]
+) -> None:
+    write(projects / "s.jsonl", turns("s", 1, lines=1))
+    append(home, [])
+    sealed = home.spool / DATASET / "sealed"
+    sealed.mkdir(parents=True, exist_ok=True)
+    spoilt = {"n": 0, "v": 1, "row": {"message_id": "s-u0", "part_index": 0, "part_id": "s-u0#0"}}
+    (sealed / "1-aa.1.jsonl").write_bytes(orjson.dumps(spoilt) + b"\n")
+    assert import_history(home, environment).rows_written == 2
+    assert "s-u0#0" in lake(home)
+
+
+def test_a_grown_file_gives_its_new_lines_only(home: Home, projects: Path, environment: dict[str, str]) -> None:
+    path = write(projects / "s.jsonl", turns("s", 3))
+    import_history(home, environment)
+    grow(path, turns("s", 2, first=3))
+    grown = import_history(home, environment)
+    assert (grown.rows_written, grown.rows_skipped) == (6, 0)
+    assert [row["message_index"] for row in sorted(lake(home).values(), key=lambda row: row[SEQ])] == list(range(15))
+    assert output_tokens(home) == 50
+
+
+@pytest.mark.hazard(52)
+@pytest.mark.hazard(80)
+def test_an_unfinished_answer_waits_until_it_is_complete_or_the_file_is_quiet(
+    home: Home, projects: Path, environment: dict[str, str]
+) -> None:
+    lines = list(turns("s", 2, lines=3))
+    path = write(projects / "s.jsonl", iter(lines[:6]), age=0)
+    first = import_history(home, environment)
+    assert (first.rows_written, first.held) == (5, 1)
+    assert import_history(home, environment).rows_written == 0, "nobody has written to it, nothing is due"
+    aged(path, claude_files.LONG_AGO)
+    assert import_history(home, environment).rows_written == 1, "quiet: what is there is all there is"
+    grow(path, iter(lines[6:]))
+    assert import_history(home, environment).rows_written == 2
+    assert len(lake(home)) == 8
+    assert output_tokens(home) == 20
+
+
+@pytest.mark.hazard(96)
+def test_lines_of_an_answer_that_come_after_a_long_pause_carry_only_the_difference(
+    home: Home, projects: Path, environment: dict[str, str]
+) -> None:
+    path = write(projects / "s.jsonl", turns("s", 1, lines=1, output=10))
+    import_history(home, environment)
+    late = list(turns("s", 1, lines=2, output=25))[2:]
+    grow(path, iter(late))
+    import_history(home, environment)
+    assert output_tokens(home) == 25
+
+
+def test_a_rewritten_file_is_read_from_its_beginning(home: Home, projects: Path, environment: dict[str, str]) -> None:
+    path = write(projects / "s.jsonl", turns("s", 3))
+    import_history(home, environment)
+    inode = path.stat().st_ino
+    with path.open("r+b") as file:
+        file.writelines(orjson.dumps(line) + b"\n" for line in both(turns("t", 4), turns("s", 3)))
+    aged(path, 5)
+    assert path.stat().st_ino == inode
+    aged(path, claude_files.LONG_AGO - 5)
+    again = import_history(home, environment)
+    assert (again.rows_written, again.rows_skipped) == (12, 9)
+
+
+@pytest.mark.hazard(66)
+def test_a_forked_session_keeps_its_copies_with_the_first_and_its_own_lines_for_itself(
+    home: Home, projects: Path, environment: dict[str, str]
+) -> None:
+    original = list(turns("s", 3))
+    copied = [{**line, "sessionId": "fork"} for line in original]
+    own = turns("fork", 1, first=3)
+    write(projects / "z-original.jsonl", iter(original), age=claude_files.LONG_AGO)
+    write(projects / "a-fork.jsonl", both(iter(copied), own), age=claude_files.LONG_AGO - 60)
+    outcome = import_history(home, environment)
+    assert (outcome.rows_written, outcome.rows_skipped) == (12, 9)
+    sessions = [row["session_id"] for row in lake(home).values()]
+    assert (sessions.count("s"), sessions.count("fork")) == (9, 3)
+    assert output_tokens(home) == 40
+
+
+def test_what_a_window_left_out_is_due_for_a_wider_one(home: Home, projects: Path, environment: dict[str, str]) -> None:
+    write(projects / "s.jsonl", turns("s", 10))
+    narrow = import_history(home, environment, since="2026-10-01T08:05:00.000000Z", until="2026-10-01T08:06:00.000000Z")
+    assert narrow.rows_written == 4, "both ends belong to it"
+    assert import_history(home, environment, since="2026-10-01T08:05:00.000000Z").rows_written == 11
+    wide = import_history(home, environment)
+    assert (wide.rows_written, wide.rows_skipped) == (15, 15)
+    assert output_tokens(home) == 100
+    assert import_history(home, environment, since="2026-10-01T08:05:00.000000Z").files_unchanged == 1
+
+
+@pytest.mark.hazard(84)
+def test_a_resumed_session_does_not_bring_back_what_was_imported_before(
+    home: Home, projects: Path, environment: dict[str, str]
+) -> None:
+    """Retention may have dropped those rows and their keys; the file still holds them."""
+    path = write(projects / "s.jsonl", turns("s", 3))
+    import_history(home, environment)
+    (home.lake / "keys.db").unlink()
+    grow(path, turns("s", 1, first=3))
+    assert import_history(home, environment).rows_skipped == 0
+
+
+def test_sequences_rise_with_time_whatever_the_files_are_called(
+    home: Home, projects: Path, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lots, "_TASK_BYTES", 1)
+    monkeypatch.setattr(lots, "LOT_BYTES", 5000)
+    for place, name in enumerate("cab"):
+        started = claude_files.START.replace(day=1 + place)
+        write(projects / f"{name}.jsonl", turns(name, 4, start=started))
+    import_history(home, environment)
+    ordered = sorted(lake(home).values(), key=lambda row: row[SEQ])
+    assert [row["message_created_at"] for row in ordered] == sorted(row["message_created_at"] for row in ordered)
+    assert len(ordered) == 36
+
+
+@pytest.mark.hazard(61)
+def test_a_file_that_cannot_be_read_is_told_and_does_not_stop_the_others(
+    home: Home, projects: Path, environment: dict[str, str]
+) -> None:
+    write(projects / "a.jsonl", turns("a", 1))
+    (projects / "loop.jsonl").symlink_to(projects / "loop.jsonl")
+    (projects / "gone.jsonl").symlink_to(projects / "nowhere.jsonl")
+    outcome = import_history(home, environment)
+    assert outcome.rows_written == 3
+    assert outcome.files_skipped.total() == 2
+    assert outcome.error is None
+
+
+@pytest.mark.hazard(93)
+def test_a_source_that_takes_its_worker_down_does_not_keep_the_others_out(
+    home: Home, projects: Path, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = LightLake.run
+
+    def dies_of_poison(self: LightLake, tasks: Any) -> Any:
+        poisoned = any(piece.pinned.path.name == "poison.jsonl" for task in tasks for piece in task.pieces)
+        return [BuildFailure("a Spark task died")] * len(tasks) if poisoned else real(self, tasks)
+
+    monkeypatch.setattr(LightLake, "run", dies_of_poison)
+    for name in ("a", "poison", "c", "d", "e"):
+        write(projects / f"{name}.jsonl", turns(name, 2))
+    outcome = import_history(home, environment)
+    assert (outcome.rows_written, dict(outcome.files_skipped)) == (24, {"failed": 1})
+    assert outcome.error is not None
+    assert "poison.jsonl" in outcome.error.message
+    monkeypatch.undo()
+    assert import_history(home, environment).rows_written == 6

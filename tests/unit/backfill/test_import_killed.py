@@ -1,0 +1,82 @@
+"""The import under SIGKILL at every crash point, over a light lake; Spark's turn is in tests/acceptance."""
+
+from __future__ import annotations
+
+from collections import Counter
+from contextlib import closing
+from pathlib import Path
+
+import orjson
+import pytest
+
+from hypaware.backfill import lots
+from hypaware.crash_points import all_points
+from hypaware.home import Home
+from hypaware.model.datasets import SEQ
+from hypaware.opening import open_home
+from hypaware.state import flushes
+from tests import claude_files
+from tests.claude_files import turns, write
+from tests.light_lake import read_lake
+from tests.light_life import DATASET, append, import_history
+from tests.lives import live
+from tests.rows import rows as message_rows
+
+# Refusals and power cuts are the flush's: an import reads what coercion takes.
+_NOT_HERE = ("lake.rejects", "lake.step-back", "lake.reserve")
+POINTS = [
+    point.name for point in all_points() if point.package in ("state", "lake") and not point.name.startswith(_NOT_HERE)
+]
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    return Home(tmp_path / "home")
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> dict[str, str]:
+    """Three sessions, one of them a fork that repeats another's lines."""
+    projects = tmp_path / "claude" / "projects" / "-project"
+    original = list(turns("s", 4))
+    write(projects / "s.jsonl", iter(original))
+    copied = iter([{**line, "sessionId": "fork"} for line in original])
+    write(projects / "fork.jsonl", iter([*copied, *turns("fork", 1, first=4)]), age=claude_files.LONG_AGO - 60)
+    write(projects / "t.jsonl", turns("t", 4, start=claude_files.START.replace(day=3)))
+    return {"HOME": "/nonexistent", "CLAUDE_CONFIG_DIR": str(tmp_path / "claude")}
+
+
+def expected_parts() -> set[str]:
+    lines = [*turns("s", 4), *turns("fork", 1, first=4), *turns("t", 4)]
+    return {f"{line['uuid']}#0" for line in lines}
+
+
+@pytest.mark.hazard(50)
+@pytest.mark.parametrize("times", [1, 2, 3])
+@pytest.mark.parametrize("point", POINTS)
+def test_an_import_killed_at_any_point_goes_on_and_leaves_every_part_once(
+    home: Home, environment: dict[str, str], point: str, times: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lots, "LOT_BYTES", 9000)
+    append(home, spooled := message_rows(5, attributes=None))
+    live(lambda: (import_history(home, environment), None)[1], crash_at=f"{point}:{times}")
+    import_history(home, environment)
+
+    rows = read_lake(home, DATASET)
+    assert Counter(row["part_id"] for row in rows) == Counter(
+        expected_parts() | {f"{row['message_id']}#0" for row in spooled}
+    )
+    assert len({row[SEQ] for row in rows}) == len(rows)
+    usages = [orjson.loads(row["attributes"] or "{}").get("usage") for row in rows]
+    assert sum(usage["output_tokens"] for usage in usages if usage) == 90
+    with closing(open_home(home).store) as store, store.reading() as connection:
+        assert flushes.unfinished(connection) == []
+        assert flushes.high_water(connection)[DATASET]["claude"] == max(row[SEQ] for row in rows)
+    again = import_history(home, environment)
+    assert (again.rows_written, again.files_unchanged) == (0, 3)
+
+
+@pytest.mark.parametrize("point", [point for point in POINTS if not point.startswith("lake.remove")])
+def test_every_crash_point_of_an_import_is_reached(home: Home, environment: dict[str, str], point: str) -> None:
+    """A point that is never reached guards nothing, and the test above could not fail."""
+    assert not live(lambda: (import_history(home, environment), None)[1], crash_at=point)

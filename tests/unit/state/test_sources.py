@@ -1,0 +1,76 @@
+"""What imports took of their sources: it counts together with the rows, or not at all."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from hypaware.state import flushes, sources
+from hypaware.state.flushes import Flush, Outcome
+from hypaware.state.sources import SourceMark
+from hypaware.state.store import Store
+
+_DATASET = "ai_gateway_messages"
+_MARK = SourceMark("claude", _DATASET, "/a.jsonl", 1, 100, 5, 90, "aa", ("msg_1",), None, "2026-11-15T00:00:00.000000Z")
+
+
+def _pending(store: Store, *marks: SourceMark) -> Flush:
+    with store.transaction() as connection:
+        flush = flushes.reserve_blocks(connection, _DATASET, 1000)
+        sources.pend(connection, flush.id, marks)
+    return flush
+
+
+def _record(store: Store, flush: Flush) -> None:
+    with store.transaction() as connection:
+        flushes.record(connection, flush, Outcome({}, 0, 0, 0))
+
+
+def _known(store: Store, provider: str = "claude") -> dict[str, SourceMark]:
+    with store.reading() as connection:
+        return sources.known(connection, provider, _DATASET)
+
+
+@pytest.mark.hazard(50)
+def test_a_mark_counts_when_its_flush_is_recorded(store: Store) -> None:
+    """Counted before, a crash would lose the rows; counted after, it would only read them again."""
+    flush = _pending(store, _MARK)
+    assert _known(store) == {}
+    _record(store, flush)
+    assert _known(store) == {"/a.jsonl": _MARK}
+
+
+@pytest.mark.hazard(50)
+def test_a_mark_of_a_burnt_flush_never_counts(store: Store) -> None:
+    flush = _pending(store, _MARK)
+    with store.transaction() as connection:
+        flushes.burn(connection, flush, guilty=())
+    _record(store, _pending(store))
+    assert _known(store) == {}
+
+
+def test_a_newer_mark_takes_the_place_of_the_older_one_and_of_no_other(store: Store) -> None:
+    other = replace(_MARK, path="/b.jsonl", held=())
+    elsewhere = replace(_MARK, provider="codex")
+    _record(store, _pending(store, _MARK, other, elsewhere))
+    grown = replace(_MARK, size=200, consumed=200, held=())
+    _record(store, _pending(store, grown))
+    assert _known(store) == {"/a.jsonl": grown, "/b.jsonl": other}
+    assert _known(store, "codex") == {"/a.jsonl": elsewhere}
+
+
+def test_blocks_are_taken_above_what_the_lake_knows_and_never_given_out_again(store: Store) -> None:
+    with store.transaction() as connection:
+        first = flushes.reserve_blocks(connection, _DATASET, 10, above=500)
+        second = flushes.reserve(connection, _DATASET, [("segment", 3)])
+    assert (first.after, first.last) == (500, 510)
+    assert (second.after, second.last) == (510, 513)
+
+
+def test_rows_that_were_given_up_make_every_source_of_their_dataset_due(store: Store) -> None:
+    """Their transcripts may still be there, and the marks would keep them from being read."""
+    _record(store, _pending(store, _MARK))
+    with store.transaction() as connection:
+        flushes.lower_high_water(connection, _DATASET, 0)
+    assert _known(store) == {}

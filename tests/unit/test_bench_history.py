@@ -1,0 +1,140 @@
+"""The history that the benchmark makes up, and the plain program that it compares the import with."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from bench import floor, transcripts
+from bench.transcripts import History
+from hypaware.backfill.provider import Item
+from hypaware.backfill.reading import Pinned, Reading
+from hypaware.clients.claude.history import ClaudeHistory
+from hypaware.clients.projected_exchange import PROJECTED_EXCHANGE
+from hypaware.model import canonical
+from hypaware.model.coerce import coerce_row
+from hypaware.model.datasets import INTERNAL, ROW_ID, Row
+from tests.rows import MESSAGES
+
+SIZE = {"bytes": 800_000, "lines": 600, "sessions": 12}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("claude")
+
+
+@pytest.fixture(scope="module")
+def history(folder: Path) -> History:
+    return transcripts.generate(folder, **SIZE)
+
+
+@pytest.fixture(scope="module")
+def table(folder: Path, history: History, tmp_path_factory: pytest.TempPathFactory) -> pa.Table:
+    out = tmp_path_factory.mktemp("floor")
+    assert floor.write(folder, out) == history.rows
+    return pa.concat_tables(pq.read_table(path) for path in sorted(out.iterdir()))
+
+
+def lines(folder: Path) -> Iterator[dict[str, Any]]:
+    for path in transcripts.files(folder):
+        yield from map(json.loads, path.read_bytes().splitlines())
+
+
+def test_a_history_has_exactly_the_lines_and_sessions_and_about_the_bytes_that_were_asked_for(
+    folder: Path, history: History
+) -> None:
+    files = transcripts.files(folder)
+
+    assert len(files) == history.sessions == SIZE["sessions"]
+    assert len(list(lines(folder))) == history.lines == SIZE["lines"]
+    assert sum(path.stat().st_size for path in files) == history.bytes == pytest.approx(SIZE["bytes"], rel=0.1)
+    assert history.rows == SIZE["lines"] - SIZE["sessions"]
+    assert transcripts.load(folder) == history
+
+
+def test_the_same_seed_gives_the_same_bytes_and_another_gives_other_messages(
+    folder: Path, history: History, tmp_path: Path
+) -> None:
+    again, other = tmp_path / "again", tmp_path / "other"
+
+    assert transcripts.generate(again, **SIZE) == history
+    transcripts.generate(other, **SIZE, seed=2)
+
+    assert [path.read_bytes() for path in transcripts.files(again)] == [
+        path.read_bytes() for path in transcripts.files(folder)
+    ]
+    uuids = [{line["uuid"] for line in lines(each) if "uuid" in line} for each in (folder, other)]
+    assert len(uuids[0]) == history.rows
+    assert not uuids[0] & uuids[1]
+
+
+def test_every_line_but_the_first_of_a_session_has_one_block_and_follows_the_line_before_it(folder: Path) -> None:
+    for path in transcripts.files(folder):
+        first, *rest = map(json.loads, path.read_bytes().splitlines())
+        assert "uuid" not in first
+        assert [line["parentUuid"] for line in rest] == [None, *(line["uuid"] for line in rest[:-1])]
+        assert [line["timestamp"] for line in rest] == sorted(line["timestamp"] for line in rest)
+        contents = [line["message"]["content"] for line in rest]
+        assert all(isinstance(content, str) or len(content) == 1 for content in contents)
+
+
+def test_the_counts_of_a_message_stand_on_each_of_its_lines_and_only_the_last_are_whole(
+    folder: Path, history: History
+) -> None:
+    usage: dict[str, list[dict[str, Any]]] = {}
+    for line in lines(folder):
+        if "usage" in line.get("message", ()):
+            usage.setdefault(line["message"]["id"], []).append(line["message"]["usage"])
+
+    assert len(usage) == history.responses
+    assert any(len(counts) > 1 for counts in usage.values())
+    assert sum(counts[-1]["output_tokens"] for counts in usage.values()) == history.tokens["output_tokens"]
+    assert sum(counts[0]["output_tokens"] for counts in usage.values()) < history.tokens["output_tokens"]
+
+
+def test_the_floor_finds_what_the_generator_says_is_there(table: pa.Table, history: History) -> None:
+    attributes = [json.loads(each) for each in table["attributes"].to_pylist()]
+    tokens: Counter[str] = Counter()
+    for each in attributes:
+        tokens.update(each.get("usage", {}))
+
+    assert dict(tokens) == history.tokens
+    assert Counter(table["part_type"].to_pylist()) == history.parts
+    assert len(set(table["session_id"].to_pylist())) == history.sessions
+    assert sum("usage" in each for each in attributes) == history.responses
+
+
+def test_the_floor_builds_every_column_of_the_table(table: pa.Table) -> None:
+    assert table.column_names[4:] == [column.name for column in MESSAGES.columns]
+    assert len(set(table["_hyp_ingest_seq"].to_pylist())) == len(set(table["_hyp_cache_row_id"].to_pylist()))
+    assert len(set(table["_hyp_cache_row_id"].to_pylist())) == table.num_rows
+    assert [name for name in MESSAGES.required if table[name].null_count] == []
+
+
+def test_the_floor_builds_the_rows_that_the_import_builds(folder: Path, history: History) -> None:
+    """Else the ratio of the two would say nothing. Sequences and flush ids are each one's own."""
+    for path in transcripts.files(folder):
+        imported = list(rows_of_the_import(path))
+        plain = [row for row, _ in floor.rows_of(path, 1)]
+
+        assert [{name: value for name, value in row.items() if name not in INTERNAL} for row in plain] == imported
+        assert [row[ROW_ID] for row in plain] == [canonical.row_id(row) for row in imported]
+
+
+def rows_of_the_import(path: Path) -> Iterator[Row]:
+    found = path.stat()
+    skipped: Counter[str] = Counter()
+    with Reading(Pinned(path, found.st_ino, found.st_size, found.st_mtime_ns)) as reading:
+        for item in ClaudeHistory().read(reading, {"HOME": str(path.parent)}):
+            assert isinstance(item, Item)
+            for row in PROJECTED_EXCHANGE.materialize(item.value, item.provenance, skipped):
+                yield coerce_row(MESSAGES, row, floor.GATEWAY_ID)
+    assert not skipped
