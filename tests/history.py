@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +41,36 @@ def rows_of(
                 made = materialize(item.value, item.provenance, reading.skipped)
                 rows.extend(coerce_row(AI_GATEWAY_MESSAGES, row, GATEWAY_ID) for row in made)
     return [_readable(row) for row in rows], reading
+
+
+def usage(rows: Iterable[Row]) -> Counter[str]:
+    """The sum of what the rows carry, kinds that come to nothing left out."""
+    total: Counter[str] = Counter()
+    for row in rows:
+        total.update(row["attributes"].get("usage", {}))
+    return Counter({name: count for name, count in total.items() if count})
+
+
+@dataclass
+class GrowingFile:
+    """A file that is imported again and again while it grows, with the memory that imports have of it."""
+
+    provider: Provider
+    path: Path
+    rows: list[Row] = field(default_factory=list)
+    skipped: Counter[str] = field(default_factory=Counter)
+    held: frozenset[str] = frozenset()
+    consumed: int = 0
+
+    def grow_to(self, data: bytes, *, quiet: bool) -> list[Row]:
+        """The rows that this import adds."""
+        with self.path.open("r+b" if self.path.exists() else "wb") as file:
+            file.write(data)
+        rows, reading = rows_of(self.provider, self.path, consumed=self.consumed, held=self.held, quiet=quiet)
+        self.rows += rows
+        self.skipped += reading.skipped
+        self.consumed, self.held = reading.consumed, frozenset(reading.held)
+        return rows
 
 
 def _readable(row: Row) -> Row:

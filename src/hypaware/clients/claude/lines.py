@@ -77,6 +77,8 @@ class Index:
             self._add(line, line.value)
         if not reading.source.quiet:
             reading.held |= self._responses.hold_unfinished()
+        if uncounted := self._responses.uncounted():
+            self._skipped["usage_without_message"] += uncounted
         self.parents = self._threads.parents
         """uuid → parent, of all lines."""
         self.links = self._threads.close({uuid for session in self.sessions.values() for uuid in session.names})
@@ -145,7 +147,7 @@ class Index:
             session.names.add(uuid)
         if response is not None and (request := value.get("requestRef")) is not None:
             shape = self._requests.first_use(session.id, request)
-        fresh = is_new and self._reading.source.window.holds(time)
+        fresh = is_new and self._reading.in_window(time)
         session.entries.append(Entry(line, uuid, time, fresh, occurrence, response, shape))
 
     def _occurrence(self, session: Session, value: Value) -> int:

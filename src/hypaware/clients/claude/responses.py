@@ -26,6 +26,8 @@ class Response:
     """The counts at the end of what earlier imports took."""
     taken: bool = False
     """An earlier import made rows of it."""
+    told: bool = False
+    """This import has lines of it."""
     stop_reason: Any = None
     last_line: int | None = None
     """Offset of the last line that makes a row in this import: it carries what there is once per response."""
@@ -37,6 +39,7 @@ class Response:
             self.counts = counts
             if not is_new:
                 self.carried = counts
+        self.told |= is_new
         if (reason := message.get("stop_reason")) is not None:
             self.stop_reason = reason
         if not makes_row:
@@ -52,6 +55,10 @@ class Response:
         if self.taken and self.carried is not None:
             return usage.difference(self.counts, self.carried) or None
         return usage.usage(self.counts)
+
+    def is_uncounted(self) -> bool:
+        """It has counts that no line of this import can carry, and no earlier one carried."""
+        return self.told and self.last_line is None and not self.held and any((self.usage() or {}).values())
 
 
 class Responses:
@@ -75,6 +82,9 @@ class Responses:
     def follow(self, thread: Thread, response: Response | None) -> None:
         """The response, or something that is none but ends the one before it, stands last in its thread now."""
         self._last[thread] = response
+
+    def uncounted(self) -> int:
+        return sum(each.is_uncounted() for each in self._known.values())
 
     def hold_unfinished(self) -> set[str]:
         """Holds back what may still grow; the ids of it."""

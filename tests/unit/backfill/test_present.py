@@ -1,0 +1,86 @@
+"""What a dry run takes for there already: committed rows, rows of the spool that a flush would take, nothing else."""
+
+from __future__ import annotations
+
+import tracemalloc
+from array import array
+from contextlib import closing
+from pathlib import Path
+
+import orjson
+import pytest
+
+from hypaware.backfill.present import Present
+from hypaware.home import Home
+from hypaware.lake import keyring
+from hypaware.lake.build import KEY_BYTES, Built, key_hash
+from hypaware.lake.keys import KeyIndex
+from hypaware.model.messages import AI_GATEWAY_MESSAGES
+from tests.light_life import DATASET, append, flush
+from tests.rows import rows
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    return Home(tmp_path / "home")
+
+
+def asked(*numbers: int) -> list[tuple[bytes, int]]:
+    return [(key_hash(DATASET, f"message-{number}#0"), number) for number in numbers]
+
+
+def losers(home: Home, *numbers: int) -> set[int]:
+    return set(Present(home, AI_GATEWAY_MESSAGES).duplicates(asked(*numbers)))
+
+
+@pytest.mark.hazard(1)
+def test_committed_and_spooled_rows_are_there(home: Home) -> None:
+    append(home, rows(3))
+    flush(home)
+    append(home, rows(2, start=10))
+    assert losers(home, 0, 2, 5, 10, 11, 12) == {0, 2, 10, 11}
+
+
+def test_rows_that_the_index_has_not_taken_in_are_found_in_the_files(home: Home) -> None:
+    append(home, rows(3))
+    flush(home)
+    with closing(KeyIndex(home.keys)) as index:
+        old = index.through(DATASET, "another table")
+    assert old is None
+    home.keys.unlink()
+    assert losers(home, 0, 5) == {0}
+    assert not home.keys.exists(), "and nothing is written for it"
+
+
+@pytest.mark.hazard(2)
+@pytest.mark.hazard(82)
+def test_a_spooled_line_that_flush_refuses_is_not_there(home: Home) -> None:
+    append(home, rows(1))
+    sealed = home.spool / DATASET / "sealed"
+    refused = {"n": 0, "v": 1, "row": {"part_id": "message-7#0", "message_id": "message-7", "part_index": 0}}
+    (sealed / "1-aa.1.jsonl").write_bytes(orjson.dumps(refused) + b"\n")
+    assert losers(home, 0, 7) == {0}
+
+
+def test_a_key_that_comes_twice_in_one_run_is_written_once(home: Home) -> None:
+    present = Present(home, AI_GATEWAY_MESSAGES)
+    key = asked(1)[0][0]
+    assert present.duplicates([(key, 9), (key, 4)]) == {9}
+    assert present.duplicates([(key, 20)]) == {20}
+
+
+@pytest.mark.hazard(58)
+def test_settling_an_import_costs_its_own_keys_in_memory_and_not_the_lakes(tmp_path: Path) -> None:
+    """A set of all known ids would grow with the lake."""
+    with closing(KeyIndex(tmp_path / "keys.db")) as index:
+        index.add(DATASET, "uuid", 1, ((number.to_bytes(KEY_BYTES, "big"), number) for number in range(200_000)))
+        news = Built(
+            seqs=array("q", range(10)), keys=bytearray(b"".join(bytes(KEY_BYTES - 1) + bytes([n]) for n in range(10)))
+        )
+        tracemalloc.start()
+        try:
+            assert len(keyring.duplicates(index, [news])) == 10
+            _, peak = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+    assert peak < 1_000_000
