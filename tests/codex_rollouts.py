@@ -6,14 +6,13 @@ import json
 import lzma
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from hypaware.backfill.reading import Reading
 from hypaware.clients.codex import CLIENT
 from hypaware.model.datasets import Row
-from tests.history import rows_of
+from tests.history import GrowingFile, rows_of
 
 assert CLIENT.backfill is not None
 PROVIDER = CLIENT.backfill
@@ -103,10 +102,6 @@ def imported(folder: Path, lines: Iterable[Any], name: str = NAME, **pinned: Any
     return rows_of(PROVIDER, path, **pinned)
 
 
-def usage(rows: Iterable[Row]) -> Counter[str]:
-    return sum((Counter(row["attributes"].get("usage", {})) for row in rows), Counter())
-
-
 def input_tokens(rows: Iterable[Row]) -> list[tuple[str, int]]:
     """(text or tool of the row, input tokens) of every row that carries counts."""
     return [
@@ -116,26 +111,7 @@ def input_tokens(rows: Iterable[Row]) -> list[tuple[str, int]]:
     ]
 
 
-@dataclass
-class GrowingFile:
-    """A file that is imported again and again while it grows, with the memory that imports have of it."""
-
-    path: Path
-    rows: list[Row] = field(default_factory=list)
-    skipped: Counter[str] = field(default_factory=Counter)
-    held: frozenset[str] = frozenset()
-    consumed: int = 0
-
-    def grow_to(self, data: bytes, *, quiet: bool) -> list[Row]:
-        """The rows that this import adds."""
-        with self.path.open("r+b" if self.path.exists() else "wb") as file:
-            file.write(data)
-        rows, reading = rows_of(PROVIDER, self.path, consumed=self.consumed, held=self.held, quiet=quiet)
-        self.rows += rows
-        self.skipped += reading.skipped
-        self.consumed, self.held = reading.consumed, frozenset(reading.held)
-        return rows
-
-    def add(self, *lines: Any, quiet: bool = False) -> list[Row]:
-        before = self.path.read_bytes() if self.path.exists() else b""
-        return self.grow_to(before + as_bytes(lines), quiet=quiet)
+def add(file: GrowingFile, *lines: Any, quiet: bool = False) -> list[Row]:
+    """The rows that an import adds when the lines have been written."""
+    before = file.path.read_bytes() if file.path.exists() else b""
+    return file.grow_to(before + as_bytes(lines), quiet=quiet)

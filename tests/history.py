@@ -8,11 +8,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import orjson
-
 from hypaware.backfill.provider import Environment, Item, Provider
 from hypaware.backfill.reading import Pinned, Reading
 from hypaware.clients.projected_exchange import materialize
+from hypaware.model import canonical
 from hypaware.model.coerce import coerce_row
 from hypaware.model.columns import Type
 from hypaware.model.datasets import Row
@@ -74,4 +73,4 @@ class GrowingFile:
 
 
 def _readable(row: Row) -> Row:
-    return row | {name: orjson.loads(row[name]) for name in _JSON if name in row}
+    return row | {name: canonical.parse(row[name]) for name in _JSON if name in row}

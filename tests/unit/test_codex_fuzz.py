@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.codex_rollouts import BEGIN, NAME, PROVIDER, GrowingFile, as_bytes, counts, usage
-from tests.history import rows_of
+from tests.codex_rollouts import BEGIN, NAME, PROVIDER, add, as_bytes, counts
+from tests.history import GrowingFile, rows_of, usage
 from tests.strategies import json_values
 
 # A soak of 25 is more than 100,000 files.
@@ -136,7 +136,7 @@ def test_anything_can_be_imported(pieces: list[bytes]) -> None:
 def test_anything_can_be_imported_in_pieces(pieces: list[bytes], data: st.DataObject) -> None:
     whole = b"".join(pieces)
     with tempfile.TemporaryDirectory() as folder:
-        file = GrowingFile(Path(folder) / NAME)
+        file = GrowingFile(PROVIDER, Path(folder) / NAME)
         for cut in sorted(data.draw(st.lists(st.integers(0, len(whole)), max_size=3))):
             file.grow_to(whole[:cut], quiet=data.draw(st.booleans()))
         file.grow_to(whole, quiet=True)
@@ -154,7 +154,7 @@ def test_a_conversation_that_is_imported_in_pieces_comes_to_the_same(whole: byte
         path.write_bytes(whole)
         at_once, _ = rows_of(PROVIDER, path)
         path.unlink()
-        file = GrowingFile(path)
+        file = GrowingFile(PROVIDER, path)
         for cut in sorted(data.draw(st.lists(st.integers(0, len(whole)), max_size=4))):
             file.grow_to(whole[:cut], quiet=False)
         file.grow_to(whole, quiet=True)
@@ -173,11 +173,12 @@ def test_pauses_at_any_place_double_no_row_and_no_token(whole: bytes, data: st.D
         path.write_bytes(whole)
         at_once, reading = rows_of(PROVIDER, path)
         path.unlink()
-        file = GrowingFile(path)
+        file = GrowingFile(PROVIDER, path)
         for cut in sorted(data.draw(st.lists(st.integers(0, len(whole)), max_size=4))):
             file.grow_to(whole[:cut], quiet=data.draw(st.booleans()))
         file.grow_to(whole, quiet=True)
-        file.add(
+        add(
+            file,
             {"type": "response_item", "payload": {"type": "message", "role": "assistant", "content": "End."}},
             quiet=True,
         )

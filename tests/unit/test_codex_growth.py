@@ -13,13 +13,14 @@ from tests.codex_rollouts import (
     BEGIN,
     NAME,
     PROVIDER,
-    GrowingFile,
+    add,
     added,
     answers,
     as_bytes,
     calls,
     counts,
     input_tokens,
+    item,
     meta,
     record,
     sample,
@@ -28,9 +29,8 @@ from tests.codex_rollouts import (
     snapshot,
     thinks,
     turn,
-    usage,
 )
-from tests.history import rows_of
+from tests.history import GrowingFile, rows_of, usage
 
 # What a file that was quiet before its first turn began cannot tell of its first messages.
 OF_THE_TURN = ("model", "permission_mode")
@@ -56,7 +56,7 @@ def cuts(data: bytes) -> list[int]:
 
 @pytest.fixture
 def file(tmp_path: Path) -> GrowingFile:
-    return GrowingFile(tmp_path / NAME)
+    return GrowingFile(PROVIDER, tmp_path / NAME)
 
 
 @pytest.mark.hazard(52)
@@ -67,7 +67,7 @@ def test_cut_anywhere_while_it_is_written_the_rows_are_those_of_the_whole(name: 
     (tmp_path / "whole" / name).write_bytes(data)
     whole, _ = rows_of(PROVIDER, tmp_path / "whole" / name)
     for cut in cuts(data):
-        file = GrowingFile(tmp_path / f"{cut}" / name)
+        file = GrowingFile(PROVIDER, tmp_path / f"{cut}" / name)
         file.path.parent.mkdir()
         file.grow_to(data[:cut], quiet=False)
         file.grow_to(data, quiet=True)
@@ -87,7 +87,7 @@ def test_cut_anywhere_by_a_long_pause_every_row_and_every_token_comes_once(name:
     expected = by_part([without_what_may_differ(row) for row in whole])
     for cut in cuts(data):
         path.unlink()
-        file = GrowingFile(path)
+        file = GrowingFile(PROVIDER, path)
         file.grow_to(data[:cut], quiet=True)
         file.grow_to(data, quiet=True)
         assert by_part([without_what_may_differ(row) for row in file.rows]) == expected, cut
@@ -95,7 +95,7 @@ def test_cut_anywhere_by_a_long_pause_every_row_and_every_token_comes_once(name:
             # Counts alone came after the pause. They wait for the next message, and nothing else does.
             assert file.skipped["usage_waiting"] == len(file.held) == 1
             assert usage(file.rows) != usage(whole)
-            file.add(says("user", "Go on."), says("assistant", "I do."), quiet=True)
+            add(file, says("user", "Go on."), says("assistant", "I do."), quiet=True)
         assert not file.held
         assert usage(file.rows) == usage(whole), cut
 
@@ -107,7 +107,7 @@ def test_imported_after_every_line_the_rows_are_those_of_the_whole(name: str, tm
     path.write_bytes(data)
     whole, _ = rows_of(PROVIDER, path)
     path.unlink()
-    file = GrowingFile(path)
+    file = GrowingFile(PROVIDER, path)
     for cut in cuts(data):
         file.grow_to(data[:cut], quiet=False)
     file.grow_to(data, quiet=True)
@@ -123,58 +123,73 @@ def _unplaced(rows: list[Row]) -> list[Row]:
 
 @pytest.mark.hazard(52)
 def test_messages_wait_for_the_counts_of_their_response(file: GrowingFile) -> None:
-    assert [row["content_text"] for row in file.add(*BEGIN, thinks("Hm."), says("assistant", "Yes."))] == ["Do it."]
+    assert [row["content_text"] for row in add(file, *BEGIN, thinks("Hm."), says("assistant", "Yes."))] == ["Do it."]
     assert len(file.held) == 2
 
-    assert input_tokens(file.add(snapshot(counts(100), counts(100)))) == [("Yes.", 100)]
+    assert input_tokens(add(file, snapshot(counts(100), counts(100)))) == [("Yes.", 100)]
     assert not file.held
 
 
 @pytest.mark.hazard(80)
-def test_what_waits_is_imported_when_the_file_has_been_quiet_though_it_never_changes_again(file: GrowingFile) -> None:
-    file.add(*BEGIN, says("assistant", "Yes."), calls("c1"), answers("c1"))
+def test_what_waits_is_imported_when_the_file_has_been_quiet_though_it_never_changes_again(
+    file: GrowingFile,
+) -> None:
+    add(file, *BEGIN, says("assistant", "Yes."), calls("c1"), answers("c1"))
     assert len(file.rows) == 1
 
-    assert [row["role"] for row in file.add(quiet=True)] == ["assistant", "assistant", "tool"]
+    assert [row["role"] for row in add(file, quiet=True)] == ["assistant", "assistant", "tool"]
     assert not file.held
-    assert file.add(quiet=True) == []
+    assert add(file, quiet=True) == []
 
 
 def test_messages_of_a_turn_that_is_over_wait_no_longer(file: GrowingFile) -> None:
-    new = file.add(*BEGIN, says("assistant", "Yes."), says("user", "And now?"))
+    new = add(file, *BEGIN, says("assistant", "Yes."), says("user", "And now?"))
     assert [row["content_text"] for row in new] == ["Do it.", "Yes.", "And now?"]
 
 
 def test_answers_of_a_tool_do_not_wait_for_counts_of_a_call_that_was_imported(file: GrowingFile) -> None:
-    file.add(*BEGIN, calls("c1"), quiet=True)
-    assert [row["role"] for row in file.add(answers("c1"))] == ["tool"]
+    add(file, *BEGIN, calls("c1"), quiet=True)
+    assert [row["role"] for row in add(file, answers("c1"))] == ["tool"]
 
 
 def test_nothing_is_imported_before_the_first_turn_told_of_the_model(file: GrowingFile) -> None:
-    assert file.add(meta(), says("user", "Do it.")) == []
-    assert [row["model"] for row in file.add(turn())] == ["gpt-5.5"]
+    assert add(file, meta(), says("user", "Do it.")) == []
+    assert [row["model"] for row in add(file, turn())] == ["gpt-5.5"]
+
+
+def test_what_was_imported_before_the_first_turn_is_not_imported_again(file: GrowingFile) -> None:
+    add(file, meta(), says("user", "Do it."), quiet=True)
+    assert add(file, says("user", "Now.")) == []
+    assert [row["content_text"] for row in add(file, turn())] == ["Now."]
+
+
+def test_what_was_told_of_old_lines_is_not_told_again(file: GrowingFile) -> None:
+    picture = item("message", role="user", content=[{"type": "input_image"}, {"type": "input_text", "text": "See?"}])
+    add(file, *BEGIN, picture, item("hologram"), quiet=True)
+    add(file, says("user", "Next."), quiet=True)
+    assert file.skipped == {"block_without_text": 1, "unknown_type:hologram": 1}
 
 
 def test_a_file_without_any_turn_is_imported_when_it_has_been_quiet(file: GrowingFile) -> None:
-    file.add(meta(), says("user", "Do it."))
-    assert [row.get("model") for row in file.add(quiet=True)] == [None]
+    add(file, meta(), says("user", "Do it."))
+    assert [row.get("model") for row in add(file, quiet=True)] == [None]
 
 
 def test_an_import_of_what_did_not_change_gives_nothing(file: GrowingFile) -> None:
-    file.add(*BEGIN, says("assistant", "Yes."), snapshot(counts(100), counts(100)), quiet=True)
-    assert file.add(quiet=True) == []
+    add(file, *BEGIN, says("assistant", "Yes."), snapshot(counts(100), counts(100)), quiet=True)
+    assert add(file, quiet=True) == []
 
 
 @pytest.mark.hazard(96)
 def test_late_counts_go_to_the_next_message_of_the_model(file: GrowingFile) -> None:
-    file.add(*BEGIN, calls("c1"), quiet=True)
-    late = file.add(answers("c1"), snapshot(counts(100), counts(100)))
+    add(file, *BEGIN, calls("c1"), quiet=True)
+    late = add(file, answers("c1"), snapshot(counts(100), counts(100)))
     assert input_tokens(late) == []
     assert len(file.held) == 1
 
     # The message waits for its own counts, and so do the late ones with it.
-    assert file.add(says("assistant", "Done.")) == []
-    next_one = file.add(snapshot(counts(30), added(counts(100), counts(30))))
+    assert add(file, says("assistant", "Done.")) == []
+    next_one = add(file, snapshot(counts(30), added(counts(100), counts(30))))
     assert input_tokens(next_one) == [("Done.", 130)]
     assert next_one[0]["attributes"]["usage"]["total_tokens"] == 150
     assert not file.held
@@ -182,12 +197,12 @@ def test_late_counts_go_to_the_next_message_of_the_model(file: GrowingFile) -> N
 
 @pytest.mark.hazard(96)
 def test_late_counts_wait_through_a_quiet_time_and_a_new_turn(file: GrowingFile) -> None:
-    file.add(*BEGIN, calls("c1"), quiet=True)
-    file.add(snapshot(counts(100), counts(100)))
-    file.add(quiet=True)
+    add(file, *BEGIN, calls("c1"), quiet=True)
+    add(file, snapshot(counts(100), counts(100)))
+    add(file, quiet=True)
     assert file.skipped["usage_waiting"] == 1
-    file.add(says("user", "Still there?"), quiet=True)
-    file.add(says("assistant", "Yes."), quiet=True)
+    add(file, says("user", "Still there?"), quiet=True)
+    add(file, says("assistant", "Yes."), quiet=True)
 
     assert input_tokens(file.rows) == [("Yes.", 100)]
     assert not file.held
@@ -197,27 +212,27 @@ def test_late_counts_wait_through_a_quiet_time_and_a_new_turn(file: GrowingFile)
 @pytest.mark.hazard(96)
 def test_counts_after_those_of_an_imported_message_are_not_counted_again(file: GrowingFile) -> None:
     """A compaction's own response has counts and no message, long after the turn's last one."""
-    file.add(*BEGIN, says("assistant", "Yes."), snapshot(counts(100), counts(100)), quiet=True)
-    file.add(snapshot(counts(40), added(counts(100), counts(40))), quiet=True)
-    file.add(says("user", "Next."), says("assistant", "Here."), snapshot(counts(5), counts(145)), quiet=True)
+    add(file, *BEGIN, says("assistant", "Yes."), snapshot(counts(100), counts(100)), quiet=True)
+    add(file, snapshot(counts(40), added(counts(100), counts(40))), quiet=True)
+    add(file, says("user", "Next."), says("assistant", "Here."), snapshot(counts(5), counts(145)), quiet=True)
 
     assert input_tokens(file.rows) == [("Yes.", 100), ("Here.", 45)]
 
 
 def test_counts_that_come_before_any_message_of_their_turn_wait_for_it(file: GrowingFile) -> None:
-    file.add(*BEGIN, thinks("Hm."), snapshot(counts(100), counts(100)))
-    file.add(calls("c1"), snapshot(counts(20), added(counts(100), counts(20))))
+    add(file, *BEGIN, thinks("Hm."), snapshot(counts(100), counts(100)))
+    add(file, calls("c1"), snapshot(counts(20), added(counts(100), counts(20))))
 
     assert input_tokens(file.rows) == [("shell", 120)]
     assert file.skipped["usage_without_message"] == 0
 
 
 def test_counts_of_a_turn_that_stays_without_a_message_are_dropped_once_and_told(file: GrowingFile) -> None:
-    file.add(*BEGIN, snapshot(counts(100), counts(100)))
+    add(file, *BEGIN, snapshot(counts(100), counts(100)))
     assert file.skipped["usage_without_message"] == 0
-    file.add(quiet=True)
+    add(file, quiet=True)
     assert file.skipped["usage_without_message"] == 1
-    file.add(says("user", "Next."), says("assistant", "Here."), quiet=True)
+    add(file, says("user", "Next."), says("assistant", "Here."), quiet=True)
 
     assert input_tokens(file.rows) == []
     assert file.skipped["usage_without_message"] == 1
@@ -241,7 +256,7 @@ def test_records_and_their_snapshots_count_once_wherever_the_file_is_cut(tmp_pat
         says("user", "Thanks."),
         says("assistant", "Welcome."),
     ]
-    file = GrowingFile(tmp_path / NAME)
+    file = GrowingFile(PROVIDER, tmp_path / NAME)
     file.grow_to(as_bytes(lines[:cut]), quiet=quiet)
     file.grow_to(as_bytes(lines), quiet=True)
 

@@ -10,8 +10,8 @@ import pytest
 
 from hypaware.backfill.reading import Reading
 from hypaware.model.datasets import Row
-from tests.codex_rollouts import PROVIDER, GrowingFile, answers, calls, item, says, thinks
-from tests.history import rows_of
+from tests.codex_rollouts import PROVIDER, answers, calls, item, says, thinks
+from tests.history import GrowingFile, rows_of
 
 NAME = "rollout-2025-05-01-b04fd134-6f4c-4a9f-8f3e-000000000001.json"
 SESSION = {"id": "s1", "timestamp": "2025-05-01T10:00:00.000Z", "instructions": "Be brief."}
@@ -44,6 +44,12 @@ def test_its_items_are_the_messages(tmp_path: Path, indent: int | None) -> None:
     assert reading.consumed == reading.source.size
 
 
+def test_a_document_on_one_line_may_end_with_its_newline(tmp_path: Path) -> None:
+    (tmp_path / NAME).write_text(json.dumps({"session": SESSION, "items": ITEMS}) + "\n", encoding="utf-8")
+    rows, _ = rows_of(PROVIDER, tmp_path / NAME)
+    assert len(rows) == 5
+
+
 def test_its_messages_have_the_time_of_the_session_and_say_so(tmp_path: Path) -> None:
     rows, _ = imported(tmp_path, {"session": SESSION, "items": ITEMS[:1]})
 
@@ -52,10 +58,11 @@ def test_its_messages_have_the_time_of_the_session_and_say_so(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("session", [None, 7, {}, {"timestamp": "yesterday", "id": 5}])
-def test_without_a_session_the_name_of_the_file_tells_the_thread(tmp_path: Path, session: Any) -> None:
+def test_without_a_session_the_name_of_the_file_tells_thread_and_day(tmp_path: Path, session: Any) -> None:
     rows, _ = imported(tmp_path, {"session": session, "items": ITEMS})
     assert {row["conversation_id"] for row in rows} == {"b04fd134-6f4c-4a9f-8f3e-000000000001"}
-    assert {row["attributes"]["gateway"]["time_source"] for row in rows} == {"file_mtime"}
+    assert {row["message_created_at"] for row in rows} == {"2025-05-01T00:00:00.000000Z"}
+    assert {row["attributes"]["gateway"]["time_source"] for row in rows} == {"file_name"}
 
 
 def test_what_makes_no_message_is_counted(tmp_path: Path) -> None:
@@ -91,7 +98,7 @@ def test_the_same_words_are_a_message_each_time(tmp_path: Path) -> None:
 
 def test_a_document_that_was_imported_half_written_is_taken_when_it_is_whole(tmp_path: Path) -> None:
     data = json.dumps({"session": SESSION, "items": ITEMS}, indent=1).encode()
-    file = GrowingFile(tmp_path / NAME)
+    file = GrowingFile(PROVIDER, tmp_path / NAME)
     for cut in range(0, len(data), 97):
         assert file.grow_to(data[:cut], quiet=True) == []
 

@@ -15,8 +15,8 @@ import pytest
 from hypaware.model.datasets import Row
 from hypaware.model.messages import AI_GATEWAY_MESSAGES
 from tests import oracle_codex
-from tests.codex_rollouts import PROVIDER, SAMPLES, sample, sample_names, usage
-from tests.history import rows_of
+from tests.codex_rollouts import PROVIDER, SAMPLES, sample, sample_names
+from tests.history import rows_of, usage
 
 NAMES = sample_names()
 # All but the one that names the installation.

@@ -23,8 +23,8 @@ from tests.codex_rollouts import (
     snapshot,
     thinks,
     turn,
-    usage,
 )
+from tests.history import usage
 
 FIRST, SECOND = counts(100), counts(30)
 BOTH = added(FIRST, SECOND)
@@ -112,6 +112,7 @@ def test_a_context_that_is_declared_full_is_no_usage(folder: Path) -> None:
         says("assistant", "Shorter."), snapshot(SECOND, added(full, SECOND)),
     )  # fmt: skip
     assert input_tokens(rows) == [("Yes.", 100), ("Shorter.", 30)]
+    assert usage(rows)["total_tokens"] == 150
 
 
 def test_what_a_compaction_used_is_added_to_the_turn_it_came_in(folder: Path) -> None:
@@ -133,6 +134,25 @@ def test_a_snapshot_and_its_record_count_once(folder: Path, totals: tuple[Any, A
         YES, snapshot(FIRST, added(FIRST, FIRST)), record("r2", FIRST, totals[1]),
     )  # fmt: skip
     assert input_tokens(rows) == [("shell", 100), ("Yes.", 100)]
+
+
+def test_a_thread_that_an_older_version_goes_on_with_counts_both_ways(folder: Path) -> None:
+    rows = rows_of(
+        folder,
+        calls("c1"),
+        record("r1", FIRST, FIRST),
+        snapshot(FIRST, FIRST),
+        YES,
+        snapshot(FIRST, added(FIRST, FIRST)),
+    )
+    assert input_tokens(rows) == [("shell", 100), ("Yes.", 100)]
+
+
+def test_records_of_two_responses_count_both_though_they_are_equal(folder: Path) -> None:
+    rows = rows_of(
+        folder, YES, record("r1", FIRST), record("r2", FIRST), snapshot(FIRST, counts(900)), record("r3", FIRST)
+    )
+    assert input_tokens(rows) == [("Yes.", 300)]
 
 
 def test_records_alone_count(folder: Path) -> None:
@@ -174,6 +194,15 @@ def test_counts_without_a_message_in_their_turn_are_dropped_and_told(folder: Pat
         folder, [*BEGIN, YES, snapshot(FIRST, FIRST), says("user", "Next."), thinks("Hm."), snapshot(SECOND, BOTH)]
     )
     assert input_tokens(rows) == [("Yes.", 100)]
+    assert reading.skipped["usage_without_message"] == 1
+
+
+def test_counts_that_were_dropped_are_not_given_to_a_later_turn(folder: Path) -> None:
+    rows, reading = imported(
+        folder,
+        [*BEGIN, snapshot(FIRST, FIRST), says("user", "Next."), YES, snapshot(SECOND, BOTH), says("user", "Thanks.")],
+    )
+    assert input_tokens(rows) == [("Yes.", 30)]
     assert reading.skipped["usage_without_message"] == 1
 
 

@@ -24,7 +24,7 @@ from hypaware.backfill.provider import Event, Item
 from hypaware.backfill.reading import Pinned, Reading, SourceChanged
 from hypaware.backfill.registry import Materializers, Providers
 from hypaware.lake.build import Built, Reject
-from hypaware.model.coerce import RowRejected, coerce_row
+from hypaware.model.coerce import coerce_row, complete_row
 from hypaware.model.datasets import Dataset, Row
 from hypaware.state.sources import SourceMark
 
@@ -45,6 +45,13 @@ class Tally:
             if -(2**63) <= number < 2**63:
                 self.seqs[name].append(seq)
                 self.values[name].append(number)
+
+    def forget(self, seq: int) -> None:
+        """The newest row was refused after all."""
+        for name, seqs in self.seqs.items():
+            if seqs and seqs[-1] == seq:
+                seqs.pop()
+                self.values[name].pop()
 
     def total(self, without: Collection[int]) -> Counter[str]:
         return Counter(
@@ -137,20 +144,22 @@ class SourcePiece:
     def _rows_of(
         self, item: Item, materializer: Materializer, dataset: Dataset, built: Built, report: SourceReport
     ) -> Iterator[tuple[int, Row]]:
+        fitted = complete_row if materializer.judged else coerce_row
         for raw in rows_of(item, materializer, report.skipped):
             seq = self.base + report.rows
             report.rows += 1
             if report.rows > self.max_rows:
                 message = f"{report.path} gave more than {self.max_rows} rows, and its provider says that it has fewer"
                 raise ProviderFault("invalid_yield", message)
-            try:
-                row = coerce_row(dataset, raw, self.gateway_id)
-            except RowRejected as reason:
-                kept = orjson.dumps(raw, default=str, option=orjson.OPT_NON_STR_KEYS)
-                built.rejects.append(Reject(report.path, report.rows - 1, str(reason), kept))
-                continue
             if materializer.tally is not None and (numbers := materializer.tally(raw)):
                 report.tally.add(seq, numbers)
+            try:
+                row = fitted(dataset, raw, self.gateway_id)
+            except ValueError as reason:
+                kept = orjson.dumps(raw, default=str, option=orjson.OPT_NON_STR_KEYS)
+                built.rejects.append(Reject(report.path, report.rows - 1, str(reason), kept))
+                report.tally.forget(seq)
+                continue
             yield seq, row
 
     def _mark(self, reading: Reading) -> SourceMark:

@@ -15,8 +15,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
-import orjson
-
 from hypaware.model import canonical
 
 MAX_LINE_BYTES = 64 << 20
@@ -143,7 +141,7 @@ class Reading:
         for offset, raw in self._raw_lines():
             end = offset + len(raw)
             whole = raw.endswith(b"\n")
-            value = self._parse(raw, whole)
+            value = self._parse(offset, raw, whole)
             if whole or value is not None:
                 self.consumed = end
             if value is not None:
@@ -179,7 +177,7 @@ class Reading:
             if not raw:
                 raise SourceChanged("it was cut while it was read")
             if len(raw) == MAX_LINE_BYTES and not raw.endswith(b"\n"):
-                self.skipped["line_too_long"] += 1
+                self._skip(offset, "line_too_long")
                 length = self._pass_over(size - offset - len(raw))
                 ended = length >= 0
                 offset += len(raw) + abs(length)
@@ -202,31 +200,30 @@ class Reading:
                 return passed
         return -passed
 
-    def _parse(self, raw: bytes, whole: bool) -> dict[str, Any] | None:
+    def _parse(self, offset: int, raw: bytes, whole: bool) -> dict[str, Any] | None:
         if raw.isspace():
             return None
         try:
             value = canonical.parse(raw)
-        except (ValueError, RecursionError):
-            self.skipped[_why_not_json(raw, whole)] += 1
+        except (ValueError, RecursionError) as error:
+            self._skip(offset, _why_not_json(raw, error) if whole else "half_line")
             return None
         if not isinstance(value, dict):
-            self.skipped["not_an_object" if whole else "half_line"] += 1
+            self._skip(offset, "not_an_object" if whole else "half_line")
             return None
         return value
 
+    def _skip(self, offset: int, why: str) -> None:
+        """Counts a line, unless an earlier import counted it."""
+        if self.is_new(offset):
+            self.skipped[why] += 1
 
-def _why_not_json(raw: bytes, whole: bool) -> str:
-    if not whole:
-        return "half_line"
-    try:
-        text = raw.decode()
-    except UnicodeDecodeError:
-        return "not_utf8"
-    if "\0" in text:
+
+def _why_not_json(raw: bytes, error: Exception) -> str:
+    if b"\0" in raw:
         return "nul_bytes"
     try:
-        orjson.loads(text)
-    except orjson.JSONDecodeError as error:
-        return "nested_too_deeply" if "recursion" in str(error).lower() else "not_json"
-    return "not_json"
+        raw.decode()
+    except UnicodeDecodeError:
+        return "not_utf8"
+    return "nested_too_deeply" if isinstance(error, RecursionError) or "depth" in str(error) else "not_json"

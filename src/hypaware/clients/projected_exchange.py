@@ -50,7 +50,9 @@ def tokens(row: Row) -> Mapping[str, int]:
     return {kind: count for kind, count in usage.items() if type(count) is int}
 
 
-PROJECTED_EXCHANGE = Materializer("ai_gateway.projected_exchange", "ai_gateway_messages", materialize, tokens)
+PROJECTED_EXCHANGE = Materializer(
+    "ai_gateway.projected_exchange", "ai_gateway_messages", materialize, tokens, judged=True
+)
 
 
 def _exchange(value: Any) -> Exchange:

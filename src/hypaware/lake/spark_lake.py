@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,8 @@ from hypaware.state.identity import Identity
 
 _EPOCH = date(1970, 1, 1)
 _MAX_SNAPSHOTS = 100
+_THREADS = 4
+_WORTH_THREADS = 8
 # A reader that opened an older snapshot may take its time with it.
 _SNAPSHOT_MIN_AGE = 3600.0
 
@@ -176,18 +179,25 @@ class SparkTable:
         change.commit()
         return True
 
-    def _data_files(self, files: Sequence[BuiltFile]) -> Iterator[Any]:
+    def _data_files(self, files: Sequence[BuiltFile]) -> list[Any]:
+        """Iceberg reads each file's footer for its statistics, which takes longer than anything else in a commit."""
         iceberg = self._jvm.org.apache.iceberg
         spec, io = self.iceberg.spec(), self.iceberg.io()
         builders, parquet = iceberg.DataFiles, iceberg.parquet.ParquetUtil
         partition_type, metrics_config = spec.partitionType(), iceberg.MetricsConfig.forTable(self.iceberg)
-        for file in files:
+
+        def data_file(file: BuiltFile) -> Any:
             opened = io.newInputFile(str(file.path))
             partition = iceberg.PartitionData(partition_type)
             partition.set(0, file.source)
             partition.set(1, (date.fromisoformat(file.day) - _EPOCH).days)
             builder = builders.builder(spec).withInputFile(opened).withFormat("parquet").withPartition(partition)
-            yield builder.withMetrics(parquet.fileMetrics(opened, metrics_config)).build()
+            return builder.withMetrics(parquet.fileMetrics(opened, metrics_config)).build()
+
+        if len(files) < _WORTH_THREADS:
+            return [data_file(file) for file in files]
+        with ThreadPoolExecutor(_THREADS) as threads:
+            return list(threads.map(data_file, files))
 
 
 def key_sql(dataset: Dataset) -> str:

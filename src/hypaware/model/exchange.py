@@ -11,9 +11,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True, eq=False)
 class Message:
-    """One message of an exchange. `columns` are further columns of the table, as they shall stand in its rows."""
+    """One message of an exchange. `columns` are further columns of the table, as they shall stand in its rows.
+
+    Not frozen: there are hundreds of thousands in an import, and freezing doubles what it takes to make one.
+    """
 
     role: Any
     content: Any

@@ -45,7 +45,7 @@ def exchange_of(
         client_name="claude",
         client_version=session.facts.get("version"),
         started_at=session.started_at,
-        fallback_time=(timestamp_text(datetime.fromtimestamp(mtime_ns / 1e9, UTC)), "file_mtime"),
+        fallback_time=_time_of_file(mtime_ns),
         messages=_messages(session.entries, index.parents),
         columns={
             "conversation_source": "claude",
@@ -58,6 +58,15 @@ def exchange_of(
         attributes=_spawned_by(path),
         links=index.links,
     )
+
+
+def _time_of_file(mtime_ns: int) -> tuple[str, str] | None:
+    seconds, rest = divmod(mtime_ns, 10**9)
+    try:
+        moment = datetime.fromtimestamp(seconds, UTC).replace(microsecond=rest // 1000)
+    except (OverflowError, OSError, ValueError):
+        return None
+    return timestamp_text(moment), "file_mtime"
 
 
 def _messages(entries: list[Entry], parents: Mapping[str, str | None]) -> Iterator[Message]:

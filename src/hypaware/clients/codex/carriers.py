@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from hypaware.backfill.reading import Line, Reading
 from hypaware.clients.codex.usage import Figure
@@ -29,7 +29,7 @@ class Slot:
     new: bool
     """No earlier import took it."""
     usage: Counter[str] | None = None
-    counts_at: list[int] = field(default_factory=list)
+    counts_at: tuple[int, ...] = ()
     """Offsets of the lines whose counts it carries."""
     held: bool = False
 
@@ -37,7 +37,7 @@ class Slot:
         for offset, figure in counts:
             self.usage = Counter() if self.usage is None else self.usage
             self.usage.update(figure.as_usage())
-            self.counts_at.append(offset)
+            self.counts_at += (offset,)
 
 
 def held_key(offset: int) -> str:
@@ -62,9 +62,8 @@ class Carriers:
         self.slots.append(slot)
         if can_carry:
             self._carrier = slot
-            if slot.new:
-                slot.carry((*self._late, *self._early))
-                self._late, self._early = [], []
+            slot.carry((*self._late, *self._early))
+            self._late, self._early = [], []
 
     def count(self, offset: int, figure: Figure, *, new: bool) -> None:
         self._unfinished = None

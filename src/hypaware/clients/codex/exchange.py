@@ -22,7 +22,8 @@ from hypaware.model.exchange import Exchange, Message
 from hypaware.model.storable import utc_text
 
 _UUID = re.compile(r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
-_NAME_TIME = re.compile(r"(\d{4}-\d{2}-\d{2})T(\d{2})-(\d{2})-(\d{2})")
+# The client writes its local time there and not which zone that is; old names have the day alone.
+_NAME_TIME = re.compile(r"rollout-([0-9]{4}-[0-9]{2}-[0-9]{2})(?:T([0-9]{2})-([0-9]{2})-([0-9]{2}))?")
 
 
 def item_of_thread(reading: Reading, thread: Thread) -> Item:
@@ -108,8 +109,8 @@ def _text(value: Any) -> str | None:
 
 
 def _fallback_time(source: Pinned) -> tuple[str, str]:
-    if (in_name := _NAME_TIME.search(source.path.name)) and (
-        moment := utc_text(f"{in_name[1]}T{in_name[2]}:{in_name[3]}:{in_name[4]}Z")
-    ):
-        return moment, "file_name"
+    if in_name := _NAME_TIME.match(source.path.name):
+        day, *clock = in_name.groups("00")
+        if moment := utc_text(f"{day}T{':'.join(clock)}Z"):
+            return moment, "file_name"
     return timestamp_text(datetime.fromtimestamp(source.mtime_ns / 10**9, UTC)), "file_mtime"

@@ -1,0 +1,145 @@
+"""Reading a pinned source: whole lines or none, bounds on everything, a reason for each line passed over."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hypaware.backfill import reading as module
+from hypaware.backfill.reading import Pinned, Reading, SourceChanged, Window
+from tests.history import pin
+
+
+def read(path: Path, **pinned: Any) -> tuple[list[dict[str, Any]], Reading]:
+    with Reading(pin(path, **pinned)) as reading:
+        return [line.value for line in reading.lines()], reading
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "source.jsonl"
+
+
+@pytest.mark.hazard(60)
+@pytest.mark.parametrize(
+    ("raw", "reason"),
+    [
+        (b"garbage", "not_json"),
+        (b'{"a": NaN}', "not_json"),
+        (b"[1, 2]", "not_an_object"),
+        (b"\xff\xfe{}", "not_utf8"),
+        (b'{"a": "\x00"}', "nul_bytes"),
+        (b'{"a": "\\ud800"}', "not_json"),
+        (b'{"a":' + b"[" * 2000 + b"]" * 2000 + b"}", "nested_too_deeply"),
+    ],
+)
+def test_a_line_that_is_no_object_is_counted_with_its_reason_and_the_others_are_read(
+    path: Path, raw: bytes, reason: str
+) -> None:
+    path.write_bytes(b'{"n": 1}\n' + raw + b'\n\n{"n": 2}\n')
+    found, reading = read(path)
+    assert [value["n"] for value in found] == [1, 2]
+    assert dict(reading.skipped) == {reason: 1}
+    assert reading.consumed == path.stat().st_size
+
+
+@pytest.mark.hazard(60)
+def test_a_line_beyond_the_limit_is_passed_over_without_being_held_in_memory(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MAX_LINE_BYTES", 50)
+    monkeypatch.setattr(module, "_BLOCK", 16)
+    path.write_bytes(b'{"n": 1}\n{"long": "' + b"x" * 500 + b'"}\n{"n": 2}\n')
+    found, reading = read(path)
+    assert [value["n"] for value in found] == [1, 2]
+    assert dict(reading.skipped) == {"line_too_long": 1}
+
+
+def test_half_a_line_at_the_end_is_left_for_the_next_import(path: Path) -> None:
+    path.write_bytes(b'{"n": 1}\n{"n": 2, "te')
+    found, reading = read(path)
+    assert len(found) == 1
+    assert (reading.consumed, dict(reading.skipped)) == (9, {"half_line": 1})
+
+
+def test_a_last_line_without_its_newline_counts_if_it_is_complete(path: Path) -> None:
+    path.write_bytes(b'{"n": 1}\n{"n": 2}')
+    found, reading = read(path)
+    assert len(found) == 2
+    assert reading.consumed == path.stat().st_size
+    with path.open("ab") as file:
+        file.write(b'\n{"n": 3}\n')
+    _, again = read(path, consumed=reading.consumed)
+    assert not again.is_new(9)
+    assert again.is_new(18)
+
+
+def test_lines_that_were_counted_by_an_earlier_import_are_not_counted_again(path: Path) -> None:
+    path.write_bytes(b'garbage\n{"n": 1}\nrubbish\n')
+    _, reading = read(path, consumed=8)
+    assert dict(reading.skipped) == {"not_json": 1}
+
+
+def test_a_large_source_is_not_kept_and_reads_the_same(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path.write_bytes(b"".join(b'{"n": %d}\n' % number for number in range(100)))
+    monkeypatch.setattr(module, "_KEPT_BYTES", 10)
+    found, _ = read(path)
+    assert [value["n"] for value in found] == list(range(100))
+
+
+def test_whole_numbers_keep_their_digits(path: Path) -> None:
+    path.write_bytes(b'{"n": 123456789012345678901234567890}\n')
+    assert read(path)[0] == [{"n": 123456789012345678901234567890}]
+
+
+def test_a_rewritten_source_is_known_by_its_prefix(path: Path) -> None:
+    path.write_bytes(b'{"n": 1}\n{"n": 2}\n')
+    with Reading(pin(path)) as reading:
+        taken = reading.hash_of_prefix(9)
+    with Reading(pin(path, consumed=9, prefix_hash=taken, held=frozenset({"m"}))) as same:
+        same.start_over_if_rewritten()
+        assert same.source.consumed == 9
+    path.write_bytes(b'{"n": 7}\n{"n": 2}\n')
+    with Reading(pin(path, consumed=9, prefix_hash=taken, held=frozenset({"m"}))) as other:
+        other.start_over_if_rewritten()
+        assert (other.source.consumed, other.source.held) == (0, frozenset())
+
+
+def test_another_file_under_the_same_name_is_refused(path: Path) -> None:
+    path.write_bytes(b"{}\n")
+    with pytest.raises(SourceChanged), Reading(pin(path, inode=1)):
+        raise AssertionError("it was opened")
+
+
+def test_a_window_that_left_nothing_out_counts_as_none(path: Path) -> None:
+    path.write_bytes(b"{}\n")
+    narrow = Window("2026-01-01T00:00:00.000000Z", None)
+    reading = Reading(pin(path, window=narrow))
+    assert reading.window_taken() == narrow, "a provider that never asks may have left out anything"
+    assert reading.in_window("2026-01-01T00:00:00.000000Z")
+    assert reading.in_window(None)
+    assert reading.window_taken() == Window()
+    assert not reading.in_window("2025-12-31T23:59:59.999999Z")
+    assert reading.window_taken() == narrow
+
+
+@pytest.mark.parametrize(
+    ("taken", "asked", "covered"),
+    [
+        (Window(), Window("2026", "2027"), True),
+        (Window("2026", None), Window("2026", None), True),
+        (Window("2026", None), Window("2025", None), False),
+        (Window("2026", None), Window(), False),
+        (Window(None, "2026"), Window(None, None), False),
+        (Window("2024", "2026"), Window("2025", "2026"), True),
+    ],
+)
+def test_a_window_covers_what_lies_within_it(taken: Window, asked: Window, covered: bool) -> None:
+    assert taken.covers(asked) is covered
+
+
+def test_a_pinned_source_says_nothing_was_taken_unless_told() -> None:
+    pinned = Pinned(Path("x"), 1, 2, 3)
+    assert (pinned.consumed, pinned.held, pinned.quiet) == (0, frozenset(), True)

@@ -1,0 +1,320 @@
+"""A transcript that is imported while it is being written: every row once, every token once, wherever it is cut."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hypaware.backfill.provider import Item
+from hypaware.backfill.reading import Reading, Window
+from hypaware.model.datasets import Row
+from tests.claude_transcripts import (
+    PROVIDER,
+    answers,
+    as_bytes,
+    at,
+    calls,
+    line,
+    sample,
+    sample_names,
+    says,
+    user,
+)
+from tests.history import NOWHERE, GrowingFile, pin, rows_of, usage
+
+# One whose times go back (the lines of a compaction): its numbers by time depend on what was there.
+TIMES_GO_BACK = "2.1.325/compact/4af1ebce-fff1-4c49-8242-563ea1edf2ed.jsonl"
+SMALL = "2.0.76/basic/ce8bc667-8419-4595-a37a-3c93fa83db07.jsonl"
+
+
+def by_part(rows: list[Row]) -> dict[str, Row]:
+    found = {row["part_id"]: row for row in rows}
+    assert len(found) == len(rows), "a part was imported twice"
+    return found
+
+
+def without(rows: list[Row], *columns: str) -> list[Row]:
+    return [{name: value for name, value in row.items() if name not in columns} for row in rows]
+
+
+def once_per_response(rows: list[Row]) -> list[Row]:
+    """Without what stands on the last line of a response: after a long pause that is another line."""
+    bare = [{**row, "attributes": {**row["attributes"], "usage": None}} for row in rows]
+    return without(bare, *(["status"] if any("finish_reason" in row.get("status", {}) for row in rows) else []))
+
+
+def line_ends(data: bytes) -> list[int]:
+    return [at + 1 for at, byte in enumerate(data) if byte == 0x0A]
+
+
+class Folder:
+    """Imports of one content that do not know of each other."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def file(self) -> GrowingFile:
+        self.path.unlink(missing_ok=True)
+        return GrowingFile(PROVIDER, self.path)
+
+    def whole(self, data: bytes) -> list[Row]:
+        return self.file().grow_to(data, quiet=True)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Folder:
+    return Folder(tmp_path / "session.jsonl")
+
+
+@pytest.fixture
+def file(folder: Folder) -> GrowingFile:
+    return folder.file()
+
+
+def add(file: GrowingFile, *lines: object, quiet: bool = False) -> list[Row]:
+    before = file.path.read_bytes() if file.path.exists() else b""
+    return file.grow_to(before + as_bytes(lines), quiet=quiet)
+
+
+@pytest.mark.hazard(52)
+@pytest.mark.parametrize("name", sample_names())
+def test_cut_after_any_line_while_it_is_written_the_rows_are_those_of_the_whole(name: str, folder: Folder) -> None:
+    data = sample(name)
+    changing = ["message_index"] if name == TIMES_GO_BACK else []
+    whole = by_part(without(folder.whole(data), *changing))
+    for cut in line_ends(data):
+        file = folder.file()
+        file.grow_to(data[:cut], quiet=False)
+        file.grow_to(data, quiet=True)
+        assert by_part(without(file.rows, *changing)) == whole, cut
+        assert not file.held
+
+
+@pytest.mark.hazard(52)
+@pytest.mark.hazard(96)
+@pytest.mark.parametrize("name", sample_names())
+def test_cut_after_any_line_by_a_long_pause_every_row_and_every_token_comes_once(name: str, folder: Folder) -> None:
+    data = sample(name)
+    rows = folder.whole(data)
+    whole = by_part(without(once_per_response(rows), "message_index"))
+    for cut in line_ends(data):
+        file = folder.file()
+        file.grow_to(data[:cut], quiet=True)
+        file.grow_to(data, quiet=True)
+        assert by_part(without(once_per_response(file.rows), "message_index")) == whole, cut
+        assert usage(file.rows) == usage(rows), cut
+
+
+@pytest.mark.parametrize("quiet", [False, True])
+def test_cut_within_any_line_the_rows_are_those_of_the_whole(quiet: bool, folder: Folder) -> None:
+    data = sample(SMALL)
+    rows = folder.whole(data)
+    ends = line_ends(data)
+    for cut in (place for end in ends for place in (end - 1, end - 2, end - 200)):
+        file = folder.file()
+        file.grow_to(data[:cut], quiet=quiet)
+        file.grow_to(data, quiet=True)
+        assert by_part(once_per_response(file.rows)) == by_part(once_per_response(rows)), cut
+        assert usage(file.rows) == usage(rows)
+
+
+@given(st.lists(st.tuples(st.integers(0, 40), st.booleans()), max_size=6))
+def test_cut_several_times_the_rows_are_those_of_the_whole(
+    tmp_path_factory: pytest.TempPathFactory, stops: list[tuple[int, bool]]
+) -> None:
+    data = sample(SMALL)
+    ends = [0, *line_ends(data)]
+    folder = Folder(tmp_path_factory.mktemp("cuts") / "session.jsonl")
+    rows = folder.whole(data)
+    file = folder.file()
+    for count, quiet in sorted(stops):
+        file.grow_to(data[: ends[min(count, len(ends) - 1)]], quiet=quiet)
+    file.grow_to(data, quiet=True)
+    assert by_part(once_per_response(file.rows)) == by_part(once_per_response(rows))
+    assert usage(file.rows) == usage(rows)
+
+
+@pytest.mark.hazard(52)
+def test_the_last_response_waits_as_a_whole_until_another_follows(file: GrowingFile) -> None:
+    assert [row["message_id"] for row in add(file, user("u1", "Go."), says("a1", "One", "u1", output=5))] == ["u1"]
+    assert file.held == {"msg_1"}
+    assert add(file, says("a2", "two", "a1", 2, output=9, stop="end_turn")) == []
+
+    new = add(file, says("b1", "Next", "a2", 3, api="msg_2", output=1))
+    assert [row["message_id"] for row in new] == ["a1", "a2"]
+    assert usage(new)["output_tokens"] == 9
+    assert file.held == {"msg_2"}
+
+
+def test_a_response_that_says_that_it_ended_waits_all_the_same(file: GrowingFile) -> None:
+    """Every line of a response has its stop reason, also those that more lines follow."""
+    add(file, user("u1", "Go."), says("a1", "One", "u1", output=5, stop="tool_use"))
+    assert file.held == {"msg_1"}
+
+
+def test_what_the_user_says_next_does_not_end_a_response(file: GrowingFile) -> None:
+    """A tool can answer before the response that called it has been written."""
+    rows = add(
+        file,
+        user("u1", "Go."),
+        says("a1", calls("c1"), "u1", output=5),
+        user("u2", answers("c1"), "a1", 2),
+        quiet=False,
+    )
+    assert [row["message_id"] for row in rows] == ["u1", "u2"]
+    assert rows[1]["tool_name"] == "Bash"
+    assert rows[1]["previous_message_id"] == ["a1"]
+
+    new = add(file, says("a2", calls("c2"), "a1", 3, output=7), quiet=True)
+    assert [(row["message_id"], row["message_index"]) for row in new] == [("a1", 1), ("a2", 3)]
+    assert usage(file.rows)["output_tokens"] == 7
+
+
+@pytest.mark.hazard(80)
+def test_what_waits_is_imported_when_the_file_has_been_quiet_though_it_never_changes_again(file: GrowingFile) -> None:
+    add(file, user("u1", "Go."), says("a1", "One", "u1", output=5))
+    assert [row["message_id"] for row in add(file, quiet=True)] == ["a1"]
+    assert not file.held
+    assert add(file, quiet=True) == []
+
+
+def test_a_failed_request_ends_the_response_before_it_and_waits_for_nothing(file: GrowingFile) -> None:
+    broken = says("e1", "API Error: 529", "a1", 2, api="local-1", model="<synthetic>", isApiErrorMessage=True)
+    rows = add(file, user("u1", "Go."), says("a1", "One", "u1", output=5), broken)
+    assert [row["message_id"] for row in rows] == ["u1", "a1", "e1"]
+    assert not file.held
+
+
+def test_two_agents_that_write_in_turns_wait_each_for_its_own(file: GrowingFile) -> None:
+    """Older clients write subagents into the session's file and give them no id."""
+    side: dict[str, Any] = {"isSidechain": True}
+    rows = add(
+        file,
+        user("s1", "Count.", None, 0, **side),
+        user("t1", "Read.", None, 0, **side),
+        says("s2", "I count", "s1", 1, api="msg_s", output=5, **side),
+        says("t2", "I read", "t1", 2, api="msg_t", output=6, **side),
+    )
+    assert [row["message_id"] for row in rows] == ["s1", "t1"]
+    assert file.held == {"msg_s", "msg_t"}
+
+    new = add(file, says("s3", "three", "s2", 3, api="msg_s", output=8, **side), quiet=True)
+    assert [row["message_id"] for row in new] == ["s2", "t2", "s3"]
+    assert usage(file.rows)["output_tokens"] == 14
+
+
+def test_a_thread_goes_on_across_a_compaction(file: GrowingFile) -> None:
+    boundary = line("system", "c1", None, 2, subtype="compact_boundary", logicalParentUuid="a1")
+    rows = add(
+        file,
+        user("u1", "Go."),
+        says("a1", "One", "u1", output=5),
+        boundary,
+        user("u2", "Summary", "c1", 3, isCompactSummary=True),
+        says("b1", "Next", "u2", 4, api="msg_2"),
+    )
+    assert [row["message_id"] for row in rows] == ["u1", "a1", "u2"]
+    assert file.held == {"msg_2"}
+
+
+@pytest.mark.hazard(96)
+def test_lines_that_come_after_a_long_pause_carry_the_difference(file: GrowingFile) -> None:
+    add(file, user("u1", "Go."), says("a1", "One", "u1", output=5), quiet=True)
+    late = add(file, says("a2", "two", "a1", 2, output=9))
+    assert [row["attributes"]["usage"] for row in late] == [{"output_tokens": 4}]
+    later = add(file, says("a3", "three", "a2", 3, output=9))
+    assert ["usage" in row["attributes"] for row in later] == [False]
+    last = add(file, says("a4", "four", "a3", 4, output=20), says("b1", "Next", "a4", 5, api="msg_2"), quiet=True)
+    assert usage(last)["output_tokens"] == 11
+
+    assert usage(file.rows) == {
+        "input_tokens": 3,
+        "cache_read_tokens": 11_000,
+        "cache_write_tokens": 512,
+        "output_tokens": 20,
+    }
+    assert not file.held
+
+
+@pytest.mark.hazard(96)
+def test_counts_that_went_down_are_taken_back(file: GrowingFile) -> None:
+    """The last line counts, also when the ones before it said more."""
+    add(file, user("u1", "Go."), says("a1", "One", "u1", output=9), quiet=True)
+    add(file, says("a2", "two", "a1", 2, output=7), quiet=True)
+    assert usage(file.rows)["output_tokens"] == 7
+
+
+def test_a_response_that_an_import_took_in_part_does_not_wait_any_more(file: GrowingFile) -> None:
+    add(file, user("u1", "Go."), says("a1", "One", "u1", output=5), quiet=True)
+    assert [row["message_id"] for row in add(file, says("a2", "two", "a1", 2, output=9))] == ["a2"]
+    assert not file.held
+
+
+@pytest.mark.hazard(84)
+def test_what_an_earlier_import_took_makes_no_rows_again(file: GrowingFile) -> None:
+    """Retention may have dropped it since: it must not come back because its session goes on."""
+    add(file, user("u1", "Go."), says("a1", calls("c1"), "u1", output=5), quiet=True)
+    (row,) = add(file, user("u2", answers("c1"), "a1", 2), quiet=True)
+    assert (row["message_id"], row["message_index"], row["tool_name"]) == ("u2", 2, "Bash")
+    assert row["previous_message_id"] == ["a1"]
+    assert row["conversation_started_at"] == at(0).replace("000Z", "000000Z")
+
+
+@pytest.mark.hazard(53)
+def test_words_without_an_id_are_counted_through_all_imports(file: GrowingFile, folder: Folder) -> None:
+    lines = [user(None, "continue", None, second) for second in range(4)]
+    for each in lines:
+        add(file, each, quiet=True)
+    grown = by_part(file.rows)
+    assert len(grown) == 4
+    assert grown == by_part(folder.whole(as_bytes(lines)))
+
+
+def test_a_line_that_was_skipped_is_counted_once(file: GrowingFile) -> None:
+    add(file, user("u1", ""), line("system", "x1"), b"garbage\n", user("u2", "Go."), quiet=True)
+    add(file, user("u3", "And?"), user("u2", "Go."), quiet=True)
+    assert file.skipped["empty_content"] == file.skipped["duplicate_message"] == file.skipped["bookkeeping"] == 1
+
+
+def test_what_lies_outside_the_window_makes_no_rows_and_counts_for_the_others(folder: Folder) -> None:
+    lines = [user("u1", "Go."), says("a1", calls("c1"), "u1", 60, output=5), user("u2", answers("c1"), "a1", 120)]
+    folder.path.write_bytes(as_bytes(lines))
+    window = Window(since="2026-11-15T08:01:30.000000Z")
+    rows, reading = rows_of(PROVIDER, folder.path, window=window)
+    assert [(row["message_id"], row["message_index"], row["tool_name"]) for row in rows] == [("u2", 2, "Bash")]
+    assert reading.left_out == 2
+
+
+def test_a_window_includes_both_ends_and_what_has_no_time(folder: Folder) -> None:
+    lines = [
+        user("u1", "a", None, 0),
+        user("u2", "b", None, 60),
+        user("u3", "c", None, 120),
+        user("u4", "d", None, None),
+    ]
+    folder.path.write_bytes(as_bytes(lines))
+    window = Window(since="2026-11-15T08:00:00.000000Z", until="2026-11-15T08:01:00.000000Z")
+    rows, _ = rows_of(PROVIDER, folder.path, window=window)
+    assert [row["message_id"] for row in rows] == ["u1", "u2", "u4"]
+
+
+def test_a_window_through_a_response_never_makes_it_count_twice(folder: Folder) -> None:
+    """The line that carries the counts is the same under every window."""
+    lines = [user("u1", "Go."), says("a1", "One", "u1", 1, output=5), says("a2", "two", "a1", 60, output=9)]
+    folder.path.write_bytes(as_bytes(lines))
+    early, _ = rows_of(PROVIDER, folder.path, window=Window(until=at(30).replace("000Z", "000000Z")))
+    everything, _ = rows_of(PROVIDER, folder.path)
+    new = [row for row in everything if row["part_id"] not in by_part(early)]
+    assert usage(early + new)["output_tokens"] == 9
+
+
+def test_a_session_with_nothing_new_gives_no_item(folder: Folder) -> None:
+    data = as_bytes([user("u1", "Go."), user("v1", "Go.", None, 1, sessionId="other")])
+    folder.path.write_bytes(data)
+    with Reading(pin(folder.path, consumed=data.index(b"\n") + 1)) as reading:
+        items = list(PROVIDER.read(reading, NOWHERE))
+    assert [item.provenance.native_id for item in items if isinstance(item, Item)] == ["other"]

@@ -1,0 +1,121 @@
+"""What git is asked about a folder that a transcript names, and what it is not asked."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from hypaware.clients import git
+from tests.claude_transcripts import row, user
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    folder = tmp_path.resolve() / "repository"
+    subprocess.run(["git", "init", "--quiet", str(folder)], check=True)
+    return folder
+
+
+def configure(repository: Path, *settings: str) -> None:
+    subprocess.run(["git", "-C", str(repository), "config", *settings], check=True)
+
+
+def test_a_folder_of_a_repository_has_its_root_and_remote(repository: Path) -> None:
+    configure(repository, "remote.fork.url", "https://example.org/fork.git")
+    configure(repository, "remote.origin.url", "https://me:secret@example.org/repo.git")
+    (repository / "src").mkdir()
+    assert git.facts(str(repository / "src")) == (str(repository), "https://example.org/repo.git")
+
+
+def test_without_an_origin_the_first_remote_is_told(repository: Path) -> None:
+    configure(repository, "remote.mine.url", "git@example.org:me/repo.git")
+    configure(repository, "remote.yours.url", "git@example.org:you/repo.git")
+    assert git.facts(str(repository)).remote == "git@example.org:me/repo.git"
+
+
+def test_a_repository_without_a_remote_has_none(repository: Path) -> None:
+    assert git.facts(str(repository)) == (str(repository), None)
+
+
+@pytest.mark.parametrize("cwd", ["", "relative", "/nonexistent/folder", "/dev/null", "/\0", "/" + "x" * 5_000])
+def test_a_folder_that_is_gone_or_none_gives_nothing(cwd: str) -> None:
+    assert git.facts(cwd) == git.NOTHING
+
+
+def test_a_folder_without_a_repository_gives_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Whatever the surroundings of the one who imports say: they are about another folder.
+    monkeypatch.setenv("GIT_DIR", str(tmp_path))
+    assert git.facts(str(tmp_path)) == git.NOTHING
+
+
+@pytest.mark.hazard(61)
+def test_a_repository_cannot_make_git_run_anything(repository: Path, tmp_path: Path) -> None:
+    ran = tmp_path / "ran"
+    script = tmp_path / "script"
+    script.write_text(f"#!/bin/sh\ntouch {ran}\n")
+    script.chmod(0o700)
+    configure(repository, "core.fsmonitor", str(script))
+    configure(repository, "core.hooksPath", str(tmp_path))
+    configure(repository, "remote.origin.url", f"ext::{script}")
+    assert git.facts(str(repository)).repo_root == str(repository)
+    assert not ran.exists()
+
+
+@pytest.fixture
+def hanging_git(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A git of the test's own, first on the path."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    program = folder / "git"
+    program.write_text("#!/bin/sh\nexec sleep 60\n")
+    program.chmod(0o700)
+    monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setattr(git, "_SECONDS", 0.05)
+    monkeypatch.setattr(git._Clock, "late", 0)
+
+
+@pytest.mark.usefixtures("hanging_git")
+def test_a_git_that_hangs_is_not_waited_for_and_after_a_while_not_asked(tmp_path: Path) -> None:
+    for name in ("a", "b", "c", "d", "e"):
+        (tmp_path / name).mkdir()
+        assert git.facts(str(tmp_path / name)) == git.NOTHING
+    assert git._Clock.late == 3
+
+
+def test_a_machine_without_git_gives_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert git.facts(str(tmp_path)) == git.NOTHING
+
+
+def test_a_folder_is_asked_about_once(repository: Path) -> None:
+    assert git.facts(str(repository)) is git.facts(str(repository))
+
+
+@pytest.mark.parametrize(
+    ("url", "plain"),
+    [
+        ("https://example.org/repo.git", "https://example.org/repo.git"),
+        ("https://me@example.org/repo.git", "https://example.org/repo.git"),
+        ("https://me:secret@example.org:8443/a/b.git", "https://example.org:8443/a/b.git"),
+        ("https://me:p@ss@example.org/repo.git", "https://example.org/repo.git"),
+        ("HTTPS://token@example.org", "HTTPS://example.org"),
+        ("ssh://git@example.org/repo.git", "ssh://example.org/repo.git"),
+        ("git@example.org:me/repo.git", "git@example.org:me/repo.git"),
+        ("https://example.org/@scope/repo", "https://example.org/@scope/repo"),
+        ("https://example.org/x?who=a@b", "https://example.org/x?who=a@b"),
+        ("/srv/git/repo.git", "/srv/git/repo.git"),
+        ("", ""),
+    ],
+)
+def test_credentials_are_taken_out_of_an_address(url: str, plain: str) -> None:
+    assert git.without_userinfo(url) == plain
+
+
+def test_rows_have_what_git_says_of_their_sessions_folder(tmp_path: Path, repository: Path) -> None:
+    configure(repository, "remote.origin.url", "https://me:secret@example.org/repo.git")
+    made = row(tmp_path, user("u1", "Hello", cwd=str(repository)))
+    assert (made["repo_root"], made["git_remote"]) == (str(repository), "https://example.org/repo.git")
+    assert "head_sha" not in made
