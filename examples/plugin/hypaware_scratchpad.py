@@ -41,7 +41,7 @@ class Notes:
         for line in reading.lines():
             note = line.value
             who, at = str(note.get("who")), note.get("at")
-            fresh = reading.is_new(line.offset) and reading.in_window(utc_text(at))
+            fresh = reading.wants(line, utc_text(at), new=reading.is_new(line.offset))
             messages.append(
                 Message(role=ROLES.get(who, "assistant"), content=note.get("text"), created_at=at, fresh=fresh)
             )

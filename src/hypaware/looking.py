@@ -10,8 +10,13 @@ from pathlib import Path
 
 @contextmanager
 def look_into(path: Path) -> Iterator[sqlite3.Connection]:
-    """Not `mode=ro`: such a connection leaves the side files of a WAL database behind that it had to make."""
-    with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=rw", uri=True, timeout=30)) as connection:
+    """Read-only where the side files of a WAL database are there: nothing is made and nothing is taken away.
+
+    Where they are not, such a connection would make them and leave them behind; an ordinary one, the last to close,
+    removes them, and there is nothing for it to write back.
+    """
+    mode = "ro" if path.with_name(f"{path.name}-wal").exists() else "rw"
+    with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode={mode}", uri=True, timeout=30)) as connection:
         connection.execute("PRAGMA query_only=ON")
         yield connection
 

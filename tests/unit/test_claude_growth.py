@@ -13,6 +13,7 @@ from hypaware.backfill.provider import Item
 from hypaware.backfill.reading import Reading, Window
 from hypaware.model.datasets import Row
 from tests.claude_transcripts import (
+    OTHER_SESSION,
     PROVIDER,
     answers,
     as_bytes,
@@ -45,6 +46,11 @@ def once_per_response(rows: list[Row]) -> list[Row]:
     """Without what stands on the last line of a response: after a long pause that is another line."""
     bare = [{**row, "attributes": {**row["attributes"], "usage": None}} for row in rows]
     return without(bare, *(["status"] if any("finish_reason" in row.get("status", {}) for row in rows) else []))
+
+
+def waiting(file: GrowingFile) -> set[str]:
+    """API ids of what is held back."""
+    return {key.rpartition(":")[2] for key in file.held}
 
 
 def line_ends(data: bytes) -> list[int]:
@@ -141,19 +147,19 @@ def test_cut_several_times_the_rows_are_those_of_the_whole(
 @pytest.mark.hazard(52)
 def test_the_last_response_waits_as_a_whole_until_another_follows(file: GrowingFile) -> None:
     assert [row["message_id"] for row in add(file, user("u1", "Go."), says("a1", "One", "u1", output=5))] == ["u1"]
-    assert file.held == {"msg_1"}
+    assert waiting(file) == {"msg_1"}
     assert add(file, says("a2", "two", "a1", 2, output=9, stop="end_turn")) == []
 
     new = add(file, says("b1", "Next", "a2", 3, api="msg_2", output=1))
     assert [row["message_id"] for row in new] == ["a1", "a2"]
     assert usage(new)["output_tokens"] == 9
-    assert file.held == {"msg_2"}
+    assert waiting(file) == {"msg_2"}
 
 
 def test_a_response_that_says_that_it_ended_waits_all_the_same(file: GrowingFile) -> None:
     """Every line of a response has its stop reason, also those that more lines follow."""
     add(file, user("u1", "Go."), says("a1", "One", "u1", output=5, stop="tool_use"))
-    assert file.held == {"msg_1"}
+    assert waiting(file) == {"msg_1"}
 
 
 def test_what_the_user_says_next_does_not_end_a_response(file: GrowingFile) -> None:
@@ -200,7 +206,7 @@ def test_two_agents_that_write_in_turns_wait_each_for_its_own(file: GrowingFile)
         says("t2", "I read", "t1", 2, api="msg_t", output=6, **side),
     )
     assert [row["message_id"] for row in rows] == ["s1", "t1"]
-    assert file.held == {"msg_s", "msg_t"}
+    assert waiting(file) == {"msg_s", "msg_t"}
 
     new = add(file, says("s3", "three", "s2", 3, api="msg_s", output=8, **side), quiet=True)
     assert [row["message_id"] for row in new] == ["s2", "t2", "s3"]
@@ -218,7 +224,7 @@ def test_a_thread_goes_on_across_a_compaction(file: GrowingFile) -> None:
         says("b1", "Next", "u2", 4, api="msg_2"),
     )
     assert [row["message_id"] for row in rows] == ["u1", "a1", "u2"]
-    assert file.held == {"msg_2"}
+    assert waiting(file) == {"msg_2"}
 
 
 @pytest.mark.hazard(96)
@@ -246,6 +252,32 @@ def test_counts_that_went_down_are_taken_back(file: GrowingFile) -> None:
     add(file, user("u1", "Go."), says("a1", "One", "u1", output=9), quiet=True)
     add(file, says("a2", "two", "a1", 2, output=7), quiet=True)
     assert usage(file.rows)["output_tokens"] == 7
+
+
+@pytest.mark.hazard(96)
+def test_counts_on_a_late_line_that_makes_no_row_wait_for_one_that_does(file: GrowingFile) -> None:
+    """They were lost: the next line carried only what it had more than they."""
+    add(file, user("u1", "Go."), says("a1", "One", "u1", output=50), quiet=True)
+    assert add(file, says("a1", "One", "u1", 2, output=80), quiet=True) == []
+    add(file, says("a3", "three", "a1", 3, output=90), quiet=True)
+    assert usage(file.rows)["output_tokens"] == 90
+    assert not file.held
+
+
+@pytest.mark.hazard(52)
+def test_a_response_held_back_in_one_session_does_not_bring_anothers_rows_again(file: GrowingFile) -> None:
+    """Both sessions of a file may have copies of one API message."""
+    first = [
+        user("u1", "Go."),
+        says("a1", "One", "u1"),
+        user("u2", "On.", "a1", 2),
+        says("a2", "Two", "u2", 3, api="b"),
+    ]
+    add(file, *first, quiet=True)
+    add(file, user("v1", "Go.", None, 4, sessionId=OTHER_SESSION), says("w1", "One", "v1", 5, sessionId=OTHER_SESSION))
+    assert waiting(file) == {"msg_1"}
+    rows = add(file, quiet=True)
+    assert [row["message_id"] for row in rows] == ["w1"]
 
 
 def test_a_response_that_an_import_took_in_part_does_not_wait_any_more(file: GrowingFile) -> None:
@@ -286,7 +318,7 @@ def test_what_lies_outside_the_window_makes_no_rows_and_counts_for_the_others(fo
     window = Window(since="2026-11-15T08:01:30.000000Z")
     rows, reading = rows_of(PROVIDER, folder.path, window=window)
     assert [(row["message_id"], row["message_index"], row["tool_name"]) for row in rows] == [("u2", 2, "Bash")]
-    assert reading.left_out == 2
+    assert reading.left_out == [(0, len(as_bytes(lines[:2])))]
 
 
 def test_a_window_includes_both_ends_and_what_has_no_time(folder: Folder) -> None:
@@ -302,14 +334,26 @@ def test_a_window_includes_both_ends_and_what_has_no_time(folder: Folder) -> Non
     assert [row["message_id"] for row in rows] == ["u1", "u2", "u4"]
 
 
-def test_a_window_through_a_response_never_makes_it_count_twice(folder: Folder) -> None:
-    """The line that carries the counts is the same under every window."""
-    lines = [user("u1", "Go."), says("a1", "One", "u1", 1, output=5), says("a2", "two", "a1", 60, output=9)]
-    folder.path.write_bytes(as_bytes(lines))
-    early, _ = rows_of(PROVIDER, folder.path, window=Window(until=at(30).replace("000Z", "000000Z")))
-    everything, _ = rows_of(PROVIDER, folder.path)
-    new = [row for row in everything if row["part_id"] not in by_part(early)]
-    assert usage(early + new)["output_tokens"] == 9
+@pytest.mark.parametrize("windows", [("until", None), ("since", None), (None, "until", None), ("until", "since", None)])
+def test_windows_through_a_response_never_make_it_count_twice_nor_lose_it(
+    folder: Folder, windows: tuple[str | None, ...]
+) -> None:
+    """What a window leaves out is as if it were not there yet; the line inside carries what it knows."""
+    lines = [user("u1", "Go."), says("a1", "One", "u1", 1, output=9), says("a2", "two", "a1", 60, output=9)]
+    between = at(30).replace("000Z", "000000Z")
+    kinds = {"until": Window(until=between), "since": Window(since=between), None: Window()}
+    rows: list[Row] = []
+    consumed = 0
+    left_out: tuple[tuple[int, int], ...] = ()
+    for number, kind in enumerate(windows):
+        # Open at first, the file has only its beginning yet.
+        here = lines[:2] if kind is None and number == 0 else lines
+        folder.path.write_bytes(as_bytes(here))
+        made, reading = rows_of(PROVIDER, folder.path, window=kinds[kind], consumed=consumed, left_out=left_out)
+        rows += made
+        consumed, left_out = reading.consumed, tuple(reading.left_out)
+    assert sorted(by_part(rows)) == ["a1#0", "a2#0", "u1#0"]
+    assert usage(rows)["output_tokens"] == 9
 
 
 def test_a_session_with_nothing_new_gives_no_item(folder: Folder) -> None:

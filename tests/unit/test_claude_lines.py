@@ -303,7 +303,7 @@ def test_what_the_client_says_in_the_models_place_is_text_without_a_model_or_a_c
         ("system", {"uuid": "x1", "content": "Compacted"}),
         ("summary", {"sessionId": None}),
         ("file-history-snapshot", {"sessionId": None}),
-        ("file-history-delta", {"sessionId": None}),
+        ("file-history-of-tomorrow", {"sessionId": None}),
         ("cost-state", {}),
         ("progress", {"uuid": "x1"}),
         ("api-request", {}),

@@ -155,3 +155,29 @@ def test_the_sum_over_rows_is_the_sum_over_responses(tmp_path: Path) -> None:
         for place in range(1, 4)
     ]
     assert usage(rows(tmp_path, *lines))["output_tokens"] == 3 * sum(range(1, 20))
+
+
+@pytest.mark.hazard(51)
+@pytest.mark.parametrize("last", [{}, {"output_tokens": 60}, {"output_tokens": 60, "input_tokens": None}])
+def test_a_line_that_notes_only_some_counts_leaves_the_others_as_they_were(
+    tmp_path: Path, last: dict[str, Any]
+) -> None:
+    """Older clients note partial counts; replaced as a whole, the others would be gone without a word."""
+    late = says("a2", "two", "a1", 2, output=60)
+    late["message"]["usage"] = last
+    made = rows(tmp_path, says("a1", "One", None, 1, output=50), late)
+    assert usage(made) == {
+        "input_tokens": 3,
+        "output_tokens": last.get("output_tokens", 50),
+        "cache_read_tokens": 11_000,
+        "cache_write_tokens": 512,
+    }
+
+
+def test_a_line_that_lost_its_api_id_belongs_to_the_response_of_its_request(tmp_path: Path) -> None:
+    made = rows(
+        tmp_path,
+        says("a1", "One", None, 1, output=50, requestId="req_1"),
+        says("a2", "two", "a1", 2, output=50, api=None, requestId="req_1"),
+    )
+    assert usage(made)["output_tokens"] == 50

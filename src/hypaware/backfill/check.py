@@ -24,6 +24,8 @@ from hypaware.model.datasets import Row
 
 Fault = Literal["invalid_yield", "materializer_missing", "dataset_mismatch", "dataset_not_registered", "provider_error"]
 
+# As many sequences are set aside for a source.
+_MAX_ROWS = 1 << 40
 _EVENT = re.compile(r"[a-z][a-z0-9_]{0,62}")
 _ITEM_KEYS = frozenset({"dataset", "kind", "value", "provenance"})
 _PROVENANCE_KEYS = frozenset({"client_name", "source_path", "native_id"})
@@ -51,7 +53,7 @@ def checked_source(thing: Any) -> Found | Event:
     """What `find` yielded, in its one form."""
     if isinstance(thing, Found):
         rows = thing.max_rows
-        if not isinstance(thing.path, Path) or not (rows is None or (type(rows) is int and rows >= 0)):
+        if not isinstance(thing.path, Path) or not (rows is None or (type(rows) is int and 0 <= rows <= _MAX_ROWS)):
             raise _invalid(f"it found {shown(thing)}, which is no file")
         return thing
     found = _in_one_form(thing)

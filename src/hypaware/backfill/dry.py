@@ -6,12 +6,15 @@ already is asked from the key index, the data files that it has not taken in, an
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
+import sys
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from hypaware import telemetry
@@ -21,11 +24,10 @@ from hypaware.backfill.outcome import Outcome
 from hypaware.backfill.pieces import SourcePiece
 from hypaware.backfill.present import Present
 from hypaware.backfill.registry import Registered
-from hypaware.backfill.request import Request, finish, kept_window, registered, surveyed
+from hypaware.backfill.request import Request, attempt, finish, kept_window, surveyed
 from hypaware.config import Config
-from hypaware.errors import HypError, Retryable
 from hypaware.home import Home
-from hypaware.lake import metadata
+from hypaware.lake import metadata, standing
 from hypaware.lake.build import Built, key_hash
 from hypaware.lake.keys import pairs
 from hypaware.model import datasets
@@ -48,12 +50,16 @@ class DryTask:
         dataset = datasets.get(self.dataset)
         found = DryBuilt()
         for piece in self.pieces:
+            before = len(found.built.withdrawn)
+            given = DryBuilt(found.built)
+            keys: list[tuple[int, bytes]] = []
             for seq, row in piece.rows(dataset, found.built):
-                found.rows += 1
-                found.days.setdefault(row[dataset.time_column][:10], array("q")).append(seq)
+                given.rows += 1
+                given.days.setdefault(row[dataset.time_column][:10], array("q")).append(seq)
                 if (key := dataset.key_of(row)) is not None:
-                    found.built.seqs.append(seq)
-                    found.built.keys += key_hash(self.dataset, key)
+                    keys.append((seq, key_hash(self.dataset, key)))
+            if len(found.built.withdrawn) == before:
+                found.add(given, keys)
         return found
 
 
@@ -63,6 +69,15 @@ class DryBuilt:
     rows: int = 0
     days: dict[str, array[int]] = field(default_factory=dict)
 
+    def add(self, given: DryBuilt, keys: Sequence[tuple[int, bytes]]) -> None:
+        """What one source gave, and did not take back."""
+        self.rows += given.rows
+        for day, seqs in given.days.items():
+            self.days.setdefault(day, array("q")).extend(seqs)
+        for seq, key in keys:
+            self.built.seqs.append(seq)
+            self.built.keys += key
+
 
 def dry_run(home: Home, _config: Config, args: Mapping[str, Any], progress: Progress) -> dict[str, Any]:
     """INTERFACE's backfill document with `dry_run: true`."""
@@ -71,9 +86,10 @@ def dry_run(home: Home, _config: Config, args: Mapping[str, Any], progress: Prog
     asked = request.facts(dry_run=True)
     with telemetry.span("backfill.start", component="backfill", **asked):
         telemetry.event("backfill.start", **asked)
-        outcomes = [
-            _dry_provider(home, request, entry, progress) for name in request.providers if (entry := known.get(name))
-        ]
+        dry = _DryRun(home, request, progress)
+        # A plugin that prints must not print into the document.
+        with contextlib.redirect_stdout(sys.stderr):
+            outcomes = [dry.run(entry) for name in request.providers if (entry := known.get(name))]
         finish(outcomes)
     return {
         "run_id": telemetry.dev_run_id(),
@@ -82,35 +98,40 @@ def dry_run(home: Home, _config: Config, args: Mapping[str, Any], progress: Prog
     }
 
 
-def _dry_provider(home: Home, request: Request, entry: Registered, progress: Progress) -> Outcome:
-    outcome = Outcome(entry)
-    for name in entry.provider.datasets:
-        try:
-            _dry_import(home, request, outcome, registered(name), progress)
-        except HypError as error:
-            outcome.fail(error)
-        except OSError as error:
-            outcome.fail(Retryable(f"{name}: {error}", kind="import_failed"))
-    return outcome
+class _DryRun:
+    def __init__(self, home: Home, request: Request, progress: Progress) -> None:
+        self._home = home
+        self._request = request
+        self._progress = progress
+        self._present: dict[str, Present] = {}
+        """What is there, or would be after the providers before: one for each dataset."""
 
+    def run(self, entry: Registered) -> Outcome:
+        outcome = Outcome(entry)
+        for name in entry.provider.datasets:
+            attempt(outcome, name, partial(self._import, outcome))
+        return outcome
 
-def _dry_import(home: Home, request: Request, outcome: Outcome, dataset: Dataset, progress: Progress) -> None:
-    known = marks.known(home, outcome.entry.name, dataset.name)
-    window = kept_window(request.window, metadata.retained_from(home, dataset.name))
-    found = surveyed(outcome, request, dataset, known, window)
-    held = mirror.read(home.mirror)
-    gateway_id = held.identity.gateway_id if held else _SOME_GATEWAY
-    origin = Origin(outcome.entry.name, dataset.name, dict(request.environment), gateway_id)
-    present, after, read = Present(home, dataset), 0, 0
-    for lot in lots.lots(found.due):
-        results = []
-        for task, result in _run(list(_tasks(lot, origin, after))):
-            results.append(result)
-            read += lots.size_of(task.pieces)
-            facts = {"unit": "bytes", "rows": outcome.rows_written + sum(each.rows for each in results)}
-            progress("reading", read, found.bytes, facts)
-        after += lot.blocks
-        _settle(outcome, present, results)
+    def _import(self, outcome: Outcome, dataset: Dataset) -> None:
+        home, provider = self._home, outcome.entry.name
+        known = marks.known(home, provider, dataset.name)
+        standing.check(home, dataset.name, marks.recorded_through(home, dataset.name))
+        window = kept_window(self._request.window, metadata.retained_from(home, dataset.name))
+        found = surveyed(outcome, self._request, dataset, known, window)
+        held = mirror.read(home.mirror)
+        gateway_id = held.identity.gateway_id if held else _SOME_GATEWAY
+        origin = Origin(provider, dataset.name, dict(self._request.environment), gateway_id)
+        present = self._present.setdefault(dataset.name, Present(home, dataset))
+        after = read = 0
+        for lot in lots.lots(found.due):
+            results = []
+            for task, result in _run(list(_tasks(lot, origin, after))):
+                results.append(result)
+                read += lots.size_of(task.pieces)
+                facts = {"unit": "bytes", "rows": outcome.rows_written + sum(each.rows for each in results)}
+                self._progress("reading", read, found.bytes, facts)
+            after += lot.blocks
+            _settle(outcome, present, results)
 
 
 def _settle(outcome: Outcome, present: Present, results: Sequence[DryBuilt]) -> None:
@@ -138,7 +159,8 @@ def _run(tasks: list[DryTask]) -> Iterator[tuple[DryTask, DryBuilt]]:
     if sum(lots.size_of(task.pieces) for task in tasks) < _WORTH_A_POOL:
         yield from ((task, task.run()) for task in tasks)
         return
-    with ProcessPoolExecutor(os.cpu_count(), mp_context=multiprocessing.get_context("spawn")) as pool:
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(os.cpu_count(), mp_context=spawn, initializer=os.dup2, initargs=(2, 1)) as pool:
         try:
             yield from zip(tasks, pool.map(DryTask.run, tasks), strict=True)
         except BaseException:

@@ -35,6 +35,7 @@ class Outcome:
     tokens: Counter[str] = field(default_factory=Counter)
     days: set[str] = field(default_factory=set)
     error: HypError | None = None
+    _surveys: int = 0
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -42,17 +43,22 @@ class Outcome:
         return {"provider": self.entry.name, "hyp_plugin": self.entry.plugin}
 
     def surveyed(self, found: Survey) -> None:
-        self.files += found.files
-        self.files_unchanged += found.unchanged
-        self.files_skipped.update(found.skipped)
-        self.tell(found.events)
+        """Once for each dataset; the files are the same ones each time."""
+        self._surveys += 1
+        if self._surveys == 1:
+            self.files += found.files
+            self.files_unchanged += found.unchanged
+            self.files_skipped.update(found.skipped)
+            self.held += found.held
+            self.tell(found.events)
 
     def read(self, reports: Iterable[SourceReport], duplicates: Collection[int]) -> None:
         for report in reports:
             self.items += report.items
             self.sessions |= report.sessions
-            self.lines_skipped.update(report.skipped)
-            self.held += report.held
+            if self._surveys <= 1:
+                self.lines_skipped.update(report.skipped)
+                self.held += report.held
             self.tokens.update(report.tally.total(duplicates))
             self.tell(report.events)
             if report.changed:
@@ -76,12 +82,12 @@ class Outcome:
         """The first reason stays; each is told."""
         self.error = self.error or error
         name = error.kind if error.kind in _PROBLEMS else "provider_error"
-        self._event(f"backfill.{name}", status="failed", error_kind=error.kind)
+        telemetry.event(f"backfill.{name}", status="failed", error_kind=error.kind, **self.facts)
 
     def tell(self, events: Iterable[Event]) -> None:
         for event in events:
             facts = {key: value for key, value in event.facts.items() if key not in _OURS}
-            self._event(f"backfill.event.{event.name}", **facts)
+            telemetry.event(f"backfill.event.{event.name}", **{**facts, **self.facts})
 
     def finish(self, span: telemetry.Span) -> None:
         span.set(
@@ -120,9 +126,6 @@ class Outcome:
         if self.error:
             found["error"] = self.error.as_json()
         return found
-
-    def _event(self, name: str, **facts: Any) -> None:
-        telemetry.event(name, **self.facts, **facts)
 
 
 def _bounded(counts: Counter[str]) -> Counter[str]:

@@ -1,8 +1,8 @@
 """A pinned source as a piece of a build: read, made into rows, numbered, coerced. Runs in Spark's tasks.
 
 The k-th row that a source gives has the k-th number of its block, each time it is read. Trouble with one source is
-told and leaves it due; what it gave before that are good rows, and the next import meets them by their keys. Only a
-provider that breaks its contract stops its whole import.
+told, takes back the rows that it gave, and leaves it due: rows and mark come together or not at all. Only a provider
+that breaks its contract stops its whole import.
 """
 
 from __future__ import annotations
@@ -83,6 +83,11 @@ class SourceReport:
     error: str | None = None
     fault: ProviderFault | None = None
 
+    def forget_rows(self) -> None:
+        """They were taken back."""
+        self.rows = self.items = self.held = 0
+        self.sessions, self.tally = set(), Tally()
+
 
 @dataclass(frozen=True)
 class SourcePiece:
@@ -108,6 +113,7 @@ class SourcePiece:
             with Reading(self.pinned) as reading:
                 reading.start_over_if_rewritten()
                 yield from self._read(reading, dataset, built, report)
+                _check(reading)
                 report.skipped.update(reading.skipped)
                 report.held = len(reading.held)
                 report.mark = self._mark(reading)
@@ -118,15 +124,23 @@ class SourcePiece:
             report.events.append(Event("unreadable", {"path": report.path, "reason": os.strerror(error.errno or 0)}))
         except ProviderFault as fault:
             report.fault = fault
-        except (RecursionError, Exception) as error:
+        except (Exception, SystemExit) as error:
             report.error = f"{report.path}: {type(error).__name__}: {error}"
+        if report.mark is None:
+            built.withdrawn.append(range(self.base, self.base + report.rows))
+            built.rejects = [each for each in built.rejects if each.segment != report.path]
+            report.forget_rows()
         built.notes.append(report)
 
     def _read(
         self, reading: Reading, dataset: Dataset, built: Built, report: SourceReport
     ) -> Iterator[tuple[int, Row]]:
         providers, materializers = _registries()
-        entry = providers.get(self.provider)
+        if (entry := providers.get(self.provider)) is None:
+            # It may have been installed since this worker looked.
+            _registries.cache_clear()
+            providers, materializers = _registries()
+            entry = providers.get(self.provider)
         if entry is None:
             raise ProviderFault("provider_error", f"the workers know no provider {self.provider}")
         for thing in entry.provider.read(reading, self.environment):
@@ -156,14 +170,13 @@ class SourcePiece:
             try:
                 row = fitted(dataset, raw, self.gateway_id)
             except ValueError as reason:
-                kept = orjson.dumps(raw, default=str, option=orjson.OPT_NON_STR_KEYS)
-                built.rejects.append(Reject(report.path, report.rows - 1, str(reason), kept))
+                built.rejects.append(Reject(report.path, report.rows - 1, str(reason), _as_kept(raw)))
                 report.tally.forget(seq)
                 continue
             yield seq, row
 
     def _mark(self, reading: Reading) -> SourceMark:
-        pinned, window = reading.source, reading.window_taken()
+        pinned, window = reading.source, reading.settle_window()
         return SourceMark(
             self.provider,
             self.dataset,
@@ -172,11 +185,32 @@ class SourcePiece:
             pinned.size,
             pinned.mtime_ns,
             reading.consumed,
-            reading.hash_of_prefix(reading.consumed),
+            reading.taken_hash,
             tuple(sorted(reading.held)),
+            pinned.quiet,
+            tuple(reading.left_out),
             window.since,
             window.until,
         )
+
+
+def _as_kept(raw: Row) -> bytes:
+    """A refused row as bytes, whatever is in it."""
+    try:
+        return orjson.dumps(raw, default=str, option=orjson.OPT_NON_STR_KEYS)
+    except TypeError:
+        return repr(raw).encode("utf-8", "backslashreplace")
+
+
+def _check(reading: Reading) -> None:
+    """What a provider left behind in the reading becomes a mark and a report."""
+    held, skipped, consumed = reading.held, reading.skipped, reading.consumed
+    if not isinstance(held, set) or not all(isinstance(key, str) for key in held):
+        raise ProviderFault("invalid_yield", "what it holds back is not named by text")
+    if not all(isinstance(why, str) and type(count) is int for why, count in skipped.items()):
+        raise ProviderFault("invalid_yield", "what it skipped is not counted by reasons")
+    if type(consumed) is not int or not 0 <= consumed <= reading.source.size:
+        raise ProviderFault("invalid_yield", f"it took {consumed} of {reading.source.size} bytes")
 
 
 @cache

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import sys
 from collections.abc import Mapping
 from typing import Any
 
 from hypaware import telemetry
 from hypaware.backfill import marks, pinning, registry
+from hypaware.backfill.outcome import Outcome
 from hypaware.backfill.pinning import Survey, path_text
 from hypaware.backfill.registry import Registered
-from hypaware.backfill.request import Request, kept_window, registered
+from hypaware.backfill.request import Request, attempt, kept_window
 from hypaware.config import Config
-from hypaware.errors import HypError
 from hypaware.home import Home
-from hypaware.lake import metadata
+from hypaware.lake import metadata, standing
+from hypaware.model.datasets import Dataset
 
 
 def plan(home: Home, _config: Config, args: Mapping[str, Any]) -> dict[str, Any]:
@@ -31,15 +34,19 @@ def _planned(home: Home, request: Request, entry: Registered) -> dict[str, Any]:
         "plugin": entry.plugin,
         "datasets": list(entry.provider.datasets),
     }
-    try:
-        found = [_survey(home, request, entry, name) for name in entry.provider.datasets]
-    except HypError as error:
-        return {**told, "plan": None, "error": error.as_json()}
+    outcome = Outcome(entry)
+    found: list[Survey] = []
+    with contextlib.redirect_stdout(sys.stderr):
+        for name in entry.provider.datasets:
+            attempt(outcome, name, lambda dataset: found.append(_survey(home, request, entry, dataset)))
+    if outcome.error:
+        return {**told, "plan": None, "error": outcome.error.as_json()}
     return {**told, "plan": _estimate(found)}
 
 
-def _survey(home: Home, request: Request, entry: Registered, dataset: str) -> Survey:
-    name = registered(dataset).name
+def _survey(home: Home, request: Request, entry: Registered, dataset: Dataset) -> Survey:
+    name = dataset.name
+    standing.check(home, name, marks.recorded_through(home, name))
     window = kept_window(request.window, metadata.retained_from(home, name))
     known = marks.known(home, entry.name, name)
     return pinning.survey(entry.provider, request.environment, known, window, request.now, in_order=False)

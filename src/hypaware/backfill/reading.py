@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -16,8 +17,10 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from hypaware.model import canonical
+from hypaware.regular import open_regular
 
 MAX_LINE_BYTES = 64 << 20
+_MAX_RANGES = 1000
 _KEPT_BYTES = 24 << 20
 _BLOCK = 1 << 20
 
@@ -57,8 +60,13 @@ class Pinned:
     quiet: bool = True
     """Nobody had written to it for a while: what looks unfinished will not be finished."""
     window: Window = Window()
-    window_before: Window = Window()
-    """Under which the bytes before `consumed` were read."""
+    left_out: tuple[tuple[int, int], ...] = ()
+    """From and to offsets of lines before `consumed` that no import took because they lay outside its window."""
+
+
+def inode_of(status: os.stat_result) -> int:
+    """Some file systems have numbers beyond what a database stores."""
+    return status.st_ino & (2**63 - 1)
 
 
 class SourceChanged(Exception):
@@ -76,9 +84,12 @@ class Line:
         self.offset = offset
         self.end = end
 
+    def forget(self) -> None:
+        self._kept = None
+
     @property
     def value(self) -> dict[str, Any]:
-        """Ask once and keep what is needed: of a large source it is read again each time."""
+        """Ask once and keep what is needed: of a large source it is read again once the next line was asked for."""
         if self._kept is not None:
             return self._kept
         value: dict[str, Any] = canonical.parse(self._reading.bytes_at(self.offset, self.end))
@@ -95,14 +106,17 @@ class Reading:
     held: set[str] = field(default_factory=set)
     """Messages that are unfinished, by an id of the provider's choice: the source stays due because of them."""
     consumed: int = 0
-    left_out: int | None = None
-    """Messages outside the window; None if the provider never asked `in_window`, so that nobody knows."""
+    left_out: list[tuple[int, int]] = field(default_factory=list)
+    """The same of this import, as `wants` noted it; neighbours are one."""
+    _asked: bool = False
+    _apart: bool = True
     _file: BinaryIO | None = None
+    _taken: Any = field(default_factory=hashlib.sha256)
 
     def __enter__(self) -> Reading:
-        self._file = open(self.source.path, "rb")
+        self._file = open_regular(self.source.path)
         found = os.fstat(self._file.fileno())
-        if found.st_ino != self.source.inode or found.st_size < self.source.size:
+        if inode_of(found) != self.source.inode or found.st_size < self.source.size:
             self.close()
             raise SourceChanged("it was replaced or cut after it was found")
         return self
@@ -116,42 +130,71 @@ class Reading:
             self._file = None
 
     def is_new(self, offset: int, message: str | None = None) -> bool:
-        """Whether the line at the offset, of that message, was not imported before."""
-        return offset >= self.source.consumed or message in self.source.held
+        """Whether no import has taken the line at the offset, of that message, yet."""
+        source = self.source
+        if offset >= source.consumed or message in source.held:
+            return True
+        place = bisect_right(source.left_out, (offset, source.size)) - 1
+        return place >= 0 and offset < source.left_out[place][1]
 
-    def in_window(self, time: str | None) -> bool:
-        """Whether the window holds a message of this time (UTC, in the one written form); counts those it does not."""
-        holds = self.source.window.holds(time)
-        self.left_out = (self.left_out or 0) + (not holds)
-        return holds
+    def wants(self, line: Line, time: str | None, *, new: bool = True) -> bool:
+        """Whether a line that can make rows shall make them now: it is new, and the window holds its time.
 
-    def window_taken(self) -> Window:
-        """Under which window the source counts as read: one that left nothing out changes nothing."""
-        return self.source.window_before if self.left_out == 0 else self.source.window
+        To be asked once for each such line, in the order of the file, with its time in the one written form. What the
+        window leaves out is noted, so that a later import takes it and nothing else.
+        """
+        self._asked = True
+        if new and not self.source.window.holds(time):
+            self._leave_out(line.offset, line.end)
+            return False
+        self._apart = True
+        return new
+
+    def _leave_out(self, start: int, end: int) -> None:
+        if self.left_out and (not self._apart or len(self.left_out) >= _MAX_RANGES):
+            self.left_out[-1] = (self.left_out[-1][0], end)
+        else:
+            self.left_out.append((start, end))
+        self._apart = False
+
+    def settle_window(self) -> Window:
+        """The window that the mark names: everything that was left out lies outside it; none where nothing was."""
+        if not self._asked and self.source.window != Window():
+            # The provider never asked: anything may have been left out.
+            self.left_out = [(0, self.source.size)]
+        return self.source.window if self.left_out else Window()
 
     def start_over_if_rewritten(self) -> None:
         """What earlier imports took must still stand there; else nothing is known about this source."""
         begun = self.source.consumed
-        if begun and self.hash_of_prefix(begun) != self.source.prefix_hash:
-            self.source = replace(self.source, consumed=0, prefix_hash="", held=frozenset(), window_before=Window())
+        if begun and self._hash_of_prefix(begun) != self.source.prefix_hash:
+            self.source = replace(self.source, consumed=0, prefix_hash="", held=frozenset(), left_out=())
 
     def lines(self) -> Iterator[Line]:
         """Every line that holds a JSON object, from the beginning of the source."""
         keep = self.source.size <= _KEPT_BYTES
+        self._taken, self.consumed = hashlib.sha256(), 0
         for offset, raw in self._raw_lines():
             end = offset + len(raw)
             whole = raw.endswith(b"\n")
             value = self._parse(offset, raw, whole)
             if whole or value is not None:
+                self._taken.update(raw)
                 self.consumed = end
             if value is not None:
-                yield Line(self, offset, end, value if keep else None)
+                line = Line(self, offset, end, value)
+                yield line
+                if not keep:
+                    line.forget()
 
     def whole(self) -> bytes | None:
         """All of it, for sources that are one document; None if it is too large for that."""
         if self.source.size > MAX_LINE_BYTES:
             return None
-        return self.bytes_at(0, self.source.size)
+        data = self.bytes_at(0, self.source.size)
+        self._taken = hashlib.sha256(data)
+        self.consumed = len(data)
+        return data
 
     def bytes_at(self, start: int, end: int) -> bytes:
         assert self._file is not None
@@ -160,8 +203,12 @@ class Reading:
             raise SourceChanged("it was cut while it was read")
         return data
 
-    def hash_of_prefix(self, end: int) -> str:
-        """Of the first bytes: whether what was imported before is still what stands there."""
+    @property
+    def taken_hash(self) -> str:
+        """Of the bytes before `consumed`, as they were read: somebody may have written others over them since."""
+        return str(self._taken.hexdigest())
+
+    def _hash_of_prefix(self, end: int) -> str:
         digest = hashlib.sha256()
         for start in range(0, end, _BLOCK):
             digest.update(self.bytes_at(start, min(start + _BLOCK, end)))
@@ -173,32 +220,33 @@ class Reading:
         self._file.seek(0)
         offset, size = 0, self.source.size
         while offset < size:
-            raw = self._file.readline(min(MAX_LINE_BYTES, size - offset))
-            if not raw:
-                raise SourceChanged("it was cut while it was read")
-            if len(raw) == MAX_LINE_BYTES and not raw.endswith(b"\n"):
+            raw = self._read_line(min(MAX_LINE_BYTES, size - offset))
+            if len(raw) < MAX_LINE_BYTES or raw.endswith(b"\n"):
+                yield offset, raw
+                offset += len(raw)
+            else:
                 self._skip(offset, "line_too_long")
-                length = self._pass_over(size - offset - len(raw))
-                ended = length >= 0
-                offset += len(raw) + abs(length)
-                if ended:
-                    self.consumed = offset
-                continue
-            yield offset, raw
-            offset += len(raw)
+                offset = self._pass_over(raw, offset)
 
-    def _pass_over(self, left: int) -> int:
-        """How many bytes the rest of a long line has; negative if the pinned bytes end before it does."""
-        assert self._file is not None
-        passed = 0
-        while passed < left:
-            raw = self._file.readline(min(_BLOCK, left - passed))
-            if not raw:
-                raise SourceChanged("it was cut while it was read")
-            passed += len(raw)
+    def _pass_over(self, raw: bytes, offset: int) -> int:
+        """Reads on to the end of a long line, a piece at a time: where the next one begins."""
+        passed = self._taken.copy()
+        while True:
+            passed.update(raw)
+            offset += len(raw)
             if raw.endswith(b"\n"):
-                return passed
-        return -passed
+                self._taken, self.consumed = passed, offset
+                return offset
+            if offset >= self.source.size:
+                return offset
+            raw = self._read_line(min(_BLOCK, self.source.size - offset))
+
+    def _read_line(self, most: int) -> bytes:
+        assert self._file is not None
+        raw = self._file.readline(most)
+        if not raw:
+            raise SourceChanged("it was cut while it was read")
+        return raw
 
     def _parse(self, offset: int, raw: bytes, whole: bool) -> dict[str, Any] | None:
         if raw.isspace():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -13,6 +13,7 @@ from hypaware.backfill.check import ProviderFault
 from hypaware.backfill.outcome import Outcome
 from hypaware.backfill.pinning import Survey
 from hypaware.backfill.reading import Window
+from hypaware.errors import Cancelled, HypError, Retryable
 from hypaware.model import datasets
 from hypaware.model.datasets import Dataset
 from hypaware.state.sources import SourceMark
@@ -61,6 +62,20 @@ def finish(outcomes: list[Outcome]) -> None:
     )
 
 
+def attempt(outcome: Outcome, dataset: str, work: Callable[[Dataset], None]) -> None:
+    """One provider's trouble is its own, whatever it is: a plugin may raise anything."""
+    try:
+        work(registered(dataset))
+    except Cancelled:
+        raise
+    except HypError as error:
+        outcome.fail(error)
+    except OSError as error:
+        outcome.fail(Retryable(f"{dataset}: {error}; what was not imported is still due", kind="import_failed"))
+    except (Exception, SystemExit) as error:
+        outcome.fail(ProviderFault("provider_error", f"{dataset}: unforeseen {type(error).__name__}: {error}"))
+
+
 def registered(name: str) -> Dataset:
     if name not in datasets.names():
         raise ProviderFault("dataset_not_registered", f"no dataset {name} is registered")
@@ -68,11 +83,17 @@ def registered(name: str) -> Dataset:
 
 
 def surveyed(
-    outcome: Outcome, request: Request, dataset: Dataset, marks: Mapping[str, SourceMark], window: Window
+    outcome: Outcome,
+    request: Request,
+    dataset: Dataset,
+    marks: Mapping[str, SourceMark],
+    window: Window,
+    looked: Callable[[int], None] = lambda _: None,
 ) -> Survey:
     facts = {**outcome.facts, "hyp_dataset": dataset.name}
     with telemetry.span("backfill.plan", component="backfill", **facts) as span:
-        found = pinning.survey(outcome.entry.provider, request.environment, marks, window, request.now)
+        provider, environment = outcome.entry.provider, request.environment
+        found = pinning.survey(provider, environment, marks, window, request.now, looked=looked)
         counts: dict[str, Any] = {"files": found.files, "files_due": len(found.due), "bytes_due": found.bytes}
         span.set(**counts)
         telemetry.event("backfill.scan", **facts, **counts)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 from hypaware.backfill.reading import Window
@@ -65,5 +66,10 @@ def understand(
 def _environment(selection: Selection, variables: Mapping[str, str], home: Home) -> dict[str, str]:
     """Only what the chosen providers asked for, and where the user's home and HypAware's are."""
     asked = {"HOME", *(name for each in selection.chosen for name in each.provider.environment)}
-    found = {name: variables[name] for name in sorted(asked) if name in variables}
+    found = {name: _absolute(variables[name]) for name in sorted(asked) if name in variables}
     return {**found, "HYP_HOME": str(home.root)}
+
+
+def _absolute(value: str) -> str:
+    """A relative path means one seen from where the user is; the engine is somewhere else."""
+    return str(Path(value).absolute()) if value and not Path(value).is_absolute() and Path(value).exists() else value

@@ -60,6 +60,8 @@ class Built:
     """The key hash of each row in `seqs`, KEY_BYTES each. Rows without a key are in neither."""
     notes: list[Any] = field(default_factory=list)
     """What the pieces tell whoever made them."""
+    withdrawn: list[range] = field(default_factory=list)
+    """Sequences of rows that a piece gave and then took back; they are taken out of the files again."""
 
     @property
     def rows(self) -> int:

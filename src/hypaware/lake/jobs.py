@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
@@ -26,12 +26,20 @@ from hypaware.state.identity import Identity
 from hypaware.state.store import Store
 
 # One engine owns the lake; within it, one job at a time changes a table.
+_LOOK_UP_EVERY = 0.2
 _table_mutex: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
 
 
-def changing(dataset: str) -> threading.Lock:
-    """Held by the one job that may change the dataset's table."""
-    return _table_mutex[dataset]
+@contextmanager
+def changing(dataset: str, check_cancelled: Callable[[], None]) -> Iterator[None]:
+    """Held by the one job that may change the dataset's table; who waits for it can still be cancelled."""
+    mutex = _table_mutex[dataset]
+    while not mutex.acquire(timeout=_LOOK_UP_EVERY):
+        check_cancelled()
+    try:
+        yield
+    finally:
+        mutex.release()
 
 
 def recover(context: JobContext) -> None:
@@ -94,7 +102,7 @@ def flush_datasets(context: JobContext, names: list[str]) -> list[Report]:
 
 
 def _flush_table(context: JobContext, flusher: Flusher, lake: SparkLake, dataset: Dataset) -> Report:
-    with changing(dataset.name):
+    with changing(dataset.name, context.check_cancelled):
         report = flusher.flush(dataset)
         if report.rows_written:
             trim(context, lake.table(dataset), dataset.name)

@@ -11,9 +11,9 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 
 from hypaware import durable, faults
-from hypaware.errors import LakeError, Retryable
+from hypaware.errors import Retryable
 from hypaware.home import Home
-from hypaware.lake import keyring, metadata, recover, secure
+from hypaware.lake import keyring, recover, secure, standing
 from hypaware.lake.committer import Lake, LakeTable, NotCommitted
 from hypaware.lake.keys import KeyIndex
 from hypaware.lake.prepare import Prepared
@@ -47,12 +47,11 @@ class Landing:
     def ready(self, dataset: Dataset) -> Iterator[Ready]:
         """Finishes or takes back what somebody left, and refuses a lake that went back behind its state."""
         durable.make_dir(self.home.lake)
-        self._check_that_the_table_is_there(dataset.name)
+        standing.check(self.home, dataset.name, self._recorded(dataset.name))
         table = self.lake.table(dataset)
         # Whoever committed last may have died before it was durable; nothing may follow before it is.
         secure.secure(self.home, dataset.name)
         recover.settle_unfinished(self.home, self.store, table, dataset.name)
-        self._check_not_rolled_back(table, dataset.name)
         with closing(keyring.opened(self.home, table, dataset.name)) as index:
             yield Ready(table, index)
 
@@ -91,22 +90,4 @@ class Landing:
 
     def _recorded(self, dataset: str) -> int:
         with self.store.reading() as connection:
-            return max(flushes.high_water(connection, dataset).get(dataset, {}).values(), default=0)
-
-    def _check_that_the_table_is_there(self, dataset: str) -> None:
-        """Before a new one is made in the place of one that is lost."""
-        if metadata.entry(self.home, dataset) is None and (recorded := self._recorded(dataset)):
-            raise LakeError(
-                f"rows of {dataset} up to sequence {recorded} were recorded, and the catalog {self.home.catalog} "
-                "does not know the table: restore lake/ and state.db from one backup",
-                kind="lake_rolled_back",
-            )
-
-    def _check_not_rolled_back(self, table: LakeTable, dataset: str) -> None:
-        if (recorded := self._recorded(dataset)) > table.floor:
-            raise LakeError(
-                f"the lake holds {dataset} up to sequence {table.floor}, but {recorded} was recorded: it was rolled "
-                "back or restored without its state. Restore both from one backup; or, to give those rows up:",
-                kind="lake_rolled_back",
-                repair="hyp verify --accept-rollback",
-            )
+            return flushes.recorded_through(connection, dataset)

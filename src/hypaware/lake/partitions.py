@@ -21,6 +21,7 @@ from hypaware.model.datasets import BATCH_ID, ROW_ID, SEQ, SOURCE, Dataset, Row
 # A row group of a few MiB lets a reader skip most of a file; all buffers together bound a task's memory.
 _ROW_GROUP_BYTES = 4 << 20
 _BUFFER_BYTES = 24 << 20
+_MAX_OPEN = 64
 _NAME_BYTES_MAX = 120
 
 
@@ -55,6 +56,7 @@ class PartitionWriter:
         self._place = place
         self._schema = file_schema(dataset, field_ids)
         self._partitions: dict[tuple[str, str], _Partition] = {}
+        self._finished: list[BuiltFile] = []
         self._buffered = 0
 
     def add(self, row: Row, seq: int) -> None:
@@ -71,17 +73,33 @@ class PartitionWriter:
         partition.buffered += len(line)
         self._buffered += len(line)
         if partition.buffered >= _ROW_GROUP_BYTES:
-            self._buffered -= partition.write_rows()
+            self._write(where)
         elif self._buffered >= _BUFFER_BYTES:
-            fullest = max(self._partitions.values(), key=lambda each: each.buffered)
-            self._buffered -= fullest.write_rows()
+            self._write(max(self._partitions, key=lambda each: self._partitions[each].buffered))
+
+    def _write(self, where: tuple[str, str]) -> None:
+        partition = self._partitions[where]
+        self._buffered -= partition.write_rows()
+        # Files of many days must not use up what a process may have open: the one that was begun first is finished.
+        self._partitions[where] = self._partitions.pop(where)
+        opened = [each for each, held in self._partitions.items() if held.is_open]
+        if len(opened) > _MAX_OPEN:
+            self._buffered -= self._partitions[opened[0]].buffered
+            self._finish(opened[0])
+
+    def _finish(self, where: tuple[str, str]) -> None:
+        self._finished.append(self._partitions.pop(where).close(*where))
 
     def close(self) -> list[BuiltFile]:
-        return [partition.close(source, day) for (source, day), partition in sorted(self._partitions.items())]
+        for where in sorted(self._partitions):
+            self._finish(where)
+        return self._finished
 
     def discard(self) -> None:
         for partition in self._partitions.values():
             partition.discard()
+        for file in self._finished:
+            file.path.unlink(missing_ok=True)
 
 
 class _Partition:
@@ -98,6 +116,10 @@ class _Partition:
         self.buffered = 0
         self.count = 0
         self.max_seq = 0
+
+    @property
+    def is_open(self) -> bool:
+        return self._writer is not None
 
     def write_rows(self) -> int:
         """Writes what is buffered as one row group: the bytes that this freed."""

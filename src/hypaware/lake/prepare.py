@@ -48,12 +48,12 @@ class RowsAtFault(HypError):
 
 
 def prepare(home: Home, lake: Lake, index: KeyIndex, flush: Flush, tasks: Sequence[BuildTask]) -> Prepared:
-    built = _build(lake, flush, tasks)
+    built = [_without_withdrawn(each) for each in _build(lake, flush, tasks)]
     _after_build()
     refused = [reject for each in built for reject in each.rejects]
     rejects.write(home, flush, refused)
     losers = keyring.duplicates(index, built)
-    if losers:
+    if losers or any(each.withdrawn for each in built):
         built = _without(lake, tasks[0], built, losers)
         _after_thin()
     return Prepared(
@@ -87,19 +87,25 @@ def _suspects(task: BuildTask, failure: BuildFailure) -> tuple[str, ...]:
     return (failure.segment,) if failure.segment else task.suspects
 
 
+def _without_withdrawn(built: Built) -> Built:
+    """A row that was taken back keeps no other from being written."""
+    taken_back = {seq for each in built.withdrawn for seq in built.seqs if seq in each}
+    return without_keys(built, taken_back) if taken_back else built
+
+
 def _without(lake: Lake, task: BuildTask, built: list[Built], losers: frozenset[int]) -> list[Built]:
-    """Only files that hold a duplicate are written again, without it."""
+    """Only files that hold a duplicate, or what was taken back, are written again without it."""
     thinned = list(built)
     work: list[tuple[int, ThinTask]] = []
     for place, each in enumerate(built):
         drop = losers.intersection(each.seqs)
-        if drop and len(drop) == each.rows:
+        if drop and len(drop) == each.rows and not each.withdrawn:
             for file in each.files:
                 file.path.unlink(missing_ok=True)
             thinned[place] = without_keys(each, drop)
             thinned[place].files = []
-        elif drop:
-            where = Place(task.data_root, task.flush_id, min(each.seqs))
+        elif drop or each.withdrawn:
+            where = Place(task.data_root, task.flush_id, min(each.seqs, default=0))
             work.append((place, ThinTask(task.dataset, each, where, drop)))
     for (place, _), result in zip(work, lake.run([each for _, each in work]), strict=True):
         if isinstance(result, BuildFailure):

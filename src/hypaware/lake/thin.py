@@ -1,11 +1,11 @@
-"""Taking duplicates out of files that were just built: the same rows, less some, under a new name.
+"""Taking rows out of files that were just built, duplicates above all: the same rows, less some, under a new name.
 
 Nothing names the files yet. A file that holds no such row stays as it is; one that holds nothing else goes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Container
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -28,32 +28,39 @@ class ThinTask:
 
     def run(self) -> Built:
         files = [self._thinned(file) for file in self.built.files]
-        return replace(without_keys(self.built, self.drop), files=[file for file in files if file is not None])
+        kept = without_keys(self.built, self.drop)
+        return replace(kept, files=[file for file in files if file is not None], withdrawn=[])
 
     def _thinned(self, file: BuiltFile) -> BuiltFile | None:
-        unwanted = pa.array(self.drop, pa.int64())
         with pq.ParquetFile(file.path) as held:
             seqs = held.read([SEQ]).column(SEQ)
-            kept = pc.filter(seqs, pc.invert(pc.is_in(seqs, value_set=unwanted)))
+            kept = pc.filter(seqs, self._wanted(seqs))
             if len(kept) == file.rows:
                 return file
-            thinned = self._rewrite(file, held, unwanted, kept) if len(kept) else None
+            thinned = self._rewrite(file, held, kept) if len(kept) else None
         file.path.unlink(missing_ok=True)
         return thinned
 
-    def _rewrite(self, file: BuiltFile, held: pq.ParquetFile, unwanted: pa.Array, kept: Any) -> BuiltFile:
+    def _wanted(self, seqs: Any) -> Any:
+        unwanted = pc.is_in(seqs, value_set=pa.array(self.drop, pa.int64()))
+        for taken_back in self.built.withdrawn:
+            inside = pc.and_(pc.greater_equal(seqs, taken_back.start), pc.less(seqs, taken_back.stop))
+            unwanted = pc.or_(unwanted, inside)
+        return pc.invert(unwanted)
+
+    def _rewrite(self, file: BuiltFile, held: pq.ParquetFile, kept: Any) -> BuiltFile:
         path = self.place.new_file(datasets.get(self.dataset), file.source, file.day)
         with parquet_writer(path, held.schema_arrow) as writer:
             for group in range(held.num_row_groups):
                 rows = held.read_row_group(group)
-                left = rows.filter(pc.invert(pc.is_in(rows.column(SEQ), value_set=unwanted)))
+                left = rows.filter(self._wanted(rows.column(SEQ)))
                 if left.num_rows:
                     writer.write_table(left, row_group_size=left.num_rows)
         finish(path)
         return replace(file, path=path, rows=len(kept), bytes=path.stat().st_size, max_seq=pc.max(kept).as_py())
 
 
-def without_keys(built: Built, drop: Collection[int]) -> Built:
+def without_keys(built: Built, drop: Container[int]) -> Built:
     """What the driver knows of the rows, without those that were dropped."""
     thinned = replace(built, seqs=built.seqs[:0], keys=bytearray())
     packed = bytes(built.keys)

@@ -80,8 +80,8 @@ def _fill_tool_call(row: Row, block: Block, skipped: Counter[str]) -> None:
     storable.put_text(row, "tool_call_id", block.get("id"), skipped)
     if (arguments := block.get("input")) is not None:
         row["tool_args"] = storable.json_value(arguments, "tool_args", skipped)
-    caller = block.get("caller")
-    storable.put_text(row, "caller_type", caller.get("type") if isinstance(caller, dict) else caller, skipped)
+    if (caller := block.get("caller")) is not None:
+        storable.put_text(row, "caller_type", caller.get("type") if isinstance(caller, dict) else caller, skipped)
 
 
 def _fill_tool_result(row: Row, block: Block, skipped: Counter[str]) -> None:

@@ -57,4 +57,5 @@ class Exchange:
     """Further columns that all its rows share."""
     attributes: Mapping[str, Any] = field(default_factory=dict)
     links: Mapping[str, str | None] | None = None
-    """id → the id before it, also of lines that make no rows. Without links, a message follows the one before it."""
+    """id → the id before it, of what makes no rows; an id that it does not know is taken as a message's. Without
+    links, a message follows the one before it."""

@@ -38,6 +38,7 @@ _GIVEN_NAMES = (
 )
 _GIVEN = {name: AI_GATEWAY_MESSAGES.column(name).type for name in _GIVEN_NAMES}
 _GIVEN_TEXT = frozenset(name for name, type_ in _GIVEN.items() if type_ is Type.STRING)
+_GIVEN_FLAGS = frozenset(name for name, type_ in _GIVEN.items() if type_ is Type.BOOLEAN)
 
 
 def expand(exchange: Exchange, *, gateway: Mapping[str, Any], skipped: Counter[str]) -> Iterator[Row]:
@@ -180,7 +181,9 @@ def _given(columns: Mapping[str, Any], skipped: Counter[str]) -> Mapping[str, An
     """Further columns, as their maker gives them; one of the wrong type is left out."""
     changed: Row = {}
     for name, value in columns.items():
-        if type(value) is str and name in _GIVEN_TEXT and value.isascii():
+        if (type(value) is str and name in _GIVEN_TEXT and value.isascii()) or (
+            type(value) is bool and name in _GIVEN_FLAGS
+        ):
             continue
         if value is None or name not in _GIVEN:
             changed[name] = None

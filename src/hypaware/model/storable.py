@@ -71,7 +71,9 @@ def json_value(value: Any, column: str, skipped: Counter[str]) -> Any:
 
 def put_text(row: Row, column: str, value: Any, skipped: Counter[str]) -> None:
     """Sets the column if there is something to set."""
-    if value is not None and (judged := text(value, column, skipped)) is not None:
+    if type(value) is str and value.isascii():
+        row[column] = value
+    elif value is not None and (judged := text(value, column, skipped)) is not None:
         row[column] = judged
 
 

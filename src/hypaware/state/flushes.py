@@ -20,6 +20,8 @@ from hypaware.state.store import StateCorrupt
 _segments, _flushes, _high_water, _allocator = tables.segments, tables.flushes, tables.high_water, tables.allocator
 
 _SEQ = "seq"
+# Far below what 64 bits hold: no mistake of a single import may end the numbers of a home.
+_LAST_SEQ = 2**62
 # How long the state remembers segments and flushes that are done, against a segment file that reappears.
 _REMEMBER = timedelta(days=30)
 
@@ -107,6 +109,8 @@ def reserve(connection: Connection, dataset: str, segments: Sequence[tuple[str, 
 def reserve_blocks(connection: Connection, dataset: str, size: int, *, above: int = 0) -> Flush:
     """Takes a range of `size` for rows that come from no segment, higher than `above`. It may have gaps in the end."""
     base = max(next_seq(connection), above + 1)
+    if base + size > _LAST_SEQ:
+        raise StateError(f"{dataset}: a range of {size} sequences does not fit any more: {base} is the next one")
     flush = Flush(str(uuid.uuid4()), dataset, base - 1, base - 1 + size, ())
     _insert_flush(connection, flush)
     return flush
@@ -216,6 +220,11 @@ def high_water(connection: Connection, dataset: str | None = None) -> dict[str, 
     for row in connection.execute(chosen):
         found.setdefault(row.dataset, {})[row.source] = row.seq
     return found
+
+
+def recorded_through(connection: Connection, dataset: str) -> int:
+    """The highest sequence of the dataset that was recorded; 0 if there was none."""
+    return max(high_water(connection, dataset).get(dataset, {}).values(), default=0)
 
 
 def raise_high_water(connection: Connection, dataset: str, by_source: Mapping[str, int]) -> None:

@@ -38,7 +38,8 @@ def _foundation(connection: Connection) -> None:
 def _sources(connection: Connection) -> None:
     columns = """provider TEXT NOT NULL, dataset TEXT NOT NULL, path TEXT NOT NULL, inode BIGINT NOT NULL,
             size BIGINT NOT NULL, mtime_ns BIGINT NOT NULL, consumed BIGINT NOT NULL, prefix_hash TEXT NOT NULL,
-            held TEXT NOT NULL, since TEXT, until TEXT"""
+            held TEXT NOT NULL, quiet INTEGER NOT NULL, left_out TEXT NOT NULL,
+            since TEXT, until TEXT"""
     for statement in (
         f"CREATE TABLE sources ({columns}, PRIMARY KEY (provider, dataset, path))",
         f"""CREATE TABLE pending_sources (

@@ -32,14 +32,18 @@ class SourceMark:
     prefix_hash: str
     """Of the bytes before `consumed`."""
     held: tuple[str, ...]
+    quiet: bool
+    """Nobody had written to it for a while: what was held back all the same waits for more, not for time."""
+    left_out: tuple[tuple[int, int], ...]
+    """From and to offsets of lines that lay outside the window, and are due for a wider one."""
     since: str | None
     until: str | None
-    """The window under which it was read; what it left out is due for a wider one."""
+    """The window that all of them lie outside of."""
 
 
 def known(connection: Connection, provider: str, dataset: str) -> dict[str, SourceMark]:
     chosen = select(_sources).where(_sources.c.provider == provider, _sources.c.dataset == dataset)
-    return {row["path"]: _mark(dict(row)) for row in connection.execute(chosen).mappings()}
+    return {row["path"]: from_row(dict(row)) for row in connection.execute(chosen).mappings()}
 
 
 def pend(connection: Connection, flush_id: str, marks: Iterable[SourceMark]) -> None:
@@ -69,9 +73,14 @@ def forget(connection: Connection, dataset: str) -> None:
     connection.execute(delete(_sources).where(_sources.c.dataset == dataset))
 
 
+def from_row(row: Mapping[str, Any]) -> SourceMark:
+    lists = {"held": tuple(orjson.loads(row["held"])), "left_out": tuple(map(tuple, orjson.loads(row["left_out"])))}
+    return SourceMark(**{**row, **lists, "quiet": bool(row["quiet"])})
+
+
 def _values(mark: SourceMark) -> dict[str, object]:
-    return {**asdict(mark), "held": orjson.dumps(mark.held).decode()}
-
-
-def _mark(row: Mapping[str, Any]) -> SourceMark:
-    return SourceMark(**{**row, "held": tuple(orjson.loads(row["held"]))})
+    return {
+        **asdict(mark),
+        "held": orjson.dumps(mark.held).decode(),
+        "left_out": orjson.dumps(mark.left_out).decode(),
+    }

@@ -70,6 +70,8 @@ def _mark_columns() -> list[Column[Any]]:
         Column("consumed", BigInteger, nullable=False),
         Column("prefix_hash", Text, nullable=False),
         Column("held", Text, nullable=False),
+        Column("quiet", Integer, nullable=False),
+        Column("left_out", Text, nullable=False),
         Column("since", Text),
         Column("until", Text),
     ]

@@ -27,7 +27,7 @@ def verify(context: JobContext, args: dict[str, Any]) -> dict[str, Any]:
     try:
         for dataset in known_datasets(context.home):
             # Nobody commits between two looks at the same table.
-            with changing(dataset.name):
+            with changing(dataset.name, context.check_cancelled):
                 audit = Audit(
                     context.home, opened.store, spark, SparkTable(spark, dataset), dataset, bool(args["deep"])
                 )

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections.abc import Iterator
+from datetime import timedelta
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -11,7 +14,11 @@ import orjson
 import pytest
 
 from hypaware.backfill import lots
+from hypaware.backfill.marks import recorded_through
+from hypaware.backfill.pieces import SourcePiece
+from hypaware.errors import LakeError
 from hypaware.home import Home
+from hypaware.lake import partitions, standing
 from hypaware.lake.build import BuildFailure
 from hypaware.model.datasets import SEQ
 from tests import claude_files
@@ -187,7 +194,7 @@ def test_what_a_window_left_out_is_due_for_a_wider_one(home: Home, projects: Pat
     assert narrow.rows_written == 4, "both ends belong to it"
     assert import_history(home, environment, since="2026-10-01T08:05:00.000000Z").rows_written == 11
     wide = import_history(home, environment)
-    assert (wide.rows_written, wide.rows_skipped) == (15, 15)
+    assert (wide.rows_written, wide.rows_skipped) == (15, 0)
     assert output_tokens(home) == 100
     assert import_history(home, environment, since="2026-10-01T08:05:00.000000Z").files_unchanged == 1
 
@@ -250,3 +257,102 @@ def test_a_source_that_takes_its_worker_down_does_not_keep_the_others_out(
     assert "poison.jsonl" in outcome.error.message
     monkeypatch.undo()
     assert import_history(home, environment).rows_written == 6
+
+
+@pytest.mark.hazard(96)
+@pytest.mark.parametrize("change", ["wider window", "new inode"])
+def test_late_lines_carry_the_difference_also_when_the_source_is_read_afresh(
+    home: Home, projects: Path, environment: dict[str, str], change: str
+) -> None:
+    path = write(projects / "s.jsonl", turns("s", 2, lines=1))
+    window = {"since": "2026-10-01T08:01:00.000000Z"} if change == "wider window" else {}
+    import_history(home, environment, **window)
+    if change == "new inode":
+        copy = path.with_suffix(".copy")
+        copy.write_bytes(path.read_bytes())
+        copy.replace(path)
+    grow(path, iter(list(turns("s", 1, first=1, lines=2, output=25))[2:]))
+    import_history(home, environment)
+    assert output_tokens(home) == 35
+
+
+def test_a_file_from_the_future_does_not_hold_its_end_back_for_ever(
+    home: Home, projects: Path, environment: dict[str, str]
+) -> None:
+    write(projects / "s.jsonl", turns("s", 1), age=-86_400)
+    assert import_history(home, environment).rows_written == 3
+
+
+def test_what_is_held_back_is_told_again_as_long_as_it_waits(
+    home: Home, projects: Path, environment: dict[str, str]
+) -> None:
+    write(projects / "s.jsonl", turns("s", 1), age=0)
+    assert import_history(home, environment).held == 1
+    again = import_history(home, environment)
+    assert (again.held, again.files_unchanged) == (1, 1)
+
+
+@pytest.mark.hazard(61)
+def test_files_with_odd_names_times_and_kinds_do_not_stop_an_import(
+    home: Home, projects: Path, environment: dict[str, str]
+) -> None:
+    for number, name in enumerate([b"\xff.jsonl", rb"\xff.jsonl", b"new\nline.jsonl", b"x" * 200 + b".jsonl"]):
+        write(projects / os.fsdecode(name), turns(f"s{number}", 1))
+    os.utime(write(projects / "far.jsonl", turns("far", 1)), (10_413_792_000, 10_413_792_000))
+    os.utime(write(projects / "old.jsonl", turns("old", 1)), (0, 0))
+    os.mkfifo(projects / "pipe.jsonl")
+    os.mkfifo(projects / "agent-1.meta.json")
+    write(projects / "agent-1.jsonl", turns("agent", 1))
+    outcome = import_history(home, environment)
+    assert outcome.rows_written == 21
+    assert dict(outcome.files_skipped) == {"unreadable": 1}
+    assert import_history(home, environment).files_unchanged == 7
+
+
+def test_a_lake_that_is_gone_is_told_although_no_source_has_changed(
+    home: Home, projects: Path, environment: dict[str, str]
+) -> None:
+    """The marks would vouch for rows that are nowhere, and the transcripts will not be there for ever."""
+    write(projects / "s.jsonl", turns("s", 1))
+    import_history(home, environment)
+    shutil.rmtree(home.lake)
+    with pytest.raises(LakeError, match="does not know the table"):
+        standing.check(home, DATASET, recorded_through(home, DATASET))
+
+
+def test_a_session_over_very_many_days_needs_no_more_open_files_than_others(
+    home: Home, projects: Path, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(partitions, "_MAX_OPEN", 3)
+    monkeypatch.setattr(partitions, "_BUFFER_BYTES", 2000)
+    days = [claude_files.START + timedelta(days=day % 20) for day in range(60)]
+    lines = [next(turns(f"s{number}", 1, start=day)) for number, day in enumerate(days)]
+    write(projects / "s.jsonl", iter(lines))
+    assert import_history(home, environment).rows_written == 60
+    assert len(lake(home)) == 60
+
+
+@pytest.mark.hazard(50)
+def test_a_source_that_fails_half_way_gives_no_rows_at_all_and_stays_due(
+    home: Home, projects: Path, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its rows without its mark: a late line would not know what they carry. And they must keep no other copy out."""
+    write(projects / "a.jsonl", turns("s", 3))
+    copied = iter([{**line, "sessionId": "copy"} for line in turns("s", 3)])
+    write(projects / "b.jsonl", copied, age=claude_files.LONG_AGO - 60)
+    real = SourcePiece._mark
+
+    def fails(self: SourcePiece, reading: Any) -> Any:
+        if self.pinned.path.name == "a.jsonl":
+            raise RuntimeError("broken")
+        return real(self, reading)
+
+    with monkeypatch.context() as broken:
+        broken.setattr(SourcePiece, "_mark", fails)
+        outcome = import_history(home, environment)
+    assert outcome.error is not None
+    assert (outcome.rows_written, outcome.rows_skipped, outcome.items) == (9, 0, 1)
+    assert {row["session_id"] for row in lake(home).values()} == {"copy"}
+    again = import_history(home, environment)
+    assert (again.rows_written, again.rows_skipped) == (0, 9)
+    assert output_tokens(home) == 30

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hypaware.backfill import pinning, registry
+from hypaware.backfill import pinning, reading, registry
 from hypaware.backfill.lots import Lot, Origin, pieces
 from hypaware.backfill.pieces import SourcePiece, SourceReport
 from hypaware.backfill.reading import Window
@@ -70,7 +70,10 @@ def test_a_source_that_changes_under_the_import_is_told_and_stays_due(path: Path
     assert report.error is None
 
 
-def test_a_source_that_is_cut_while_it_is_read_is_told_and_stays_due(path: Path) -> None:
+def test_a_source_that_is_cut_while_it_is_read_is_told_and_stays_due(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reading, "_KEPT_BYTES", 10)
     piece = piece_of(path)
     built = Built()
     rows = piece.rows(AI_GATEWAY_MESSAGES, built)
@@ -87,3 +90,20 @@ def test_a_row_never_gets_a_number_of_the_next_block(path: Path) -> None:
     assert len(rows) == 5
     assert report.fault is not None
     assert report.fault.kind == "invalid_yield"
+
+
+def test_a_mark_vouches_for_the_bytes_that_were_read_and_not_for_those_that_took_their_place(path: Path) -> None:
+    """Hashed afterwards, other bytes would count as imported, and their rows would never come."""
+    piece = piece_of(path)
+    built = Built()
+    rows = piece.rows(AI_GATEWAY_MESSAGES, built)
+    next(rows)
+    with path.open("r+b") as file:
+        file.write(b"x" * 50)
+    list(rows)
+    (report,) = built.notes
+    assert report.mark is not None
+    again = replace(piece.pinned, consumed=report.mark.consumed, prefix_hash=report.mark.prefix_hash)
+    with reading.Reading(again) as second:
+        second.start_over_if_rewritten()
+        assert second.source.consumed == 0

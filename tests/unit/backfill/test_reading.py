@@ -96,8 +96,8 @@ def test_whole_numbers_keep_their_digits(path: Path) -> None:
 
 def test_a_rewritten_source_is_known_by_its_prefix(path: Path) -> None:
     path.write_bytes(b'{"n": 1}\n{"n": 2}\n')
-    with Reading(pin(path)) as reading:
-        taken = reading.hash_of_prefix(9)
+    _, reading = read(path, size=9)
+    taken = reading.taken_hash
     with Reading(pin(path, consumed=9, prefix_hash=taken, held=frozenset({"m"}))) as same:
         same.start_over_if_rewritten()
         assert same.source.consumed == 9
@@ -113,16 +113,29 @@ def test_another_file_under_the_same_name_is_refused(path: Path) -> None:
         raise AssertionError("it was opened")
 
 
+def test_what_a_window_leaves_out_is_new_for_the_next_import_and_nothing_else_is(path: Path) -> None:
+    path.write_bytes(b"".join(b'{"t": "2026-01-%02d"}\n' % day for day in range(1, 10)))
+    size = len(b'{"t": "2026-01-01"}\n')
+    with Reading(pin(path, window=Window("2026-01-03", "2026-01-06"))) as reading:
+        wanted = [reading.wants(line, line.value["t"]) for line in reading.lines()]
+    assert wanted == [False] * 2 + [True] * 4 + [False] * 3
+    assert reading.left_out == [(0, 2 * size), (6 * size, 9 * size)]
+    assert reading.settle_window() == Window("2026-01-03", "2026-01-06")
+    with Reading(pin(path, consumed=reading.consumed, left_out=tuple(reading.left_out))) as wider:
+        new = [wider.is_new(line.offset) for line in wider.lines()]
+        assert new == [not each for each in wanted]
+
+
 def test_a_window_that_left_nothing_out_counts_as_none(path: Path) -> None:
     path.write_bytes(b"{}\n")
     narrow = Window("2026-01-01T00:00:00.000000Z", None)
-    reading = Reading(pin(path, window=narrow))
-    assert reading.window_taken() == narrow, "a provider that never asks may have left out anything"
-    assert reading.in_window("2026-01-01T00:00:00.000000Z")
-    assert reading.in_window(None)
-    assert reading.window_taken() == Window()
-    assert not reading.in_window("2025-12-31T23:59:59.999999Z")
-    assert reading.window_taken() == narrow
+    with Reading(pin(path, window=narrow)) as reading:
+        (line,) = reading.lines()
+        assert reading.wants(line, None)
+        assert reading.settle_window() == Window()
+    silent = Reading(pin(path, window=narrow))
+    assert silent.settle_window() == narrow, "a provider that never asks may have left out anything"
+    assert silent.left_out == [(0, 3)]
 
 
 @pytest.mark.parametrize(

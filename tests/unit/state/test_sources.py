@@ -6,13 +6,15 @@ from dataclasses import replace
 
 import pytest
 
+from hypaware.errors import StateError
 from hypaware.state import flushes, sources
 from hypaware.state.flushes import Flush, Outcome
 from hypaware.state.sources import SourceMark
 from hypaware.state.store import Store
 
 _DATASET = "ai_gateway_messages"
-_MARK = SourceMark("claude", _DATASET, "/a.jsonl", 1, 100, 5, 90, "aa", ("msg_1",), None, "2026-11-15T00:00:00.000000Z")
+_UNTIL = "2026-11-15T00:00:00.000000Z"
+_MARK = SourceMark("claude", _DATASET, "/a.jsonl", 1, 100, 5, 90, "aa", ("msg_1",), False, ((5, 9),), None, _UNTIL)
 
 
 def _pending(store: Store, *marks: SourceMark) -> Flush:
@@ -74,3 +76,10 @@ def test_rows_that_were_given_up_make_every_source_of_their_dataset_due(store: S
     with store.transaction() as connection:
         flushes.lower_high_water(connection, _DATASET, 0)
     assert _known(store) == {}
+
+
+def test_a_range_that_would_end_the_numbers_of_a_home_is_refused(store: Store) -> None:
+    with pytest.raises(StateError, match="does not fit"), store.transaction() as connection:
+        flushes.reserve_blocks(connection, _DATASET, 2**63 - 10)
+    with store.transaction() as connection:
+        assert flushes.reserve_blocks(connection, _DATASET, 10).last == 10

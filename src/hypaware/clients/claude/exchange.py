@@ -24,24 +24,18 @@ from hypaware.clients.claude.request_log import shape_columns
 from hypaware.clients.claude.threads import parent_of
 from hypaware.model.columns import timestamp_text
 from hypaware.model.exchange import Exchange, Message
+from hypaware.regular import open_regular
 
 _MAX_META_BYTES = 1 << 16
 
 
-def exchange_of(
-    session_id: str,
-    session: Session,
-    *,
-    index: Index,
-    record: Mapping[str, str],
-    path: Path,
-    mtime_ns: int,
-) -> Exchange:
+def exchange_of(session: Session, *, index: Index, record: Mapping[str, str], path: Path, mtime_ns: int) -> Exchange:
     cwd = record.get("cwd") or session.facts.get("cwd")
-    asked = git.facts(cwd) if cwd else git.NOTHING
+    noted = "git_remote" in record and "repo_root" in record
+    asked = git.facts(cwd) if cwd and not noted else git.NOTHING
     return Exchange(
         provider="anthropic",
-        session_id=session_id,
+        session_id=session.id,
         client_name="claude",
         client_version=session.facts.get("version"),
         started_at=session.started_at,
@@ -113,7 +107,7 @@ def _spawned_by(path: Path) -> dict[str, Any]:
     if not path.name.startswith("agent-"):
         return {}
     try:
-        with open(path.with_suffix(".meta.json"), "rb") as file:
+        with open_regular(path.with_suffix(".meta.json")) as file:
             meta = orjson.loads(file.read(_MAX_META_BYTES))
     except (OSError, ValueError):
         return {}

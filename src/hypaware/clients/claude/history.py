@@ -32,16 +32,15 @@ class ClaudeHistory:
         source = reading.source
         index = Index(reading)
         records = session_context.records(environment)
-        for session_id, session in index.sessions.items():
+        for session in index.sessions.values():
             if not any(is_fresh(entry) for entry in session.entries):
                 continue
             exchange = exchange_of(
-                session_id,
                 session,
                 index=index,
-                record=records.get(session_id, {}),
+                record=records.get(session.id, {}),
                 path=source.path,
                 mtime_ns=source.mtime_ns,
             )
-            provenance = Provenance(client_name="claude", source_path=str(source.path), native_id=session_id)
+            provenance = Provenance(client_name="claude", source_path=str(source.path), native_id=session.id)
             yield Item("ai_gateway_messages", "ai_gateway.projected_exchange", exchange, provenance)

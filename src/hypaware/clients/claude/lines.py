@@ -23,16 +23,17 @@ from hypaware.clients.claude.line import (
     text_of,
 )
 from hypaware.clients.claude.request_log import RequestLog
-from hypaware.clients.claude.responses import Response, Responses
+from hypaware.clients.claude.responses import Response, Responses, line_key
 from hypaware.clients.claude.threads import Threads
 from hypaware.model.expand import Occurrences, has_parts, scope_of, utc_text
 
 _BOOKKEEPING = frozenset(
     [
-        *("queue-operation", "attachment", "system", "summary", "file-history-snapshot", "file-history-delta"),
-        *("last-prompt", "ai-title", "mode", "permission-mode", "tools-used", "cost-state", "atis-latch", "progress"),
+        *("queue-operation", "attachment", "system", "summary", "last-prompt", "ai-title", "mode", "permission-mode"),
+        *("tools-used", "cost-state", "atis-latch", "progress"),
     ]
 )
+_FILE_HISTORY = "file-history-"
 _REQUEST_LOG = "api-request"
 _SESSION_FACTS = {"version": "version", "cwd": "cwd", "git_branch": "gitBranch"}
 _NEW_TYPES = 40
@@ -77,11 +78,12 @@ class Index:
             self._add(line, line.value)
         if not reading.source.quiet:
             reading.held |= self._responses.hold_unfinished()
-        if uncounted := self._responses.uncounted():
-            self._skipped["usage_without_message"] += uncounted
+        if uncounted := self._responses.hold_uncounted():
+            reading.held |= uncounted
+            self._skipped["usage_without_message"] += len(uncounted)
         self.parents = self._threads.parents
         """uuid → parent, of all lines."""
-        self.links = self._threads.close({uuid for session in self.sessions.values() for uuid in session.names})
+        self.links = self._threads.close(set().union(*(session.names for session in self.sessions.values())))
         """The same of lines that make no rows."""
 
     def _add(self, line: Line, value: Value) -> None:
@@ -108,36 +110,47 @@ class Index:
         content = content_of(value, message)
         uuid = text_of(value.get("uuid"))
         makes_row = has_parts(content) and uuid not in session.names
-        if role == "assistant":
-            is_new, response = self._add_to_response(line, value, message, session, root, makes_row)
-        else:
-            is_new, response = self._reading.is_new(line.offset), None
+        time = utc_text(value.get("timestamp"))
+        response = self._response(value, message, session, root) if role == "assistant" else None
+        is_new = self._is_new(line.offset, response)
+        fresh = self._reading.wants(line, time, new=is_new) if makes_row else False
+        # What the window leaves out is not there yet: a line inside it carries the counts as it knows them.
+        if response is not None and (fresh or not is_new or not makes_row):
+            response.add(message, line.offset, is_new=is_new, makes_row=makes_row)
         if makes_row:
-            self._add_entry(line, value, session, uuid, is_new, response)
+            self._add_entry(line, value, session, uuid, time, fresh, response)
         elif is_new:
             self._skipped["duplicate_message" if has_parts(content) else "empty_content"] += 1
 
-    def _add_to_response(
-        self, line: Line, value: Value, message: Value, session: Session, root: str | None, makes_row: bool
-    ) -> tuple[bool, Response | None]:
-        """Whether the line is new, and the response it belongs to, if it is the model's own."""
+    def _response(self, value: Value, message: Value, session: Session, root: str | None) -> Response | None:
+        """The response that a line belongs to, if it is the model's own."""
         agent = value.get("agentId")
         thread = (root, agent if isinstance(agent, str) else None, value.get("isSidechain") is True)
         if message.get("model") == SYNTHETIC or is_api_error(value):
             self._responses.follow(thread, None)
-            return self._reading.is_new(line.offset), None
+            return None
         api_id = text_of(message.get("id"))
-        is_new = self._reading.is_new(line.offset, api_id)
         response = self._responses.of(session.id, api_id, value.get("requestId"))
-        response.add(message, line.offset, is_new=is_new, makes_row=makes_row)
         if api_id is not None:
             self._responses.follow(thread, response)
-        return is_new, response
+        return response
+
+    def _is_new(self, offset: int, response: Response | None) -> bool:
+        key = response.key if response is not None else None
+        if self._reading.is_new(offset, key):
+            return True
+        return key is not None and self._reading.is_new(offset, line_key(key, offset))
 
     def _add_entry(
-        self, line: Line, value: Value, session: Session, uuid: str | None, is_new: bool, response: Response | None
+        self,
+        line: Line,
+        value: Value,
+        session: Session,
+        uuid: str | None,
+        time: str | None,
+        fresh: bool,
+        response: Response | None,
     ) -> None:
-        time = utc_text(value.get("timestamp"))
         if time is not None and (session.started_at is None or time < session.started_at):
             session.started_at = time
         occurrence = shape = None
@@ -147,7 +160,6 @@ class Index:
             session.names.add(uuid)
         if response is not None and (request := value.get("requestRef")) is not None:
             shape = self._requests.first_use(session.id, request)
-        fresh = is_new and self._reading.in_window(time)
         session.entries.append(Entry(line, uuid, time, fresh, occurrence, response, shape))
 
     def _occurrence(self, session: Session, value: Value) -> int:
@@ -158,7 +170,7 @@ class Index:
     def _why_none(self, line_type: Any) -> str:
         if not isinstance(line_type, str):
             return "no_type"
-        if line_type in _BOOKKEEPING:
+        if line_type in _BOOKKEEPING or line_type.startswith(_FILE_HISTORY):
             return "bookkeeping"
         reason = f"unknown_type:{_UNSAFE.sub('?', line_type[:40])}"
         known = sum(each.startswith("unknown_type:") for each in self._skipped) if reason not in self._skipped else 0

@@ -15,6 +15,7 @@ import orjson
 
 from hypaware.backfill.provider import Environment
 from hypaware.clients.git import without_userinfo
+from hypaware.regular import open_regular
 
 Record = Mapping[str, str]
 _FIELDS = ("cwd", "git_branch", "git_remote", "head_sha", "repo_root")
@@ -37,7 +38,7 @@ def _read(path: Path, _mtime_ns: int, _size: int) -> Mapping[str, Record]:
     """Kept while the file stays as it is: every source asks for it."""
     found: dict[str, Record] = {}
     try:
-        with open(path, "rb") as file:
+        with open_regular(path) as file:
             lines = file.read(_MAX_BYTES).splitlines()
     except OSError:
         return found

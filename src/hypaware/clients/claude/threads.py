@@ -38,7 +38,7 @@ class Threads:
         return root
 
     def close(self, messages: Container[str]) -> dict[str, str | None]:
-        """The links that lead from one of the messages to the one before it."""
+        """All lines are there: the links that lead from one of the messages to the one before it."""
         missing = {parent for parent in self._strangers if parent not in self.parents}
         if len(missing) < len(self._strangers):
             self._cut_circles()

@@ -26,6 +26,20 @@ def counts_of(noted: Any) -> Counts | None:
     )
 
 
+def newest(before: Counts | None, noted: Counts) -> Counts:
+    """The counts of the last line, and those of earlier ones for what it does not note."""
+    if before is None or None not in noted:
+        return noted
+    older, newer = before, noted
+    return (
+        older[0] if newer[0] is None else newer[0],
+        older[1] if newer[1] is None else newer[1],
+        older[2] if newer[2] is None else newer[2],
+        older[3] if newer[3] is None else newer[3],
+        older[4] if newer[4] is None else newer[4],
+    )
+
+
 def usage(counts: Counts) -> dict[str, Any]:
     return {name: count for name, count in zip(NAMES, counts, strict=True) if count is not None}
 

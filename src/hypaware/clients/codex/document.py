@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from hypaware.backfill.reading import Reading
+from hypaware.backfill.reading import Line, Reading
 from hypaware.model import canonical
 
 _HEAD_BYTES = 64 << 10
@@ -19,6 +19,8 @@ _HEAD_BYTES = 64 << 10
 class Document:
     session: dict[str, Any]
     items: list[Any]
+    line: Line
+    """All of it."""
 
 
 def read_document(reading: Reading) -> Document | None:
@@ -33,8 +35,8 @@ def read_document(reading: Reading) -> Document | None:
     if not isinstance(found, dict) or not isinstance(found.get("items"), list):
         return None
     session = found.get("session")
-    reading.consumed = reading.source.size
-    return Document(session if isinstance(session, dict) else {}, found["items"])
+    line = Line(reading, 0, reading.source.size, found)
+    return Document(session if isinstance(session, dict) else {}, found["items"], line)
 
 
 def _parsed(data: bytes) -> Any:

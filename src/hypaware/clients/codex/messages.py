@@ -21,7 +21,7 @@ def messages_of_lines(reading: Reading, thread: Thread) -> Iterator[Message]:
     for slot in thread.slots:
         value = slot.line.value
         created_at = value.get("timestamp")
-        fresh = slot.new and not slot.held and reading.in_window(utc_text(created_at))
+        fresh = reading.wants(slot.line, utc_text(created_at), new=slot.new) and not slot.held
         yield _message(value["payload"], created_at, fresh, reading.skipped, slot.usage)
 
 
@@ -32,7 +32,7 @@ def messages_of_items(reading: Reading, document: Document) -> Iterator[Message]
             skipped["not_an_object"] += 1
         elif items.says(payload):
             created_at = payload.get("timestamp")
-            yield _message(payload, created_at, reading.in_window(utc_text(created_at)), skipped)
+            yield _message(payload, created_at, reading.wants(document.line, utc_text(created_at)), skipped)
         else:
             skipped[items.why_unsaid(payload) or unknown_type(payload.get("type"), skipped)] += 1
 
