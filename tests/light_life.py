@@ -6,7 +6,7 @@ from contextlib import closing
 from typing import Any
 
 from hypaware.backfill import registry
-from hypaware.backfill.lots import Origin
+from hypaware.backfill.lots import Lot, Origin
 from hypaware.backfill.outcome import Outcome
 from hypaware.backfill.request import Request, surveyed
 from hypaware.backfill.take_in import take_in
@@ -41,6 +41,14 @@ def flush(home: Home, limits: Limits | None = None) -> Report:
         return Flusher(home, store, lake, limits or Limits()).flush(datasets.get(DATASET), wait=0)
 
 
+class _Unwatched:
+    def before(self) -> None:
+        pass
+
+    def landed(self, lot: Lot) -> None:
+        pass
+
+
 def import_history(home: Home, environment: dict[str, str], provider: str = "claude", **asked: Any) -> Outcome:
     """What the job `backfill` does with one provider."""
     entry = registry.providers().get(provider)
@@ -54,5 +62,5 @@ def import_history(home: Home, environment: dict[str, str], provider: str = "cla
         found = surveyed(outcome, request, datasets.get(DATASET), marks, request.window)
         origin = Origin(provider, DATASET, environment, open_home(home).gateway_id)
         if found.due:
-            take_in(Landing(home, store, lake), outcome, found, origin, lambda _: None)
+            take_in(Landing(home, store, lake), outcome, found, origin, _Unwatched())
     return outcome

@@ -6,25 +6,21 @@ already is asked from the key index, the data files that it has not taken in, an
 
 from __future__ import annotations
 
-import contextlib
 import multiprocessing
 import os
-import sys
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
-from hypaware import telemetry
-from hypaware.backfill import lots, marks, registry
+from hypaware.backfill import lots, marks
 from hypaware.backfill.lots import Lot, Origin
 from hypaware.backfill.outcome import Outcome
 from hypaware.backfill.pieces import SourcePiece
 from hypaware.backfill.present import Present
-from hypaware.backfill.registry import Registered
-from hypaware.backfill.request import Request, attempt, finish, kept_window, surveyed
+from hypaware.backfill.quiet import nothing_on_stdout
+from hypaware.backfill.request import Request, kept_window, run_all, surveyed
 from hypaware.config import Config
 from hypaware.home import Home
 from hypaware.lake import metadata, standing
@@ -82,20 +78,8 @@ class DryBuilt:
 def dry_run(home: Home, _config: Config, args: Mapping[str, Any], progress: Progress) -> dict[str, Any]:
     """INTERFACE's backfill document with `dry_run: true`."""
     request = Request.of(args)
-    known = registry.providers()
-    asked = request.facts(dry_run=True)
-    with telemetry.span("backfill.start", component="backfill", **asked):
-        telemetry.event("backfill.start", **asked)
-        dry = _DryRun(home, request, progress)
-        # A plugin that prints must not print into the document.
-        with contextlib.redirect_stdout(sys.stderr):
-            outcomes = [dry.run(entry) for name in request.providers if (entry := known.get(name))]
-        finish(outcomes)
-    return {
-        "run_id": telemetry.dev_run_id(),
-        "dry_run": True,
-        "providers": [outcome.document() for outcome in outcomes],
-    }
+    with nothing_on_stdout():
+        return run_all(request, _DryRun(home, request, progress).run, dry_run=True)
 
 
 class _DryRun:
@@ -106,13 +90,7 @@ class _DryRun:
         self._present: dict[str, Present] = {}
         """What is there, or would be after the providers before: one for each dataset."""
 
-    def run(self, entry: Registered) -> Outcome:
-        outcome = Outcome(entry)
-        for name in entry.provider.datasets:
-            attempt(outcome, name, partial(self._import, outcome))
-        return outcome
-
-    def _import(self, outcome: Outcome, dataset: Dataset) -> None:
+    def run(self, outcome: Outcome, dataset: Dataset) -> None:
         home, provider = self._home, outcome.entry.name
         known = marks.known(home, provider, dataset.name)
         standing.check(home, dataset.name, marks.recorded_through(home, dataset.name))

@@ -89,7 +89,7 @@ class Outcome:
             facts = {key: value for key, value in event.facts.items() if key not in _OURS}
             telemetry.event(f"backfill.event.{event.name}", **{**facts, **self.facts})
 
-    def finish(self, span: telemetry.Span) -> None:
+    def finish(self, span: telemetry.Span, *, cancelled: bool) -> None:
         span.set(
             items_seen=self.items,
             sessions_seen=len(self.sessions),
@@ -97,7 +97,7 @@ class Outcome:
             rows_skipped=self.rows_skipped,
             error_kind=self.error.kind if self.error else "",
         )
-        span.status("failed" if self.error else "ok")
+        span.status("cancelled" if cancelled else "failed" if self.error else "ok")
 
     def document(self) -> dict[str, Any]:
         found: dict[str, Any] = {

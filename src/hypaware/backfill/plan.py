@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,6 +10,7 @@ from hypaware import telemetry
 from hypaware.backfill import marks, pinning, registry
 from hypaware.backfill.outcome import Outcome
 from hypaware.backfill.pinning import Survey, path_text
+from hypaware.backfill.quiet import nothing_on_stdout
 from hypaware.backfill.registry import Registered
 from hypaware.backfill.request import Request, attempt, kept_window
 from hypaware.config import Config
@@ -36,7 +35,7 @@ def _planned(home: Home, request: Request, entry: Registered) -> dict[str, Any]:
     }
     outcome = Outcome(entry)
     found: list[Survey] = []
-    with contextlib.redirect_stdout(sys.stderr):
+    with nothing_on_stdout():
         for name in entry.provider.datasets:
             attempt(outcome, name, lambda dataset: found.append(_survey(home, request, entry, dataset)))
     if outcome.error:

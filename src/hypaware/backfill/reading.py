@@ -108,6 +108,7 @@ class Reading:
     consumed: int = 0
     left_out: list[tuple[int, int]] = field(default_factory=list)
     """The same of this import, as `wants` noted it; neighbours are one."""
+    _with_them: list[tuple[int, int]] = field(default_factory=list)
     _asked: bool = False
     _apart: bool = True
     _file: BinaryIO | None = None
@@ -150,6 +151,10 @@ class Reading:
         self._apart = True
         return new
 
+    def leave_out_too(self, offset: int) -> None:
+        """A line that makes no row belongs to one that was left out, and is due together with it."""
+        self._with_them.append((offset, offset + 1))
+
     def _leave_out(self, start: int, end: int) -> None:
         if self.left_out and (not self._apart or len(self.left_out) >= _MAX_RANGES):
             self.left_out[-1] = (self.left_out[-1][0], end)
@@ -162,6 +167,7 @@ class Reading:
         if not self._asked and self.source.window != Window():
             # The provider never asked: anything may have been left out.
             self.left_out = [(0, self.source.size)]
+        self.left_out = _merged(self.left_out + self._with_them)
         return self.source.window if self.left_out else Window()
 
     def start_over_if_rewritten(self) -> None:
@@ -265,6 +271,17 @@ class Reading:
         """Counts a line, unless an earlier import counted it."""
         if self.is_new(offset):
             self.skipped[why] += 1
+
+
+def _merged(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """In order, without overlaps."""
+    merged: list[tuple[int, int]] = []
+    for start, end in sorted(ranges):
+        if merged and start <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
+        else:
+            merged.append((start, end))
+    return merged
 
 
 def _why_not_json(raw: bytes, error: Exception) -> str:

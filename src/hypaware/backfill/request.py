@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 from hypaware import telemetry
-from hypaware.backfill import pinning
+from hypaware.backfill import pinning, registry
 from hypaware.backfill.check import ProviderFault
 from hypaware.backfill.outcome import Outcome
 from hypaware.backfill.pinning import Survey
@@ -17,6 +18,9 @@ from hypaware.errors import Cancelled, HypError, Retryable
 from hypaware.model import datasets
 from hypaware.model.datasets import Dataset
 from hypaware.state.sources import SourceMark
+
+Work = Callable[[Outcome, Dataset], None]
+"""The import of one provider's rows of one dataset."""
 
 
 @dataclass(frozen=True)
@@ -50,16 +54,52 @@ class Request:
         )
 
 
-def finish(outcomes: list[Outcome]) -> None:
-    errors = sum(outcome.error is not None for outcome in outcomes)
+def run_all(request: Request, work: Work, *, dry_run: bool) -> dict[str, Any]:
+    """Each provider in turn; INTERFACE's backfill document."""
+    asked = request.facts(dry_run=dry_run)
+    known = registry.providers()
+    outcomes: list[Outcome] = []
+    status: telemetry.Status = "cancelled"
+    with telemetry.span("backfill.start", component="backfill", **asked) as span:
+        telemetry.event("backfill.start", **asked)
+        try:
+            for name in request.providers:
+                if (entry := known.get(name)) is not None:
+                    outcomes.append(Outcome(entry))
+                    _run_provider(outcomes[-1], work)
+            status = "failed" if any(outcome.error for outcome in outcomes) else "ok"
+        finally:
+            span.status(status)
+            _finish(outcomes, status)
+    return {
+        "run_id": telemetry.dev_run_id(),
+        "dry_run": dry_run,
+        "providers": [outcome.document() for outcome in outcomes],
+    }
+
+
+def _finish(outcomes: list[Outcome], status: telemetry.Status) -> None:
     telemetry.event(
         "backfill.finish",
-        status="failed" if errors else "ok",
+        status=status,
         total_items=sum(outcome.items for outcome in outcomes),
         total_rows_written=sum(outcome.rows_written for outcome in outcomes),
         total_rows_skipped=sum(outcome.rows_skipped for outcome in outcomes),
-        error_count=errors,
+        error_count=sum(outcome.error is not None for outcome in outcomes),
     )
+
+
+def _run_provider(outcome: Outcome, work: Work) -> None:
+    cancelled = True
+    try:
+        with telemetry.span("backfill.provider_start", component="backfill", **outcome.facts) as span:
+            for name in outcome.entry.provider.datasets:
+                attempt(outcome, name, partial(work, outcome))
+            span.status("failed" if outcome.error else "ok")
+            cancelled = False
+    finally:
+        with telemetry.span("backfill.provider_finish", component="backfill", **outcome.facts) as span:
+            outcome.finish(span, cancelled=cancelled)
 
 
 def attempt(outcome: Outcome, dataset: str, work: Callable[[Dataset], None]) -> None:
@@ -69,7 +109,12 @@ def attempt(outcome: Outcome, dataset: str, work: Callable[[Dataset], None]) -> 
     except Cancelled:
         raise
     except HypError as error:
+        # Without its engine no provider gets on; whoever asked starts another.
+        if error.kind == "engine_died":
+            raise
         outcome.fail(error)
+    except ConnectionError as error:
+        raise Retryable(f"the engine's JVM is gone: {error}; nothing is lost", kind="engine_died") from error
     except OSError as error:
         outcome.fail(Retryable(f"{dataset}: {error}; what was not imported is still due", kind="import_failed"))
     except (Exception, SystemExit) as error:

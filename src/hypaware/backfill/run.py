@@ -12,12 +12,10 @@ from functools import partial
 from typing import Any
 
 from hypaware import telemetry
-from hypaware.backfill import registry
 from hypaware.backfill.lots import Origin
 from hypaware.backfill.outcome import Outcome
 from hypaware.backfill.pinning import Survey, path_text
-from hypaware.backfill.registry import Registered
-from hypaware.backfill.request import Request, attempt, finish, kept_window, surveyed
+from hypaware.backfill.request import Request, kept_window, run_all, surveyed
 from hypaware.backfill.take_in import take_in
 from hypaware.backfill.watching import Watch
 from hypaware.engine.jobs import JobContext
@@ -34,29 +32,7 @@ from hypaware.state.sources import SourceMark
 def backfill(context: JobContext, args: dict[str, Any]) -> dict[str, Any]:
     """Result: INTERFACE's backfill document, with a summary for each provider."""
     request = Request.of(args)
-    asked = request.facts(dry_run=False)
-    known = registry.providers()
-    with telemetry.span("backfill.start", component="backfill", **asked) as span:
-        telemetry.event("backfill.start", **asked)
-        outcomes = [_run_provider(context, request, entry) for name in request.providers if (entry := known.get(name))]
-        span.status("failed" if any(outcome.error for outcome in outcomes) else "ok")
-        finish(outcomes)
-    return {
-        "run_id": telemetry.dev_run_id(),
-        "dry_run": False,
-        "providers": [outcome.document() for outcome in outcomes],
-    }
-
-
-def _run_provider(context: JobContext, request: Request, entry: Registered) -> Outcome:
-    outcome = Outcome(entry)
-    with telemetry.span("backfill.provider_start", component="backfill", **outcome.facts) as span:
-        for name in entry.provider.datasets:
-            attempt(outcome, name, partial(_import, context, request, outcome))
-        span.status("failed" if outcome.error else "ok")
-    with telemetry.span("backfill.provider_finish", component="backfill", **outcome.facts) as span:
-        outcome.finish(span)
-    return outcome
+    return run_all(request, lambda outcome, dataset: _import(context, request, outcome, dataset), dry_run=False)
 
 
 def _import(context: JobContext, request: Request, outcome: Outcome, dataset: Dataset) -> None:
@@ -97,7 +73,7 @@ def _take_in(
     watch = Watch(context, outcome, found)
     lake = SparkLake(context.home, context.spark, opened.identity, context.check_cancelled, watch.tasks_done)
     origin = Origin(outcome.entry.name, dataset.name, dict(request.environment), opened.gateway_id)
-    take_in(Landing(context.home, opened.store, lake), outcome, found, origin, watch.next_lot)
+    take_in(Landing(context.home, opened.store, lake), outcome, found, origin, watch)
     lake_jobs.trim(context, lake.table(dataset), dataset.name)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import Protocol
 
 from hypaware import telemetry
 from hypaware.backfill import lots
@@ -19,28 +19,34 @@ from hypaware.model import datasets
 from hypaware.state.flushes import Flush
 
 
-def take_in(
-    landing: Landing, outcome: Outcome, found: Survey, origin: Origin, before_each: Callable[[Lot | None], None]
-) -> None:
-    """Commits what is due. `before_each` is told the lot that was finished last, and may stop the import."""
-    finished: Lot | None = None
+class Watch(Protocol):
+    """Whoever follows an import."""
+
+    def before(self) -> None:
+        """A commit begins; may stop the import."""
+
+    def landed(self, lot: Lot) -> None: ...
+
+
+def take_in(landing: Landing, outcome: Outcome, found: Survey, origin: Origin, watch: Watch) -> None:
+    """Commits what is due."""
     with landing.ready(datasets.get(origin.dataset)) as ready:
         for lot in lots.lots(found.due):
-            before_each(finished)
-            _take_in_lot(Intake(landing, ready), lot, origin, outcome)
-            finished = lot
+            _take_in_lot(Intake(landing, ready), lot, origin, outcome, watch)
 
 
-def _take_in_lot(intake: Intake, lot: Lot, origin: Origin, outcome: Outcome) -> None:
+def _take_in_lot(intake: Intake, lot: Lot, origin: Origin, outcome: Outcome, watch: Watch) -> None:
     """A source that takes its worker down is singled out by halving, so that nothing beside or behind it waits."""
+    watch.before()
     try:
         _LotIntake(lot, origin, outcome).run(intake)
     except RowsAtFault as fault:
-        if len(lot.due) == 1:
-            outcome.gave_up(lot.due[0], fault)
+        if len(lot.due) > 1:
+            for half in lot.halves():
+                _take_in_lot(intake, half, origin, outcome, watch)
             return
-        for half in lot.halves():
-            _take_in_lot(intake, half, origin, outcome)
+        outcome.gave_up(lot.due[0], fault)
+    watch.landed(lot)
 
 
 class _LotIntake:

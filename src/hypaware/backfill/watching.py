@@ -27,9 +27,11 @@ class Watch:
             rows=self._outcome.rows_written + rows,
         )
 
-    def next_lot(self, finished: Lot | None) -> None:
+    def before(self) -> None:
         self._context.check_cancelled()
-        if finished is not None:
-            self._bytes += finished.bytes
-            self._files += len(finished.due)
+        self.tasks_done(0, 0, 0)
+
+    def landed(self, lot: Lot) -> None:
+        self._bytes += lot.bytes
+        self._files += len(lot.due)
         self.tasks_done(0, 0, 0)

@@ -26,6 +26,8 @@ _LOOKUP = 500
 class KeyIndex:
     def __init__(self, path: Path) -> None:
         self.path = path
+        # Made by us, so that SQLite's side files take its mode over.
+        path.touch(mode=0o600)
         try:
             self._db = sqlite3.connect(path, timeout=30, isolation_level=None, check_same_thread=False)
             # Derived data: a cut may cost the newest keys, `through` goes back with them, and they are read again.
@@ -38,7 +40,6 @@ class KeyIndex:
             )
         except sqlite3.Error as error:
             raise _unreadable(path, error) from error
-        path.chmod(0o600)
 
     def close(self) -> None:
         self._db.close()

@@ -20,7 +20,7 @@ from pyspark.sql import SparkSession
 from hypaware.errors import Retryable
 from hypaware.home import Home
 from hypaware.lake import metadata, scan, secure, tables
-from hypaware.lake.build import BuildFailure, Built, Task, run_or_say_why, workers_run
+from hypaware.lake.build import BuildFailure, BuildTask, Built, Task, run_or_say_why, workers_run
 from hypaware.lake.committer import Landed, NotCommitted
 from hypaware.lake.metadata import FLOOR, FLUSH_ID, INCARNATION, PARENTS, SEGMENTS, Metadata, local_path
 from hypaware.lake.partitions import BuiltFile
@@ -69,7 +69,7 @@ class SparkLake:
             return []
         spark = self._spark.sparkContext
         try:
-            if self._watch is not None:
+            if self._watch is not None and isinstance(tasks[0], BuildTask):
                 with watched(spark, self._watch) as run:
                     return list(spark.parallelize(tasks, len(tasks)).map(run).collect())
             return list(spark.parallelize(tasks, len(tasks)).map(run_or_say_why).collect())

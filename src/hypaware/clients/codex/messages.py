@@ -21,7 +21,11 @@ def messages_of_lines(reading: Reading, thread: Thread) -> Iterator[Message]:
     for slot in thread.slots:
         value = slot.line.value
         created_at = value.get("timestamp")
-        fresh = reading.wants(slot.line, utc_text(created_at), new=slot.new) and not slot.held
+        wanted = reading.wants(slot.line, utc_text(created_at), new=slot.new)
+        if slot.new and not wanted:
+            for offset in slot.counts_at:
+                reading.leave_out_too(offset)
+        fresh = wanted and not slot.held
         yield _message(value["payload"], created_at, fresh, reading.skipped, slot.usage)
 
 
