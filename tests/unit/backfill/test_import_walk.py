@@ -1,0 +1,82 @@
+"""Random lives of one transcript: it grows, rests, is copied, and is imported under changing windows.
+
+Whatever happened on the way, a last import without a window, of a file that has come to rest, leaves every part once
+and every token once; and after that nothing is due.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+from hypaware.home import Home
+from tests import claude_files
+from tests.claude_files import turns
+from tests.light_lake import read_lake
+from tests.light_life import DATASET, import_history
+
+_WALKS = 25 * int(os.environ.get("HYP_SOAK", "1"))
+
+
+def _history(chance: random.Random) -> list[dict[str, Any]]:
+    """Turns of one to three lines whose counts grow, over some days."""
+    lines: list[dict[str, Any]] = []
+    for turn in range(chance.randint(1, 6)):
+        start = claude_files.START + timedelta(hours=chance.randint(5, 20) * turn)
+        made = list(turns("s", 1, first=turn, lines=chance.randint(1, 3), start=start))
+        for place, line in enumerate(made[1:], 1):
+            line["message"]["usage"]["output_tokens"] = 10 * place
+        lines += made
+    return lines
+
+
+def _window(chance: random.Random, lines: list[dict[str, Any]]) -> dict[str, str]:
+    times = [line["timestamp"].replace("000Z", "500000Z") for line in lines]
+    kinds = chance.choice([(), (), ("since",), ("until",), ("since", "until")])
+    bounds = sorted(chance.choices(times, k=len(kinds)))
+    return dict(zip(kinds, bounds, strict=True))
+
+
+def _true_tokens(lines: list[dict[str, Any]]) -> int:
+    last = {
+        line["message"]["id"]: line["message"]["usage"]["output_tokens"] for line in lines if "id" in line["message"]
+    }
+    return sum(last.values())
+
+
+@pytest.mark.hazard(50)
+@pytest.mark.hazard(52)
+@pytest.mark.hazard(96)
+@pytest.mark.parametrize("seed", range(_WALKS))
+def test_however_a_transcript_was_imported_every_part_and_every_token_is_there_once(tmp_path: Path, seed: int) -> None:
+    chance = random.Random(seed)
+    home = Home(tmp_path / "home")
+    path = tmp_path / "claude" / "projects" / "-p" / "s.jsonl"
+    environment = {"HOME": "/nonexistent", "CLAUDE_CONFIG_DIR": str(tmp_path / "claude")}
+    path.parent.mkdir(parents=True)
+    lines = _history(chance)
+    data = [orjson.dumps(line) + b"\n" for line in lines]
+    shown = 0
+    for _ in range(chance.randint(1, 6)):
+        shown = min(len(lines), shown + chance.randint(0, 4))
+        cut = chance.choice([b"", b"", data[shown][:20] if shown < len(data) else b""])
+        if chance.random() < 0.2:
+            path.unlink(missing_ok=True)
+        path.write_bytes(b"".join(data[:shown]) + cut)
+        claude_files.aged(path, chance.choice([0, 0, 5000]) + 60 * (len(lines) - shown))
+        import_history(home, environment, **_window(chance, lines))
+    path.write_bytes(b"".join(data))
+    claude_files.aged(path, claude_files.LONG_AGO)
+    import_history(home, environment)
+
+    rows = read_lake(home, DATASET)
+    assert sorted(row["part_id"] for row in rows) == sorted(f"{line['uuid']}#0" for line in lines)
+    usages = [orjson.loads(row["attributes"]).get("usage") or {} for row in rows]
+    assert sum(usage.get("output_tokens", 0) for usage in usages) == _true_tokens(lines)
+    assert import_history(home, environment).files_unchanged == 1
