@@ -39,7 +39,7 @@ def rows_of(
             if isinstance(item, Item):
                 made = materialize(item.value, item.provenance, reading.skipped)
                 rows.extend(coerce_row(AI_GATEWAY_MESSAGES, row, GATEWAY_ID) for row in made)
-    return [_readable(row) for row in rows], reading
+    return [readable(row) for row in rows], reading
 
 
 def usage(rows: Iterable[Row]) -> Counter[str]:
@@ -72,5 +72,6 @@ class GrowingFile:
         return rows
 
 
-def _readable(row: Row) -> Row:
+def readable(row: Row) -> Row:
+    """A row as it is stored, with its JSON columns read."""
     return row | {name: canonical.parse(row[name]) for name in _JSON if name in row}

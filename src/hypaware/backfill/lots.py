@@ -17,7 +17,7 @@ from hypaware.lake.committer import LakeTable
 from hypaware.state.flushes import Flush
 
 LOT_BYTES = 512 << 20
-_TASK_BYTES = 12 << 20
+_TASK_BYTES = 20 << 20
 
 Sized = TypeVar("Sized", Due, SourcePiece)
 
@@ -83,7 +83,7 @@ def tasks(lot: Lot, origin: Origin, flush: Flush, table: LakeTable) -> list[Buil
         for some in in_tasks(pieces(lot, origin, flush.after))
     ]
     # A giant begins first, so that the others run beside it and nobody waits for it alone in the end.
-    return sorted(made, key=lambda task: task.bytes < 2 * _TASK_BYTES)
+    return sorted(made, key=lambda task: -task.bytes)
 
 
 def in_tasks(some: Iterable[SourcePiece]) -> Iterator[list[SourcePiece]]:

@@ -158,14 +158,14 @@ class SourcePiece:
     def _rows_of(
         self, item: Item, materializer: Materializer, dataset: Dataset, built: Built, report: SourceReport
     ) -> Iterator[tuple[int, Row]]:
-        fitted = complete_row if materializer.judged else coerce_row
+        fitted, tally = (complete_row if materializer.judged else coerce_row), materializer.tally
         for raw in rows_of(item, materializer, report.skipped):
             seq = self.base + report.rows
             report.rows += 1
             if report.rows > self.max_rows:
                 message = f"{report.path} gave more than {self.max_rows} rows, and its provider says that it has fewer"
                 raise ProviderFault("invalid_yield", message)
-            if materializer.tally is not None and (numbers := materializer.tally(raw)):
+            if tally is not None and (numbers := tally(raw)):
                 report.tally.add(seq, numbers)
             try:
                 row = fitted(dataset, raw, self.gateway_id)
@@ -216,3 +216,8 @@ def _check(reading: Reading) -> None:
 @cache
 def _registries() -> tuple[Providers, Materializers]:
     return registry.providers(), registry.materializers()
+
+
+def load_registries() -> None:
+    """Before workers are forked: each of them has the plugins then."""
+    _registries()

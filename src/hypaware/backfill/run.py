@@ -8,13 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import closing
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from hypaware import telemetry
+from hypaware.backfill import pinning
 from hypaware.backfill.lots import Origin
 from hypaware.backfill.outcome import Outcome
-from hypaware.backfill.pinning import Survey, path_text
+from hypaware.backfill.pinning import Survey
+from hypaware.backfill.reading import Window
 from hypaware.backfill.request import Request, kept_window, run_all, surveyed
 from hypaware.backfill.take_in import take_in
 from hypaware.backfill.watching import Watch
@@ -27,6 +30,14 @@ from hypaware.model.datasets import Dataset
 from hypaware.opening import OpenHome, open_home
 from hypaware.state import flushes, sources
 from hypaware.state.sources import SourceMark
+
+
+@dataclass(frozen=True)
+class Known:
+    """What a survey went by."""
+
+    marks: Mapping[str, SourceMark]
+    window: Window
 
 
 def backfill(context: JobContext, args: dict[str, Any]) -> dict[str, Any]:
@@ -43,12 +54,12 @@ def _import(context: JobContext, request: Request, outcome: Outcome, dataset: Da
             marks = sources.known(connection, outcome.entry.name, dataset.name)
             recorded = flushes.recorded_through(connection, dataset.name)
         standing.check(context.home, dataset.name, recorded)
-        window = kept_window(request.window, metadata.retained_from(context.home, dataset.name))
-        found = surveyed(outcome, request, dataset, marks, window, partial(_looking, context, outcome))
+        known = Known(marks, kept_window(request.window, metadata.retained_from(context.home, dataset.name)))
+        found = surveyed(outcome, request, dataset, marks, known.window, partial(_looking, context, outcome))
         # Nothing new costs nothing: Spark is not asked for.
         if found.due:
             with lake_jobs.changing(dataset.name, context.check_cancelled):
-                _drop_what_another_took(opened, outcome, dataset, marks, found)
+                found = _still_due(request, opened, outcome, dataset, known, found)
                 _take_in(context, request, opened, outcome, dataset, found)
 
 
@@ -58,13 +69,15 @@ def _looking(context: JobContext, outcome: Outcome, number: int) -> None:
         context.progress(f"looking for history of {outcome.entry.name}: {number:,} files")
 
 
-def _drop_what_another_took(
-    opened: OpenHome, outcome: Outcome, dataset: Dataset, marks: Mapping[str, SourceMark], found: Survey
-) -> None:
-    """Between the survey and our turn another import may have taken some of it; what is left of that is due later."""
+def _still_due(
+    request: Request, opened: OpenHome, outcome: Outcome, dataset: Dataset, known: Known, found: Survey
+) -> Survey:
+    """Between the survey and our turn another import may have taken some of it: then everything is looked at again."""
     with opened.store.reading() as connection:
         now = sources.known(connection, outcome.entry.name, dataset.name)
-    found.due = [due for due in found.due if now.get(name := path_text(due.pinned.path)) == marks.get(name)]
+    if now == known.marks:
+        return found
+    return pinning.survey(outcome.entry.provider, request.environment, now, known.window, request.now)
 
 
 def _take_in(
@@ -72,6 +85,7 @@ def _take_in(
 ) -> None:
     watch = Watch(context, outcome, found)
     lake = SparkLake(context.home, context.spark, opened.identity, context.check_cancelled, watch.tasks_done)
+    lake.warm_up()
     origin = Origin(outcome.entry.name, dataset.name, dict(request.environment), opened.gateway_id)
     take_in(Landing(context.home, opened.store, lake), outcome, found, origin, watch)
     lake_jobs.trim(context, lake.table(dataset), dataset.name)

@@ -23,6 +23,7 @@ from hypaware.model.exchange import Exchange, Message
 from hypaware.model.expand import expand
 
 _HASH_DIGITS = 16
+_USAGE = '"usage":{'
 
 
 def materialize(value: Any, provenance: Provenance, skipped: Counter[str]) -> Iterator[Row]:
@@ -40,14 +41,16 @@ def source_path_hash(path: str) -> str:
 
 
 def tokens(row: Row) -> Mapping[str, int]:
-    """The token counts that a row carries, as it was expanded or as it is stored."""
+    """The token counts that a row carries, as it is stored."""
     attributes = row.get("attributes")
-    if isinstance(attributes, str):
-        attributes = orjson.loads(attributes) if '"usage":{' in attributes else None
-    usage = attributes.get("usage") if isinstance(attributes, dict) else None
-    if not isinstance(usage, dict):
+    if not isinstance(attributes, str) or (found := attributes.rfind(_USAGE)) < 0:
         return {}
-    return {kind: count for kind, count in usage.items() if type(count) is int}
+    try:
+        # Keys are sorted, and few groups come after this one.
+        usage = orjson.loads(attributes[found + len(_USAGE) - 1 : -1])
+    except orjson.JSONDecodeError:
+        usage = orjson.loads(attributes).get("usage")
+    return {kind: count for kind, count in usage.items() if type(count) is int} if isinstance(usage, dict) else {}
 
 
 PROJECTED_EXCHANGE = Materializer(

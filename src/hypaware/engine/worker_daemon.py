@@ -9,7 +9,15 @@ from __future__ import annotations
 import gc
 import importlib
 
-WARM = ("pyarrow", "pyarrow.parquet", "orjson", "hypaware.lake.build")
+WARM = (
+    "pyarrow",
+    "pyarrow.json",
+    "pyarrow.parquet",
+    "orjson",
+    "hypaware.lake.slices",
+    "hypaware.lake.thin",
+    "hypaware.backfill.workers",
+)
 
 
 def main() -> None:

@@ -9,11 +9,11 @@ out of the files again.
 from __future__ import annotations
 
 import gc
-import hashlib
 from array import array
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -122,7 +122,7 @@ class Unreadable(Exception):
 
 def key_hash(dataset: str, key: str) -> bytes:
     """Half a sha256, so that Spark SQL can compute the same over the lake's own rows."""
-    return hashlib.sha256(f"{dataset}:{key}".encode()).digest()[:KEY_BYTES]
+    return sha256(f"{dataset}:{key}".encode()).digest()[:KEY_BYTES]
 
 
 def run_or_say_why(task: Task) -> Built | BuildFailure:

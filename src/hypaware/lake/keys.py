@@ -7,9 +7,11 @@ filled anew. Trouble in reading it is an error for the flush; it never means tha
 
 from __future__ import annotations
 
+import contextlib
 import sqlite3
-from collections.abc import Iterable, Sequence
-from contextlib import closing
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -66,18 +68,17 @@ class KeyIndex:
 
     def add(self, dataset: str, table_uuid: str, through: int, keys: Iterable[tuple[bytes, int]]) -> None:
         """Takes keys in, and says up to where, in one transaction. The lowest sequence of a key stays."""
-        _before_add()
+        with self.staged(keys) as staged:
+            staged.commit(dataset, table_uuid, through)
+
+    @contextmanager
+    def staged(self, keys: Iterable[tuple[bytes, int]]) -> Iterator[Staged]:
+        """Takes keys in beside whatever else is done; they count from `commit` on, and never without it."""
+        staged = Staged(self._db, self.path, keys)
         try:
-            self._db.execute("BEGIN IMMEDIATE")
-            with self._db:
-                self._db.executemany(
-                    "INSERT INTO keys VALUES (?, ?) ON CONFLICT (hash) DO UPDATE SET seq = min(seq, excluded.seq)",
-                    sorted(keys),
-                )
-                self._db.execute("INSERT OR REPLACE INTO applied VALUES (?, ?, ?)", (dataset, table_uuid, through))
-        except sqlite3.Error as error:
-            raise _unreadable(self.path, error) from error
-        _after_add()
+            yield staged
+        finally:
+            staged.close()
 
     def count(self) -> int:
         return int(self._read("SELECT count(*) FROM keys", ())[0][0])
@@ -95,6 +96,49 @@ class KeyIndex:
             return self._db.execute(statement, values).fetchall()
         except sqlite3.Error as error:
             raise _unreadable(self.path, error) from error
+
+
+class Staged:
+    """Keys on their way into the index: one transaction, filled by a thread of its own."""
+
+    def __init__(self, db: sqlite3.Connection, path: Path, keys: Iterable[tuple[bytes, int]]) -> None:
+        self._db = db
+        self._path = path
+        self._trouble: Exception | None = None
+        self._open = False
+        self._filling = threading.Thread(target=self._fill, args=(keys,), name="keys")
+        self._filling.start()
+
+    def commit(self, dataset: str, table_uuid: str, through: int) -> None:
+        self._filling.join()
+        _before_add()
+        try:
+            if self._trouble is not None:
+                raise self._trouble
+            self._db.execute("INSERT OR REPLACE INTO applied VALUES (?, ?, ?)", (dataset, table_uuid, through))
+            self._db.execute("COMMIT")
+            self._open = False
+        except sqlite3.Error as error:
+            raise _unreadable(self._path, error) from error
+        _after_add()
+
+    def close(self) -> None:
+        """What was not committed is forgotten."""
+        self._filling.join()
+        if self._open:
+            with contextlib.suppress(sqlite3.Error):
+                self._db.execute("ROLLBACK")
+
+    def _fill(self, keys: Iterable[tuple[bytes, int]]) -> None:
+        try:
+            self._db.execute("BEGIN IMMEDIATE")
+            self._open = True
+            self._db.executemany(
+                "INSERT INTO keys VALUES (?, ?) ON CONFLICT (hash) DO UPDATE SET seq = min(seq, excluded.seq)",
+                sorted(keys),
+            )
+        except Exception as error:
+            self._trouble = error
 
 
 def remove(path: Path) -> None:

@@ -15,7 +15,7 @@ from hypaware.errors import Retryable
 from hypaware.home import Home
 from hypaware.lake import keyring, recover, secure, standing
 from hypaware.lake.committer import Lake, LakeTable, NotCommitted
-from hypaware.lake.keys import KeyIndex
+from hypaware.lake.keys import KeyIndex, Staged
 from hypaware.lake.prepare import Prepared
 from hypaware.model.datasets import Dataset
 from hypaware.state import flushes
@@ -57,26 +57,31 @@ class Landing:
 
     def land(self, ready: Ready, flush: Flush, prepared: Prepared) -> Outcome:
         """commit · secure · record · index · remove."""
-        self._commit(ready.table, flush, prepared)
-        outcome = prepared.outcome()
-        try:
-            if prepared.files:
-                _after_commit()
-                secure.secure(self.home, flush.dataset)
-            recover.record(self.home, self.store, flush, outcome)
-            _after_record()
-            if prepared.files:
-                ready.index.add(flush.dataset, ready.table.uuid, ready.table.floor, prepared.keys)
-            _before_remove()
-            recover.remove_segments(self.home, flush)
-            _after_remove()
-        except OSError as error:
-            # It has landed. Whatever fails from here on, it stays reserved, and recovery finishes it.
-            raise Retryable(
-                f"{flush.dataset}: the rows are in the lake, but {error}; the next flush finishes this one",
-                kind="flush_unfinished",
-            ) from error
+        # The keys of a large import take a while; they are written beside the commit, and count after the record.
+        with ready.index.staged(prepared.keys) as staged:
+            self._commit(ready.table, flush, prepared)
+            outcome = prepared.outcome()
+            try:
+                self._record(ready.table, flush, prepared, outcome, staged)
+            except OSError as error:
+                # It has landed. Whatever fails from here on, it stays reserved, and recovery finishes it.
+                raise Retryable(
+                    f"{flush.dataset}: the rows are in the lake, but {error}; the next flush finishes this one",
+                    kind="flush_unfinished",
+                ) from error
         return outcome
+
+    def _record(self, table: LakeTable, flush: Flush, prepared: Prepared, outcome: Outcome, staged: Staged) -> None:
+        if prepared.files:
+            _after_commit()
+            secure.secure(self.home, flush.dataset)
+        recover.record(self.home, self.store, flush, outcome)
+        _after_record()
+        if prepared.files:
+            staged.commit(flush.dataset, table.uuid, table.floor)
+        _before_remove()
+        recover.remove_segments(self.home, flush)
+        _after_remove()
 
     def _commit(self, table: LakeTable, flush: Flush, prepared: Prepared) -> None:
         """From here on only a clear no burns the flush; after anything else recovery asks the lake what happened."""

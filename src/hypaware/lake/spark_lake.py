@@ -6,6 +6,7 @@ properties that must move with them, which Spark's DataFrame writer cannot do.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -82,9 +83,14 @@ class SparkLake:
         except (Py4JError, OSError) as error:
             raise _lost(error) from error
 
+    def warm_up(self) -> None:
+        """Starts the Python workers beside what comes before the first task; whether they run, that task will tell."""
+        threading.Thread(target=self._workers_run, name="warm-up", daemon=True).start()
+
     def _workers_run(self) -> bool:
         try:
-            return bool(self._spark.sparkContext.parallelize([None], 1).map(workers_run).collect() == [True])
+            spark = self._spark.sparkContext
+            return all(spark.parallelize([None] * 2, 2).map(workers_run).collect())
         except Exception:
             return False
 

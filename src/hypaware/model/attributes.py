@@ -26,25 +26,36 @@ USAGE = (
 
 
 class Attributes:
-    """The attributes of an exchange's messages."""
+    """The attributes of an exchange's messages, as the canonical text that is stored."""
 
     def __init__(self, exchange: Exchange, gateway: Mapping[str, Any], skipped: Counter[str]) -> None:
         self._skipped = skipped
         name = storable.text(exchange.client_name, "attributes", Counter())
         version = storable.text(exchange.client_version, "attributes", Counter())
         self._client: Groups = {"client": {"name": name, "version": version}}
-        self._exchange = self._judged(exchange.attributes)
-        self._gateway = self._judged({"gateway": dict(gateway)})
+        self._exchange = self._named(exchange.attributes)
+        self._gateway = self._named({"gateway": dict(gateway)})
         self._plain = _merged(_merged(self._client, self._exchange), self._gateway)
+        self._plain_text = storable.json_text(self._plain, "attributes", skipped)
 
-    def of(self, message: Message, identity_source: str | None, time_source: str | None) -> Groups:
+    def text(
+        self, message: Message, identity_source: str | None, time_source: str | None, usage: Groups | None = None
+    ) -> str:
+        groups = self._of(message, identity_source, time_source)
+        if usage:
+            groups = {**groups, "usage": usage}
+        elif groups is self._plain:
+            return self._plain_text
+        return storable.json_text(groups, "attributes", self._skipped)
+
+    def _of(self, message: Message, identity_source: str | None, time_source: str | None) -> Groups:
         if not (message.attributes or identity_source or time_source):
             return self._plain
-        judged = self._judged(message.attributes)
-        if not (identity_source or time_source) and self._plain.keys().isdisjoint(judged):
-            return {**self._plain, **judged}
+        own = self._named(message.attributes)
+        if not (identity_source or time_source) and self._plain.keys().isdisjoint(own):
+            return {**self._plain, **own}
         noted = {"identity_source": identity_source, "time_source": time_source}
-        merged = _merged(self._client, judged)
+        merged = _merged(self._client, own)
         merged = _merged(merged, self._exchange)
         merged = _merged(merged, {"gateway": {name: value for name, value in noted.items() if value}})
         return _merged(merged, self._gateway)
@@ -60,15 +71,15 @@ class Attributes:
             self._skipped["bad_usage"] += len(counts) - len(good)
         return good
 
-    def _judged(self, groups: Mapping[str, Any]) -> Groups:
-        judged: Groups = {}
+    def _named(self, groups: Mapping[str, Any]) -> Groups:
+        """Groups whose names are theirs to use; what they hold is judged when it is written."""
+        named: Groups = {}
         for name, value in groups.items():
             if not isinstance(name, str) or name == "usage" or (name == "client" and not isinstance(value, dict)):
                 self._skipped["bad_attributes"] += 1
             elif value is not None:
-                # Judged together with the name, for the depth that it will have.
-                judged.update(storable.json_value({name: value}, "attributes", self._skipped))
-        return judged
+                named[name] = value
+        return named
 
 
 def _merged(under: Groups, over: Groups) -> Groups:

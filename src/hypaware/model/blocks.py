@@ -79,7 +79,7 @@ def _fill_tool_call(row: Row, block: Block, skipped: Counter[str]) -> None:
     storable.put_text(row, "tool_name", block.get("name"), skipped)
     storable.put_text(row, "tool_call_id", block.get("id"), skipped)
     if (arguments := block.get("input")) is not None:
-        row["tool_args"] = storable.json_value(arguments, "tool_args", skipped)
+        row["tool_args"] = storable.json_text(arguments, "tool_args", skipped)
     if (caller := block.get("caller")) is not None:
         storable.put_text(row, "caller_type", caller.get("type") if isinstance(caller, dict) else caller, skipped)
 

@@ -20,9 +20,9 @@ def strip_text(text: str) -> str:
     return _URI.sub(rf"data:\1;base64,{STRIPPED}", text) if ";base64," in text else text
 
 
-def may_hold_base64(json_text: bytes) -> bool:
+def may_hold_base64(json_text: str) -> bool:
     """A quick look at a value's JSON text: whether `strip_json` could find something in it."""
-    return b"base64" in json_text or b"mimeType" in json_text
+    return "base64" in json_text or "mimeType" in json_text
 
 
 def strip_json(value: Any) -> Any:

@@ -71,10 +71,6 @@ class Dataset:
         return {column.name: coercer(column.type) for column in self.columns}
 
     @cached_property
-    def json_coercers(self) -> tuple[tuple[str, Callable[[Any], Any]], ...]:
-        return tuple((column.name, coercer(Type.JSON)) for column in self.columns if column.type is Type.JSON)
-
-    @cached_property
     def text_columns(self) -> frozenset[str]:
         return frozenset(column.name for column in self.columns if column.type is Type.STRING)
 

@@ -2,8 +2,8 @@
 
 Live capture and import both come through here, so the same conversation gives the same rows. It is total: values of
 any JSON shape may stand in any field, nothing raises, and each row that comes out fits its dataset. What makes no row,
-or loses a column, is counted in `skipped` by its reason. One pass, one message at a time. Rows leave out null columns
-and those that coercion derives; they share values with each other, so nobody may change them.
+or loses a column, is counted in `skipped` by its reason. One pass, one message at a time. Rows are as they are stored,
+JSON columns as canonical text; null columns are left out, and those that coercion derives.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from hypaware.model import storable
+from hypaware.model import canonical, storable
 from hypaware.model.attributes import Attributes
 from hypaware.model.blocks import Block, Part, bad_blocks, fill, has_parts, parts_of
 from hypaware.model.columns import Type
@@ -86,18 +86,24 @@ class _Expansion:
             **self._shared,
             **_given(message.columns, self._skipped),
             "message_id": message_id,
-            "previous_message_id": [] if previous is None else [previous],
+            "previous_message_id": "[]" if previous is None else canonical.text([previous]),
             "message_index": index,
             "message_created_at": created_at,
             "role": message.role,
-            "attributes": self._attributes.of(message, None if own_id else "gateway_fallback", time_source),
         }
+        noted = (None if own_id else "gateway_fallback", time_source)
+        usage = None if message.usage is None else self._attributes.usage(message.usage)
         last = len(parts) - 1
+        if last or not usage:
+            columns["attributes"] = self._attributes.text(message, *noted)
         rows = [
             self._row(columns if number == last else columns.copy(), index, block, thread)
             for number, (index, block) in enumerate(parts)
         ]
-        self._finish(rows[-1], message)
+        if usage:
+            rows[-1]["attributes"] = self._attributes.text(message, *noted, usage)
+        for row in rows:
+            self._write_status(row, message if row is rows[-1] else None)
         return rows
 
     def _why_none(self, message: Message, message_id: str, parts: list[Part], created_at: str | None) -> str | None:
@@ -148,20 +154,25 @@ class _Expansion:
             storable.put_text(row, "tool_name", self._tool_names.get((thread, answered)), self._skipped)
         return row
 
-    def _finish(self, row: Row, message: Message) -> None:
-        """What only the last part of a message carries."""
-        if message.usage is not None and (usage := self._attributes.usage(message.usage)):
-            row["attributes"] = {**row["attributes"], "usage": usage}
+    def _write_status(self, row: Row, message: Message | None) -> None:
+        """What became of the part; what became of the message stands on its last one, and is given only there."""
+        status: dict[str, Any] | None = row.get("status")
+        if message is not None and (told := self._status_of(message)):
+            status = {**(status or {}), **told}
+            if "error_code" in told or "error_message" in told:
+                row["is_error"] = True
+        if status is not None:
+            row["status"] = canonical.text(status)
+
+    def _status_of(self, message: Message) -> Row:
+        status: Row = {}
         if message.finish_reason is not None and message.role == "assistant":
             reason = storable.text(message.finish_reason, "status", self._skipped)
             if reason:
-                row["status"] = {**row.get("status", {}), "finish_reason": _FINISH_REASONS.get(reason, reason)}
-        if message.error_code is not None or message.error_message is not None:
-            status = dict(row.get("status", {}))
-            storable.put_text(status, "error_code", message.error_code, self._skipped)
-            storable.put_long_text(status, "error_message", message.error_message, self._skipped)
-            if "error_code" in status or "error_message" in status:
-                row["is_error"], row["status"] = True, status
+                status["finish_reason"] = _FINISH_REASONS.get(reason, reason)
+        storable.put_text(status, "error_code", message.error_code, self._skipped)
+        storable.put_long_text(status, "error_message", message.error_message, self._skipped)
+        return status
 
 
 def _shared_columns(exchange: Exchange, skipped: Counter[str]) -> Row:
@@ -199,7 +210,7 @@ def _given(columns: Mapping[str, Any], skipped: Counter[str]) -> Mapping[str, An
 _JUDGES: dict[Type, Callable[[Any, str, Counter[str]], Any]] = {
     Type.STRING: storable.text,
     Type.BOOLEAN: storable.flag,
-    Type.JSON: storable.json_value,
+    Type.JSON: storable.json_text,
 }
 
 

@@ -10,14 +10,12 @@ import re
 from collections import Counter
 from typing import Any
 
-import orjson
-
 from hypaware.model import canonical
 from hypaware.model.columns import Type, coercer
 from hypaware.model.data_uris import may_hold_base64, strip_json, strip_text
 from hypaware.model.datasets import Row
 
-_timestamp = coercer(Type.TIMESTAMP)
+_timestamp, _json = coercer(Type.TIMESTAMP), coercer(Type.JSON)
 # The usual written form, on days that every month has: such a moment needs no calendar.
 _PLAIN_MOMENT = re.compile(
     r"(?!0000)[0-9]{4}-(?:0[1-9]|1[0-2])-(?:0[1-9]|1[0-9]|2[0-8])T(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9]"
@@ -55,18 +53,15 @@ def flag(value: Any, column: str, skipped: Counter[str]) -> bool | None:
     return None
 
 
-def json_value(value: Any, column: str, skipped: Counter[str]) -> Any:
-    """A JSON value that has a canonical text, without its base64."""
+def json_text(value: Any, column: str, skipped: Counter[str]) -> str:
+    """The canonical text of a JSON value, without its base64; text that is JSON is taken as that JSON."""
     try:
-        raw = orjson.dumps(value)
-        # A null may be a NaN, which canonical text refuses.
-        if b"null" in raw:
-            canonical.text(value)
-    except TypeError:
-        return _exact_json_value(value, column, skipped)
+        written: str = _json(value)
     except ValueError:
-        return _mended_json_value(value, column, skipped)
-    return strip_json(value) if may_hold_base64(raw) else value
+        skipped[f"bad_{column}"] += 1
+        value = mended(value)
+        written = _json(value)
+    return _json(strip_json(value)) if may_hold_base64(written) else written
 
 
 def put_text(row: Row, column: str, value: Any, skipped: Counter[str]) -> None:
@@ -108,20 +103,6 @@ def mended(value: Any, depth: int = canonical.MAX_DEPTH) -> Any:
     if isinstance(value, list | tuple):
         return [mended(item, depth - 1) for item in value]
     return None
-
-
-def _exact_json_value(value: Any, column: str, skipped: Counter[str]) -> Any:
-    """Whole numbers beyond 64 bits are fine; whatever else orjson refused is not."""
-    try:
-        canonical.text(value)
-    except ValueError:
-        return _mended_json_value(value, column, skipped)
-    return strip_json(value)
-
-
-def _mended_json_value(value: Any, column: str, skipped: Counter[str]) -> Any:
-    skipped[f"bad_{column}"] += 1
-    return strip_json(mended(value))
 
 
 def _encodable(value: str, column: str, skipped: Counter[str]) -> str:

@@ -13,6 +13,7 @@ from hypaware.model.datasets import Row
 from hypaware.model.exchange import Exchange, Message
 from hypaware.model.expand import expand
 from hypaware.model.messages import AI_GATEWAY_MESSAGES
+from tests.history import readable
 
 START = "2026-11-15T08:00:00.000000Z"
 
@@ -31,7 +32,7 @@ def counted(*messages: Message, gateway: dict[str, Any] | None = None, **more: A
     rows = list(expand(exchange(*messages, **more), gateway=gateway or {}, skipped=skipped))
     for row in rows:
         coerce_row(AI_GATEWAY_MESSAGES, row, "g")
-    return rows, skipped
+    return [readable(row) for row in rows], skipped
 
 
 def says(content: Any, role: Any = "user", **more: Any) -> Message:
