@@ -45,7 +45,8 @@ acceptance: engine ## Tests with real processes, killed for real
 	$(PYTEST) tests/acceptance
 
 soak: engine ## The randomised tests, much longer (SOAK=25 times)
-	HYP_SOAK=$(SOAK) $(PYTEST) -o timeout=0 tests/unit/lake tests/acceptance
+	HYP_SOAK=$(SOAK) $(PYTEST) -o timeout=0 tests/unit/lake tests/unit/backfill tests/unit/model tests/unit/test_claude_fuzz.py \
+		tests/unit/test_codex_fuzz.py tests/acceptance
 
 bench: engine ## Measure against the targets of docs/performance.md
 	@$(BIN)/python -m bench.run

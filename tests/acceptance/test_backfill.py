@@ -17,10 +17,11 @@ import pytest
 from hypaware.crash_points import all_points
 from hypaware.home import Home
 from hypaware.model.datasets import SEQ
-from tests import claude_files
+from tests import claude_files, claude_transcripts, codex_rollouts, oracle_codex
 from tests.claude_files import grow, turns, write
 from tests.command import Hyp
 from tests.light_lake import read_lake
+from tests.oracle import claude_totals
 
 DATASET = "ai_gateway_messages"
 IMPORT_POINTS = sorted(
@@ -168,6 +169,45 @@ def test_backfill_claude_fixture(inline: Hyp, projects: Path) -> None:
     assert found == [{"role": "assistant", "parts": 6}, {"role": "user", "parts": 3}]
     check_telemetry(inline.home, "smoke-claude", "claude", items=1, written=9)
     assert only(inline.ok("backfill", "claude", **extra))["rows_written"] == 0
+
+
+def test_backfill_codex_fixture(inline: Hyp, projects: Path, tmp_path: Path) -> None:
+    """The smoke of the seeds, over files that the real client wrote; tokens as an oracle of its own counts them."""
+    sessions = tmp_path / "codex" / "sessions" / "2026" / "11" / "15"
+    sessions.mkdir(parents=True)
+    expected: Counter[str] = Counter()
+    for name in codex_rollouts.sample_names():
+        path = sessions / name
+        path.write_bytes(codex_rollouts.sample(name))
+        claude_files.aged(path, claude_files.LONG_AGO)
+        expected.update(oracle_codex.tokens(path.read_bytes()))
+    extra = {"HYP_DEV_TELEMETRY": "1", "DEV_RUN_ID": "smoke-codex"}
+    found = only(inline.ok("backfill", "codex", **extra))
+    assert found["rows_written"] == 118
+    assert sql_tokens(inline) == {name: count for name, count in expected.items() if count}
+    check_telemetry(inline.home, "smoke-codex", "codex", items=found["items_seen"], written=118)
+    assert only(inline.ok("backfill", "codex", **extra))["rows_written"] == 0
+
+
+def test_the_real_clients_transcripts_give_the_totals_that_an_oracle_counts(
+    inline: Hyp, projects: Path, tmp_path: Path
+) -> None:
+    paths = claude_transcripts.unpacked(tmp_path / "claude" / "projects")
+    oracle = claude_totals(paths)
+    found = only(inline.ok("backfill", "claude"))
+    assert found["status"] == "ok"
+    assert sql_tokens(inline) == {name: count for name, count in oracle.tokens.items() if count}
+    parts = inline.query("SELECT role, part_type, count(*) AS n FROM ai_gateway_messages GROUP BY role, part_type")
+    assert {(row["role"], row["part_type"]): row["n"] for row in parts} == dict(oracle.parts)
+
+
+def sql_tokens(hyp: Hyp) -> dict[str, int]:
+    kinds = ("input", "output", "cache_read", "cache_write", "reasoning", "total")
+    sums = ", ".join(
+        f"sum(CAST(get_json_object(attributes, '$.usage.{kind}_tokens') AS BIGINT)) AS {kind}_tokens" for kind in kinds
+    )
+    (row,) = hyp.query(f"SELECT {sums} FROM ai_gateway_messages")
+    return {name: count for name, count in row.items() if count}
 
 
 def check_telemetry(home: Path, run_id: str, provider: str, items: int, written: int) -> None:
