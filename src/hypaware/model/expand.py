@@ -102,8 +102,7 @@ class _Expansion:
         ]
         if usage:
             rows[-1]["attributes"] = self._attributes.text(message, *noted, usage)
-        for row in rows:
-            self._write_status(row, message if row is rows[-1] else None)
+        self._write_status(rows, message)
         return rows
 
     def _why_none(self, message: Message, message_id: str, parts: list[Part], created_at: str | None) -> str | None:
@@ -154,17 +153,19 @@ class _Expansion:
             storable.put_text(row, "tool_name", self._tool_names.get((thread, answered)), self._skipped)
         return row
 
-    def _write_status(self, row: Row, message: Message | None) -> None:
-        """What became of the part; what became of the message stands on its last one, and is given only there."""
-        status: dict[str, Any] | None = row.get("status")
-        if message is not None and (told := self._status_of(message)):
-            status = {**(status or {}), **told}
+    def _write_status(self, rows: list[Row], message: Message) -> None:
+        """What became of each part; what became of the message stands on its last one."""
+        if told := self._status_of(message):
+            rows[-1]["status"] = {**rows[-1].get("status", {}), **told}
             if "error_code" in told or "error_message" in told:
-                row["is_error"] = True
-        if status is not None:
-            row["status"] = canonical.text(status)
+                rows[-1]["is_error"] = True
+        for row in rows:
+            if (status := row.get("status")) is not None:
+                row["status"] = canonical.text(status)
 
-    def _status_of(self, message: Message) -> Row:
+    def _status_of(self, message: Message) -> Row | None:
+        if message.finish_reason is None and message.error_code is None and message.error_message is None:
+            return None
         status: Row = {}
         if message.finish_reason is not None and message.role == "assistant":
             reason = storable.text(message.finish_reason, "status", self._skipped)
@@ -204,7 +205,8 @@ def _given(columns: Mapping[str, Any], skipped: Counter[str]) -> Mapping[str, An
             changed[name] = judged
     if not changed:
         return columns
-    return {name: value for name, value in {**columns, **changed}.items() if value is not None}
+    given = {**columns, **changed}
+    return {name: value for name, value in given.items() if value is not None} if None in changed.values() else given
 
 
 _JUDGES: dict[Type, Callable[[Any, str, Counter[str]], Any]] = {
