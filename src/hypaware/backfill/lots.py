@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from hypaware.backfill.pieces import SourcePiece
 from hypaware.backfill.pinning import Due
 from hypaware.lake.build import BuildTask
-from hypaware.lake.committer import LakeTable
-from hypaware.state.flushes import Flush
+
+if TYPE_CHECKING:
+    from hypaware.lake.committer import LakeTable
+    from hypaware.state.flushes import Flush
 
 LOT_BYTES = 512 << 20
 _TASK_BYTES = 20 << 20

@@ -11,7 +11,7 @@ from hypaware.home import Home
 from hypaware.lake import metadata
 from hypaware.lake.metadata import FLUSH_ID
 from hypaware.looking import has_table, look_into
-from hypaware.state.sources import SourceMark, from_row
+from hypaware.state.source_mark import SourceMark, from_row
 
 
 def known(home: Home, provider: str, dataset: str) -> dict[str, SourceMark]:

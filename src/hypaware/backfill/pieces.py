@@ -26,7 +26,7 @@ from hypaware.backfill.registry import Materializers, Providers
 from hypaware.lake.build import Built, Reject
 from hypaware.model.coerce import coerce_row, complete_row
 from hypaware.model.datasets import Dataset, Row
-from hypaware.state.sources import SourceMark
+from hypaware.state.source_mark import SourceMark
 
 _MAX_EVENTS = 100
 

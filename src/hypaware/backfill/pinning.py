@@ -20,7 +20,7 @@ from hypaware.backfill.provider import Environment, Event, Found, Provider
 from hypaware.backfill.reading import Pinned, Window, inode_of
 from hypaware.model.columns import Type, coercer, timestamp_text
 from hypaware.regular import open_regular
-from hypaware.state.sources import SourceMark
+from hypaware.state.source_mark import SourceMark
 
 QUIET_NS = 10 * 60 * 10**9
 UNREADABLE = "unreadable"

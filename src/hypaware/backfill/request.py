@@ -17,7 +17,7 @@ from hypaware.backfill.reading import Window
 from hypaware.errors import Cancelled, HypError, Retryable
 from hypaware.model import datasets
 from hypaware.model.datasets import Dataset
-from hypaware.state.sources import SourceMark
+from hypaware.state.source_mark import SourceMark
 
 Work = Callable[[Outcome, Dataset], None]
 """The import of one provider's rows of one dataset."""

@@ -29,7 +29,7 @@ from hypaware.lake.spark_lake import SparkLake
 from hypaware.model.datasets import Dataset
 from hypaware.opening import OpenHome, open_home
 from hypaware.state import flushes, sources
-from hypaware.state.sources import SourceMark
+from hypaware.state.source_mark import SourceMark
 
 
 @dataclass(frozen=True)

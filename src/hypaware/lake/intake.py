@@ -20,7 +20,7 @@ from hypaware.lake.landing import Landing, Ready
 from hypaware.lake.prepare import Prepared, prepare
 from hypaware.state import flushes, sources
 from hypaware.state.flushes import Flush, Outcome
-from hypaware.state.sources import SourceMark
+from hypaware.state.source_mark import SourceMark
 
 _after_reserve = faults.point("lake.intake.after-reserve", "blocks are reserved for an import, nothing is read")
 _after_pend = faults.point("lake.intake.after-pend", "what an import takes of its sources is noted, not committed")

@@ -7,38 +7,14 @@ there already.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Iterable
 
-import orjson
 from sqlalchemy import Connection, and_, delete, exists, insert, select
 
 from hypaware.state import tables
+from hypaware.state.source_mark import SourceMark, from_row, to_row
 
 _sources, _pending = tables.sources, tables.pending_sources
-
-
-@dataclass(frozen=True)
-class SourceMark:
-    provider: str
-    dataset: str
-    path: str
-    inode: int
-    size: int
-    mtime_ns: int
-    consumed: int
-    """Lines that begin before this offset were taken, but for those of the messages held back."""
-    prefix_hash: str
-    """Of the bytes before `consumed`."""
-    held: tuple[str, ...]
-    quiet: bool
-    """Nobody had written to it for a while: what was held back all the same waits for more, not for time."""
-    left_out: tuple[tuple[int, int], ...]
-    """From and to offsets of lines that lay outside the window, and are due for a wider one."""
-    since: str | None
-    until: str | None
-    """The window that all of them lie outside of."""
 
 
 def known(connection: Connection, provider: str, dataset: str) -> dict[str, SourceMark]:
@@ -48,7 +24,7 @@ def known(connection: Connection, provider: str, dataset: str) -> dict[str, Sour
 
 def pend(connection: Connection, flush_id: str, marks: Iterable[SourceMark]) -> None:
     """What the flush will have taken, if it lands."""
-    if values := [{**_values(mark), "flush_id": flush_id} for mark in marks]:
+    if values := [{**to_row(mark), "flush_id": flush_id} for mark in marks]:
         connection.execute(insert(_pending), values)
 
 
@@ -71,16 +47,3 @@ def discard(connection: Connection, flush_id: str) -> None:
 def forget(connection: Connection, dataset: str) -> None:
     """The lake has lost rows of the dataset: every source is due again."""
     connection.execute(delete(_sources).where(_sources.c.dataset == dataset))
-
-
-def from_row(row: Mapping[str, Any]) -> SourceMark:
-    lists = {"held": tuple(orjson.loads(row["held"])), "left_out": tuple(map(tuple, orjson.loads(row["left_out"])))}
-    return SourceMark(**{**row, **lists, "quiet": bool(row["quiet"])})
-
-
-def _values(mark: SourceMark) -> dict[str, object]:
-    return {
-        **asdict(mark),
-        "held": orjson.dumps(mark.held).decode(),
-        "left_out": orjson.dumps(mark.left_out).decode(),
-    }

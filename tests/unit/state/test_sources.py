@@ -9,7 +9,7 @@ import pytest
 from hypaware.errors import StateError
 from hypaware.state import flushes, sources
 from hypaware.state.flushes import Flush, Outcome
-from hypaware.state.sources import SourceMark
+from hypaware.state.source_mark import SourceMark
 from hypaware.state.store import Store
 
 _DATASET = "ai_gateway_messages"
