@@ -8,8 +8,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from hypaware.backfill.pinned import Pinned
 from hypaware.backfill.provider import Environment, Item, Provider
-from hypaware.backfill.reading import Pinned, Reading
+from hypaware.backfill.reading import Reading
 from hypaware.clients.projected_exchange import materialize
 from hypaware.model import canonical
 from hypaware.model.coerce import coerce_row

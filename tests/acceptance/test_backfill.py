@@ -136,6 +136,22 @@ def test_a_dry_run_counts_rows_that_wait_in_the_spool_as_there(inline: Hyp, proj
     assert {row["part_id"] for row in lake_of(fresh)} == {row["part_id"] for row in rows}
 
 
+@pytest.mark.hazard(50)
+def test_two_imports_at_once_leave_every_part_once_and_none_out(hyp: Hyp, projects: Path) -> None:
+    """The second finds some sources taken under another window; what that one left out is still due."""
+    for number in range(12):
+        write(projects / f"s{number}.jsonl", turns(f"s{number}", 200, lines=1))
+    hyp.ok("query", "overview")
+    narrow = hyp.start("backfill", "claude", "--since", "2026-10-01T09:00:00Z", "--json")
+    wide = hyp.start("backfill", "claude", "--json")
+    for process in (narrow, wide):
+        _, err = process.communicate(timeout=300)
+        assert process.returncode == 0, err
+    rows = lake_of(hyp)
+    assert len({row["part_id"] for row in rows}) == len(rows) == 12 * 400
+    assert tokens_in(rows) == 12 * 200 * 10
+
+
 def test_nothing_to_do_is_said_and_starts_no_spark(hyp: Hyp, projects: Path) -> None:
     projects.mkdir(parents=True)
     result = hyp.run("backfill")

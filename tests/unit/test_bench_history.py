@@ -14,8 +14,9 @@ import pytest
 
 from bench import floor, transcripts
 from bench.transcripts import History
+from hypaware.backfill.pinned import Pinned
 from hypaware.backfill.provider import Item
-from hypaware.backfill.reading import Pinned, Reading
+from hypaware.backfill.reading import Reading
 from hypaware.clients.claude.history import ClaudeHistory
 from hypaware.clients.projected_exchange import PROJECTED_EXCHANGE
 from hypaware.model import canonical

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hypaware.backfill.pinned import Window
 from hypaware.backfill.provider import Item
-from hypaware.backfill.reading import Reading, Window
+from hypaware.backfill.reading import Reading
 from hypaware.model.datasets import Row
 from tests.claude_transcripts import (
     OTHER_SESSION,

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from hypaware.backfill.pinned import Window
 from hypaware.backfill.provider import Item
-from hypaware.backfill.reading import Reading, Window
+from hypaware.backfill.reading import Reading
 from hypaware.model.datasets import Row
 from tests.codex_rollouts import NAME, PROVIDER, THREAD, as_bytes, imported, line, meta, says, turn
 from tests.history import NOWHERE, pin

@@ -19,9 +19,10 @@ import orjson
 from hypaware.backfill import registry
 from hypaware.backfill.check import ProviderFault, checked, rows_of
 from hypaware.backfill.materializer import Materializer
+from hypaware.backfill.pinned import Pinned
 from hypaware.backfill.pinning import path_text
 from hypaware.backfill.provider import Event, Item
-from hypaware.backfill.reading import Pinned, Reading, SourceChanged
+from hypaware.backfill.reading import Reading, SourceChanged
 from hypaware.backfill.registry import Materializers, Providers
 from hypaware.lake.build import Built, Reject
 from hypaware.model.coerce import coerce_row, complete_row

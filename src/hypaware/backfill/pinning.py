@@ -16,8 +16,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from hypaware.backfill.check import ProviderFault, checked_source
+from hypaware.backfill.pinned import Pinned, Window, inode_of
 from hypaware.backfill.provider import Environment, Event, Found, Provider
-from hypaware.backfill.reading import Pinned, Window, inode_of
 from hypaware.model.columns import Type, coercer, timestamp_text
 from hypaware.regular import open_regular
 from hypaware.state.source_mark import SourceMark

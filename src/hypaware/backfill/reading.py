@@ -13,9 +13,9 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any, BinaryIO
 
+from hypaware.backfill.pinned import Pinned, Window, inode_of
 from hypaware.model import canonical
 from hypaware.regular import open_regular
 
@@ -23,50 +23,6 @@ MAX_LINE_BYTES = 64 << 20
 _MAX_RANGES = 1000
 _KEPT_BYTES = 24 << 20
 _BLOCK = 1 << 20
-
-
-@dataclass(frozen=True)
-class Window:
-    """From and to, inclusive, as UTC text of the one written form; None is open. What has no time is inside."""
-
-    since: str | None = None
-    until: str | None = None
-
-    def holds(self, time: str | None) -> bool:
-        if time is None:
-            return True
-        return (self.since is None or time >= self.since) and (self.until is None or time <= self.until)
-
-    def covers(self, other: Window) -> bool:
-        lower = self.since is None or (other.since is not None and self.since <= other.since)
-        upper = self.until is None or (other.until is not None and self.until >= other.until)
-        return lower and upper
-
-
-@dataclass(frozen=True)
-class Pinned:
-    """A source as it was when the import began, and how much of it earlier imports have taken."""
-
-    path: Path
-    inode: int
-    size: int
-    mtime_ns: int
-    consumed: int = 0
-    """Lines that begin before this offset were imported by an earlier run, but for those of `held`."""
-    prefix_hash: str = ""
-    """Of the bytes before `consumed`."""
-    held: frozenset[str] = frozenset()
-    """Messages that the earlier import left for later because they were unfinished."""
-    quiet: bool = True
-    """Nobody had written to it for a while: what looks unfinished will not be finished."""
-    window: Window = Window()
-    left_out: tuple[tuple[int, int], ...] = ()
-    """From and to offsets of lines before `consumed` that no import took because they lay outside its window."""
-
-
-def inode_of(status: os.stat_result) -> int:
-    """Some file systems have numbers beyond what a database stores."""
-    return status.st_ino & (2**63 - 1)
 
 
 class SourceChanged(Exception):

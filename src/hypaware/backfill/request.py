@@ -12,8 +12,8 @@ from hypaware import telemetry
 from hypaware.backfill import pinning, registry
 from hypaware.backfill.check import ProviderFault
 from hypaware.backfill.outcome import Outcome
+from hypaware.backfill.pinned import Window
 from hypaware.backfill.pinning import Survey
-from hypaware.backfill.reading import Window
 from hypaware.errors import Cancelled, HypError, Retryable
 from hypaware.model import datasets
 from hypaware.model.datasets import Dataset

@@ -16,8 +16,8 @@ from hypaware import telemetry
 from hypaware.backfill import pinning
 from hypaware.backfill.lots import Origin
 from hypaware.backfill.outcome import Outcome
+from hypaware.backfill.pinned import Window
 from hypaware.backfill.pinning import Survey
-from hypaware.backfill.reading import Window
 from hypaware.backfill.request import Request, kept_window, run_all, surveyed
 from hypaware.backfill.take_in import take_in
 from hypaware.backfill.watching import Watch

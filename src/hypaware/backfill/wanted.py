@@ -12,7 +12,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from hypaware.backfill.reading import Window
+from hypaware.backfill.pinned import Window
 from hypaware.backfill.registry import Providers
 from hypaware.backfill.selection import Selection, select
 from hypaware.backfill.window import resolve

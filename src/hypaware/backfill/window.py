@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from datetime import UTC, date, datetime, time, timedelta
 
-from hypaware.backfill.reading import Window
+from hypaware.backfill.pinned import Window
 from hypaware.errors import UsageError
 from hypaware.model.columns import shown, timestamp_text
 

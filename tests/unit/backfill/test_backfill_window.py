@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hypaware.backfill.reading import Window
+from hypaware.backfill.pinned import Window
 from hypaware.backfill.window import resolve
 from hypaware.errors import UsageError
 

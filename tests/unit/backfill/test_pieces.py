@@ -12,7 +12,7 @@ import pytest
 from hypaware.backfill import pinning, reading, registry
 from hypaware.backfill.lots import Lot, Origin, pieces
 from hypaware.backfill.pieces import SourcePiece, SourceReport
-from hypaware.backfill.reading import Window
+from hypaware.backfill.pinned import Window
 from hypaware.lake.build import Built
 from hypaware.model.datasets import Row
 from hypaware.model.messages import AI_GATEWAY_MESSAGES

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from hypaware.backfill import reading as module
-from hypaware.backfill.reading import Pinned, Reading, SourceChanged, Window
+from hypaware.backfill.pinned import Pinned, Window
+from hypaware.backfill.reading import Reading, SourceChanged
 from tests.history import pin
 
 

@@ -11,8 +11,9 @@ from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
+from hypaware.backfill.pinned import Pinned
 from hypaware.backfill.provider import Item, Provenance
-from hypaware.backfill.reading import Pinned, Reading
+from hypaware.backfill.reading import Reading
 from hypaware.clients.codex.document import Document
 from hypaware.clients.codex.messages import messages_of_items, messages_of_lines
 from hypaware.clients.codex.rollout import Payload, Thread, folder
