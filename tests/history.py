@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from hypaware.model.messages import AI_GATEWAY_MESSAGES
 
 GATEWAY_ID = "gateway-1"
 NOWHERE: Environment = {"HOME": "/nonexistent"}
+_TIMES = [column.name for column in AI_GATEWAY_MESSAGES.columns if column.type is Type.TIMESTAMP]
 _JSON = [column.name for column in AI_GATEWAY_MESSAGES.columns if column.type is Type.JSON]
 
 
@@ -76,3 +78,15 @@ class GrowingFile:
 def readable(row: Row) -> Row:
     """A row as it is stored, with its JSON columns read."""
     return row | {name: canonical.parse(row[name]) for name in _JSON if name in row}
+
+
+def comparable(row: Row, name: str) -> Any:
+    """A column's value in the form in which two imports of different machines can be compared."""
+    value = row.get(name)
+    if name in _TIMES:
+        return datetime.fromisoformat(str(value))
+    if name == "attributes":
+        assert value is not None
+        # It depends on the folder.
+        return value | {"gateway": {key: each for key, each in value["gateway"].items() if key != "source_path_hash"}}
+    return value

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from hypaware.backfill import reading as reading_module
 from hypaware.backfill.reading import Reading, SourceChanged
 from tests.claude_transcripts import PROVIDER, SESSION, answers, as_bytes, calls, imported, line, rows, says, user
 from tests.history import NOWHERE, pin, rows_of
+from tests.powerless import powerless
 
 pytestmark = pytest.mark.hazard(60)
 
@@ -265,9 +265,7 @@ def test_a_file_that_nobody_may_read_is_an_error_of_the_file(tmp_path: Path) -> 
     path = tmp_path / "session.jsonl"
     path.write_bytes(as_bytes([GOOD]))
     path.chmod(0)
-    if os.access(path, os.R_OK):
-        pytest.skip("this user may read everything")
-    with pytest.raises(PermissionError):
+    with powerless(), pytest.raises(PermissionError):
         rows_of(PROVIDER, path)
 
 

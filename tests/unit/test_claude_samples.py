@@ -6,21 +6,19 @@ import json
 import lzma
 from collections import Counter
 from collections.abc import Callable
-from datetime import datetime
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 
 from hypaware.model.datasets import Row
 from hypaware.model.messages import AI_GATEWAY_MESSAGES
 from tests.claude_transcripts import PROVIDER, SAMPLES, sample_names, unpacked
-from tests.history import rows_of, usage
+from tests.history import comparable, rows_of, usage
 from tests.oracle import claude_totals
 
 # All but the one that names the installation.
 COLUMNS = [column.name for column in AI_GATEWAY_MESSAGES.columns if column.name != "gateway_id"]
-TIMES = ("conversation_started_at", "message_created_at")
 ERROR_LINE = "717cb21f-1a4f-4d36-9cc7-e5efc2819460#0"
 
 
@@ -87,17 +85,6 @@ def theirs() -> dict[str, Row]:
     text = lzma.decompress((SAMPLES / "original-rows.jsonl.xz").read_bytes())
     rows = [json.loads(line) for line in text.splitlines()]
     return {row["part_id"]: row for row in rows if not row["provider_type"].startswith(REQUEST_LOG)}
-
-
-def comparable(row: Row, name: str) -> Any:
-    value = row.get(name)
-    if name in TIMES:
-        return datetime.fromisoformat(str(value))
-    if name == "attributes":
-        assert value is not None
-        # It depends on the folder.
-        return value | {"gateway": {key: each for key, each in value["gateway"].items() if key != "source_path_hash"}}
-    return value
 
 
 def differences(column: str, theirs: dict[str, Row], ours: dict[str, Row]) -> list[str]:

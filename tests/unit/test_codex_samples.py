@@ -6,9 +6,7 @@ import json
 import lzma
 from collections import Counter
 from collections.abc import Callable
-from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -16,12 +14,11 @@ from hypaware.model.datasets import Row
 from hypaware.model.messages import AI_GATEWAY_MESSAGES
 from tests import oracle_codex
 from tests.codex_rollouts import PROVIDER, SAMPLES, sample, sample_names
-from tests.history import rows_of, usage
+from tests.history import comparable, rows_of, usage
 
 NAMES = sample_names()
 # All but the one that names the installation.
 COLUMNS = [column.name for column in AI_GATEWAY_MESSAGES.columns if column.name != "gateway_id"]
-TIMES = ("conversation_started_at", "message_created_at")
 
 # Rows that the original has not, by why that is right: a test holds that each is still needed.
 DECISIONS: dict[str, Callable[[Row], bool]] = {
@@ -48,17 +45,6 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Row]:
 def original() -> dict[str, Row]:
     text = lzma.decompress((SAMPLES / "original-rows.jsonl.xz").read_bytes())
     return {row["part_id"]: row for row in map(json.loads, text.splitlines())}
-
-
-def comparable(row: Row, name: str) -> Any:
-    value = row.get(name)
-    if name in TIMES:
-        return datetime.fromisoformat(str(value))
-    if name == "attributes":
-        assert value is not None
-        # It depends on the folder.
-        return value | {"gateway": {key: each for key, each in value["gateway"].items() if key != "source_path_hash"}}
-    return value
 
 
 def test_there_are_samples_of_both_versions_and_of_every_scenario() -> None:

@@ -17,7 +17,7 @@ from typing import Any
 from hypaware.backfill import lots, marks
 from hypaware.backfill.lots import Lot, Origin
 from hypaware.backfill.outcome import Outcome
-from hypaware.backfill.pieces import SourcePiece
+from hypaware.backfill.pieces import SourcePiece, refuse_faults
 from hypaware.backfill.present import Present
 from hypaware.backfill.quiet import nothing_on_stdout
 from hypaware.backfill.request import Request, kept_window, run_all, surveyed
@@ -114,9 +114,7 @@ class _DryRun:
 
 def _settle(outcome: Outcome, present: Present, results: Sequence[DryBuilt]) -> None:
     reports = [report for result in results for report in result.built.notes]
-    for report in reports:
-        if report.fault is not None:
-            raise report.fault
+    refuse_faults(reports)
     built = [result.built for result in results]
     losers = present.duplicates([pair for each in built for pair in pairs(each.keys, each.seqs)])
     outcome.read(reports, losers)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from array import array
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 
@@ -88,6 +88,13 @@ class SourceReport:
         """They were taken back."""
         self.rows = self.items = self.held = 0
         self.sessions, self.tally = set(), Tally()
+
+
+def refuse_faults(reports: Iterable[SourceReport]) -> None:
+    """A provider that broke its contract ends here, before anything is committed."""
+    for report in reports:
+        if report.fault is not None:
+            raise report.fault
 
 
 @dataclass(frozen=True)

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from operator import itemgetter
 
 from hypaware.errors import LakeError
 from hypaware.home import Home
 from hypaware.lake import metadata
 from hypaware.lake.build import key_hash
-from hypaware.lake.keys import pairs
+from hypaware.lake.keys import lookup, pairs
 from hypaware.lake.metadata import Metadata
 from hypaware.lake.scan import FileScan, keys_of_file
 from hypaware.looking import has_table, look_into
 from hypaware.model.datasets import Dataset
 from hypaware.spool import reader
-
-_LOOKUP = 500
 
 
 class Present:
@@ -69,17 +67,10 @@ class Present:
             uuid, through = index.execute(applied, (self._dataset.name,)).fetchone() or (None, 0)
             if uuid != table.uuid or through > table.floor:
                 return 0, set()
-            return int(through), set(_lookup(index, asked))
+            return int(through), {key for key, _ in lookup(index, asked)}
 
     def _spooled(self) -> Iterator[bytes]:
         """Only rows that a flush would take, by the same rule."""
         for row in reader.read_spooled_rows(self._home, self._dataset.name):
             if (key := self._dataset.key_of(row)) is not None:
                 yield key_hash(self._dataset.name, key)
-
-
-def _lookup(index: sqlite3.Connection, asked: Sequence[bytes]) -> Iterable[bytes]:
-    for start in range(0, len(asked), _LOOKUP):
-        some = asked[start : start + _LOOKUP]
-        marks = ",".join("?" * len(some))
-        yield from (row[0] for row in index.execute(f"SELECT hash FROM keys WHERE hash IN ({marks})", some))

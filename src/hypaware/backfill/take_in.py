@@ -8,7 +8,7 @@ from hypaware import telemetry
 from hypaware.backfill import lots
 from hypaware.backfill.lots import Lot, Origin
 from hypaware.backfill.outcome import Outcome
-from hypaware.backfill.pieces import SourceReport
+from hypaware.backfill.pieces import SourceReport, refuse_faults
 from hypaware.backfill.pinning import Survey
 from hypaware.lake.build import BuildTask
 from hypaware.lake.committer import LakeTable
@@ -61,7 +61,9 @@ class _LotIntake:
     def run(self, intake: Intake) -> None:
         dataset = self._origin.dataset
         with telemetry.span("backfill.materialize", component="backfill", **self._facts) as span:
-            flush, prepared = intake.build(dataset, self._lot.blocks, self._tasks, _refuse_faults)
+            flush, prepared = intake.build(
+                dataset, self._lot.blocks, self._tasks, lambda built: refuse_faults(built.notes)
+            )
             reports: list[SourceReport] = prepared.notes
             span.set(row_count=sum(report.rows for report in reports), items=sum(report.items for report in reports))
         with telemetry.span("backfill.write", component="backfill", **self._facts) as span:
@@ -78,8 +80,5 @@ class _LotIntake:
         return lots.tasks(self._lot, self._origin, flush, table)
 
 
-def _refuse_faults(prepared: Prepared) -> None:
-    """A provider that broke its contract ends here, before anything is committed."""
-    for report in prepared.notes:
-        if report.fault is not None:
-            raise report.fault
+def _judge(prepared: Prepared) -> None:
+    refuse_faults(prepared.notes)

@@ -56,15 +56,12 @@ class KeyIndex:
 
     def find(self, hashes: Iterable[bytes]) -> dict[bytes, int]:
         """Those of the hashes that the lake has, with the sequence of their row."""
-        known: dict[bytes, int] = {}
         if not self._read("SELECT 1 FROM keys LIMIT 1", ()):
-            return known
-        ordered = sorted(set(hashes))
-        for start in range(0, len(ordered), _LOOKUP):
-            some = ordered[start : start + _LOOKUP]
-            marks = ",".join("?" * len(some))
-            known.update(self._read(f"SELECT hash, seq FROM keys WHERE hash IN ({marks})", some))
-        return known
+            return {}
+        try:
+            return dict(lookup(self._db, sorted(set(hashes))))
+        except sqlite3.Error as error:
+            raise _unreadable(self.path, error) from error
 
     def add(self, dataset: str, table_uuid: str, through: int, keys: Iterable[tuple[bytes, int]]) -> None:
         """Takes keys in, and says up to where, in one transaction. The lowest sequence of a key stays."""
@@ -139,6 +136,14 @@ class Staged:
             )
         except Exception as error:
             self._trouble = error
+
+
+def lookup(db: sqlite3.Connection, hashes: Sequence[bytes]) -> Iterator[tuple[bytes, int]]:
+    """(hash, sequence) of those that an index has, from any connection to it."""
+    for start in range(0, len(hashes), _LOOKUP):
+        some = hashes[start : start + _LOOKUP]
+        marks = ",".join("?" * len(some))
+        yield from db.execute(f"SELECT hash, seq FROM keys WHERE hash IN ({marks})", some)
 
 
 def remove(path: Path) -> None:

@@ -1,0 +1,36 @@
+"""Being refused, also as root: for a while without the powers that let root read everything."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+_VERSION_3 = 0x20080522
+# CAP_DAC_OVERRIDE and CAP_DAC_READ_SEARCH: passing over a file's permissions.
+_OVERRIDE = (1 << 1) | (1 << 2)
+
+
+@contextmanager
+def powerless() -> Iterator[None]:
+    """Within it, permissions count for this thread whoever it runs as."""
+    if os.geteuid() != 0:
+        yield
+        return
+    if sys.platform != "linux":
+        pytest.skip("root may read everything here")
+    libc = ctypes.CDLL(None, use_errno=True)
+    header = (ctypes.c_uint32 * 2)(_VERSION_3, 0)
+    held = (ctypes.c_uint32 * 6)()
+    assert libc.capget(header, held) == 0, os.strerror(ctypes.get_errno())
+    # Effective, permitted, inheritable, for the lower 32 powers and the upper ones: only what is in effect changes.
+    without = (ctypes.c_uint32 * 6)(held[0] & ~_OVERRIDE, *held[1:])
+    assert libc.capset(header, without) == 0, os.strerror(ctypes.get_errno())
+    try:
+        yield
+    finally:
+        assert libc.capset(header, held) == 0, os.strerror(ctypes.get_errno())
