@@ -1,12 +1,14 @@
 """Names and folders of segments.
 
 `spool/<dataset>/active/<time>-<random>.jsonl` while its producer holds it (by flock), then
-`spool/<dataset>/sealed/<time>-<random>.<rows>.jsonl`. Names sort by the time of creation.
+`spool/<dataset>/sealed/<time>-<random>.<rows>.jsonl`. Names sort by the time of creation; those of one process are
+always in its order.
 """
 
 from __future__ import annotations
 
 import secrets
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,6 +21,8 @@ SUFFIX = ".jsonl"
 NEW_PREFIX = ".new-"
 
 _secured: set[Path] = set()
+_naming = threading.Lock()
+_last_millisecond = 0
 
 
 @dataclass(frozen=True)
@@ -70,7 +74,11 @@ def datasets_with_spool(home: Home) -> list[str]:
 
 
 def new_name() -> str:
-    return f"{time.time_ns() // 1_000_000:013d}-{secrets.token_hex(6)}"
+    """Later than every name that this process has given: two segments of one millisecond keep their order."""
+    global _last_millisecond
+    with _naming:
+        _last_millisecond = max(time.time_ns() // 1_000_000, _last_millisecond + 1)
+        return f"{_last_millisecond:013d}-{secrets.token_hex(6)}"
 
 
 def sealed_name(name: str, rows: int) -> str:

@@ -80,6 +80,16 @@ def test_a_segment_that_is_sealed_while_we_look_is_found_once(
         assert spooled() == ["message-0", "message-1", "message-2"]
 
 
+def test_segments_of_one_process_keep_their_order_within_a_millisecond_and_when_the_clock_goes_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    times = iter([5_000_000_000_000] * 50 + [4_000_000_000_000] * 50)
+    monkeypatch.setattr(segments, "_last_millisecond", 0)
+    monkeypatch.setattr("hypaware.spool.segments.time.time_ns", lambda: next(times) * 1_000_000)
+    names = [segments.new_name() for _ in range(100)]
+    assert names == sorted(names)
+
+
 def test_a_segment_that_was_flushed_while_we_read_is_skipped(home: Home, folder: Folder, spooled: Spooled) -> None:
     with Spool(home, _NEVER) as spool:
         for number in range(3):
