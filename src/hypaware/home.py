@@ -53,6 +53,11 @@ class Home:
         return self.lake / "warehouse"
 
     @property
+    def delivery(self) -> Path:
+        """Locks of streams, and what sinks keep for themselves (tokens)."""
+        return self.root / "delivery"
+
+    @property
     def engine(self) -> Path:
         return self.root / "engine"
 

@@ -25,6 +25,8 @@ _KINDS = {
     CLIENTS: "hypaware.clients.client:Client",
     DATASETS: "hypaware.model.datasets:Dataset",
     MATERIALIZERS: "hypaware.backfill.materializer:Materializer",
+    SINKS: "hypaware.export.sink:SinkType",
+    ENCODERS: "hypaware.export.encoders.encoder:Encoder",
 }
 # What judges the shape of such an instance and raises ValueError with the reason, "module:function".
 _CHECKS = {

@@ -48,7 +48,34 @@ def _sources(connection: Connection) -> None:
         connection.execute(text(statement))
 
 
-STEPS: tuple[tuple[str, Step], ...] = (("0001_foundation", _foundation), ("0002_sources", _sources))
+def _delivery(connection: Connection) -> None:
+    stream = "sink TEXT NOT NULL, dataset TEXT NOT NULL, source TEXT NOT NULL"
+    blob = "BYTEA" if connection.dialect.name == "postgresql" else "BLOB"
+    for statement in (
+        f"""CREATE TABLE streams (
+            {stream}, address TEXT NOT NULL, destination_id TEXT, watermark BIGINT, history TEXT NOT NULL,
+            exported_rows BIGINT NOT NULL, held TEXT, attempts INTEGER NOT NULL, retry_at TEXT, last_error TEXT,
+            last_success_at TEXT, updated_at TEXT NOT NULL, PRIMARY KEY (sink, dataset, source))""",
+        f"""CREATE TABLE intents (
+            {stream}, seq_after BIGINT NOT NULL, seq_last BIGINT NOT NULL, planned_at TEXT NOT NULL,
+            PRIMARY KEY (sink, dataset, source))""",
+        f"""CREATE TABLE chunks (
+            {stream}, seq_after BIGINT NOT NULL, seq_last BIGINT NOT NULL, id TEXT NOT NULL,
+            incarnation TEXT NOT NULL, row_count BIGINT NOT NULL, acked INTEGER NOT NULL,
+            PRIMARY KEY (sink, dataset, source, seq_after, seq_last))""",
+        f"""CREATE TABLE dead_letters (
+            id TEXT PRIMARY KEY, {stream}, incarnation TEXT NOT NULL, seq_after BIGINT NOT NULL,
+            seq_last BIGINT NOT NULL, row_count BIGINT NOT NULL, reason TEXT NOT NULL, at TEXT NOT NULL,
+            payload {blob})""",
+    ):
+        connection.execute(text(statement))
+
+
+STEPS: tuple[tuple[str, Step], ...] = (
+    ("0001_foundation", _foundation),
+    ("0002_sources", _sources),
+    ("0003_delivery", _delivery),
+)
 
 
 def migrate(connection: Connection) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import BigInteger, Column, Integer, MetaData, Table, Text
+from sqlalchemy import BigInteger, Column, Integer, LargeBinary, MetaData, Table, Text
 
 metadata = MetaData()
 
@@ -79,3 +79,60 @@ def _mark_columns() -> list[Column[Any]]:
 
 sources = Table("sources", metadata, *_mark_columns())
 pending_sources = Table("pending_sources", metadata, Column("flush_id", Text, primary_key=True), *_mark_columns())
+
+
+def _stream_columns(*, key: bool) -> list[Column[Any]]:
+    return [Column(name, Text, primary_key=key, nullable=False) for name in ("sink", "dataset", "source")]
+
+
+streams = Table(
+    "streams",
+    metadata,
+    *_stream_columns(key=True),
+    Column("address", Text, nullable=False),
+    Column("destination_id", Text),
+    Column("watermark", BigInteger),
+    Column("history", Text, nullable=False),
+    Column("exported_rows", BigInteger, nullable=False),
+    Column("held", Text),
+    Column("attempts", Integer, nullable=False),
+    Column("retry_at", Text),
+    Column("last_error", Text),
+    Column("last_success_at", Text),
+    Column("updated_at", Text, nullable=False),
+)
+
+intents = Table(
+    "intents",
+    metadata,
+    *_stream_columns(key=True),
+    Column("seq_after", BigInteger, nullable=False),
+    Column("seq_last", BigInteger, nullable=False),
+    Column("planned_at", Text, nullable=False),
+)
+
+chunks = Table(
+    "chunks",
+    metadata,
+    *_stream_columns(key=True),
+    Column("seq_after", BigInteger, primary_key=True),
+    Column("seq_last", BigInteger, primary_key=True),
+    Column("id", Text, nullable=False),
+    Column("incarnation", Text, nullable=False),
+    Column("row_count", BigInteger, nullable=False),
+    Column("acked", Integer, nullable=False),
+)
+
+dead_letters = Table(
+    "dead_letters",
+    metadata,
+    Column("id", Text, primary_key=True),
+    *_stream_columns(key=False),
+    Column("incarnation", Text, nullable=False),
+    Column("seq_after", BigInteger, nullable=False),
+    Column("seq_last", BigInteger, nullable=False),
+    Column("row_count", BigInteger, nullable=False),
+    Column("reason", Text, nullable=False),
+    Column("at", Text, nullable=False),
+    Column("payload", LargeBinary),
+)
