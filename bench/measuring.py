@@ -70,7 +70,12 @@ def median(times: int, work: Callable[[], object]) -> float:
 class Peak:
     """The most memory that an engine with its JVM and workers had, in bytes, each shared page counted once."""
 
-    bytes = 0
+    def __init__(self) -> None:
+        self.samples: list[int] = []
+
+    @property
+    def bytes(self) -> int:
+        return max(self.samples, default=0)
 
     def look(self, engine: psutil.Process) -> None:
         found = 0
@@ -80,7 +85,7 @@ class Peak:
             except psutil.Error:
                 continue
             found += getattr(memory, "pss", memory.uss)
-        self.bytes = max(self.bytes, found)
+        self.samples.append(found)
 
 
 @contextmanager

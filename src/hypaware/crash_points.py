@@ -9,6 +9,13 @@ from hypaware import faults
 
 # Every module that calls `faults.point`; a test compares this with the source.
 MODULES = (
+    "hypaware.export.replay",
+    "hypaware.export.round",
+    "hypaware.export.shipping",
+    "hypaware.export.sinks.blob.folder",
+    "hypaware.export.sinks.blob.sink",
+    "hypaware.export.sinks.forward.tokens",
+    "hypaware.export.sinks.iceberg.table",
     "hypaware.lake.flush",
     "hypaware.lake.intake",
     "hypaware.lake.keys",
@@ -16,6 +23,9 @@ MODULES = (
     "hypaware.lake.prepare",
     "hypaware.lake.rejects",
     "hypaware.lake.secure",
+    "hypaware.server.group_commit",
+    "hypaware.server.incoming",
+    "hypaware.server.signing",
     "hypaware.spool.active",
     "hypaware.spool.repair",
     "hypaware.state.mirror",

@@ -13,6 +13,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 
 from hypaware.errors import UsageError
@@ -39,7 +40,7 @@ class _Armed:
     left: int
 
 
-_job = threading.local()
+_job: ContextVar[_Armed | None] = ContextVar("armed", default=None)
 
 
 def point(name: str, about: str) -> Callable[[], None]:
@@ -80,13 +81,12 @@ def parse(spec: str) -> tuple[str, int]:
 
 @contextmanager
 def armed(spec: str | None) -> Iterator[None]:
-    """Within it, this thread (one job of an engine) dies at the given point."""
-    before = getattr(_job, "armed", None)
-    _job.armed = _Armed(*parse(spec)) if spec else None
+    """Within it, this job of an engine dies at the given point: this thread, and whatever it runs in its context."""
+    token = _job.set(_Armed(*parse(spec)) if spec else None)
     try:
         yield
     finally:
-        _job.armed = before
+        _job.reset(token)
 
 
 def _from_environment() -> _Armed | None:
@@ -98,7 +98,7 @@ _process = _from_environment()
 
 
 def _reach(name: str) -> None:
-    for setting in (getattr(_job, "armed", None), _process):
+    for setting in (_job.get(), _process):
         if setting is None or setting.point != name:
             continue
         with _lock:

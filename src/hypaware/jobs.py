@@ -12,6 +12,8 @@ _JOBS = {
     "flush": "hypaware.lake.jobs:flush",
     "read": "hypaware.lake.jobs:read",
     "query": "hypaware.query.run:run_query",
+    "export": "hypaware.export.jobs:export",
+    "replay": "hypaware.export.jobs:replay",
     "overview": "hypaware.query.overview:run_overview",
     "verify": "hypaware.verify.run:verify",
 }

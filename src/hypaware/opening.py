@@ -84,7 +84,8 @@ def _home(where: Home | str | os.PathLike[str]) -> Home:
 
 def _open_existing(home: Home, store: Store, held: mirror.Mirror | None) -> OpenHome | None:
     """None if there is no usable state, so that one must be made."""
-    from hypaware.state import flushes, whose
+    from hypaware.lake import rebuild
+    from hypaware.state import flushes, streams, whose
     from hypaware.state.store import StateCorrupt, suspicion
 
     if suspicion(home.state).exists():
@@ -99,13 +100,16 @@ def _open_existing(home: Home, store: Store, held: mirror.Mirror | None) -> Open
         # Read together: another process may be raising the state, as a new incarnation.
         with store.reading() as connection:
             known, following = whose.load(connection), flushes.next_seq(connection)
+            step = streams.step(connection)
     except StateCorrupt:
         return None
     if known is None:
         return None
     if held is None:
+        if rebuild.read_facts(home).floor >= following:
+            return catch_up(home, store, "the state is older than its lake: it was restored from an earlier copy")
         mirror.write(home.mirror, store)
-    elif following < held.next_seq:
+    elif following < held.next_seq or step < held.step or not known.descends_from(held.identity):
         return catch_up(home, store, "the state is older than its side file: it was restored from an earlier copy")
     return OpenHome(home, store, known)
 
@@ -113,7 +117,7 @@ def _open_existing(home: Home, store: Store, held: mirror.Mirror | None) -> Open
 def catch_up(home: Home, store: Store, reason: str) -> OpenHome:
     """A state that lags behind its lake or its side file is raised to them, as a new incarnation."""
     from hypaware.lake import rebuild
-    from hypaware.state import flushes, whose
+    from hypaware.state import flushes, streams, whose
 
     with _exclusive(home):
         facts, held = rebuild.read_facts(home), mirror.read(home.mirror)
@@ -121,11 +125,18 @@ def catch_up(home: Home, store: Store, reason: str) -> OpenHome:
         with store.transaction() as connection:
             known = whose.load(connection)
             assert known is not None
-            if flushes.next_seq(connection) >= seen:
+            forked = held is not None and not known.descends_from(held.identity)
+            behind = streams.step(connection) < (held.step if held else 0)
+            if flushes.next_seq(connection) >= seen and not behind and not forked:
                 return OpenHome(home, store, known)  # another process was quicker
-            known = known.reborn()
-            whose.save(connection, known)
+            # Where the lake is ahead of the state and the side file is not, both are old.
+            knows_more = held is not None and (behind or forked or held.next_seq > flushes.next_seq(connection))
             rebuild.raise_to(connection, facts, held)
+            if behind or forked or not knows_more:
+                rebuild.recall_deliveries(connection, facts, held if knows_more else None)
+            # Of a state from an earlier life: what was sent in the lives since is asked for under their names.
+            known = (held.identity if held and forked else known).reborn(flushes.next_seq(connection) - 1)
+            whose.save(connection, known)
         mirror.write(home.mirror, store)
     return OpenHome(home, store, known, rebuilt=reason)
 
@@ -152,10 +163,12 @@ def _create(home: Home, store: Store, held: mirror.Mirror | None) -> OpenHome:
             if known and not emptied:
                 identity.check(known, home.root)
                 return OpenHome(home, store, known)  # another process was quicker
-            known = known.reborn() if known else rebuild.create_identity(home, facts, held)
+            rebuild.raise_to(connection, facts, held)
+            rebuild.recall_deliveries(connection, facts, held)
+            through = flushes.next_seq(connection) - 1
+            known = known.reborn(through) if known else rebuild.create_identity(home, facts, held, through)
             identity.check(known, home.root)
             whose.save(connection, known)
-            rebuild.raise_to(connection, facts, held)
         mirror.write(home.mirror, store)
     what = "damaged" if damaged or emptied else "lost"
     lived = emptied or held or facts.tables

@@ -24,7 +24,7 @@ from hypaware.backfill.request import Request, kept_window, run_all, surveyed
 from hypaware.config import Config
 from hypaware.home import Home
 from hypaware.lake import metadata, standing
-from hypaware.lake.build import Built, key_hash
+from hypaware.lake.build import Built, row_key
 from hypaware.lake.keys import pairs
 from hypaware.model import datasets
 from hypaware.model.datasets import Dataset
@@ -41,6 +41,7 @@ _SOME_GATEWAY = "dry-run"
 class DryTask:
     dataset: str
     pieces: tuple[SourcePiece, ...]
+    own_gateway: str | None = None
 
     def run(self) -> DryBuilt:
         dataset = datasets.get(self.dataset)
@@ -52,8 +53,8 @@ class DryTask:
             for seq, row in piece.rows(dataset, found.built):
                 given.rows += 1
                 given.days.setdefault(row[dataset.time_column][:10], array("q")).append(seq)
-                if (key := dataset.key_of(row)) is not None:
-                    keys.append((seq, key_hash(self.dataset, key)))
+                if (key := row_key(dataset, row, self.own_gateway)) is not None:
+                    keys.append((seq, key))
             if len(found.built.withdrawn) == before:
                 found.add(given, keys)
         return found
@@ -128,7 +129,7 @@ def _settle(outcome: Outcome, present: Present, results: Sequence[DryBuilt]) -> 
 
 def _tasks(lot: Lot, origin: Origin, after: int) -> Iterator[DryTask]:
     for some in lots.in_tasks(lots.pieces(lot, origin, after)):
-        yield DryTask(origin.dataset, tuple(some))
+        yield DryTask(origin.dataset, tuple(some), origin.gateway_id)
 
 
 def _run(tasks: list[DryTask]) -> Iterator[tuple[DryTask, DryBuilt]]:

@@ -1,7 +1,7 @@
 """Progress of long work, on stderr: a bar where somebody watches, a line now and then where nobody does.
 
 Work that is measured in bytes (the fact `unit="bytes"`) is shown with its pace: the files and rows so far, where the
-work tells them, MB a second, and how long it will take.
+work tells them, MB a second, and how long it will take. So is work that is measured in rows and tells its `bytes`.
 """
 
 from __future__ import annotations
@@ -82,22 +82,23 @@ class Pace:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._message: str | None = None
-        self._began, self._done_then = 0.0, 0.0
+        self._began, self._done_then, self._moved_then = 0.0, 0.0, 0.0
 
     def describe(self, message: str, done: float | None, total: float | None, facts: Mapping[str, object]) -> list[str]:
-        if facts.get("unit") != "bytes" or done is None:
+        moved = done if facts.get("unit") == "bytes" else facts.get("bytes")
+        if done is None or not isinstance(moved, int | float):
             self._message = None
             return []
         if message != self._message:
-            self._message, self._began, self._done_then = message, self._clock(), done
-        return [*_counts(facts), *self._speed(done, total)]
+            self._message, self._began, self._done_then, self._moved_then = message, self._clock(), done, moved
+        return [*_counts(facts), *self._speed(done, total, moved)]
 
-    def _speed(self, done: float, total: float | None) -> list[str]:
+    def _speed(self, done: float, total: float | None, moved: float) -> list[str]:
         elapsed, read = self._clock() - self._began, done - self._done_then
         if elapsed <= 0 or read <= 0:
             return []
         speed = read / elapsed
-        shown = [f"{speed / 1e6:.1f} MB/s"]
+        shown = [f"{(moved - self._moved_then) / elapsed / 1e6:.1f} MB/s"]
         if total is not None and total > done:
             shown.append(f"{_duration((total - done) / speed)} left")
         return shown

@@ -128,7 +128,13 @@ SINK_KINDS: Mapping[str, SinkKind] = {
         schedule="*/5 * * * *",
         options={
             "destination": Setting(values.FILLED, None, "folder, s3://, gs:// or az:// address", required=True),
-            "encoder": Setting(values.NAME, "parquet", "file format"),
+            "encoder": Setting(values.NAME, "parquet", "file format: parquet, jsonl, jsonl-zstd, or a plugin's"),
+            "endpoint": Setting(
+                values.TEXT, "", "s3: the server, where it is not Amazon's; http:// only if written so"
+            ),
+            "region": Setting(values.TEXT, "", "s3: the bucket's region"),
+            "access_key_env": Setting(values.TEXT, "", "s3: environment variable with the access key"),
+            "secret_key_env": Setting(values.TEXT, "", "s3: environment variable with its secret"),
         },
     ),
     "iceberg": SinkKind(

@@ -10,7 +10,8 @@ from hashlib import sha256
 
 import orjson
 
-from hypaware.export.sink import Chunk, StreamKey
+from hypaware.export.sink import Chunk
+from hypaware.state.stream_key import StreamKey
 
 
 def chunk_of(stream: StreamKey, gateway_id: str, incarnation: str, after: int, last: int) -> Chunk:

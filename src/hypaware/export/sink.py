@@ -15,6 +15,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+from hypaware.state.stream_key import StreamKey
+
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import SparkSession
@@ -23,13 +25,6 @@ if TYPE_CHECKING:
     from hypaware.home import Home
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, order=True)
-class StreamKey:
-    sink: str
-    dataset: str
-    source: str
 
 
 @dataclass(frozen=True)
@@ -110,6 +105,8 @@ class Overlap(Exception):
 
 class Sink(ABC):
     limits: Limits
+    wants_sequence = False
+    """Whether the tables to encode shall begin with the sequence (`_hyp_ingest_seq`); else they hold public columns."""
 
     @abstractmethod
     async def open(self) -> Destination:

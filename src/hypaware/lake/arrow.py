@@ -47,6 +47,11 @@ def file_schema(dataset: Dataset, field_ids: Mapping[str, int]) -> pa.Schema:
     )
 
 
+def read_schema(dataset: Dataset) -> pa.Schema:
+    """Of rows as they are read for others: the sequence, then the public columns."""
+    return pa.schema([(SEQ, pa.int64()), *((column.name, _TYPES[column.type]) for column in dataset.columns)])
+
+
 def from_json_lines(schema: pa.Schema, lines: Sequence[bytes], internal: Mapping[str, pa.Array]) -> pa.Table:
     """Rows as a table: the public columns from coerced rows in JSON, the internal ones as they are.
 

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 from hypaware.lake.partitions import BuiltFile, PartitionWriter, Place
 from hypaware.model import datasets
-from hypaware.model.datasets import Dataset, Row
+from hypaware.model.datasets import GATEWAY, Dataset, Row
 
 KEY_BYTES = 16
 
@@ -77,6 +77,8 @@ class BuildTask:
     field_ids: Mapping[str, int]
     bytes: int = 0
     """How much it reads, for whoever watches."""
+    own_gateway: str | None = None
+    """Whose home this is: rows of other gateways have keys of their own."""
 
     @property
     def suspects(self) -> tuple[str, ...]:
@@ -91,9 +93,9 @@ class BuildTask:
             with _no_garbage_collection():
                 for piece in self.pieces:
                     for seq, row in piece.rows(dataset, built):
-                        if (key := dataset.key_of(row)) is not None:
+                        if (key := row_key(dataset, row, self.own_gateway)) is not None:
                             built.seqs.append(seq)
-                            built.keys += key_hash(self.dataset, key)
+                            built.keys += key
                         writer.add(row, seq)
                 built.files = writer.close()
         except BaseException:
@@ -120,9 +122,23 @@ class Unreadable(Exception):
         self.segment = segment
 
 
-def key_hash(dataset: str, key: str) -> bytes:
+def row_key(dataset: Dataset, row: Mapping[str, Any], own_gateway: str | None) -> bytes | None:
+    """The hash of a row's dedupe key; None for a row without one, which is never dropped.
+
+    A row that came from another gateway is known by that gateway and its key, so that no gateway can claim, or hide,
+    another's rows. Without `own_gateway` every row counts as the home's own.
+    """
+    if (key := dataset.key_of(row)) is None:
+        return None
+    gateway = row.get(GATEWAY)
+    return key_hash(dataset.name, key, None if own_gateway is None or gateway == own_gateway else gateway)
+
+
+def key_hash(dataset: str, key: str, gateway: str | None = None) -> bytes:
     """Half a sha256, so that Spark SQL can compute the same over the lake's own rows."""
-    return sha256(f"{dataset}:{key}".encode()).digest()[:KEY_BYTES]
+    # No dataset has an @ in its name, and the length says where the gateway's id ends.
+    whose = dataset if gateway is None else f"{dataset}@{len(gateway)}:{gateway}"
+    return sha256(f"{whose}:{key}".encode()).digest()[:KEY_BYTES]
 
 
 def run_or_say_why(task: Task) -> Built | BuildFailure:

@@ -7,6 +7,8 @@ those name manifest lists, those name manifests (Avro), those name data files wi
 from __future__ import annotations
 
 import json
+import threading
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,11 +24,14 @@ FLOOR = "hyp.seq-floor"
 GATEWAY_ID = "hyp.gateway-id"
 INCARNATION = "hyp.incarnation"
 PARENTS = "hyp.incarnation-parents"
+FORKS = "hyp.incarnation-forks"
 FLUSH_ID = "hyp.flush-id"
 SEGMENTS = "hyp.segments"
 RETAINED_FROM = "hyp.retained-from"
 
 _DELETED = 2
+# Files that are remembered with their statistics, some hundred bytes each.
+_REMEMBERED_FILES = 50_000
 
 
 @dataclass(frozen=True)
@@ -50,6 +55,8 @@ class Manifest:
     path: Path
     bytes: int
     snapshot_id: int
+    deletes: bool = False
+    """Whether it lists rows that are deleted elsewhere; our own writers rewrite files instead."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +66,9 @@ class DataFile:
     rows: int
     source: str
     max_seq: int | None
+    min_seq: int | None
+    numbered: int
+    """How many of its rows have a sequence: all, but in a taken-over table."""
 
 
 @dataclass(frozen=True)
@@ -137,7 +147,12 @@ def read(path: Path) -> Metadata:
 
 def manifests(snapshot: Snapshot) -> list[Manifest]:
     return [
-        Manifest(local_path(found["manifest_path"]), found["manifest_length"], found["added_snapshot_id"])
+        Manifest(
+            local_path(found["manifest_path"]),
+            found["manifest_length"],
+            found["added_snapshot_id"],
+            deletes=found.get("content", 0) != 0,
+        )
         for found in _avro(snapshot.manifest_list)
     ]
 
@@ -149,14 +164,15 @@ def data_files(metadata: Metadata, of: Manifest) -> Iterator[DataFile]:
         if found["status"] == _DELETED:
             continue
         file = found["data_file"]
-        bounds = {bound["key"]: bound["value"] for bound in file.get("upper_bounds") or ()}
-        highest = bounds.get(seq_field)
+        rows = file["record_count"]
         yield DataFile(
             path=local_path(file["file_path"]),
             bytes=file["file_size_in_bytes"],
-            rows=file["record_count"],
+            rows=rows,
             source=str(file["partition"].get(SOURCE)),
-            max_seq=int.from_bytes(highest, "little", signed=True) if highest else None,
+            max_seq=_long(_of_field(file.get("upper_bounds"), seq_field)),
+            min_seq=_long(_of_field(file.get("lower_bounds"), seq_field)),
+            numbered=rows - (_of_field(file.get("null_value_counts"), seq_field) or 0),
         )
 
 
@@ -164,6 +180,41 @@ def live_files(metadata: Metadata) -> Iterator[DataFile]:
     if metadata.current:
         for manifest in manifests(metadata.current):
             yield from data_files(metadata, manifest)
+
+
+def remembered_files(metadata: Metadata) -> Iterator[DataFile]:
+    """As `live_files`, without reading a manifest again: they never change. Not for who looks for damage."""
+    if metadata.current:
+        for manifest in manifests(metadata.current):
+            yield from _memory.files(metadata, manifest)
+
+
+class _Memory:
+    """The files of manifests that were read, those used last; bounded by the files that it holds."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._held = 0
+        self._by_manifest: OrderedDict[tuple[str, Path], tuple[DataFile, ...]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def files(self, metadata: Metadata, manifest: Manifest) -> tuple[DataFile, ...]:
+        key = (metadata.uuid, manifest.path)
+        with self._lock:
+            if key in self._by_manifest:
+                self._by_manifest.move_to_end(key)
+                return self._by_manifest[key]
+        files = tuple(data_files(metadata, manifest))
+        with self._lock:
+            if key not in self._by_manifest:
+                self._by_manifest[key] = files
+                self._held += len(files)
+            while self._held > self._most:
+                self._held -= len(self._by_manifest.popitem(last=False)[1])
+        return files
+
+
+_memory = _Memory(_REMEMBERED_FILES)
 
 
 def local_path(location: str) -> Path:
@@ -181,3 +232,12 @@ def _avro(path: Path) -> Iterator[dict[str, Any]]:
 
     with open(path, "rb") as file:
         yield from fastavro.reader(file)
+
+
+def _of_field(by_field: Any, field: int | None) -> Any:
+    """A map with whole numbers as keys is a list of pairs in Avro."""
+    return next((pair["value"] for pair in by_field or () if pair["key"] == field), None)
+
+
+def _long(bound: bytes | None) -> int | None:
+    return int.from_bytes(bound, "little", signed=True) if bound else None

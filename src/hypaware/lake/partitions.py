@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from hypaware import durable
+from hypaware.lake import row_groups
 from hypaware.lake.arrow import file_schema, from_json_lines
 from hypaware.model import canonical
 from hypaware.model.datasets import BATCH_ID, ROW_ID, SEQ, SOURCE, Dataset, Row
@@ -114,6 +115,7 @@ class _Partition:
         self.seqs: list[int] = []
         self.row_ids: list[str] = []
         self.buffered = 0
+        self._group_bytes: list[int] = []
         self.count = 0
         self.max_seq = 0
 
@@ -133,6 +135,7 @@ class _Partition:
         self.count += count
         self.max_seq = max(self.max_seq, max(self.seqs))
         freed, self.buffered = self.buffered, 0
+        self._group_bytes.append(freed)
         self.lines, self.seqs, self.row_ids = [], [], []
         return freed
 
@@ -141,6 +144,7 @@ class _Partition:
         if self.lines:
             self.write_rows()
         assert self._writer is not None
+        self._writer.add_key_value_metadata(row_groups.footer_note(self._group_bytes))
         self._writer.close()
         finish(self.path)
         return BuiltFile(self.path, source, day, self.count, self.path.stat().st_size, self.max_seq)

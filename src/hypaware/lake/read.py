@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from hypaware.lake import metadata, tables
-from hypaware.lake.metadata import Metadata
+from hypaware.lake import metadata, tables, windows
 from hypaware.model import datasets
 from hypaware.model.datasets import SEQ, SOURCE
 
@@ -25,8 +24,7 @@ if TYPE_CHECKING:
 
     from hypaware.engine.jobs import JobContext
 
-_WINDOW = 50_000
-_MIN_WINDOW = 20
+_PAGE_ROWS = 50_000
 # As stored, compressed; rows in memory take a multiple of it.
 _PAGE_BYTES = 4 << 20
 _BATCH_ROWS = 5_000
@@ -50,24 +48,17 @@ def page(context: JobContext, wanted: Range) -> dict[str, Any]:
     if not tables.exists(spark, datasets.get(wanted.dataset).name):
         return {"rows": 0, "next": None}
     known = SparkTable(spark, datasets.get(wanted.dataset)).known
+    files = [file for file in metadata.remembered_files(known) if wanted.source in (None, file.source)]
     # Nothing in a table lies above its floor.
     last = min(known.floor, wanted.until if wanted.until is not None else _FAR)
-    since, width = wanted.since, _window(known, wanted.since)
+    since = wanted.since
     while True:
-        end = min(last, since + width)
+        end = windows.next_end(files, since, last, rows=_PAGE_ROWS, bytes=_PAGE_BYTES)
         found = rows_since(spark, replace(wanted, since=since, until=end))
         if found.num_rows or end >= last:
             _emit(context, found)
             return {"rows": found.num_rows, "next": end if end < last else None}
-        # A gap: one look at the statistics leads to its other side, however wide it is.
-        since = max(end, (_lowest(spark, replace(wanted, since=end)) or last + 1) - 1)
-
-
-def _window(known: Metadata, since: int) -> int:
-    """How many sequences a page covers: few where rows are large, so that it fits into memory on both sides."""
-    files = [file for file in metadata.live_files(known) if (file.max_seq or 0) > since]
-    largest = max((file.bytes / max(file.rows, 1) for file in files), default=0)
-    return max(_MIN_WINDOW, min(_WINDOW, int(_PAGE_BYTES / max(largest, 1))))
+        since = end
 
 
 def rows_since(spark: SparkSession, wanted: Range) -> pa.Table:
@@ -91,13 +82,6 @@ def read_page(chunks: bytes) -> Iterator[tuple[dict[str, Any], int | None]]:
             for batch in reader:
                 for row in batch.to_pylist():
                     yield row, row.pop(SEQ)
-
-
-def _lowest(spark: SparkSession, wanted: Range) -> int | None:
-    from pyspark.sql import functions as F
-
-    found = _of_source(spark, wanted).where(_in_range(wanted)).agg(F.min(SEQ)).first()
-    return found[0] if found else None
 
 
 def _of_source(spark: SparkSession, wanted: Range) -> DataFrame:

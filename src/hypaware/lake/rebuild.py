@@ -15,7 +15,7 @@ from hypaware.errors import NotReady
 from hypaware.home import Home
 from hypaware.lake import metadata, secure
 from hypaware.lake.metadata import SEGMENTS, Metadata
-from hypaware.state import flushes, identity
+from hypaware.state import deliveries, flushes, identity
 from hypaware.state.mirror import Mirror
 
 
@@ -67,14 +67,28 @@ def raise_to(connection: Connection, facts: LakeFacts, mirror: Mirror | None) ->
             flushes.raise_high_water(connection, dataset, by_source)
 
 
-def create_identity(home: Home, facts: LakeFacts, mirror: Mirror | None) -> identity.Identity:
-    """Of a home whose state is gone: the same gateway, born again. With no trace of an earlier life, a new one."""
+def recall_deliveries(connection: Connection, facts: LakeFacts, mirror: Mirror | None) -> None:
+    """A state that was lost or is behind knows too little of what was delivered: the side file knows, or nobody."""
+    if mirror and mirror.deliveries:
+        deliveries.restore(connection, deliveries.from_json(mirror.deliveries))
+    elif not mirror and facts.tables:
+        deliveries.distrust(connection)
+
+
+def create_identity(home: Home, facts: LakeFacts, mirror: Mirror | None, through: int) -> identity.Identity:
+    """Of a home whose state is gone: the same gateway, born again after a sequence that none of its lives has passed.
+
+    With no trace of an earlier life, a new one.
+    """
     if mirror:
-        return mirror.identity.reborn()
+        return mirror.identity.reborn(through)
     _refuse_foreign_files(home)
     held = facts.property_of
-    earlier = [*held.get(metadata.PARENTS, "").split(","), held.get(metadata.INCARNATION, "")]
-    return identity.new_identity(home.root, held.get(metadata.GATEWAY_ID), tuple(filter(None, earlier)))
+    parents = tuple(filter(None, held.get(metadata.PARENTS, "").split(",")))
+    forks = identity.padded(filter(None, held.get(metadata.FORKS, "").split(",")), parents)
+    if last := held.get(metadata.INCARNATION):
+        parents, forks = (*parents, last), (*forks, through)
+    return identity.new_identity(home.root, held.get(metadata.GATEWAY_ID), parents, forks)
 
 
 def _refuse_foreign_files(home: Home) -> None:

@@ -15,12 +15,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from hypaware.lake.build import key_hash
+from hypaware.lake.build import row_key
 from hypaware.lake.keys import pairs
 from hypaware.lake.metadata import DataFile
 from hypaware.model import canonical, datasets
 from hypaware.model.columns import Type
-from hypaware.model.datasets import ROW_ID, SEQ, Dataset
+from hypaware.model.datasets import GATEWAY, ROW_ID, SEQ, Dataset
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -36,6 +36,8 @@ class FileScan:
     after: int = 0
     most: int | None = None
     """Stop after so many rows."""
+    own_gateway: str | None = None
+    """Whose home this is, as `build.row_key` asks."""
 
 
 @dataclass
@@ -52,10 +54,14 @@ class RowIds:
 
 
 def key_hashes(
-    spark: SparkContext, dataset: str, files: Iterable[DataFile], after: int
+    spark: SparkContext, dataset: str, files: Iterable[DataFile], after: int, own_gateway: str | None = None
 ) -> Iterator[Iterable[tuple[bytes, int]]]:
     """(key hash, sequence) of every row above a sequence, some files at a time."""
-    due = [FileScan(dataset, file.path, after) for file in files if file.max_seq is None or file.max_seq > after]
+    due = [
+        FileScan(dataset, file.path, after, own_gateway=own_gateway)
+        for file in files
+        if file.max_seq is None or file.max_seq > after
+    ]
     for start in range(0, len(due), _FILES_AT_ONCE):
         lot = due[start : start + _FILES_AT_ONCE]
         for found in spark.parallelize(lot, len(lot)).map(keys_of_file).collect():
@@ -73,12 +79,12 @@ def row_ids(spark: SparkContext, scans: Sequence[FileScan]) -> RowIds:
 def keys_of_file(scan: FileScan) -> Keys:
     dataset = datasets.get(scan.dataset)
     found = Keys()
-    for batch in _batches(scan, [SEQ, dataset.key_column, *dataset.key_parts]):
+    for batch in _batches(scan, list(dict.fromkeys([SEQ, GATEWAY, dataset.key_column, *dataset.key_parts]))):
         for row in batch.to_pylist():
-            key = dataset.key_of(row)
+            key = row_key(dataset, row, scan.own_gateway)
             if key is not None and row[SEQ] is not None and row[SEQ] > scan.after:
                 found.seqs.append(row[SEQ])
-                found.hashes += key_hash(dataset.name, key)
+                found.hashes += key
     return found
 
 

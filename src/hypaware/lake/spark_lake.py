@@ -23,7 +23,7 @@ from hypaware.home import Home
 from hypaware.lake import metadata, scan, secure, tables
 from hypaware.lake.build import BuildFailure, BuildTask, Built, Task, run_or_say_why, workers_run
 from hypaware.lake.committer import Landed, NotCommitted
-from hypaware.lake.metadata import FLOOR, FLUSH_ID, INCARNATION, PARENTS, SEGMENTS, Metadata, local_path
+from hypaware.lake.metadata import FLOOR, FLUSH_ID, FORKS, INCARNATION, PARENTS, SEGMENTS, Metadata, local_path
 from hypaware.lake.partitions import BuiltFile
 from hypaware.lake.watching import Watcher, watched
 from hypaware.model import datasets
@@ -176,7 +176,11 @@ class SparkTable:
 
     def remember(self, identity: Identity) -> bool:
         """Keeps the home's incarnation in the table, in case state and mirror are lost. Whether it changed."""
-        told = {INCARNATION: identity.incarnation, PARENTS: ",".join(identity.parents)}
+        told = {
+            INCARNATION: identity.incarnation,
+            PARENTS: ",".join(identity.parents),
+            FORKS: ",".join(map(str, identity.forks)),
+        }
         if all(self.known.properties.get(key, "") == value for key, value in told.items()):
             return False
         change = self.iceberg.updateProperties()

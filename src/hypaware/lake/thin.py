@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from hypaware.lake import row_groups
 from hypaware.lake.build import KEY_BYTES, Built
 from hypaware.lake.partitions import BuiltFile, Place, finish, parquet_writer
 from hypaware.model import datasets
@@ -50,12 +51,15 @@ class ThinTask:
 
     def _rewrite(self, file: BuiltFile, held: pq.ParquetFile, kept: Any) -> BuiltFile:
         path = self.place.new_file(datasets.get(self.dataset), file.source, file.day)
-        with parquet_writer(path, held.schema_arrow) as writer:
+        group_bytes = []
+        with parquet_writer(path, held.schema_arrow.remove_metadata()) as writer:
             for group in range(held.num_row_groups):
                 rows = held.read_row_group(group)
                 left = rows.filter(self._wanted(rows.column(SEQ)))
                 if left.num_rows:
                     writer.write_table(left, row_group_size=left.num_rows)
+                    group_bytes.append(left.nbytes)
+            writer.add_key_value_metadata(row_groups.footer_note(group_bytes))
         finish(path)
         return replace(file, path=path, rows=len(kept), bytes=path.stat().st_size, max_seq=pc.max(kept).as_py())
 

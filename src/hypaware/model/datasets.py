@@ -24,6 +24,8 @@ ROW_ID = "_hyp_cache_row_id"
 BATCH_ID = "_hyp_cache_batch_id"
 INTERNAL = (SEQ, SOURCE, ROW_ID, BATCH_ID)
 
+# Says which installation recorded a row, in the datasets that have such a column.
+GATEWAY = "gateway_id"
 UNKNOWN_SOURCE = "unknown"
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,62}")
 

@@ -17,6 +17,7 @@ import uuid
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from hypaware.errors import NotReady
 
@@ -30,12 +31,39 @@ class Identity:
     machine_id: str
     home_path: str
     home_inode: int
+    forks: tuple[int, ...] = ()
+    """The last sequence of each earlier incarnation: rows up to it are delivered under that one, whoever has them."""
 
-    def reborn(self) -> Identity:
-        return replace(self, incarnation=new_incarnation(), parents=(*self.parents, self.incarnation))
+    def reborn(self, through: int) -> Identity:
+        """The same home with a memory that may have forked after this sequence."""
+        parents, forks = (*self.parents, self.incarnation), (*self.forks, through)
+        return replace(self, incarnation=new_incarnation(), parents=parents, forks=forks)
+
+    def descends_from(self, other: Identity) -> bool:
+        """Whether this is the other one or a later life of it; else it is an earlier one, or of another line."""
+        return other.incarnation in (self.incarnation, *self.parents)
+
+    def epochs(self) -> list[Epoch]:
+        """The incarnations and the sequences that belong to each, oldest first."""
+        found, after = [], 0
+        for incarnation, through in zip(self.parents, self.forks, strict=True):
+            found.append(Epoch(incarnation, after, max(after, through)))
+            after = max(after, through)
+        return [*found, Epoch(self.incarnation, after, None)]
 
 
-def new_identity(root: Path, gateway_id: str | None = None, parents: tuple[str, ...] = ()) -> Identity:
+@dataclass(frozen=True)
+class Epoch:
+    """The sequences (after, through] belong to the incarnation; the last epoch has no end yet."""
+
+    incarnation: str
+    after: int
+    through: int | None
+
+
+def new_identity(
+    root: Path, gateway_id: str | None = None, parents: tuple[str, ...] = (), forks: tuple[int, ...] = ()
+) -> Identity:
     return Identity(
         gateway_id=gateway_id or f"gw-{secrets.token_hex(8)}",
         incarnation=new_incarnation(),
@@ -43,6 +71,7 @@ def new_identity(root: Path, gateway_id: str | None = None, parents: tuple[str, 
         machine_id=machine_id(),
         home_path=str(root.resolve()),
         home_inode=root.stat().st_ino,
+        forks=forks,
     )
 
 
@@ -67,8 +96,15 @@ def check(known: Identity, root: Path) -> None:
 
 
 def from_json(values: dict[str, object]) -> Identity:
-    known = {name: values[name] for name in Identity.__dataclass_fields__}
-    return Identity(**{**known, "parents": tuple(values["parents"])})  # type: ignore[arg-type]
+    known = {name: values[name] for name in Identity.__dataclass_fields__ if name != "forks"}
+    parents: tuple[str, ...] = tuple(values["parents"])  # type: ignore[arg-type]
+    return Identity(**{**known, "parents": parents, "forks": padded(values.get("forks", ()), parents)})  # type: ignore[arg-type]
+
+
+def padded(forks: Any, parents: tuple[str, ...]) -> tuple[int, ...]:
+    """One for each parent; of those whose end nobody wrote down, nothing is known to belong to them."""
+    held = [int(fork) for fork in forks][-len(parents) :] if parents else []
+    return (*[0] * (len(parents) - len(held)), *held)
 
 
 @cache

@@ -71,10 +71,33 @@ def _delivery(connection: Connection) -> None:
         connection.execute(text(statement))
 
 
+def _server(connection: Connection) -> None:
+    sender = "tenant TEXT NOT NULL, gateway_id TEXT NOT NULL, incarnation TEXT NOT NULL, dataset TEXT NOT NULL"
+    for statement in (
+        """CREATE TABLE server_tokens (
+            id TEXT PRIMARY KEY, hash TEXT NOT NULL, label TEXT, created_at TEXT NOT NULL, expires_at TEXT,
+            revoked_at TEXT, last_used_at TEXT)""",
+        "CREATE UNIQUE INDEX server_tokens_by_hash ON server_tokens (hash)",
+        """CREATE TABLE gateways (
+            tenant TEXT NOT NULL, gateway_id TEXT NOT NULL, secret_hash TEXT, owner TEXT, label TEXT, host TEXT,
+            first_seen_at TEXT NOT NULL, last_seen_at TEXT NOT NULL, PRIMARY KEY (tenant, gateway_id))""",
+        f"""CREATE TABLE batches (
+            {sender}, batch_id TEXT NOT NULL, source TEXT, seq_after BIGINT, seq_last BIGINT, segment TEXT,
+            row_count BIGINT NOT NULL, content_sha TEXT NOT NULL, stored_at TEXT NOT NULL,
+            PRIMARY KEY (tenant, gateway_id, incarnation, dataset, batch_id))""",
+        "CREATE INDEX batches_by_range ON batches (tenant, gateway_id, incarnation, dataset, source, seq_last)",
+        f"""CREATE TABLE delivered (
+            {sender}, source TEXT NOT NULL, seq_after BIGINT NOT NULL, seq_last BIGINT NOT NULL,
+            PRIMARY KEY (tenant, gateway_id, incarnation, dataset, source, seq_after))""",
+    ):
+        connection.execute(text(statement))
+
+
 STEPS: tuple[tuple[str, Step], ...] = (
     ("0001_foundation", _foundation),
     ("0002_sources", _sources),
     ("0003_delivery", _delivery),
+    ("0004_server", _server),
 )
 
 

@@ -136,3 +136,56 @@ dead_letters = Table(
     Column("at", Text, nullable=False),
     Column("payload", LargeBinary),
 )
+
+server_tokens = Table(
+    "server_tokens",
+    metadata,
+    Column("id", Text, primary_key=True),
+    Column("hash", Text, nullable=False),
+    Column("label", Text),
+    Column("created_at", Text, nullable=False),
+    Column("expires_at", Text),
+    Column("revoked_at", Text),
+    Column("last_used_at", Text),
+)
+
+gateways = Table(
+    "gateways",
+    metadata,
+    Column("tenant", Text, primary_key=True),
+    Column("gateway_id", Text, primary_key=True),
+    Column("secret_hash", Text),
+    Column("owner", Text),
+    Column("label", Text),
+    Column("host", Text),
+    Column("first_seen_at", Text, nullable=False),
+    Column("last_seen_at", Text, nullable=False),
+)
+
+
+def _sender_columns() -> list[Column[Any]]:
+    return [Column(name, Text, primary_key=True) for name in ("tenant", "gateway_id", "incarnation", "dataset")]
+
+
+batches = Table(
+    "batches",
+    metadata,
+    *_sender_columns(),
+    Column("batch_id", Text, primary_key=True),
+    Column("source", Text),
+    Column("seq_after", BigInteger),
+    Column("seq_last", BigInteger),
+    Column("segment", Text),
+    Column("row_count", BigInteger, nullable=False),
+    Column("content_sha", Text, nullable=False),
+    Column("stored_at", Text, nullable=False),
+)
+
+delivered = Table(
+    "delivered",
+    metadata,
+    *_sender_columns(),
+    Column("source", Text, primary_key=True),
+    Column("seq_after", BigInteger, primary_key=True),
+    Column("seq_last", BigInteger, nullable=False),
+)

@@ -13,7 +13,7 @@ from hypaware.lake.keys import KeyIndex
 from hypaware.lake.spark_lake import SparkTable, key_sql
 from hypaware.model.datasets import SEQ, SOURCE, Dataset
 from hypaware.spool import reader
-from hypaware.state import flushes
+from hypaware.state import dead_letters, flushes, intents, streams
 from hypaware.state.store import Store
 
 if TYPE_CHECKING:
@@ -198,4 +198,28 @@ def removable(audit: Audit) -> list[Path]:
     return [path for path in orphans(audit) if path.name[:_FLUSH_ID_LENGTH] in burnt]
 
 
-ALL = (sequences, allocation, row_ids, duplicates, high_water, unfinished, key_index, files)
+def deliveries(audit: Audit) -> Check:
+    """No stream is ahead of the lake, and every plan fits its stream."""
+    name = audit.dataset.name
+    with audit.store.reading() as connection:
+        newest = flushes.high_water(connection, name).get(name, {})
+        known = [stream for stream in streams.all_streams(connection) if stream.key.dataset == name]
+        planned = [intents.pending(connection, stream.key) for stream in known]
+        letters = [letter for letter in dead_letters.all_letters(connection) if letter.key.dataset == name]
+    ahead = [stream.key for stream in known if (stream.watermark or 0) > newest.get(stream.key.source, 0)]
+    crooked = [
+        intent.key
+        for intent in planned
+        if intent and any(not intent.after <= chunk.after < chunk.last <= intent.last for chunk in intent.chunks)
+    ]
+    detail = f"{len(known)} streams, {sum(1 for intent in planned if intent)} with a plan under way"
+    if letters:
+        detail += f"; {len(letters)} dead letters wait (hyp export dead-letters list)"
+    if ahead:
+        detail += f"; delivered beyond what the lake has: {'; '.join(map(str, ahead))}"
+    if crooked:
+        detail += f"; plans that leave their range: {'; '.join(map(str, crooked))}"
+    return audit.check("deliveries", not ahead and not crooked, detail)
+
+
+ALL = (sequences, allocation, row_ids, duplicates, high_water, unfinished, key_index, files, deliveries)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from hypaware.lake import keyring, keys, rebuild
 from hypaware.lake.recover import settle_unfinished
-from hypaware.state import flushes, mirror
+from hypaware.state import flushes, mirror, streams
 from hypaware.verify import checks
 from hypaware.verify.checks import Audit
 
@@ -35,5 +35,6 @@ def accept_rollback(audit: Audit) -> Iterator[str]:
     if gone := checks.rolled_back(audit):
         with audit.store.transaction() as connection:
             flushes.lower_high_water(connection, audit.dataset.name, audit.table.floor)
+            streams.lower_watermarks(connection, audit.dataset.name, audit.table.floor)
         mirror.write(audit.home.mirror, audit.store)
         yield f"rows of {', '.join(gone)} above {audit.table.floor} were recorded and are given up"

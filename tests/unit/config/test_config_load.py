@@ -62,6 +62,9 @@ datasets = ["ai_gateway_messages"]
 kind = "blob"
 destination = "s3://bucket/prefix"
 encoder = "parquet"
+endpoint = "http://store.example:9000"
+access_key_env = "STORE_KEY"
+secret_key_env = "STORE_SECRET"
 [sinks.lakehouse]
 kind = "iceberg"
 table = "team.ai_gateway_messages"
@@ -135,7 +138,14 @@ def test_every_documented_key_is_read_into_its_type(write: Write) -> None:
         options={"url": "https://host.example", "token_file": "~/token", "token_env": ""},
     )
     assert found.sinks["archive"].schedule == "*/5 * * * *"
-    assert found.sinks["archive"].options == {"destination": "s3://bucket/prefix", "encoder": "parquet"}
+    assert found.sinks["archive"].options == {
+        "destination": "s3://bucket/prefix",
+        "encoder": "parquet",
+        "endpoint": "http://store.example:9000",
+        "region": "",
+        "access_key_env": "STORE_KEY",
+        "secret_key_env": "STORE_SECRET",
+    }
     assert found.sinks["lakehouse"].options["catalog"]["user_env"] == "DB_USER"
 
 

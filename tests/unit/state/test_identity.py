@@ -24,10 +24,12 @@ def test_a_new_home_is_like_no_other(tmp_path: Path, known: Identity) -> None:
 
 
 def test_a_rebirth_keeps_the_gateway_and_remembers_its_lives(known: Identity) -> None:
-    twice = known.reborn().reborn()
+    twice = known.reborn(7).reborn(9)
     assert twice.gateway_id == known.gateway_id
     assert twice.parents[0] == known.incarnation
     assert len({*twice.parents, twice.incarnation}) == 3
+    assert [(epoch.after, epoch.through) for epoch in twice.epochs()] == [(0, 7), (7, 9), (9, None)]
+    assert [epoch.incarnation for epoch in twice.epochs()] == [*twice.parents, twice.incarnation]
 
 
 def test_the_same_home_passes_also_through_a_link(tmp_path: Path, known: Identity) -> None:

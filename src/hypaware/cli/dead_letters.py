@@ -1,0 +1,220 @@
+"""`hyp export dead-letters`: rows that a destination refused, kept with the reason until the user decides."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from hypaware.cli import output
+from hypaware.cli.confirm import confirm, yes_option
+from hypaware.cli.group import json_option
+from hypaware.cli.looking import looking_into
+from hypaware.cli.runnable_group import RunnableGroup
+from hypaware.home import Home
+
+if TYPE_CHECKING:
+    from hypaware.export.refused import DeadLetter
+    from hypaware.opening import OpenHome
+
+_SHORT = 12
+
+_sink_option = click.option("--sink", metavar="SINK", help="Only those of this sink.")
+
+
+@click.group(
+    "dead-letters",
+    cls=RunnableGroup,
+    examples=[
+        "hyp export dead-letters",
+        "hyp export dead-letters show 3f9c",
+        "hyp export dead-letters replay --all",
+    ],
+)
+@_sink_option
+@json_option
+def dead_letters(sink: str | None, as_json: bool) -> None:
+    """Rows that a destination refused; without a command they are listed.
+
+    They are kept with the reason, and everything else was delivered. Mend the cause at the destination and replay
+    them, or drop them.
+    """
+    _list(sink, as_json)
+
+
+@dead_letters.command(
+    "list", examples=["hyp export dead-letters list", "hyp export dead-letters list --sink team --json"]
+)
+@_sink_option
+@json_option
+def list_(sink: str | None, as_json: bool) -> None:
+    """List them, oldest first."""
+    _list(sink, as_json)
+
+
+@dead_letters.command(
+    "show", examples=["hyp export dead-letters show 3f9c", "hyp export dead-letters show 3f9c --json"]
+)
+@click.argument("letter", metavar="ID")
+@json_option
+def show(letter: str, as_json: bool) -> None:
+    """Show one with its rows. The beginning of its ID is enough."""
+    from hypaware.export import refused
+
+    with _letters([letter]) as (opened, (found,)):
+        rows = refused.rows_of(opened.store, found, _read_lake)
+    document = {**found.as_json(), "payload": rows}
+    if as_json:
+        output.emit_json(document)
+        return
+    output.emit_fields(found.as_json())
+    for row in rows:
+        output.emit()
+        output.emit_fields(row)
+
+
+@dead_letters.command(
+    "replay",
+    examples=[
+        "hyp export dead-letters replay 3f9c",
+        "hyp export dead-letters replay --all",
+        "hyp export dead-letters replay --all --sink team",
+    ],
+)
+@click.argument("letters", metavar="[ID]...", nargs=-1)
+@click.option("--all", "every", is_flag=True, help="All of them, or all of --sink.")
+@_sink_option
+@json_option
+def replay(letters: tuple[str, ...], every: bool, sink: str | None, as_json: bool) -> None:
+    """Offer them to their destination again; however often that is done, a row arrives once."""
+    from hypaware.cli.failure import PartlyFailed
+    from hypaware.errors import UsageError
+
+    if bool(letters) == every:
+        raise UsageError("Name dead letters, or give --all.", repair="hyp export dead-letters list")
+    if sink is not None and not every:
+        raise UsageError("--sink goes with --all.")
+    outcomes = [_replay(letter.id) for letter in (_listed(sink) if every else _named(letters))]
+    report = {"replayed": outcomes}
+    if not as_json:
+        output.emit_table(
+            ["id", "status", "reason"],
+            [(each["id"][:_SHORT], each["status"], each.get("reason")) for each in outcomes],
+        )
+    left = [each for each in outcomes if each["status"] != "delivered"]
+    if left:
+        raise PartlyFailed(
+            f"{len(left)} of {len(outcomes)} were not delivered; they are kept",
+            report,
+            kind="not_delivered",
+            repair="hyp export dead-letters list",
+        )
+    if as_json:
+        output.emit_json(report)
+
+
+@dead_letters.command("drop", examples=["hyp export dead-letters drop 3f9c", "hyp export dead-letters drop 3f9c --yes"])
+@click.argument("letters", metavar="ID...", nargs=-1, required=True)
+@yes_option
+@json_option
+def drop(letters: tuple[str, ...], yes: bool, as_json: bool) -> None:
+    """Forget them: their rows stay in the lake, and are never delivered to that destination."""
+    from hypaware.export import refused
+
+    with _letters(letters) as (opened, chosen):
+        rows = sum(letter.rows for letter in chosen)
+        confirm(f"{_some(rows, 'row')} will never be delivered to {_sinks(chosen)}.", yes)
+        refused.drop(opened.home, opened.store, chosen)
+    if as_json:
+        output.emit_json({"dropped": [letter.id for letter in chosen]})
+    else:
+        output.emit(f"{_some(len(chosen), 'dead letter')} dropped")
+
+
+def _list(sink: str | None, as_json: bool) -> None:
+    found = _listed(sink)
+    if as_json:
+        output.emit_json({"dead_letters": [letter.as_json() for letter in found]})
+        return
+    if not found:
+        output.emit("there are no dead letters")
+        return
+    output.emit_table(
+        ["id", "sink", "dataset", "source", "sequences", "rows", "since", "reason"],
+        [_row(letter) for letter in found],
+    )
+
+
+def _row(letter: DeadLetter) -> tuple[object, ...]:
+    key, sequences = letter.key, f"{letter.after + 1}-{letter.last}"
+    return (
+        letter.id[:_SHORT],
+        key.sink,
+        key.dataset,
+        key.source,
+        sequences,
+        letter.rows,
+        letter.at,
+        letter.reason,
+    )
+
+
+def _listed(sink: str | None) -> list[DeadLetter]:
+    from hypaware import config as configuration
+    from hypaware.export import refused
+    from hypaware.export.configured import chosen
+
+    home = Home.from_environment()
+    with looking_into(home) as opened:
+        found = refused.listed(opened.store, sink) if opened else []
+    if sink is not None and not found:
+        chosen(configuration.load(home), [sink])
+    return found
+
+
+def _named(ids: Sequence[str]) -> list[DeadLetter]:
+    with _letters(ids) as (_, found):
+        return found
+
+
+def _replay(letter_id: str) -> dict[str, Any]:
+    """One that cannot be tried now does not keep the others back."""
+    from hypaware.cli.jobs import run_job
+    from hypaware.errors import Retryable
+
+    try:
+        return run_job("replay", {"id": letter_id})
+    except Retryable as trouble:
+        return {"id": letter_id, "status": "failed", "reason": trouble.message}
+
+
+def _read_lake(args: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
+    from hypaware.cli.jobs import run_job
+
+    chunks: list[bytes] = []
+    told = run_job("read", args, on_chunk=chunks.append)
+    return told, b"".join(chunks)
+
+
+@contextmanager
+def _letters(ids: Sequence[str]) -> Iterator[tuple[OpenHome, list[DeadLetter]]]:
+    """The named ones, and the state that has them."""
+    from hypaware.errors import HypError
+    from hypaware.export import refused
+
+    with looking_into(Home.from_environment()) as opened:
+        if opened is None:
+            raise HypError(
+                f"there is no dead letter {ids[0]!r}: nothing was ever delivered", kind="unknown_dead_letter"
+            )
+        yield opened, refused.named(opened.store, ids)
+
+
+def _sinks(chosen: Sequence[DeadLetter]) -> str:
+    return ", ".join(dict.fromkeys(letter.key.sink for letter in chosen))
+
+
+def _some(count: int, what: str) -> str:
+    return f"{count} {what}" + ("" if count == 1 else "s")

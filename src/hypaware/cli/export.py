@@ -1,0 +1,180 @@
+"""`hyp export`: delivers what waits, and says where every stream stands."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from hypaware.cli import output
+from hypaware.cli.dead_letters import dead_letters
+from hypaware.cli.export_binding import adopt, resend
+from hypaware.cli.group import json_option
+from hypaware.cli.looking import looking_into
+from hypaware.cli.runnable_group import RunnableGroup
+
+if TYPE_CHECKING:
+    from hypaware.config import Config
+    from hypaware.home import Home
+
+_HOW_TO_DECLARE = (
+    "the config declares no sink, so nothing is delivered. To declare one: "
+    """hyp config set sinks.archive '{ kind = "blob", destination = "/a/folder" }'"""
+)
+
+
+@click.group(
+    "export",
+    cls=RunnableGroup,
+    examples=[
+        "hyp export",
+        "hyp export team archive",
+        "hyp export team --max-wait 10m",
+        "hyp export --dry-run",
+    ],
+)
+@click.argument("sinks", nargs=-1, metavar="[SINK]...")
+@click.option("--dry-run", is_flag=True, help="Send nothing; report what the lake has for each sink.")
+@click.option(
+    "--max-wait",
+    metavar="DURATION",
+    default="60s",
+    show_default=True,
+    help="How long, in all, to wait for destinations that ask for patience.",
+)
+@json_option
+def export(sinks: tuple[str, ...], dry_run: bool, max_wait: str, as_json: bool) -> None:
+    """Deliver now what waits: to the named sinks, or to all that the config declares.
+
+    Rows in the spool are committed first. Run it again at any time: what a destination has is not sent twice, and what
+    was interrupted is finished first. Exits 0 only if all of it was delivered.
+    """
+    from hypaware import config as configuration
+    from hypaware.cli import export_summary
+    from hypaware.export.configured import chosen as choose
+    from hypaware.home import Home
+
+    patience = _seconds(max_wait)
+    home = Home.from_environment()
+    config = configuration.load(home)
+    chosen = choose(config, sinks)
+    if not chosen:
+        output.note(_HOW_TO_DECLARE)
+        report: dict[str, Any] = {"sinks": []}
+    elif dry_run:
+        report = _would_deliver(home, config, chosen)
+    else:
+        report = _deliver(home, config, chosen, patience)
+    if not as_json:
+        export_summary.show_round(report, dry_run=dry_run)
+    _hint_at_letters(home, chosen)
+    _answer(report, as_json)
+
+
+@export.command("status", examples=["hyp export status", "hyp export status --json"])
+@json_option
+def status(as_json: bool) -> None:
+    """Where every stream stands: how far it was delivered, what waits, what is in its way."""
+    from datetime import UTC, datetime
+
+    from hypaware import config as configuration
+    from hypaware.cli import export_summary
+    from hypaware.daemon import instance
+    from hypaware.export import status as standing
+    from hypaware.home import Home
+
+    home = Home.from_environment()
+    config = configuration.load(home)
+    now = datetime.now(UTC)
+    with looking_into(home) as opened:
+        found = standing.report(home, config, opened.store, now) if opened else []
+    streams = [each.as_json() for each in found]
+    if as_json:
+        output.emit_json({"streams": streams})
+        return
+    export_summary.show_status(streams, now)
+    if not config.sinks:
+        output.note(_HOW_TO_DECLARE)
+    elif instance.running(home) is None:
+        output.note("the daemon does not run, so nothing is delivered by schedule: hyp daemon run")
+
+
+export.add_command(adopt)
+export.add_command(resend)
+export.add_command(dead_letters)
+
+
+def _seconds(text: str) -> float:
+    from hypaware.config.values import DURATION
+    from hypaware.errors import UsageError
+
+    try:
+        return float(text) if text.isdecimal() else float(DURATION.read(text))
+    except ValueError as error:
+        reason = f" ({error})" if str(error) else ""
+        raise UsageError(f"--max-wait {text!r}{reason}: expected {DURATION.expected}, such as 90s or 10m") from None
+
+
+def _deliver(home: Home, config: Config, chosen: Sequence[str], max_wait: float) -> dict[str, Any]:
+    from hypaware.cli.jobs import run_job
+    from hypaware.export.foretold import at_rest
+    from hypaware.export.status import idle
+    from hypaware.opening import identify
+
+    identify(home)
+    with looking_into(home) as opened:
+        resting = idle(home, config, opened.store, chosen) if opened else None
+    if resting is not None:
+        return at_rest(chosen, resting)
+    return run_job("export", {"sinks": list(chosen), "max_wait": max_wait, "budget": None})
+
+
+def _would_deliver(home: Home, config: Config, chosen: Sequence[str]) -> dict[str, Any]:
+    """In this process: not even an engine is started."""
+    from datetime import UTC, datetime
+
+    from hypaware.export.foretold import would_deliver
+    from hypaware.spool import reader
+
+    for dataset in sorted({dataset for sink in chosen for dataset in config.sinks[sink].datasets}):
+        if reader.waiting(home, dataset).segments:
+            output.note(f"rows of {dataset} wait in the spool; a real run commits them first and delivers them too")
+    with looking_into(home) as opened:
+        return would_deliver(home, config, opened.store if opened else None, chosen, datetime.now(UTC))
+
+
+def _hint_at_letters(home: Home, chosen: Sequence[str]) -> None:
+    from hypaware.export import refused
+
+    with looking_into(home) as opened:
+        waiting = [letter for letter in refused.listed(opened.store) if letter.key.sink in chosen] if opened else []
+    if waiting:
+        noun = "dead letter waits" if len(waiting) == 1 else "dead letters wait"
+        output.note(f"{len(waiting)} {noun}: hyp export dead-letters list")
+
+
+def _answer(report: dict[str, Any], as_json: bool) -> None:
+    """Only what was delivered whole is a success."""
+    from hypaware.cli.failure import PartlyFailed
+
+    troubled = [sink for sink in report["sinks"] if sink["status"] != "ok"]
+    if troubled:
+        raise PartlyFailed(
+            "not all was delivered: " + ", ".join(f"{sink['sink']} ({sink['status']})" for sink in troubled),
+            report,
+            kind="held" if all(sink["status"] == "held" for sink in troubled) else "not_delivered",
+            repair=list(dict.fromkeys(command for sink in troubled for command in _repairs(sink))),
+        )
+    if as_json:
+        output.emit_json(report)
+
+
+def _repairs(sink: Mapping[str, Any]) -> list[str]:
+    errors = [each["error"] for each in (sink, *sink["streams"]) if each.get("error")]
+    commands = [command for error in errors for command in error.get("repair", ())]
+    if any(error["kind"] == "held" for error in errors):
+        commands += [f"hyp export adopt {sink['sink']}", f"hyp export resend {sink['sink']}"]
+    if any(stream["dead_letters"] for stream in sink["streams"]):
+        commands.append("hyp export dead-letters list")
+    return commands

@@ -1,0 +1,153 @@
+"""`hyp server`: the central receiver, its tokens and its gateways."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from hypaware.cli import output
+from hypaware.cli.group import Group, json_option
+from hypaware.cli.runnable_group import RunnableGroup
+from hypaware.home import Home
+
+_DEFAULT_LISTEN = "127.0.0.1:18522"
+_file = click.Path(path_type=Path, exists=True, dir_okay=False)
+
+
+@click.group("server", cls=Group, examples=["hyp server token create --label alice", "hyp server run"])
+def server() -> None:
+    """Receive the sessions of many machines into this home's lake."""
+
+
+@server.command(
+    "run",
+    examples=["hyp server run", "hyp server run --listen 0.0.0.0:18522 --tls-cert server.pem --tls-key server.key"],
+)
+@click.option(
+    "--listen", default=_DEFAULT_LISTEN, show_default=True, metavar="ADDRESS:PORT", help="Port 0 is a free one."
+)
+@click.option("--tls-cert", type=_file, help="Certificate chain (PEM), for HTTPS.")
+@click.option("--tls-key", type=_file, help="Its private key (PEM).")
+@click.option("--no-flush", is_flag=True, help="Only receive; somebody else runs hyp flush.")
+def run(listen: str, tls_cert: Path | None, tls_key: Path | None, no_flush: bool) -> None:
+    """Run the receiver until it is stopped; one per home.
+
+    A batch is acknowledged when it is durable. What was received is committed to the lake as `flush.interval` says.
+    SIGTERM and Ctrl-C let what is under way finish.
+    """
+    from hypaware import config as configuration
+    from hypaware.server import run as process
+
+    home = Home.from_environment()
+    host, port = _listen(listen)
+    if (tls_cert is None) != (tls_key is None):
+        raise click.UsageError("--tls-cert and --tls-key come together")
+    options = process.Options(host, port, tls_cert, tls_key, flush=not no_flush)
+    process.run(home, configuration.load(home), options, _say)
+
+
+@server.group("token", cls=Group, examples=["hyp server token create --label alice", "hyp server token list"])
+def token() -> None:
+    """Bootstrap tokens: with one, a machine enrols."""
+
+
+@token.command("create", examples=["hyp server token create --label alice", "hyp server token create --ttl 7d --json"])
+@click.option("--label", help="Whom it is for. A token that replaces another is given the same label.")
+@click.option("--ttl", metavar="DURATION", help="Nobody enrols with it after so long: 12h, 7d.  [no end]")
+@json_option
+def create(label: str | None, ttl: str | None, as_json: bool) -> None:
+    """Make a bootstrap token and show it, this once."""
+    from hypaware.server import tokens
+
+    secret, made = tokens.create(Home.from_environment(), label, _seconds(ttl))
+    if as_json:
+        output.emit_json({"token": secret, **tokens.as_json(made)})
+        return
+    output.emit(secret)
+    output.note(f"{made.id}: it is not kept and cannot be shown again")
+
+
+@token.command("list", examples=["hyp server token list", "hyp server token list --json"])
+@json_option
+def list_(as_json: bool) -> None:
+    """List the bootstrap tokens, never what they are."""
+    from hypaware.server import tokens
+
+    found = [tokens.as_json(each) for each in tokens.listed(Home.from_environment())]
+    if as_json:
+        output.emit_json({"tokens": found})
+        return
+    columns = ["id", "label", "status", "created_at", "expires_at", "last_used_at"]
+    output.emit_table(columns, [[each[name] for name in columns] for each in found])
+
+
+@token.command("revoke", examples=["hyp server token revoke tok_0123456789ab", "hyp server token revoke alice"])
+@click.argument("name", metavar="ID|LABEL")
+@json_option
+def revoke(name: str, as_json: bool) -> None:
+    """End a token, or all with a label, and every gateway that came with it."""
+    from hypaware.server import tokens
+
+    ended = tokens.revoke(Home.from_environment(), name)
+    if as_json:
+        output.emit_json({"revoked": ended})
+    else:
+        output.emit(f"revoked: {', '.join(ended)}")
+
+
+@server.group("gateways", cls=RunnableGroup, examples=["hyp server gateways", "hyp server gateways --json"])
+@json_option
+def gateways(as_json: bool) -> None:
+    """List the gateways that have been here."""
+    from dataclasses import asdict
+
+    from hypaware.server import gateways as known
+
+    found: list[dict[str, Any]] = [asdict(each) for each in known.listed(Home.from_environment())]
+    if as_json:
+        output.emit_json({"gateways": found})
+        return
+    columns = ["gateway_id", "host", "label", "bound_by", "first_seen_at", "last_seen_at"]
+    output.emit_table(columns, [[each[name] for name in columns] for each in found])
+
+
+@gateways.command("release", examples=["hyp server gateways release gw-0123456789abcdef"])
+@click.argument("gateway_id", metavar="ID")
+@json_option
+def release(gateway_id: str, as_json: bool) -> None:
+    """Free the id of a machine that lost its secret: whoever enrols next under it has it."""
+    from hypaware.server import gateways as known
+
+    known.release(Home.from_environment(), gateway_id)
+    if as_json:
+        output.emit_json({"released": gateway_id})
+    else:
+        output.emit(f"{gateway_id} may enrol again")
+
+
+def _listen(value: str) -> tuple[str, int]:
+    from hypaware.config.values import LISTEN
+
+    try:
+        host, _, port = LISTEN.read(value).rpartition(":")
+    except ValueError:
+        raise click.BadParameter(
+            f"expected {LISTEN.expected}, for example {_DEFAULT_LISTEN}", param_hint="--listen"
+        ) from None
+    return host.strip("[]"), int(port)
+
+
+def _seconds(value: str | None) -> float | None:
+    from hypaware.config.values import DURATION
+
+    try:
+        return None if value is None else float(DURATION.read(value))
+    except ValueError:
+        raise click.BadParameter(f"expected {DURATION.expected}, for example 7d", param_hint="--ttl") from None
+
+
+def _say(line: str) -> None:
+    """At once: whoever started the server waits for it."""
+    output.write_bytes(f"{line}\n".encode())

@@ -1,0 +1,89 @@
+"""How the daemon is, for those who ask: `run/daemon.json`.
+
+    {pid, started_at, version,
+     sinks: {name: {next_round, last_round, last_status}}, flush: {last_flush, last_status}}
+
+Replaced in one step and not synced: it means nothing after a power cut, and nothing without the daemon's lock.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import secrets
+from contextlib import suppress
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from hypaware import __version__
+from hypaware.home import Home
+
+log = logging.getLogger("hypaware.daemon")
+
+
+def path_of(home: Home) -> Path:
+    return home.run / "daemon.json"
+
+
+def read(home: Home) -> dict[str, Any]:
+    """What the daemon wrote last; nothing if it has not come to it yet."""
+    try:
+        found = json.loads(path_of(home).read_bytes())
+    except (FileNotFoundError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+class Condition:
+    def __init__(self, home: Home, started_at: datetime) -> None:
+        self._path = path_of(home)
+        self._flush: dict[str, str | None] = {"last_flush": None, "last_status": None}
+        self._sinks: dict[str, dict[str, str | None]] = {}
+        self._head = {"pid": os.getpid(), "started_at": _text(started_at), "version": __version__}
+        self._written: bytes | None = None
+
+    def awaits(self, sink: str, next_round: datetime) -> None:
+        self._of(sink)["next_round"] = _text(next_round)
+        self.write()
+
+    def had_round(self, sink: str, at: datetime, status: str) -> None:
+        self._of(sink).update(last_round=_text(at), last_status=status)
+        self.write()
+
+    def flushed(self, at: datetime, status: str) -> None:
+        self._flush = {"last_flush": _text(at), "last_status": status}
+        self.write()
+
+    def forget(self, sink: str) -> None:
+        self._sinks.pop(sink, None)
+        self.write()
+
+    def write(self) -> None:
+        """A full disk must not end the daemon: its work does not depend on this file."""
+        body = json.dumps({**self._head, "sinks": self._sinks, "flush": self._flush}, indent=1).encode()
+        if body == self._written:
+            return
+        temporary = self._path.with_name(f".{self._path.name}.{secrets.token_hex(4)}.tmp")
+        try:
+            fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            with os.fdopen(fd, "wb") as file:
+                file.write(body)
+            temporary.replace(self._path)
+            self._written = body
+        except OSError as error:
+            with suppress(OSError):
+                temporary.unlink(missing_ok=True)
+            log.warning("%s could not be written: %s", self._path, error)
+
+    def remove(self) -> None:
+        with suppress(OSError):
+            self._path.unlink(missing_ok=True)
+
+    def _of(self, sink: str) -> dict[str, str | None]:
+        return self._sinks.setdefault(sink, {"next_round": None, "last_round": None, "last_status": None})
+
+
+def _text(time: datetime) -> str:
+    return time.isoformat().replace("+00:00", "Z")

@@ -1,0 +1,135 @@
+"""Where the rows go, as the config names it, in one spelling: two spellings of one place must not look like two.
+
+| written | spelled |
+|---|---|
+| `/data/x/`, `~/x`, `file:///data/x` | `file:///data/x` |
+| `s3://bucket/prefix/`, `s3a://…` | `s3://bucket/prefix`, with `?endpoint=…` where it is not Amazon's |
+| `gs://bucket/prefix` | the same |
+| `az://container/prefix`, `abfs://container@account…/prefix` | `abfss://container@account.dfs.core…/prefix` |
+
+A prefix is taken as it stands: a `%20` in it is three characters. Asks nobody, and imports nothing heavy.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from hypaware.errors import ConfigError
+
+_AZURE = ("az", "azure", "abfs", "abfss")
+_SCHEMES = ("file", "s3", "s3a", "gs", *_AZURE)
+# In the order in which they count; object stores of others are reached by these.
+_ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
+_ACCOUNTS = ("AZURE_STORAGE_ACCOUNT_NAME", "AZURE_STORAGE_ACCOUNT")
+_AZURE_HOST = ".dfs.core.windows.net"
+_ONLY_S3 = ("endpoint", "region", "access_key_env", "secret_key_env")
+
+
+@dataclass(frozen=True)
+class FolderPlace:
+    path: Path
+
+    @property
+    def address(self) -> str:
+        return f"file://{self.path}"
+
+
+@dataclass(frozen=True)
+class BucketPlace:
+    scheme: str
+    """`s3`, `gs` or `abfss`."""
+    bucket: str
+    prefix: str
+    """Without a slash at either end; may be empty."""
+    endpoint: str = ""
+    account: str = ""
+
+    @property
+    def address(self) -> str:
+        host = f"{self.bucket}@{self.account}{_AZURE_HOST}" if self.account else self.bucket
+        path = f"/{self.prefix}" if self.prefix else ""
+        return f"{self.scheme}://{host}{path}" + (f"?endpoint={self.endpoint}" if self.endpoint else "")
+
+
+def place_of(options: Mapping[str, Any], environment: Mapping[str, str] = os.environ) -> FolderPlace | BucketPlace:
+    """Raises ConfigError where the destination cannot be one."""
+    written = str(options["destination"]).strip()
+    scheme, separator, rest = written.partition("://")
+    scheme = scheme.lower()
+    if separator and scheme not in _SCHEMES:
+        known = "a folder, s3://, gs:// or az://"
+        raise ConfigError(f"destination {written}: nothing is known of {scheme}:// addresses; write {known}")
+    if scheme not in ("s3", "s3a"):
+        _refuse_options(options, written)
+    if not separator or scheme == "file":
+        return FolderPlace(_folder(written, rest if separator else None))
+    if any(sign in rest for sign in "?#\\") or any(ord(sign) < 32 for sign in rest):
+        raise ConfigError(f"destination {written}: it has a query, a fragment or a sign that names may not have")
+    bucket, _, path = rest.partition("/")
+    if not bucket:
+        raise ConfigError(f"destination {written}: it names no bucket")
+    prefix = _prefix(written, path)
+    if scheme in _AZURE:
+        container, account = _azure(written, bucket, environment)
+        return BucketPlace("abfss", container, prefix, account=account)
+    if "@" in bucket or ":" in bucket:
+        raise ConfigError(f"destination {written}: {bucket!r} is not a bucket's name; a server goes into endpoint")
+    if scheme == "gs":
+        return BucketPlace("gs", bucket, prefix)
+    chosen = options.get("endpoint") or next(filter(None, map(environment.get, _ENDPOINTS)), "")
+    return BucketPlace("s3", bucket, prefix, endpoint=_endpoint(str(chosen)))
+
+
+def _folder(written: str, after_scheme: str | None) -> Path:
+    path = written
+    if after_scheme is not None:
+        host, slash, path = after_scheme.partition("/")
+        if host not in ("", "localhost"):
+            raise ConfigError(f"destination {written}: a file:// address names no host; write file:///path")
+        path = unquote(slash + path)
+    if path.startswith("~"):
+        path = str(Path(path).expanduser())
+    if not path.startswith("/") or "\0" in path:
+        raise ConfigError(
+            f"destination {written}: a folder is named by its whole path, from / or ~ on; "
+            "the daemon does not run where you are"
+        )
+    return Path("/" + os.path.normpath(path).lstrip("/"))
+
+
+def _prefix(written: str, path: str) -> str:
+    parts = [part for part in path.split("/") if part]
+    if any(part in (".", "..") for part in parts):
+        raise ConfigError(f"destination {written}: '.' and '..' mean nothing in an object store")
+    return "/".join(parts)
+
+
+def _azure(written: str, host: str, environment: Mapping[str, str]) -> tuple[str, str]:
+    container, at, server = host.partition("@")
+    account = server.partition(".")[0] if at else next(filter(None, map(environment.get, _ACCOUNTS)), "")
+    if not container or not account:
+        raise ConfigError(
+            f"destination {written}: which storage account? Write abfss://CONTAINER@ACCOUNT{_AZURE_HOST}/PREFIX, "
+            f"or set {_ACCOUNTS[0]}"
+        )
+    return container, account
+
+
+def _endpoint(written: str) -> str:
+    if not written:
+        return ""
+    parts = urlsplit(written)
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment or parts.username:
+        raise ConfigError("endpoint: it must be an http or https address, without a query and without a name in it")
+    return f"{parts.scheme}://{parts.netloc.lower()}{parts.path.rstrip('/')}"
+
+
+def _refuse_options(options: Mapping[str, Any], written: str) -> None:
+    for name in _ONLY_S3:
+        if options.get(name):
+            raise ConfigError(f"{name} is for s3:// destinations, and this one is {written}")

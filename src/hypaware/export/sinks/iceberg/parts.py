@@ -1,0 +1,137 @@
+"""A chunk as Parquet files, one for each partition that its rows fall into.
+
+They wait in a folder of the engine's JVM, which copies them to where the table lies: whatever store that is, and
+faster than bytes could be handed over. Nothing names them yet.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from hypaware.export.sink import Chunk, Refused
+from hypaware.export.sinks.iceberg.shape import (
+    HYP_GATEWAY,
+    HYP_INCARNATION,
+    HYP_SEQ,
+    HYP_SOURCE,
+    PartitionField,
+    Shape,
+)
+from hypaware.model.datasets import SEQ
+
+_ROW_GROUP_ROWS = 50_000
+_ROW_GROUP_BYTES = 32 << 20
+_TYPES = {
+    "string": pa.string(),
+    "int": pa.int32(),
+    "long": pa.int64(),
+    "boolean": pa.bool_(),
+    "timestamptz": pa.timestamp("us", tz="UTC"),
+}
+_MICROSECONDS = {"day": 86_400_000_000, "hour": 3_600_000_000}
+
+Values = tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Part:
+    path: Path
+    bytes: int
+    partition: Values
+    """One for each partition field, as Iceberg's transforms give them."""
+
+
+def build(table: pa.Table, chunk: Chunk, shape: Shape, folder: Path) -> list[Part]:
+    """Raises Refused where the table's columns cannot hold the rows."""
+    try:
+        rows = _as_stored(table, chunk, shape)
+    except pa.ArrowException as error:
+        raise Refused(f"the table's columns cannot hold these rows: {error}") from error
+    parts: list[Part] = []
+    try:
+        for partition, part in _by_partition(rows, shape.partitions):
+            path = folder / f"part-{secrets.token_hex(8)}.parquet"
+            parts.append(Part(path, 0, partition))
+            _write(part, path)
+            parts[-1] = Part(path, path.stat().st_size, partition)
+    except BaseException:
+        discard(parts)
+        raise
+    return parts
+
+
+def discard(parts: Sequence[Part]) -> None:
+    for part in parts:
+        part.path.unlink(missing_ok=True)
+
+
+def _as_stored(table: pa.Table, chunk: Chunk, shape: Shape) -> pa.Table:
+    own = {
+        HYP_SEQ: table.column(SEQ),
+        HYP_GATEWAY: chunk.gateway_id,
+        HYP_INCARNATION: chunk.incarnation,
+        HYP_SOURCE: chunk.stream.source,
+    }
+    schema = pa.schema(
+        pa.field(
+            field.name,
+            _TYPES[field.type],
+            nullable=not field.required,
+            metadata={"PARQUET:field_id": str(field.id)},
+        )
+        for field in shape.fields
+    )
+    arrays = []
+    for field in schema:
+        found = own.get(field.name)
+        if isinstance(found, str):
+            arrays.append(pa.repeat(found, table.num_rows))
+            continue
+        column = table.column(field.name) if found is None else found
+        if not field.nullable and column.null_count:
+            raise pa.ArrowInvalid(f"{field.name} may not be null")
+        arrays.append(column.cast(field.type))
+    return pa.Table.from_arrays(arrays, schema=schema)
+
+
+def _by_partition(rows: pa.Table, fields: Sequence[PartitionField]) -> list[tuple[Values, pa.Table]]:
+    values = [_partition_values(rows, field) for field in fields]
+    places: dict[Values, list[int]] = {}
+    for place, partition in enumerate(zip(*values, strict=True) if values else [()] * rows.num_rows):
+        places.setdefault(partition, []).append(place)
+    if len(places) == 1:
+        return [(next(iter(places)), rows)]
+    return [(partition, rows.take(pa.array(held))) for partition, held in places.items()]
+
+
+def _partition_values(rows: pa.Table, field: PartitionField) -> list[Any]:
+    if field.transform == "void":
+        return [None] * rows.num_rows
+    column = rows.column(field.column)
+    if field.transform == "identity":
+        found: list[Any] = column.to_pylist()
+        return found
+    if field.transform in _MICROSECONDS:
+        width = _MICROSECONDS[field.transform]
+        return [None if moment is None else moment // width for moment in column.cast(pa.int64()).to_pylist()]
+    moments = column.cast(pa.timestamp("us"))
+    years = [None if year is None else year - 1970 for year in pc.year(moments).to_pylist()]
+    if field.transform == "year":
+        return years
+    months = pc.month(moments).to_pylist()
+    return [None if year is None else year * 12 + month - 1 for year, month in zip(years, months, strict=True)]
+
+
+def _write(rows: pa.Table, path: Path) -> None:
+    by_size = rows.num_rows * _ROW_GROUP_BYTES // max(rows.nbytes, 1)
+    group = max(1, min(_ROW_GROUP_ROWS, by_size))
+    path.touch(mode=0o600)
+    pq.write_table(rows, path, row_group_size=group, compression="zstd", store_schema=False)

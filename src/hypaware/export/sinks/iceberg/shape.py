@@ -1,0 +1,184 @@
+"""The columns and partitions of the destination's table, and whether a table that is there already fits.
+
+A table that the sink makes: where each row came from (`OWN`), then the dataset's public columns; format v2, zstd,
+partitioned by the day of the dataset's time column and by source. A table that is there keeps its own partitions and
+any further columns that may be null; columns that it lacks are added, and what need not be filled may become null.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from hypaware.export.sink import Denied
+from hypaware.model.columns import Column, Type
+from hypaware.model.datasets import Dataset
+
+HYP_SEQ = "hyp_seq"
+HYP_GATEWAY = "hyp_gateway_id"
+HYP_INCARNATION = "hyp_incarnation"
+HYP_SOURCE = "hyp_source"
+OWN = (
+    Column(HYP_SEQ, Type.BIGINT, "Place of the row in the order of the home that sent it.", required=True),
+    Column(HYP_GATEWAY, Type.STRING, "The installation that sent the row.", required=True),
+    Column(
+        HYP_INCARNATION, Type.STRING, "Which life of that installation: sequences are unique in one.", required=True
+    ),
+    Column(HYP_SOURCE, Type.STRING, "Logical partition of the row at home.", required=True),
+)
+
+DATASET = "hyp.dataset"
+# Without whole bounds of the columns by which rows are looked for, every look would read the files.
+PROPERTIES = {f"write.metadata.metrics.column.{column.name}": "full" for column in OWN}
+NEW_TABLE_PROPERTIES = {
+    **PROPERTIES,
+    "format-version": "2",
+    "write.parquet.compression-codec": "zstd",
+    "write.metadata.delete-after-commit.enabled": "true",
+    "write.metadata.previous-versions-max": "100",
+    # Many machines may commit at once: each waits its turn instead of giving up.
+    "commit.retry.num-retries": "20",
+}
+
+_TYPES = {
+    Type.STRING: "string",
+    Type.INT: "int",
+    Type.BIGINT: "long",
+    Type.BOOLEAN: "boolean",
+    Type.TIMESTAMP: "timestamptz",
+    Type.JSON: "string",
+}
+_WIDER = {"int": "long"}
+_TIME_TRANSFORMS = ("year", "month", "day", "hour")
+_IDENTITY_TYPES = ("string", "int", "boolean")
+
+
+@dataclass(frozen=True)
+class Field:
+    id: int
+    name: str
+    type: str
+    required: bool
+
+
+@dataclass(frozen=True)
+class PartitionField:
+    column: str
+    transform: str
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What a data file must look like to belong to the table."""
+
+    fields: tuple[Field, ...]
+    """Those that we fill."""
+    spec_id: int
+    partitions: tuple[PartitionField, ...]
+
+
+@dataclass(frozen=True)
+class Changes:
+    added: tuple[Column, ...]
+    relaxed: tuple[str, ...]
+
+
+def columns_of(dataset: Dataset) -> tuple[Column, ...]:
+    return (*OWN, *dataset.columns)
+
+
+def type_of(column: Column) -> str:
+    return _TYPES[column.type]
+
+
+def new_schema(dataset: Dataset) -> str:
+    """In Iceberg's JSON."""
+    fields = [
+        {"id": place, "name": column.name, "required": column.required, "type": type_of(column), "doc": column.about}
+        for place, column in enumerate(columns_of(dataset), 1)
+    ]
+    return json.dumps({"type": "struct", "schema-id": 0, "fields": fields})
+
+
+def new_partitions(dataset: Dataset) -> str:
+    ids = {column.name: place for place, column in enumerate(columns_of(dataset), 1)}
+    day, source = dataset.time_column, HYP_SOURCE
+    fields = [
+        {"name": f"{day}_day", "transform": "day", "source-id": ids[day], "field-id": 1000},
+        {"name": source, "transform": "identity", "source-id": ids[source], "field-id": 1001},
+    ]
+    return json.dumps({"spec-id": 0, "fields": fields})
+
+
+def changes_for(dataset: Dataset, schema: str) -> Changes:
+    """What a table with this schema needs to take the dataset's rows; Denied where nothing could help."""
+    there = _fields(schema)
+    wanted = columns_of(dataset)
+    names = {column.name for column in wanted}
+    wrong = [
+        f"{column.name} is {there[column.name].type} and should be {type_of(column)}"
+        for column in wanted
+        if column.name in there and there[column.name].type not in (type_of(column), _WIDER.get(type_of(column)))
+    ]
+    wrong += [
+        f"{field.name} may not be null, and the dataset has no such column"
+        for field in there.values()
+        if field.required and field.name not in names
+    ]
+    if wrong:
+        raise Denied(
+            f"the table has columns that cannot take the rows of {dataset.name}: {'; '.join(wrong)}",
+            kind="schema_conflict",
+            repair="hyp config show",
+        )
+    return Changes(
+        added=tuple(column for column in wanted if column.name not in there),
+        relaxed=tuple(
+            column.name
+            for column in wanted
+            if not column.required and column.name in there and there[column.name].required
+        ),
+    )
+
+
+def shape_of(dataset: Dataset, schema: str, spec: str) -> Shape:
+    there = _fields(schema)
+    return Shape(
+        fields=tuple(there[column.name] for column in columns_of(dataset)),
+        spec_id=json.loads(spec)["spec-id"],
+        partitions=tuple(_partition_field(field, there) for field in json.loads(spec)["fields"]),
+    )
+
+
+def _partition_field(field: Mapping[str, Any], there: Mapping[str, Field]) -> PartitionField:
+    column = next((found for found in there.values() if found.id == field["source-id"]), None)
+    transform = field["transform"]
+    if transform == "void":
+        return PartitionField("", transform)
+    is_known = column is not None and (
+        (transform == "identity" and column.type in _IDENTITY_TYPES)
+        or (transform in _TIME_TRANSFORMS and column.type == "timestamptz")
+    )
+    if column is None or not is_known:
+        raise Denied(
+            f"the table is partitioned by {transform} of {column.name if column else 'a nested column'}, "
+            "which this sink cannot write: name another table, or change its partitions",
+            kind="partitions_unknown",
+            repair="hyp config show",
+        )
+    return PartitionField(column.name, transform)
+
+
+def _fields(schema: str) -> dict[str, Field]:
+    """By name; a nested type has no name of its own and fits nothing."""
+    return {
+        field["name"]: Field(
+            field["id"],
+            field["name"],
+            field["type"] if isinstance(field["type"], str) else "nested",
+            field["required"],
+        )
+        for field in json.loads(schema)["fields"]
+    }

@@ -1,0 +1,111 @@
+"""What Java raised, as the driver understands it: patience, another try, or a person.
+
+An exception is judged by its own class and by those of its causes, the most telling of them first.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from py4j.protocol import Py4JError, Py4JJavaError
+from pyspark.errors.exceptions.captured import CapturedException
+
+from hypaware.export.sink import Busy, Denied, Overlap, Refused, Unreachable
+
+_ICEBERG = "org.apache.iceberg.exceptions."
+_MOST_CAUSES = 20
+_CONFIG = "hyp config show"
+
+# SQL states, by their beginning: no such user or wrong password, no such database, no right to it.
+_SQL_DENIED = ("28", "3D", "42501", "3F")
+_SQL_BUSY = ("53", "57P03")
+_SQL_EXCEPTION = re.compile(r"java\.sql\.SQL\w*Exception|org\.(postgresql|sqlite)\.\S*Exception")
+_SQLITE_BUSY = re.compile(r"SQLITE_(BUSY|LOCKED)")
+_SQLITE_DENIED = re.compile(r"SQLITE_(CANTOPEN|READONLY|PERM|AUTH|NOTADB)|path to .* does not exist")
+_NO_CLASS = re.compile(r"ClassNotFoundException|NoClassDefFoundError|NoSuchMethodException|No suitable driver")
+_NO_RIGHT = re.compile(r"AccessControlException|AccessDeniedException|Permission denied")
+_HTTP_STATUS = re.compile(r"Status Code: (401|403|404|503)")
+
+
+@dataclass(frozen=True)
+class Cause:
+    kind: str
+    message: str
+    sql_state: str = ""
+
+
+def causes(error: BaseException) -> list[Cause]:
+    """What Java raised and why, outermost first; nothing if it was not Java."""
+    raised = getattr(error, "java_exception", None) or getattr(error, "_origin", None)
+    found: list[Cause] = []
+    while raised is not None and len(found) < _MOST_CAUSES:
+        kind = str(raised.getClass().getName())
+        state = raised.getSQLState() if _SQL_EXCEPTION.fullmatch(kind) else None
+        found.append(Cause(kind, str(raised.getMessage() or ""), str(state or "")))
+        raised = raised.getCause()
+    return found
+
+
+def is_a(error: BaseException, *names: str) -> bool:
+    """Whether one of Iceberg's exceptions with such a name is among the causes."""
+    return any(cause.kind == _ICEBERG + name for cause in causes(error) for name in names)
+
+
+@contextmanager
+def told(address: str) -> Iterator[None]:
+    """Raises Denied, Busy or Unreachable for what Java raised; what is one of these already passes through."""
+    try:
+        yield
+    except (Denied, Busy, Unreachable, Overlap, Refused):
+        raise
+    except (Py4JJavaError, CapturedException) as error:
+        raise judged(causes(error), address) from error
+    except (Py4JError, OSError) as error:
+        raise Unreachable(f"{address}: the engine's JVM does not answer, or its disk: {error}") from error
+
+
+def judged(found: list[Cause], address: str) -> Denied | Busy | Unreachable:
+    what = f"{address}: {_telling(found)}"
+    text = " / ".join(f"{cause.kind}: {cause.message}" for cause in found)
+    names = {cause.kind.removeprefix(_ICEBERG) for cause in found}
+    states = [cause.sql_state for cause in found if cause.sql_state]
+    if names & {"CommitStateUnknownException"}:
+        return Unreachable(what)
+    if names & {"NotAuthorizedException"} or any(state.startswith("28") for state in states):
+        return Denied(f"{what}. The credentials are not accepted", kind="bad_credentials", repair=_CONFIG)
+    if names & {"ForbiddenException"} or _NO_RIGHT.search(text) or any(s.startswith("42501") for s in states):
+        return Denied(f"{what}. The destination gives no right to it", kind="no_permission", repair=_CONFIG)
+    if _NO_CLASS.search(text):
+        return Denied(
+            f"{what}. This catalog or store needs Java classes that the engine does not have",
+            kind="destination_needs_jars",
+            repair=_CONFIG,
+        )
+    if any(state.startswith(_SQL_DENIED) for state in states) or _SQLITE_DENIED.search(text):
+        return Denied(what, kind="destination_misconfigured", repair=_CONFIG)
+    if _SQLITE_BUSY.search(text) or any(state.startswith(_SQL_BUSY) for state in states):
+        return Busy(what)
+    if names & {"CommitFailedException", "ServiceUnavailableException"}:
+        return Busy(f"{what}. Others are writing to the table")
+    if (status := _HTTP_STATUS.search(text)) and "awssdk" in text:
+        if status[1] == "503":
+            return Busy(what)
+        return Denied(f"{what}. The store gives no right to it, or has no such bucket", kind="no_permission")
+    if "Table UUID does not match" in text:
+        return Denied(
+            f"{what}. The table was dropped and made anew meanwhile; run it again", kind="destination_changed"
+        )
+    if names & {"BadRequestException", "java.lang.IllegalArgumentException", "java.net.URISyntaxException"}:
+        return Denied(what, kind="destination_misconfigured", repair=_CONFIG)
+    return Unreachable(what)
+
+
+def _telling(found: list[Cause]) -> str:
+    """The innermost message is where it began; one line of it."""
+    for cause in reversed(found):
+        if cause.message:
+            return f"{cause.message.splitlines()[0][:300]} ({cause.kind.rpartition('.')[2]})"
+    return found[0].kind if found else "no reason was given"

@@ -1,0 +1,118 @@
+"""Deliveries as the side file keeps them: every stream with its watermark, what was planned, and its dead letters.
+
+`step` grows with every plan. The side file is written after a plan and before its first byte leaves, so a state that
+is behind it by steps was restored from an older copy, and one that is lost can be told how far each stream was.
+What was acknowledged since is sent again under the same ids, or asked for.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from sqlalchemy import Connection
+
+from hypaware.state import dead_letters, intents, streams
+from hypaware.state.dead_letters import DeadLetter
+from hypaware.state.intents import Intent, PlannedChunk
+from hypaware.state.stream_key import StreamKey
+from hypaware.state.streams import Stream
+
+_KEPT = ("address", "destination_id", "watermark", "history", "exported_rows", "held")
+
+
+@dataclass(frozen=True)
+class Deliveries:
+    step: int
+    streams: tuple[Stream, ...]
+    intents: tuple[Intent, ...]
+    letters: tuple[DeadLetter, ...]
+    lost: bool = False
+    """Whether rows were sent once that nobody remembers."""
+
+
+def of_state(connection: Connection) -> Deliveries:
+    known = streams.all_streams(connection)
+    planned = [intents.pending(connection, stream.key) for stream in known]
+    letters = dead_letters.all_letters(connection)
+    step, lost = streams.step(connection), streams.is_memory_lost(connection)
+    return Deliveries(step, tuple(known), tuple(filter(None, planned)), tuple(letters), lost)
+
+
+def restore(connection: Connection, held: Deliveries) -> None:
+    """The state is behind, or new: what the side file knows of deliveries is all that counts, and later than what the
+    state knows. A stream or a letter that only the state has was renamed, delivered or dropped since.
+    """
+    bodies = {letter.id: dead_letters.payload(connection, letter.id) for letter in held.letters}
+    for stream in streams.all_streams(connection):
+        intents.cancel(connection, stream.key)
+        dead_letters.drop_of(connection, stream.key)
+        streams.forget(connection, stream.key)
+    planned = {intent.key: intent for intent in held.intents}
+    for stream in held.streams:
+        streams.restore(connection, stream)
+        if stream.key in planned:
+            intents.plan(connection, planned[stream.key])
+    for letter in held.letters:
+        dead_letters.bury(connection, letter, bodies[letter.id])
+    if held.lost:
+        streams.lost_memory(connection)
+    streams.stepped(connection, at_least=held.step)
+
+
+def distrust(connection: Connection) -> None:
+    """Nobody knows any more what was sent: each stream finds out from its destination, or waits for its user."""
+    streams.lost_memory(connection)
+    for stream in streams.all_streams(connection):
+        intents.cancel(connection, stream.key)
+        streams.restore(connection, replace(stream, watermark=None, history=streams.LOST))
+    streams.stepped(connection)
+
+
+def as_json(held: Deliveries) -> dict[str, Any]:
+    return {
+        "step": held.step,
+        "lost": held.lost,
+        "streams": [
+            {**asdict(stream.key), **{name: getattr(stream, name) for name in _KEPT}} for stream in held.streams
+        ],
+        "intents": [
+            {
+                **asdict(intent.key),
+                "after": intent.after,
+                "last": intent.last,
+                "chunks": [[c.id, c.incarnation, c.after, c.last, c.rows, c.acked] for c in intent.chunks],
+            }
+            for intent in held.intents
+        ],
+        "dead_letters": [{**letter.as_json(), "incarnation": letter.incarnation} for letter in held.letters],
+    }
+
+
+def from_json(held: dict[str, Any]) -> Deliveries:
+    return Deliveries(
+        int(held["step"]),
+        tuple(Stream(_key(each), **{name: each[name] for name in _KEPT}) for each in held["streams"]),
+        tuple(
+            Intent(_key(each), each["after"], each["last"], tuple(PlannedChunk(*chunk) for chunk in each["chunks"]))
+            for each in held["intents"]
+        ),
+        tuple(
+            DeadLetter(
+                each["id"],
+                _key(each),
+                each["incarnation"],
+                each["after"],
+                each["last"],
+                each["rows"],
+                each["reason"],
+                each["at"],
+            )
+            for each in held["dead_letters"]
+        ),
+        bool(held.get("lost")),
+    )
+
+
+def _key(held: dict[str, Any]) -> StreamKey:
+    return StreamKey(held["sink"], held["dataset"], held["source"])

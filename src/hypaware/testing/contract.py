@@ -1,0 +1,325 @@
+"""The contract that every sink passes. Subclass it where pytest collects, and say what to test:
+
+    class TestMySink(SinkContract):
+        kind = MY_SINK
+
+        def options(self, tmp_path): ...
+        def arrived(self, tmp_path): ...
+
+The destination is the real one; what goes wrong (an answer that is lost, rows that are refused, a kill at each crash
+point) goes wrong between it and the driver, so that it can be made to happen for every kind alike.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from hypaware.config.schema import Config, SinkConfig
+from hypaware.export import binding, configured, replay
+from hypaware.export.driver import Driver, Terms
+from hypaware.export.report import SinkReport
+from hypaware.export.sink import SinkType
+from hypaware.home import Home
+from hypaware.opening import OpenHome, open_home
+from hypaware.state import dead_letters, intents, streams
+from hypaware.testing import between
+from hypaware.testing.between import Between
+from hypaware.testing.lives import live
+from hypaware.testing.sample_lake import DATASET, SampleLake, sample_row
+
+SINK = "here"
+_SOURCES = ("claude", "codex", "claude x")
+# What a delivery passes; the points inside a sink are its own.
+POINTS = (
+    "export.plan.before-commit", "export.plan.after-commit", "export.plan.after-mirror", "export.ship.before-send",
+    "export.ship.after-answer", "export.ack.after-commit", "export.finish.after-commit",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Place:
+    """A home, its lake and a sink."""
+
+    home: Home
+    lake: SampleLake
+    config: Config
+
+    def commit(self, count: int, start: int = 0, sources: tuple[str, ...] = _SOURCES) -> None:
+        rows = [sample_row(number, sources[number % len(sources)]) for number in range(start, start + count)]
+        with self.opened() as opened:
+            self.lake.commit(opened, rows)
+
+    def deliver(self, max_wait: float = 1.0, budget: int | None = None) -> SinkReport:
+        with self.opened() as opened:
+            driver = Driver(opened, self.config, self.lake, Terms(max_wait, budget))
+            return asyncio.run(driver.deliver([SINK]))[0]
+
+    def lives(self) -> None:
+        self.deliver()
+
+    def replays(self) -> None:
+        self.replay_all()
+
+    def replay_all(self) -> list[dict[str, Any]]:
+        with self.opened() as opened:
+            with opened.store.reading() as connection:
+                letters = dead_letters.all_letters(connection)
+            driver = Driver(opened, self.config, self.lake, Terms(1.0))
+            return [asyncio.run(replay.replay(driver, letter.id)) for letter in letters]
+
+    @contextmanager
+    def opened(self) -> Iterator[OpenHome]:
+        found = open_home(self.home)
+        try:
+            yield found
+        finally:
+            found.store.close()
+
+
+class SinkContract:
+    kind: SinkType
+    can_be_asked = True
+    points: tuple[str, ...] = ()
+    """The sink's own crash points."""
+
+    def options(self, tmp_path: Path) -> Mapping[str, Any]:
+        """Of a fresh destination under `tmp_path`; the same options name the same destination."""
+        raise NotImplementedError
+
+    def other_options(self, tmp_path: Path) -> Mapping[str, Any]:
+        """Of another destination."""
+        raise NotImplementedError
+
+    def arrived(self, tmp_path: Path, options: Mapping[str, Any]) -> list[str]:
+        """The message ids of all rows at that destination, read without the sink, each as often as it is there."""
+        raise NotImplementedError
+
+    @contextmanager
+    def place(self, tmp_path: Path, **faults_between: Any) -> Iterator[Place]:
+        home = Home(tmp_path / "home")
+        with configured.also(between.wrapped(self.kind, tmp_path / "faults")):
+            for kind, value in faults_between.items():
+                Between(tmp_path / "faults").set(kind, value)
+            yield Place(home, SampleLake(tmp_path / "lake"), self._config(self.options(tmp_path)))
+
+    def _config(self, options: Mapping[str, Any]) -> Config:
+        return Config(sinks={SINK: SinkConfig(self.kind.name, "* * * * *", (DATASET,), options)})
+
+    def check(self, tmp_path: Path, place: Place, without: Collection[str] = ()) -> None:
+        """Every row of the lake is at the destination, once."""
+        expected = Counter(message for message in place.lake.message_ids() if message not in without)
+        found = Counter(self.arrived(tmp_path, place.config.sinks[SINK].options))
+        assert found == expected, f"doubled or too many: {found - expected}, missing: {expected - found}"
+
+    # Deliveries
+
+    def test_every_row_arrives_once_and_an_idle_round_sends_nothing(self, tmp_path: Path) -> None:
+        with self.place(tmp_path) as place:
+            place.commit(40)
+            report = place.deliver()
+            assert (report.status, sum(stream.rows for stream in report.streams)) == ("ok", 40)
+            self.check(tmp_path, place)
+            again = place.deliver()
+            assert [stream.chunks for stream in again.streams] == [0, 0, 0]
+            place.commit(5, start=40)
+            assert sum(stream.rows for stream in place.deliver().streams) == 5
+            self.check(tmp_path, place)
+
+    def test_a_kill_at_any_point_then_new_rows_lose_and_double_nothing(self, tmp_path: Path) -> None:
+        for point in (*POINTS, *self.points):
+            for time in (1, 2):
+                here = tmp_path / f"{point}-{time}"
+                here.mkdir()
+                with self.place(here) as place:
+                    place.commit(20)
+                    assert not live(place.lives, f"{point}:{time}"), f"no kill at {point}"
+                    place.commit(9, start=20)
+                    assert place.deliver().status == "ok"
+                    self.check(here, place)
+
+    def test_a_lost_answer_then_new_rows(self, tmp_path: Path) -> None:
+        with self.place(tmp_path, lose_answer=4) as place:
+            place.commit(20)
+            assert place.deliver(max_wait=0.0).status in ("failed", "partial")
+            place.commit(9, start=20)
+            Between(tmp_path / "faults").clear()
+            assert place.deliver().status == "ok"
+            self.check(tmp_path, place)
+
+    def test_a_destination_that_is_busy_or_silent_for_a_while(self, tmp_path: Path) -> None:
+        with self.place(tmp_path, busy=2, cut=2) as place:
+            place.commit(20)
+            place.deliver(max_wait=4.0)
+            Between(tmp_path / "faults").clear()
+            assert place.deliver().status == "ok"
+            self.check(tmp_path, place)
+
+    # What changes between two tries
+
+    def test_compaction_and_a_purge_between_two_tries(self, tmp_path: Path) -> None:
+        with self.place(tmp_path, lose_answer=1) as place:
+            place.commit(30)
+            place.deliver(max_wait=0.0)
+            place.lake.rewrite()
+            arrived = set(self.arrived(tmp_path, place.config.sinks[SINK].options))
+            gone = [message for message in place.lake.message_ids() if message not in arrived][::2]
+            place.lake.purge(gone)
+            Between(tmp_path / "faults").clear()
+            assert place.deliver().status == "ok"
+            self.check(tmp_path, place)
+
+    def test_a_chunk_of_which_nothing_is_left_is_settled_without_the_destination(self, tmp_path: Path) -> None:
+        with self.place(tmp_path, cut=99) as place:
+            place.commit(3, sources=("claude",))
+            place.deliver(max_wait=0.0)
+            place.lake.purge(place.lake.message_ids())
+            Between(tmp_path / "faults").clear()
+            assert place.deliver().status == "ok"
+            assert self.arrived(tmp_path, place.config.sinks[SINK].options) == []
+
+    # Memory
+
+    def test_a_lost_state_is_recalled_from_its_side_file(self, tmp_path: Path) -> None:
+        for point in POINTS[2:]:
+            here = tmp_path / point
+            here.mkdir()
+            with self.place(here) as place:
+                place.commit(20)
+                live(place.lives, f"{point}:2")
+                _forget_state(place.home)
+                place.commit(9, start=20)
+                assert place.deliver().status == "ok"
+                self.check(here, place)
+
+    def test_a_lost_watermark_is_asked_from_the_destination_or_the_stream_is_held(self, tmp_path: Path) -> None:
+        with self.place(tmp_path) as place:
+            place.commit(20)
+            place.deliver()
+            _forget_deliveries(place)
+            place.commit(9, start=20)
+            report = place.deliver()
+            if self.can_be_asked:
+                assert report.status == "ok"
+                self.check(tmp_path, place)
+            else:
+                assert report.status == "held"
+                later = {f"message-{number}" for number in range(20, 29)}
+                self.check(tmp_path, place, without=later)
+
+    # Refusals
+
+    def test_refused_rows_become_dead_letters_and_the_rest_arrives(self, tmp_path: Path) -> None:
+        poison = ("message-4", "message-11", "message-12")
+        with self.place(tmp_path, refuse="\n".join(poison)) as place:
+            place.commit(30)
+            report = place.deliver()
+            assert (report.status, sum(stream.dead_letters for stream in report.streams)) == ("partial", 3)
+            self.check(tmp_path, place, without=poison)
+            assert {answer["status"] for answer in place.replay_all()} == {"refused"}
+            Between(tmp_path / "faults").clear()
+            for point in ("export.replay.after-answer", "export.replay.after-commit"):
+                assert not live(place.replays, point)
+            assert {answer["status"] for answer in place.replay_all()} <= {"delivered"}
+            self.check(tmp_path, place)
+            assert place.deliver().status == "ok"
+            self.check(tmp_path, place)
+
+    def test_a_kill_while_refusals_are_sorted_out(self, tmp_path: Path) -> None:
+        poison = ("message-4", "message-11")
+        for point in ("export.split.after-commit", "export.bury.after-commit"):
+            here = tmp_path / point
+            here.mkdir()
+            with self.place(here, refuse="\n".join(poison)) as place:
+                place.commit(30)
+                assert not live(place.lives, f"{point}:2")
+                place.commit(9, start=30)
+                while any(stream.held for stream in place.deliver().streams):
+                    # It cannot be asked about the half that may have been sent: the user goes on without it.
+                    assert not self.can_be_asked
+                    with place.opened() as opened:
+                        binding.adopt(place.home, place.config, opened.store, SINK)
+                Between(here / "faults").clear()
+                assert {answer["status"] for answer in place.replay_all()} == {"delivered"}
+                self.check(here, place)
+
+    # Several of them
+
+    def test_two_instances_have_watermarks_of_their_own(self, tmp_path: Path) -> None:
+        with self.place(tmp_path) as place:
+            place.commit(12)
+            place.deliver()
+            other = replace(place, config=self._config(self.other_options(tmp_path)))
+            moved = {"there": other.config.sinks[SINK], **place.config.sinks}
+            both = replace(place, config=Config(sinks=moved))
+            with both.opened() as opened:
+                driver = Driver(opened, both.config, both.lake, Terms(1.0))
+                reports = asyncio.run(driver.deliver(["there", SINK]))
+            assert [report.status for report in reports] == ["ok", "ok"]
+            self.check(tmp_path, place)
+            self.check(tmp_path, other)
+
+    def test_two_rounds_at_once(self, tmp_path: Path) -> None:
+        with self.place(tmp_path) as place:
+            place.commit(40)
+            with place.opened() as opened:
+
+                async def both() -> list[list[SinkReport]]:
+                    drivers = [Driver(opened, place.config, place.lake, Terms(20.0)) for _ in range(2)]
+                    return list(await asyncio.gather(*(driver.deliver([SINK]) for driver in drivers)))
+
+                asyncio.run(both())
+            self.check(tmp_path, place)
+
+    # Where it points
+
+    def test_a_sink_that_points_elsewhere_is_held_until_its_user_decides(self, tmp_path: Path) -> None:
+        with self.place(tmp_path) as place:
+            place.commit(12)
+            place.deliver()
+            elsewhere = replace(place, config=self._config(self.other_options(tmp_path)))
+            place.commit(6, start=12)
+            assert elsewhere.deliver().status == "held"
+            assert self.arrived(tmp_path, elsewhere.config.sinks[SINK].options) == []
+            with elsewhere.opened() as opened:
+                binding.adopt(elsewhere.home, elsewhere.config, opened.store, SINK)
+            assert elsewhere.deliver().status == "ok"
+            self.check(tmp_path, elsewhere, without={f"message-{number}" for number in range(12)})
+            with elsewhere.opened() as opened:
+                binding.resend(place.home, place.config, opened.store, SINK)
+            assert place.deliver().status == "ok"
+            if self.can_be_asked:
+                self.check(tmp_path, place)
+
+    def test_a_sink_that_was_renamed_sends_nothing_again(self, tmp_path: Path) -> None:
+        with self.place(tmp_path) as place:
+            place.commit(12)
+            place.deliver()
+            renamed = replace(place, config=Config(sinks={"other": place.config.sinks[SINK]}))
+            place.commit(3, start=12)
+            with renamed.opened() as opened:
+                (report,) = asyncio.run(Driver(opened, renamed.config, renamed.lake, Terms(1.0)).deliver(["other"]))
+            assert sum(stream.rows for stream in report.streams) == 3
+            self.check(tmp_path, place)
+
+
+def _forget_state(home: Home) -> None:
+    """The state is gone; only its side file is there."""
+    for suffix in ("", "-wal", "-shm"):
+        home.state.with_name(home.state.name + suffix).unlink(missing_ok=True)
+
+
+def _forget_deliveries(place: Place) -> None:
+    """As after the loss of state and side file: nobody remembers what was sent."""
+    with place.opened() as opened, opened.store.transaction() as connection:
+        for stream in streams.all_streams(connection):
+            intents.cancel(connection, stream.key)
+            streams.restore(connection, replace(stream, watermark=None, history=streams.LOST))
+        from hypaware.state import flushes, whose
+
+        whose.save(connection, opened.identity.reborn(flushes.next_seq(connection) - 1))

@@ -1,0 +1,130 @@
+"""A lake in a folder, for deliveries: one Arrow file per commit, each row with its sequence.
+
+It does to its rows what a real one does (commits, a rewrite of all files, a purge), with the real state beside it, and
+needs neither Spark nor Iceberg.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from hypaware import durable
+from hypaware.export.rows import Page
+from hypaware.lake.arrow import file_schema, table_columns
+from hypaware.model import datasets
+from hypaware.model.coerce import coerce_row
+from hypaware.model.datasets import SEQ, SOURCE
+from hypaware.state import flushes
+from hypaware.state.flushes import Outcome
+
+if TYPE_CHECKING:
+    from hypaware.opening import OpenHome
+
+DATASET = "ai_gateway_messages"
+
+
+def sample_row(number: int, source: str, text: str = "text") -> dict[str, object]:
+    """A valid row; the number makes its identity (`part_id`)."""
+    at = f"2026-11-{1 + number // 86_400 % 28:02d}T{number // 3600 % 24:02d}:{number // 60 % 60:02d}:{number % 60:02d}Z"
+    return {
+        "session_id": "session-1", "provider": "anthropic", "client_name": source, "conversation_source": source,
+        "conversation_started_at": "2026-11-01T00:00:00Z", "message_id": f"message-{number}", "message_index": number,
+        "message_created_at": at, "role": "user", "part_index": 0, "part_type": "text",
+        "content_text": f"{text} {number}", "attributes": {"n": number, "big": 2**60},
+    }  # fmt: skip
+
+
+class SampleLake:
+    def __init__(self, folder: Path, page_rows: int = 7) -> None:
+        self._folder = folder
+        self._page_rows = page_rows
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def commit(self, opened: OpenHome, rows: Sequence[dict[str, object]]) -> None:
+        """Rows of any sources, in this order, as one flush: reserved, written, recorded."""
+        dataset = datasets.get(DATASET)
+        coerced = [coerce_row(dataset, row, opened.gateway_id) for row in rows]
+        with opened.store.transaction() as connection:
+            flush = flushes.reserve_blocks(connection, DATASET, len(rows))
+        seqs = [flush.after + 1 + place for place in range(len(rows))]
+        sources = [dataset.source_of(row) for row in coerced]
+        self._write(f"{flush.after:020d}", self._table(coerced, seqs, sources))
+        high_water = dict(zip(sources, seqs, strict=True))
+        with opened.store.transaction() as connection:
+            flushes.record(connection, flush, Outcome(high_water, len(rows), 0, 0))
+
+    def rewrite(self) -> None:
+        """Compaction: all rows in one file, in another order."""
+        whole = self._whole()
+        for path in self._files():
+            path.unlink()
+        self._write("compacted", whole.take(pc.sort_indices(whole, sort_keys=[(SEQ, "descending")])))
+
+    def purge(self, message_ids: Collection[str]) -> None:
+        for path in self._files():
+            kept = _read(path)
+            gone = pc.is_in(kept.column("message_id"), value_set=pa.array(list(message_ids), pa.string()))
+            self._write(path.stem, kept.filter(pc.invert(gone)))
+
+    async def page(self, dataset: str, source: str, after: int, until: int) -> Page:
+        found = await self.between(dataset, source, after, until)
+        if len(found) <= self._page_rows:
+            return Page(found, after, until)
+        found = found.slice(0, self._page_rows)
+        return Page(found, after, found.column(SEQ)[-1].as_py())
+
+    async def between(self, dataset: str, source: str, after: int, last: int) -> pa.Table:
+        return self._between(source, after, last)
+
+    def count(self, dataset: str, source: str, after: int, last: int) -> int:
+        return len(self._between(source, after, last))
+
+    def message_ids(self) -> list[str]:
+        found: list[str] = self._whole().column("message_id").to_pylist()
+        return found
+
+    def _between(self, source: str, after: int, last: int) -> pa.Table:
+        whole = self._whole()
+        seq = whole.column(SEQ)
+        inside = pc.and_(pc.and_(pc.greater(seq, after), pc.less_equal(seq, last)), pc.equal(whole[SOURCE], source))
+        found = whole.filter(inside)
+        public = [column.name for column in datasets.get(DATASET).columns]
+        return found.take(pc.sort_indices(found, sort_keys=[(SEQ, "ascending")])).select([SEQ, *public])
+
+    def _table(self, rows: list[dict[str, object]], seqs: list[int], sources: list[str]) -> pa.Table:
+        from hypaware.lake.arrow import from_json_lines
+        from hypaware.model import canonical
+        from hypaware.model.datasets import BATCH_ID, ROW_ID
+
+        schema = _schema()
+        lines = [canonical.row_id_and_text(row)[1] for row in rows]
+        empty = pa.array([""] * len(rows))
+        internal = {SEQ: pa.array(seqs, pa.int64()), SOURCE: pa.array(sources), ROW_ID: empty, BATCH_ID: empty}
+        return from_json_lines(schema, lines, internal)
+
+    def _whole(self) -> pa.Table:
+        return pa.concat_tables([_schema().empty_table(), *map(_read, self._files())])
+
+    def _files(self) -> list[Path]:
+        return sorted(self._folder.glob("*.arrow"))
+
+    def _write(self, name: str, table: pa.Table) -> None:
+        out = pa.BufferOutputStream()
+        with pa.ipc.new_stream(out, table.schema) as writer:
+            writer.write_table(table)
+        durable.write_file(self._folder / f"{name}.arrow", out.getvalue().to_pybytes())
+
+
+def _schema() -> pa.Schema:
+    dataset = datasets.get(DATASET)
+    return file_schema(dataset, {column.name: place for place, column in enumerate(table_columns(dataset), 1)})
+
+
+def _read(path: Path) -> pa.Table:
+    with pa.ipc.open_stream(path.read_bytes()) as reader:
+        return reader.read_all()

@@ -1,0 +1,69 @@
+"""The daemon as a user runs it, with the real engine: rows arrive by schedule, once, whatever is killed in between."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections import Counter
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from hypaware.daemon import instance
+from hypaware.home import Home
+from tests.command import Hyp
+from tests.processes import eventually
+from tests.rows import rows
+
+pytestmark = pytest.mark.spark
+
+CONFIG = """
+version = 1
+[flush]
+interval = "1s"
+cold_interval = "1s"
+[sinks.archive]
+kind = "blob"
+destination = "{folder}"
+schedule = "* * * * *"
+"""
+
+
+def counted(folder: Path) -> int:
+    """Rows that the manifests count."""
+    return sum(int(json.loads(path.read_bytes())["rows"]) for path in folder.rglob("_manifests/*.json"))
+
+
+def arrived(folder: Path) -> Counter[str]:
+    """The message ids in every object that a manifest names, each as often as it is there."""
+    found: Counter[str] = Counter()
+    for path in folder.rglob("_manifests/*.json"):
+        for listed in json.loads(path.read_bytes())["objects"]:
+            found.update(pq.read_table(folder / listed["key"], columns=["message_id"]).column(0).to_pylist())
+    return found
+
+
+def test_rows_arrive_by_schedule_once_though_the_engine_is_killed(hyp: Hyp, tmp_path: Path) -> None:
+    hyp.home.mkdir()
+    (hyp.home / "config.toml").write_text(CONFIG.format(folder=tmp_path / "archive"))
+    with hyp.start("daemon", "run") as daemon:
+        try:
+            eventually(lambda: instance.running(Home(hyp.home)) == daemon.pid)
+            hyp.ingest(rows(50))
+            eventually(lambda: counted(tmp_path / "archive") == 50)
+            os.kill(hyp.ok("engine", "status")["pid"], signal.SIGKILL)
+            hyp.ingest(rows(30, start=50))
+            eventually(lambda: counted(tmp_path / "archive") == 80)
+            assert hyp.ok("daemon", "status")["sinks"]["archive"]["last_status"] == "ok"
+            daemon.send_signal(signal.SIGTERM)
+            _, err = daemon.communicate(timeout=60)
+            assert daemon.returncode == 0, err
+        finally:
+            daemon.kill()
+    found = arrived(tmp_path / "archive")
+    assert (len(found), set(found.values())) == (80, {1})
+    (stream,) = hyp.ok("export", "status")["streams"]
+    assert (stream["watermark"] == stream["high_water"], stream["lag_rows"], stream["exported_rows"]) == (True, 0, 80)
+    assert hyp.run("daemon", "status").code == 3

@@ -1,0 +1,273 @@
+"""A soak with an oracle: producers, a sender and a server, each killed for real and started again, on and on.
+
+In the end: every acknowledged row is at the server (conservation), each once and as it went in (integrity), and the
+next export finds everything delivered (liveness). `HYP_SOAK` says how many times longer it runs.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import trustme
+
+from hypaware import faults
+from hypaware.export import driver as _declares_export  # noqa: F401
+from hypaware.export.sinks.forward import sink as _declares_forward  # noqa: F401
+from hypaware.home import Home
+from hypaware.lake import flush as _declares_flush  # noqa: F401
+from hypaware.server import run as _declares_server  # noqa: F401
+from hypaware.spool import writer as _declares_spool  # noqa: F401
+from tests import light_life
+from tests.command import Hyp, ndjson
+from tests.delivery_site import (
+    Receiver,
+    Sender,
+    as_stored,
+    drawn,
+    ended,
+    gateway_of,
+    lake_rows,
+    number_of,
+    wait_for_batches,
+)
+from tests.rows import DATASET
+from tests.unit.server.serving import stored
+
+SOAK = int(os.environ.get("HYP_SOAK", "1"))
+KILLS = 10 * SOAK
+ROWS = 120
+SEED = 20261116
+
+
+def points(*beginnings: str) -> list[str]:
+    found = [point.name for point in faults.declared() if point.name.startswith(beginnings)]
+    assert found, beginnings
+    return found
+
+
+OF_PRODUCERS = points("spool.create", "spool.append")
+OF_FIRST_EXPORTS = points("export.token", "export.secret")
+OF_EXPORTS = points("export.plan", "export.ship", "export.ack", "export.finish", "state.commit", "state.mirror")
+OF_SERVERS = points("server.store", "server.register", "server.move", "server.answer")
+OF_STARTING_SERVERS = points("server.recover")
+OF_FLUSHES = points("lake.reserve", "lake.commit", "lake.secure", "lake.record", "lake.remove")
+
+
+class Soak:
+    def __init__(self, sender: Sender, receiver: Receiver, chance: random.Random) -> None:
+        self.sender = sender
+        self.receiver = receiver
+        self.chance = chance
+        self.kills: Counter[str] = Counter()
+        self.acknowledged: set[int] = set()
+        self.attempted: set[int] = set()
+
+    def run(self) -> None:
+        kinds = self._disturbances()
+        for turn in range(1, 100 * KILLS):
+            self.produce()
+            if self.chance.random() < 0.5:
+                self.sender.inline.ok("flush")
+            # Until one has got through; what the others left unfinished is followed by new rows now and then.
+            for _ in range(6):
+                code = next(kinds)()
+                self._mend_server()
+                if code == 0:
+                    break
+            if turn % 5 == 0:
+                self.flush_server()
+            if self.kills.total() >= KILLS:
+                return
+
+    def produce(self) -> None:
+        """Two producers at once. One may be killed: what it was not told of may be there, or not."""
+        first = len(self.attempted)
+        crash = {"HYP_CRASH_AT": self.chance.choice(OF_PRODUCERS)} if self.chance.random() < 0.3 else {}
+        for numbers, extra in ((range(first, first + ROWS), {}), (range(first + ROWS, first + 2 * ROWS), crash)):
+            made = self.sender.hyp.run("ingest", DATASET, "-", stdin=ndjson(list(map(drawn, numbers))), **extra)
+            self.attempted |= set(numbers)
+            if made.code == 0:
+                self.acknowledged |= set(numbers)
+            else:
+                assert made.code == -signal.SIGKILL, made.err
+                self.kills["producer"] += 1
+
+    def flush_server(self) -> None:
+        crash = {"HYP_CRASH_AT": self.chance.choice(OF_FLUSHES)} if self.chance.random() < 0.5 else {}
+        flushed = Hyp(self.receiver.hyp.home, inline=True).run("flush", **crash)
+        assert flushed.code in (0, -signal.SIGKILL), flushed.err
+        self.kills["flush"] += flushed.code != 0
+
+    # One disturbed export each, and whether it got through all the same (0). What it leaves is for the next one.
+
+    def _disturbances(self) -> Iterator[Callable[[], int]]:
+        yield self.export_killed_at_its_first_point
+        kinds = [
+            self.export_killed_at_a_point,
+            self.export_killed_at_any_time,
+            self.engine_killed_at_any_time,
+            self.one_of_two_exports_killed,
+            self.server_killed_at_a_point,
+            self.server_killed_at_any_time,
+        ]
+        while True:
+            yield from self.chance.sample(kinds, len(kinds))
+
+    def export_killed_at_its_first_point(self) -> int:
+        return self._export_ended(self.sender.export(HYP_CRASH_AT=self.chance.choice(OF_FIRST_EXPORTS)))
+
+    def export_killed_at_a_point(self) -> int:
+        point = f"{self.chance.choice(OF_EXPORTS)}:{self.chance.randint(1, 4)}"
+        return self._export_ended(self.sender.export(HYP_CRASH_AT=point))
+
+    def export_killed_at_any_time(self) -> int:
+        wanted = self._some_batches()
+        export = self.sender.export()
+        if wait_for_batches(self.receiver, wanted, export):
+            export.kill()
+        return self._export_ended(export)
+
+    def engine_killed_at_any_time(self) -> int:
+        wanted = self._some_batches()
+        export = self.sender.export(inline=False)
+        wait_for_batches(self.receiver, wanted, export)
+        self.kills["engine"] += self.sender.kill_engine()
+        return ended(export)
+
+    def one_of_two_exports_killed(self) -> int:
+        wanted = self._some_batches()
+        doomed, other = self.sender.export(), self.sender.export()
+        if wait_for_batches(self.receiver, wanted, doomed):
+            doomed.kill()
+        self._export_ended(doomed)
+        return self._export_ended(other)
+
+    def server_killed_at_a_point(self) -> int:
+        self.receiver.stop()
+        self.receiver.start(f"{self.chance.choice(OF_SERVERS)}:{self.chance.randint(1, 5)}")
+        export = self.sender.export()
+        while export.poll() is None and not self.receiver.is_dead:
+            time.sleep(0.002)
+        return self._server_comes_back(export)
+
+    def server_killed_at_any_time(self) -> int:
+        wanted = self._some_batches()
+        export = self.sender.export()
+        if wait_for_batches(self.receiver, wanted, export):
+            self.receiver.kill()
+        return self._server_comes_back(export)
+
+    def _some_batches(self) -> int:
+        return self.receiver.batches + self.chance.randint(1, 8)
+
+    def _export_ended(self, export: subprocess.Popen[bytes]) -> int:
+        code = ended(export)
+        self.kills["export"] += code == -signal.SIGKILL
+        return code
+
+    def _server_comes_back(self, export: subprocess.Popen[bytes]) -> int:
+        """While the export still waits for it, or after."""
+        if self.chance.random() < 0.5:
+            self._mend_server()
+        return ended(export)
+
+    def _mend_server(self) -> None:
+        if self.receiver.is_dead:
+            self.kills["server"] += 1
+            self.receiver.start(self.chance.choice([None, *OF_STARTING_SERVERS]))
+            if self.receiver.is_dead:
+                self._mend_server()
+
+
+@pytest.fixture
+def sender(tmp_path: Path) -> Iterator[Sender]:
+    found = Sender(tmp_path)
+    yield found
+    found.hyp.run("engine", "stop")
+
+
+@pytest.fixture
+def receiver(tmp_path: Path) -> Iterator[Receiver]:
+    found = Receiver(tmp_path)
+    yield found
+    found.kill()
+    found.hyp.run("engine", "stop")
+
+
+@pytest.mark.hazard(22)
+@pytest.mark.hazard(26)
+@pytest.mark.hazard(31)
+@pytest.mark.hazard(33)
+@pytest.mark.hazard(94)
+def test_rows_arrive_once_though_both_sides_are_killed_again_and_again(
+    sender: Sender, receiver: Receiver, tmp_path: Path
+) -> None:
+    receiver.start()
+    sender.point_at(receiver.url, receiver.new_token(tmp_path / "token"))
+    soak = Soak(sender, receiver, random.Random(SEED))
+    soak.run()
+    told = dict(soak.kills)
+    assert soak.kills.total() >= KILLS, told
+
+    last = sender.inline.ok("export")
+    assert [sink["status"] for sink in last["sinks"]] == ["ok"], told
+    received = receiver.bytes_received
+    again = sender.inline.ok("export")
+    assert {(stream["rows"], stream["bytes"]) for stream in again["sinks"][0]["streams"]} == {(0, 0)}
+    assert receiver.bytes_received == received
+    for stream in sender.hyp.ok("export", "status")["streams"]:
+        assert (stream["lag_rows"], stream["pending"], stream["dead_letters"]) == (0, None, 0)
+        assert stream["watermark"] == stream["high_water"]
+
+    receiver.stop()
+    receiver.hyp.ok("flush")
+    gateway_id = gateway_of(sender.hyp)
+    committed = Counter(number_of(row) for row in lake_rows(Home(sender.hyp.home)))
+    arrived: Counter[int] = Counter()
+    for row in lake_rows(Home(receiver.hyp.home)):
+        number = number_of(row)
+        arrived[number] += 1
+        assert row == as_stored(number, gateway_id)
+    assert set(arrived.values()) == {1}, told
+    assert arrived == committed
+    assert soak.acknowledged <= arrived.keys() <= soak.attempted
+    assert receiver.hyp.ok("verify", "--deep")["ok"]
+
+
+def test_rows_travel_over_tls_to_a_server_that_is_killed_and_trusted_by_its_authority_alone(
+    sender: Sender, tmp_path: Path
+) -> None:
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(tmp_path / "authority.pem")
+    certificate = authority.issue_cert("127.0.0.1")
+    certificate.private_key_and_cert_chain_pem.write_to_path(tmp_path / "server.pem")
+    trusting = {"SSL_CERT_FILE": str(tmp_path / "authority.pem")}
+    pem = str(tmp_path / "server.pem")
+    receiver = Receiver(tmp_path, "--tls-cert", pem, "--tls-key", pem)
+    receiver.start("server.register.after-commit:2")
+    try:
+        sender.point_at(receiver.url, receiver.new_token(tmp_path / "token"))
+        light_life.append(Home(sender.hyp.home), [drawn(number) for number in range(ROWS)])
+        light_life.flush(Home(sender.hyp.home))
+
+        distrusted = sender.inline.run("export", "--json")
+        assert distrusted.code == 1
+        assert distrusted.json["sinks"][0]["error"]["kind"] == "certificate"
+        assert receiver.batches == 0
+
+        assert sender.inline.run("export", "--max-wait", "1s", **trusting).code == 1
+        assert receiver.is_dead
+        receiver.start()
+        assert sender.inline.ok("export", **trusting)["sinks"][0]["status"] == "ok"
+        receiver.stop()
+    finally:
+        receiver.kill()
+    assert Counter(stored(Home(receiver.hyp.home))) == Counter(f"message-{number}" for number in range(ROWS))

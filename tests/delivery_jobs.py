@@ -1,0 +1,99 @@
+"""A job table as `hypaware.jobs` is one, over a light lake: the real driver and the real sinks, without Spark.
+
+Files in the home make the job `export` behave: while there is a `wait-<sink>` it goes on and only a cancellation ends
+it before, and where there is a `die-<sink>` it takes that away and kills its engine. It leaves a line of its arguments
+in `rounds` when it begins, and a file `cancelled-<sink>` when it was cancelled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import time
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from hypaware.engine.jobs import Job, JobContext
+from hypaware.errors import Cancelled, HypError
+from hypaware.export import configured, replay
+from hypaware.export.driver import Driver, Terms
+from hypaware.export.lake_rows import LakeRows
+from hypaware.home import Home
+from hypaware.opening import open_home
+from tests import light_life
+
+
+def resolve(name: str) -> Job:
+    try:
+        return _JOBS[name]
+    except KeyError:
+        raise HypError(f"there is no job {name}") from None
+
+
+def on_open(context: JobContext) -> None:
+    raise AssertionError("these jobs ask for no Spark")
+
+
+def export(context: JobContext, args: dict[str, Any]) -> dict[str, Any]:
+    chosen = configured.chosen(context.config, args["sinks"] or ())
+    with (context.home.root / "rounds").open("a") as rounds:
+        rounds.write(json.dumps(args) + "\n")
+    for sink in chosen:
+        _behave(context, sink)
+    light_life.flush(context.home)
+    opened = open_home(context.home)
+    with closing(opened.store):
+        driver = Driver(opened, context.config, LakeRows(context.home), Terms(args["max_wait"], args["budget"]))
+        reports = asyncio.run(driver.deliver(chosen))
+    context.progress(f"delivering to {chosen[0]}", 1, 1, unit="rows", mb_per_s=1.0)
+    return {"sinks": [report.as_json() for report in reports]}
+
+
+def replay_letter(context: JobContext, args: dict[str, Any]) -> dict[str, Any]:
+    opened = open_home(context.home)
+    with closing(opened.store):
+        driver = Driver(opened, context.config, LakeRows(context.home), Terms(1.0))
+        return asyncio.run(replay.replay(driver, args["id"]))
+
+
+def flush(context: JobContext, args: dict[str, Any]) -> dict[str, Any]:
+    report = light_life.flush(context.home)
+    return {"datasets": [{"dataset": report.dataset, "rows_written": report.rows_written}]}
+
+
+def read(context: JobContext, args: dict[str, Any]) -> dict[str, Any]:
+    lake = LakeRows(context.home)
+    found = asyncio.run(lake.between(args["dataset"], args["source"], args["since"], args["until"]))
+    out = pa.BufferOutputStream()
+    with pa.ipc.new_stream(out, found.schema) as writer:
+        writer.write_table(found)
+    context.emit(out.getvalue().to_pybytes())
+    return {"rows": found.num_rows, "next": None}
+
+
+def _behave(context: JobContext, sink: str) -> None:
+    dies = context.home.root / f"die-{sink}"
+    if dies.exists():
+        dies.unlink()
+        os.kill(os.getpid(), signal.SIGKILL)
+    try:
+        while (context.home.root / f"wait-{sink}").exists():
+            context.check_cancelled()
+            time.sleep(0.005)
+    except Cancelled:
+        (context.home.root / f"cancelled-{sink}").touch()
+        raise
+
+
+def rounds_of(home: Home) -> list[dict[str, Any]]:
+    """The arguments of every job `export` that began."""
+    path: Path = home.root / "rounds"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+_JOBS: dict[str, Job] = {"export": export, "replay": replay_letter, "flush": flush, "read": read}

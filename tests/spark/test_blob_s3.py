@@ -1,0 +1,368 @@
+"""Delivery into a real S3 server, which checks signatures, pages its lists, and is killed in the middle of a put."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from pyarrow import fs
+
+from hypaware.export.payload import Rows
+from hypaware.export.sink import Delivered, Denied, Destination, Overlap, Unreachable
+from hypaware.export.sinks.blob import keys, manifest
+from hypaware.export.sinks.blob.bucket import PART_BYTES
+from hypaware.export.sinks.blob.manifest import StoredObject
+from hypaware.export.sinks.blob.store import store_of
+from tests.blob_destination import (
+    GATEWAY,
+    INCARNATION,
+    Between,
+    chunk,
+    files,
+    manifests,
+    opened,
+    payload,
+    table,
+    until_landed,
+    untrue,
+)
+from tests.rows import DATASET
+from tests.s3_server import ENVIRONMENT, SECRET_KEY_ENV, S3Server
+
+pytestmark = pytest.mark.spark
+
+STREAM = chunk(0, 1).stream
+OBJECT = keys.object_key(chunk(0, 10), "parquet")
+MANIFEST = keys.manifest_key(chunk(0, 10))
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    with S3Server(tmp_path_factory.mktemp("s3")) as running:
+        yield running
+
+
+@pytest.fixture(autouse=True)
+def credentials(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in ENVIRONMENT.items():
+        monkeypatch.setenv(name, value)
+
+
+@pytest.fixture
+def bucket(server: S3Server, request: pytest.FixtureRequest) -> Path:
+    """The folder of a bucket of the test's own."""
+    return server.make_bucket(f"bucket-{abs(hash(request.node.nodeid)):x}"[:40])
+
+
+@pytest.fixture
+def options(server: S3Server, bucket: Path) -> dict[str, Any]:
+    return server.options(bucket.name, "some prefix/ü%20")
+
+
+@pytest.fixture
+def root(bucket: Path) -> Path:
+    """Where the server keeps what is below the prefix."""
+    return bucket / "some prefix" / "ü%20"
+
+
+def test_a_chunk_is_an_object_and_a_manifest_which_others_read(
+    server: S3Server, options: dict[str, Any], bucket: Path, root: Path
+) -> None:
+    async def work() -> tuple[Destination, int, bool]:
+        sink = await opened(options)
+        destination = await sink.open()
+        sent = await sink.ship(chunk(0, 10), payload(7), 0)
+        assert await sink.ship(chunk(0, 10), payload(7), 0) == sent
+        return destination, sent, await sink.landed(chunk(0, 10))
+
+    destination, sent, landed = asyncio.run(work())
+
+    held = files(root)
+    assert landed
+    assert destination == Destination(f"s3://{bucket.name}/some prefix/ü%20?endpoint={server.endpoint}")
+    assert sorted(held) == sorted([OBJECT, MANIFEST])
+    assert sent == len(held[OBJECT])
+    assert untrue(held) == []
+    another = fs.S3FileSystem(
+        access_key=server.access_key,
+        secret_key=server.secret_key,
+        endpoint_override=server.endpoint,
+        region="us-east-1",
+    )
+    (said,) = manifests(held)
+    read = pq.read_table(f"{bucket.name}/some prefix/ü%20/{said['objects'][0]['key']}", filesystem=another)
+    assert read.to_pylist() == table(7).to_pylist()
+
+
+@pytest.mark.hazard(25)
+@pytest.mark.hazard(61)
+def test_every_source_has_its_own_place(options: dict[str, Any], root: Path) -> None:
+    sources = ["a b", "a_b", "a%20b", "a+b", "../../up", "/etc/x", "..", ".", "a/b", "a\\b", "ü", "*?#&", "x" * 3_000]
+
+    async def work() -> list[Delivered]:
+        sink = await opened(options)
+        for source in sources:
+            await sink.ship(chunk(0, 10, source=source), payload(2), 0)
+        return [await sink.delivered(chunk(0, 1, source=each).stream, GATEWAY, INCARNATION) for each in sources]
+
+    assert asyncio.run(work()) == [Delivered(10)] * len(sources)
+    held = files(root)
+    assert len(held) == 2 * len(sources)
+    assert all(path.startswith(f"{DATASET}/gateway={GATEWAY}/source=") for path in held)
+    assert sorted(said["source"] for said in manifests(held)) == sorted(sources)
+    assert untrue(held) == []
+
+
+@pytest.mark.hazard(35)
+def test_of_eight_who_create_the_same_forty_keys_one_each_wins(options: dict[str, Any], root: Path) -> None:
+    async def work() -> list[list[bool]]:
+        stores = [store_of(options) for _ in range(8)]
+        for store in stores:
+            await store.open()
+        return [
+            await asyncio.gather(
+                *(store.create(f"{key}.json", b"%d" % who, "application/json") for who, store in enumerate(stores))
+            )
+            for key in range(40)
+        ]
+
+    created = asyncio.run(work())
+
+    assert [each.count(True) for each in created] == [1] * 40
+    held = files(root)
+    assert [int(held[f"{key}.json"]) for key in range(40)] == [each.index(True) for each in created]
+
+
+@pytest.mark.hazard(90)
+def test_eight_writers_with_eight_versions_of_five_chunks_leave_five_true_manifests(
+    options: dict[str, Any], root: Path
+) -> None:
+    chunks = [chunk(number * 10, number * 10 + 10) for number in range(5)]
+
+    async def writer(number: int) -> None:
+        sink = await opened(options)
+        for each in chunks:
+            await until_landed(sink, each, Rows(table(2, number * 100)))
+
+    async def work() -> None:
+        await asyncio.gather(*map(writer, range(8)))
+
+    asyncio.run(work())
+
+    held = files(root)
+    assert len(held) == 10
+    assert len(manifests(held)) == 5
+    assert untrue(held) == []
+
+
+@pytest.mark.hazard(90)
+@pytest.mark.parametrize("moment", ["create", "version"])
+def test_another_writers_object_comes_in_between_and_it_dies(options: dict[str, Any], root: Path, moment: str) -> None:
+    async def work() -> int:
+        other = store_of(options)
+        await other.open()
+        pending = [other.write(OBJECT, memoryview(b"somebody else's"), "text/plain")]
+
+        async def meet(verb: str, key: str) -> None:
+            if verb == moment and pending:
+                await pending.pop()
+
+        sink = await opened(options, around=lambda store: Between(store, meet))
+        with pytest.raises(Unreachable, match="another program"):
+            await sink.ship(chunk(0, 10), payload(7), 0)
+        assert not await sink.landed(chunk(0, 10))
+        return await sink.ship(chunk(0, 10), payload(7), 0)
+
+    sent = asyncio.run(work())
+
+    held = files(root)
+    assert sent == len(held[OBJECT])
+    assert untrue(held) == []
+
+
+@pytest.mark.hazard(22)
+def test_a_unit_that_grew_before_its_retry_does_not_overlap(options: dict[str, Any], root: Path) -> None:
+    async def work() -> Delivered:
+        sink = await opened(options)
+        await sink.ship(chunk(0, 10), payload(7), 0)
+        await sink.ship(chunk(10, 20), payload(7, 7), 10)
+        with pytest.raises(Overlap) as overlap:
+            await sink.ship(chunk(10, 25), payload(20), 10)
+        return overlap.value.covered
+
+    assert asyncio.run(work()) == Delivered(20)
+    assert len(manifests(files(root))) == 2
+
+
+def test_more_manifests_than_a_page_holds_are_all_counted(options: dict[str, Any]) -> None:
+    count = 2_300
+    stored = StoredObject("x", 1, 1, "0" * 64)
+
+    async def work() -> Delivered:
+        store = store_of(options)
+        await store.open()
+        turns = asyncio.Semaphore(32)
+
+        async def put(number: int) -> None:
+            what = chunk(number * 10, number * 10 + 10)
+            said = manifest.of_chunk(what, stored, datetime.now(UTC))
+            async with turns:
+                assert await store.create(keys.manifest_key(what), manifest.write(said), "application/json")
+
+        await asyncio.gather(*(put(number) for number in range(count) if number != 1_500))
+        sink = await opened(options)
+        return await sink.delivered(STREAM, GATEWAY, INCARNATION)
+
+    assert asyncio.run(work()) == Delivered(count * 10, ((15_000, 15_010),))
+
+
+def large(parts: int) -> Rows:
+    """Rows that take so many parts, however they are compressed."""
+    return Rows(table(1, content_text=os.urandom(parts * PART_BYTES).hex()))
+
+
+def test_a_large_object_arrives_whole(options: dict[str, Any], root: Path) -> None:
+    rows = large(3)
+
+    async def work() -> int:
+        return await (await opened(options)).ship(chunk(0, 10), rows, 0)
+
+    assert asyncio.run(work()) > 3 * PART_BYTES
+    assert untrue(files(root)) == []
+    assert pq.read_table(root / OBJECT).column("content_text") == rows.table.column("content_text")
+
+
+async def when(condition: Callable[[], object]) -> None:
+    for _ in range(60_000):
+        if condition():
+            return
+        await asyncio.sleep(0.001)
+    raise AssertionError("it never came true")
+
+
+def unfinished(bucket: Path) -> list[Path]:
+    """Parts of uploads, where this server keeps them."""
+    return [path for path in bucket.rglob("*") if "mpu" in str(path.relative_to(bucket)) and path.is_file()]
+
+
+def test_cancelled_in_the_middle_of_a_large_object_it_leaves_no_parts(
+    options: dict[str, Any], bucket: Path, root: Path
+) -> None:
+    rows = large(5)
+
+    async def work() -> None:
+        sink = await opened(options)
+        shipping = asyncio.ensure_future(sink.ship(chunk(0, 10), rows, 0))
+        await when(lambda: unfinished(bucket))
+        shipping.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await shipping
+        assert unfinished(bucket) == []
+        assert manifests(files(root)) == []
+        await sink.ship(chunk(0, 10), rows, 0)
+
+    asyncio.run(work())
+
+    assert untrue(files(root)) == []
+    assert len(manifests(files(root))) == 1
+
+
+@pytest.mark.hazard(35)
+@pytest.mark.parametrize("size", ["small", "large"])
+def test_a_server_that_is_killed_in_the_middle_of_a_put_gets_it_again(tmp_path: Path, size: str) -> None:
+    with S3Server(tmp_path) as server:
+        bucket = server.make_bucket("bucket")
+        rows = large(5) if size == "large" else payload(7)
+        pending = [True]
+
+        async def meet(verb: str, key: str) -> None:
+            if size == "small" and verb == "create" and pending:
+                pending.pop()
+                server.kill()
+
+        async def work() -> bool:
+            sink = await opened(server.options("bucket", "x"), around=lambda store: Between(store, meet))
+            shipping = asyncio.ensure_future(sink.ship(chunk(0, 10), rows, 0))
+            if size == "large":
+                await when(lambda: unfinished(bucket))
+                server.kill()
+            with pytest.raises(Unreachable):
+                await shipping
+            with pytest.raises(Unreachable, match="does not answer"):
+                await sink.landed(chunk(0, 10))
+            server.start()
+            assert not await sink.landed(chunk(0, 10))
+            await sink.ship(chunk(0, 10), rows, 0)
+            return await sink.landed(chunk(0, 10))
+
+        assert asyncio.run(work())
+        assert untrue(files(bucket / "x")) == []
+        assert len(manifests(files(bucket / "x"))) == 1
+
+
+def test_a_bucket_that_is_not_there_is_told(server: S3Server) -> None:
+    with pytest.raises(Denied, match="there is no bucket nobodys-bucket") as denied:
+        asyncio.run(opened(server.options("nobodys-bucket")))
+
+    assert denied.value.kind == "no_such_bucket"
+
+
+def test_a_bucket_that_went_away_is_told(options: dict[str, Any], bucket: Path) -> None:
+    async def work() -> None:
+        sink = await opened(options)
+        bucket.rmdir()
+        await sink.ship(chunk(0, 10), payload(7), 0)
+
+    with pytest.raises(Denied) as denied:
+        asyncio.run(work())
+
+    assert denied.value.kind == "no_such_bucket"
+
+
+def test_credentials_that_are_not_accepted_are_told(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(SECRET_KEY_ENV, "not-the-secret")
+
+    with pytest.raises(Denied, match="The credentials are not accepted") as denied:
+        asyncio.run(opened(options))
+
+    assert denied.value.kind == "bad_credentials"
+    assert "not-the-secret" not in str(denied.value)
+
+
+def test_a_session_token_of_the_environment_does_not_go_with_other_keys(
+    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "somebody")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "else")
+    monkeypatch.setenv("AWS_SESSION_TOKEN", "of-somebody-else")
+
+    asyncio.run(opened(options))
+
+
+def test_the_usual_variables_are_enough(
+    server: S3Server, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch, root: Path
+) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", server.access_key)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", server.secret_key)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", server.endpoint)
+
+    async def work() -> None:
+        await (await opened({"destination": options["destination"]})).ship(chunk(0, 10), payload(7), 0)
+
+    asyncio.run(work())
+
+    assert untrue(files(root)) == []
+    assert len(files(root)) == 2
+
+
+def test_a_server_that_is_not_there_is_told(tmp_path: Path, options: dict[str, Any]) -> None:
+    nobody = S3Server(tmp_path)
+
+    with pytest.raises(Unreachable, match="does not answer"):
+        asyncio.run(opened({**options, "endpoint": nobody.endpoint}))

@@ -1,0 +1,643 @@
+"""The Iceberg sink over real catalogs and tables: each chunk once, whatever happens between two tries."""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+import pytest
+
+from hypaware import durable
+from hypaware.engine.session import EngineSession
+from hypaware.export.payload import Rows
+from hypaware.export.sink import Busy, Chunk, Delivered, Denied, Overlap, Refused, Unreachable
+from hypaware.export.sinks.iceberg import record, table
+from hypaware.home import Home
+from hypaware.lake.metadata import local_path
+from tests import processes
+from tests.iceberg_destination import Lake
+from tests.postgres_server import PASSWORD, PostgresServer, postgres_server
+from tests.rows import MESSAGES
+from tests.shipments import GATEWAY, INCARNATION, chunk, rows_of
+
+pytestmark = pytest.mark.spark
+
+# A whole engine that ships some chunks and ends, or is killed on the way: folder, first and last sequence, chunk size.
+_ENGINE = """
+import asyncio, sys
+from pathlib import Path
+from hypaware.engine.session import open_session
+from hypaware.home import Home
+from hypaware.export.payload import Rows
+from hypaware.export.sink import Overlap
+from tests.iceberg_destination import Lake
+from tests.shipments import chunk, rows_of
+folder, first, last, size = Path(sys.argv[1]), *map(int, sys.argv[2:5])
+session = open_session(Home.from_environment(), master="local[1]", memory="512m")
+lake = Lake(folder, session.spark)
+async def main():
+    sink = lake.sink()
+    await sink.open()
+    print("open", flush=True)
+    sys.stdin.readline()
+    for after in range(first - 1, last, size):
+        try:
+            await sink.ship(chunk(after, after + size), Rows(rows_of(range(after + 1, after + size + 1))), 0)
+        except Overlap as overlap:
+            print(overlap)
+    await sink.close()
+asyncio.run(main())
+session.close()
+"""
+
+
+@pytest.fixture
+def lake(tmp_path: Path, engine_session: EngineSession) -> Lake:
+    return Lake(tmp_path, engine_session.spark)
+
+
+@pytest.fixture
+def owned(lake: Lake) -> Lake:
+    """One whose owner works in it too."""
+    return Lake(lake.folder, lake.spark, name=f"lake{time.monotonic_ns()}")
+
+
+@pytest.fixture(scope="module")
+def postgres() -> Iterator[PostgresServer]:
+    with postgres_server() as server:
+        yield server
+
+
+def in_postgres(lake: Lake, server: PostgresServer, monkeypatch: pytest.MonkeyPatch, **catalog: str) -> Lake:
+    monkeypatch.setenv("TEAM_PASSWORD", PASSWORD)
+    told = {"uri": server.uri, "jdbc_password_env": "TEAM_PASSWORD", **catalog}
+    return Lake(lake.folder, lake.spark, told, reader_uri=server.whole_uri, table=f"team.m{time.monotonic_ns()}")
+
+
+# What arrives
+
+
+def test_a_table_is_made_and_other_readers_find_every_row_in_it(lake: Lake) -> None:
+    sent = rows_of(range(1, 101))
+    assert lake.ship(chunk(0, 100), sent) > 0
+    with lake.reader() as made:
+        assert made.format_version == 2
+        assert [str(field.transform) for field in made.spec().fields] == ["day", "identity"]
+        names = [field.name for field in made.schema().fields]
+        assert names[:4] == ["hyp_seq", "hyp_gateway_id", "hyp_incarnation", "hyp_source"]
+        assert names[4:] == [column.name for column in MESSAGES.columns]
+        assert made.properties["hyp.dataset"] == MESSAGES.name
+        read = made.scan().to_arrow().sort_by("hyp_seq")
+        files = [task.file.file_path.removeprefix("file:") for task in made.scan().plan_files()]
+    for column in MESSAGES.columns:
+        assert read.column(column.name).to_pylist() == sent.column(column.name).to_pylist(), column.name
+    assert set(read.column("hyp_gateway_id").to_pylist()) == {GATEWAY}
+    assert set(read.column("hyp_incarnation").to_pylist()) == {INCARNATION}
+    assert set(read.column("hyp_source").to_pylist()) == {"claude"}
+    asked = "SELECT count(*), min(hyp_seq), max(hyp_seq), count(DISTINCT message_id) FROM read_parquet(?)"
+    assert duckdb.execute(asked, [files]).fetchone() == (100, 1, 100, 100)
+
+
+def test_the_same_in_a_catalog_on_postgres(
+    lake: Lake, postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there = in_postgres(lake, postgres, monkeypatch)
+    there.ship(chunk(0, 50))
+    there.ship(chunk(50, 80))
+    there.ship(chunk(0, 50))
+    assert there.seqs() == list(range(1, 81))
+    assert there.landed(chunk(50, 80)) is True
+
+
+def test_rows_of_many_days_and_of_the_first_and_last_year_are_found_by_their_day(lake: Lake) -> None:
+    moments = ["0001-01-01T00:00:00Z", "1969-12-31T23:59:59.999999Z", "2026-11-15T00:00:00Z", "9999-12-31T23:59:59Z"]
+    tables = [rows_of([place + 1], message_created_at=moment) for place, moment in enumerate(moments)]
+    lake.ship(chunk(0, 4), _joined(tables))
+    with lake.reader() as made:
+        assert len(list(made.scan().plan_files())) == 4
+        found = made.scan("message_created_at >= '2026-11-15T00:00:00+00:00'").to_arrow()
+        assert sorted(found.column("hyp_seq").to_pylist()) == [3, 4]
+        before = made.scan("message_created_at < '1970-01-01T00:00:00+00:00'").to_arrow()
+        assert sorted(before.column("hyp_seq").to_pylist()) == [1, 2]
+
+
+@pytest.mark.hazard(25)
+@pytest.mark.hazard(61)
+def test_sources_are_exact_strings_also_strange_ones(lake: Lake) -> None:
+    strange = [
+        "a b",
+        "a_b",
+        "a/b",
+        "../../etc",
+        "a%20b",
+        "ü☃",
+        "x" * 400,
+        "it's",
+        'say "so"',
+        "__HIVE_DEFAULT_PARTITION__",
+    ]
+    for place, source in enumerate(strange):
+        lake.ship(chunk(place, place + 1, source), rows_of([place + 1]))
+    found = {row["hyp_source"]: row["hyp_seq"] for row in lake.rows()}
+    assert found == {source: place + 1 for place, source in enumerate(strange)}
+    for place, source in enumerate(strange):
+        assert lake.landed(chunk(place, place + 1, source)) is True
+        told = lake.ask(lambda sink, it=source: sink.delivered(chunk(0, 1, it).stream, GATEWAY, INCARNATION))  # type: ignore[misc]
+        assert told.last == place + 1
+    with lake.reader() as made:
+        under = local_path(made.location())
+        files = [local_path(task.file.file_path) for task in made.scan().plan_files()]
+    assert all(file.resolve().is_relative_to(under.resolve()) for file in files)
+
+
+# The same chunk again
+
+
+@pytest.mark.hazard(34)
+def test_the_same_chunk_twice_is_stored_once(lake: Lake) -> None:
+    assert lake.landed(chunk(0, 10)) is False
+    assert lake.ship(chunk(0, 10)) > 0
+    assert lake.landed(chunk(0, 10)) is True
+    assert lake.ship(chunk(0, 10)) == 0
+    assert lake.seqs() == list(range(1, 11))
+
+
+@pytest.mark.hazard(22)
+@pytest.mark.hazard(33)
+@pytest.mark.parametrize(
+    ("point", "landed"),
+    [
+        ("export.iceberg.after-files", False),
+        ("export.iceberg.before-commit", False),
+        ("export.iceberg.after-commit", True),
+    ],
+)
+def test_an_engine_that_is_killed_leaves_a_chunk_whole_or_not_at_all(lake: Lake, point: str, landed: bool) -> None:
+    """Killed for real, its JVM too, at its second chunk; new rows come before the retry."""
+    done = processes.run(_ENGINE, Home(lake.folder / "home"), lake.folder, 1, 30, 10, crash_at=f"{point}:2")
+    assert processes.was_killed(done), done.stderr
+    assert lake.landed(chunk(0, 10)) is True
+    assert lake.landed(chunk(10, 20)) is landed
+    for after in (10, 20, 30):
+        lake.ship(chunk(after, after + 10))
+    assert lake.seqs() == list(range(1, 41))
+
+
+def test_what_was_delivered_is_known_when_snapshots_expired_and_files_were_compacted(owned: Lake) -> None:
+    owned.ship(chunk(0, 10))
+    owned.ship(chunk(10, 20))
+    owned.sql("CALL {catalog}.system.rewrite_data_files(table => '{table}', options => map('min-input-files', '2'))")
+    owned.expire_snapshots()
+    with owned.reader() as made:
+        assert [snapshot.summary.operation.value for snapshot in made.snapshots()] == ["replace"]
+    assert owned.landed(chunk(10, 20)) is True
+    assert owned.ship(chunk(0, 10)) == 0
+    assert owned.ask(_delivered) == Delivered(20)
+    assert owned.seqs() == list(range(1, 21))
+
+
+def test_rows_that_the_owner_deleted_stay_delivered(owned: Lake) -> None:
+    owned.ship(chunk(0, 10))
+    owned.sql("DELETE FROM {table} WHERE hyp_seq <= 5")
+    assert owned.landed(chunk(0, 10)) is True
+    assert owned.ship(chunk(0, 10)) == 0
+    assert owned.seqs() == [6, 7, 8, 9, 10]
+
+
+def test_where_the_record_is_gone_the_rows_tell(lake: Lake) -> None:
+    """`landed` cannot say whether all of a chunk is there; `ship`, with the rows at hand, can."""
+    lake.ship(chunk(0, 10))
+    _forget(lake)
+    assert lake.ask(_delivered) == Delivered(10)
+    assert lake.landed(chunk(0, 10)) is None
+    assert lake.landed(chunk(10, 20)) is False
+    assert lake.ship(chunk(0, 10)) == 0
+    assert lake.seqs() == list(range(1, 11))
+
+
+def test_where_the_record_is_gone_and_some_of_the_rows_only_the_rest_is_asked_for(owned: Lake) -> None:
+    owned.ship(chunk(0, 10))
+    _forget(owned)
+    owned.sql("DELETE FROM {table} WHERE hyp_seq IN (3, 9, 10)")
+    with pytest.raises(Overlap) as raised:
+        owned.ship(chunk(0, 10))
+    assert raised.value.covered == Delivered(8, ((2, 3),))
+    owned.ship(chunk(2, 3))
+    owned.ship(chunk(8, 10))
+    assert owned.seqs() == list(range(1, 11))
+
+
+def test_a_refused_row_stays_a_hole_until_it_is_replayed(lake: Lake) -> None:
+    lake.ship(chunk(0, 5))
+    lake.ship(chunk(6, 10))
+    assert lake.ask(_delivered) == Delivered(10, ((5, 6),))
+    assert lake.landed(chunk(5, 6)) is False
+    assert lake.ship(chunk(5, 6)) > 0
+    assert lake.landed(chunk(5, 6)) is True
+    assert lake.ship(chunk(5, 6)) == 0
+    assert lake.ask(_delivered) == Delivered(10)
+    assert lake.seqs() == list(range(1, 11))
+
+
+def test_another_cut_of_delivered_ranges_is_told_what_is_there(lake: Lake) -> None:
+    lake.ship(chunk(0, 10))
+    with pytest.raises(Overlap) as raised:
+        lake.ship(chunk(5, 15))
+    assert raised.value.covered == Delivered(10)
+    assert lake.ship(chunk(2, 7)) == 0
+    assert lake.seqs() == list(range(1, 11))
+
+
+@pytest.mark.hazard(71)
+def test_incarnations_gateways_and_sources_have_records_of_their_own(lake: Lake) -> None:
+    lake.ship(chunk(0, 10))
+    lake.ship(chunk(0, 10, incarnation="b" * 32))
+    lake.ship(chunk(0, 10, gateway="gw-ffff"))
+    lake.ship(chunk(0, 10, source="codex"))
+    assert lake.seqs() == sorted(list(range(1, 11)) * 4)
+    assert lake.ask(lambda sink: sink.delivered(chunk(0, 1).stream, "gw-ffff", INCARNATION)) == Delivered(10)
+    assert lake.ask(lambda sink: sink.delivered(chunk(0, 1).stream, "gw-none", INCARNATION)) == Delivered(0)
+
+
+# Two writers
+
+
+def _meanwhile(monkeypatch: pytest.MonkeyPatch, point: str, work: Callable[[], object]) -> list[object]:
+    """The first time that a writer comes to the point, another one's work is done there, from beginning to end."""
+    done: list[object] = []
+
+    def reach() -> None:
+        if not done:
+            done.append(None)
+            done[0] = work()
+
+    monkeypatch.setattr(table, point, reach)
+    return done
+
+
+@pytest.mark.hazard(71)
+@pytest.mark.parametrize("point", ["_after_files", "_before_commit"])
+def test_two_engines_with_the_same_chunk_deliver_it_once(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch, point: str
+) -> None:
+    """A copied home: the other engine commits between our look and our commit."""
+    other = rows_of(range(1, 11))
+    done = _meanwhile(monkeypatch, point, lambda: _aside(lambda: lake.ship(chunk(0, 10), other)))
+    assert lake.ship(chunk(0, 10)) == 0
+    assert done[0]
+    assert lake.seqs() == list(range(1, 11))
+    with lake.reader() as made:
+        named = {local_path(task.file.file_path) for task in made.scan().plan_files()}
+        folder = local_path(made.location())
+    assert set(folder.rglob("*.parquet")) == named, "the loser takes its files away"
+
+
+def test_the_other_engine_s_cut_may_be_another(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    _meanwhile(monkeypatch, "_before_commit", lambda: _aside(lambda: lake.ship(chunk(0, 6))))
+    with pytest.raises(Overlap) as raised:
+        lake.ship(chunk(0, 10))
+    assert raised.value.covered == Delivered(6)
+    lake.ship(chunk(6, 10))
+    assert lake.seqs() == list(range(1, 11))
+    assert lake.ask(_delivered) == Delivered(10)
+
+
+def test_another_part_of_the_stream_meanwhile_keeps_its_place_in_the_record(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No row is doubled by it, but a record that was read before would take the other's range away."""
+    _meanwhile(monkeypatch, "_before_commit", lambda: _aside(lambda: lake.ship(chunk(10, 20))))
+    lake.ship(chunk(0, 10))
+    assert lake.seqs() == list(range(1, 21))
+    assert lake.ask(_delivered) == Delivered(20)
+
+
+def test_other_gateways_do_not_disturb_each_other(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both commits stand, in one try each."""
+    tries: list[str] = []
+    original = table.IcebergTable.commit
+
+    def counted(self: Any, wanted: Chunk, *args: Any) -> None:
+        tries.append(wanted.gateway_id)
+        original(self, wanted, *args)
+
+    monkeypatch.setattr(table.IcebergTable, "commit", counted)
+    _meanwhile(monkeypatch, "_before_commit", lambda: _aside(lambda: lake.ship(chunk(0, 10, gateway="gw-ffff"))))
+    assert lake.ship(chunk(0, 10)) > 0
+    assert sorted(tries) == sorted([GATEWAY, "gw-ffff"])
+    assert len(lake.rows()) == 20
+
+
+def test_a_writer_that_slept_through_an_expiry_does_not_commit_on_trust(
+    owned: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The snapshots that would show the other engine's rows are gone when it wakes up."""
+
+    def other() -> None:
+        owned.ship(chunk(10, 20))
+        owned.ship(chunk(0, 1, gateway="gw-ffff"))
+        owned.expire_snapshots()
+
+    owned.ship(chunk(0, 10))
+    _meanwhile(monkeypatch, "_before_commit", lambda: _aside(other))
+    assert owned.ship(chunk(10, 20)) == 0
+    assert owned.seqs() == sorted([1, *range(1, 21)])
+
+
+def test_two_engines_at_full_speed_deliver_every_chunk_once(lake: Lake) -> None:
+    """Two processes with a JVM each, the same ten chunks, at the same time."""
+    arguments = (lake.folder, 1, 100, 10)
+    with (
+        processes.running(_ENGINE, Home(lake.folder / "one"), *arguments) as one,
+        processes.running(_ENGINE, Home(lake.folder / "two"), *arguments) as two,
+    ):
+        for engine in (one, two):
+            assert engine.stdout
+            assert engine.stdout.readline() == "open\n"
+        for engine in (one, two):
+            assert engine.stdin
+            engine.stdin.write("go\n")
+            engine.stdin.flush()
+        assert [engine.wait(120) for engine in (one, two)] == [0, 0]
+    assert lake.seqs() == list(range(1, 101))
+    assert lake.ask(_delivered) == Delivered(100)
+
+
+# Tables that are there already
+
+
+def test_columns_that_a_table_lacks_are_added_and_its_own_partitions_are_kept(owned: Lake) -> None:
+    """A table that somebody made with columns and partitions of their own."""
+    owned.sql("CREATE NAMESPACE {catalog}.team")
+    owned.sql(
+        "CREATE TABLE {table} (message_created_at timestamp, model string NOT NULL, message_index bigint, label string)"
+        " USING iceberg PARTITIONED BY (months(message_created_at), model)"
+    )
+    tables = [rows_of([1, 2]), rows_of([3], model=None), rows_of([4], message_created_at="2026-12-01T00:00:00Z")]
+    owned.ship(chunk(0, 4), _joined(tables))
+    with owned.reader() as made:
+        assert [str(field.transform) for field in made.spec().fields] == ["month", "identity"]
+        partitions = {tuple(task.file.partition) for task in made.scan().plan_files()}
+        assert str(made.schema().find_field("message_index").field_type) == "long"
+    assert partitions == {(682, "model-1"), (682, None), (683, "model-1")}
+    found = sorted((row["hyp_seq"], row["message_index"], row["label"]) for row in owned.rows())
+    assert found == [(seq, seq, None) for seq in (1, 2, 3, 4)]
+    assert owned.landed(chunk(0, 4)) is True
+
+
+@pytest.mark.parametrize(
+    ("columns", "told"),
+    [
+        ("hyp_seq string", "hyp_seq is string and should be long"),
+        ("message_created_at timestamp_ntz", "message_created_at is timestamp and should be timestamptz"),
+        ("label string NOT NULL", "label may not be null"),
+        ("attributes map<string,string>", "attributes is nested and should be string"),
+    ],
+)
+def test_a_table_whose_columns_do_not_fit_is_told_apart_column_by_column(owned: Lake, columns: str, told: str) -> None:
+    owned.sql("CREATE NAMESPACE {catalog}.team")
+    owned.sql(f"CREATE TABLE {{table}} ({columns}) USING iceberg")
+    with pytest.raises(Denied, match=told) as raised:
+        owned.landed(chunk(0, 1))
+    assert raised.value.kind == "schema_conflict"
+
+
+def test_a_table_with_unknown_partitions_is_refused(owned: Lake) -> None:
+    owned.sql("CREATE NAMESPACE {catalog}.team")
+    owned.sql("CREATE TABLE {table} (session_id string) USING iceberg PARTITIONED BY (bucket(4, session_id))")
+    with pytest.raises(Denied, match=r"partitioned by bucket\[4\] of session_id") as raised:
+        owned.landed(chunk(0, 1))
+    assert raised.value.kind == "partitions_unknown"
+
+
+def test_a_table_of_another_dataset_is_refused(owned: Lake) -> None:
+    owned.sql("CREATE NAMESPACE {catalog}.team")
+    owned.sql("CREATE TABLE {table} (session_id string) USING iceberg TBLPROPERTIES ('hyp.dataset'='others')")
+    with pytest.raises(Denied, match="holds the rows of others") as raised:
+        owned.landed(chunk(0, 1))
+    assert raised.value.kind == "wrong_table"
+
+
+def test_a_value_that_the_table_cannot_hold_refuses_its_chunk(lake: Lake) -> None:
+    with pytest.raises(Refused, match="role may not be null"):
+        lake.ship(chunk(0, 1), _without(rows_of([1]), "role"))
+    assert lake.rows() == []
+
+
+@pytest.mark.hazard(87)
+def test_a_table_that_was_made_anew_is_another_destination(lake: Lake) -> None:
+    first = lake.ask(_destination)
+    assert lake.ask(_destination) == first
+    with lake.reader() as made:
+        made.catalog.drop_table("team.messages")
+    second = lake.ask(_destination)
+    assert (second.address, first.is_same(second)) == (first.address, False)
+
+
+def test_a_table_that_was_made_anew_in_the_middle_is_noticed(lake: Lake) -> None:
+    async def twice(sink: Any) -> None:
+        await sink.ship(chunk(0, 5), Rows(rows_of(range(1, 6))), 0)
+        with lake.reader() as made:
+            made.catalog.drop_table("team.messages")
+        await _opened_and_closed(lake)
+        with pytest.raises(Denied) as raised:
+            await sink.ship(chunk(5, 10), Rows(rows_of(range(6, 11))), 0)
+        assert raised.value.kind == "destination_changed"
+
+    lake.ask(twice)
+    assert lake.rows() == []
+
+
+# Trouble
+
+
+def test_a_server_that_is_gone_is_unreachable_and_a_wrong_password_a_person_s_matter(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with postgres_server() as server:
+        there = in_postgres(lake, server, monkeypatch)
+        there.ship(chunk(0, 10))
+        monkeypatch.setenv("TEAM_PASSWORD", "wrong")
+        with pytest.raises(Denied) as denied:
+            there.landed(chunk(0, 10))
+        assert denied.value.kind == "bad_credentials"
+        assert "wrong" not in str(denied.value)
+        monkeypatch.setenv("TEAM_PASSWORD", PASSWORD)
+
+        async def cut(sink: Any) -> None:
+            server.stop()
+            with pytest.raises(Unreachable):
+                await sink.ship(chunk(10, 20), Rows(rows_of(range(11, 21))), 0)
+            server.start()
+            await sink.ship(chunk(10, 20), Rows(rows_of(range(11, 21))), 0)
+
+        there.ask(cut)
+        assert there.seqs() == list(range(1, 21))
+        server.stop()
+        with pytest.raises(Unreachable, match="refused"):
+            there.landed(chunk(0, 10))
+        server.start()
+
+
+@pytest.mark.hazard(33)
+def test_a_connection_that_is_cut_in_the_commit_says_nothing_about_the_chunk(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server goes away between the last question and the commit."""
+    with postgres_server() as server:
+        there = in_postgres(lake, server, monkeypatch)
+        there.ship(chunk(0, 10))
+
+        async def cut(sink: Any) -> None:
+            done = _meanwhile(monkeypatch, "_before_commit", server.stop)
+            with pytest.raises(Unreachable):
+                await sink.ship(chunk(10, 20), Rows(rows_of(range(11, 21))), 0)
+            assert done
+            server.start()
+            assert await sink.landed(chunk(10, 20)) is False
+            assert await sink.ship(chunk(10, 20), Rows(rows_of(range(11, 21))), 0) > 0
+
+        there.ask(cut)
+        assert there.seqs() == list(range(1, 21))
+
+
+@pytest.mark.hazard(33)
+def test_a_commit_that_landed_though_java_raised_is_not_made_twice(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    def lost() -> None:
+        raise ConnectionResetError("the answer was lost")
+
+    monkeypatch.setattr(table, "_after_commit", lost)
+    assert lake.ship(chunk(0, 10)) > 0
+    assert lake.seqs() == list(range(1, 11))
+
+
+@pytest.mark.parametrize(
+    ("catalog", "kind"),
+    [
+        ({"uri": "sqlite:////nowhere/at/all/catalog.db"}, "destination_misconfigured"),
+        ({"warehouse": ""}, "destination_misconfigured"),
+        ({"warehouse": "somewhere"}, "destination_misconfigured"),
+        ({"uri": "jdbc:unheard-of:x"}, "destination_needs_jars"),
+        ({"type": "glue", "uri": ""}, "destination_needs_jars"),
+        ({"io-impl": "com.example.NoSuchStore"}, "destination_needs_jars"),
+        ({"jdbc_password_env": "NOBODY_SET_THIS"}, "no_credentials"),
+        ({"jdbc_password_file": "/nowhere/secret"}, "no_credentials"),
+    ],
+)
+def test_what_can_never_work_is_denied_with_its_reason(lake: Lake, catalog: dict[str, str], kind: str) -> None:
+    there = Lake(lake.folder, lake.spark, catalog)
+    with pytest.raises(Denied) as raised:
+        there.landed(chunk(0, 1))
+    assert raised.value.kind == kind
+
+
+def test_a_table_without_a_namespace_is_denied(lake: Lake) -> None:
+    with pytest.raises(Denied, match="write it with its namespace"):
+        Lake(lake.folder, lake.spark, table="messages").landed(chunk(0, 1))
+
+
+def test_a_catalog_that_another_program_has_locked_is_busy(lake: Lake) -> None:
+    there = Lake(lake.folder, lake.spark, {"uri": f"jdbc:sqlite:{lake.folder}/catalog.db?busy_timeout=50"})
+    there.ship(chunk(0, 5))
+
+    async def locked(sink: Any) -> None:
+        with closing(sqlite3.connect(lake.folder / "catalog.db")) as other:
+            other.execute("BEGIN EXCLUSIVE")
+            with pytest.raises(Busy):
+                await sink.ship(chunk(5, 10), Rows(rows_of(range(6, 11))), 0)
+        await sink.ship(chunk(5, 10), Rows(rows_of(range(6, 11))), 0)
+
+    there.ask(locked)
+    assert there.seqs() == list(range(1, 11))
+
+
+def test_a_record_that_somebody_spoiled_is_shown_and_not_guessed(lake: Lake) -> None:
+    lake.ship(chunk(0, 10))
+    with lake.reader() as made, made.transaction() as change:
+        change.set_properties({record.chunk_key(chunk(0, 10)): "all of it"})
+    with pytest.raises(Denied) as raised:
+        lake.landed(chunk(0, 10))
+    assert raised.value.kind == "destination_damaged"
+
+
+# Power
+
+
+def test_everything_that_a_commit_needs_on_a_local_disk_is_synced_before_ship_returns(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: set[Path] = set()
+    for name in ("fsync_file", "fsync_dir"):
+        original = getattr(durable, name)
+
+        def recorded(path: Path, original: Any = original) -> None:
+            original(path)
+            synced.add(path.resolve())
+
+        monkeypatch.setattr(durable, name, recorded)
+    lake.ship(chunk(0, 10))
+    with lake.reader() as made:
+        named = {local_path(made.metadata_location)}
+        snapshot = made.current_snapshot()
+        named.add(local_path(snapshot.manifest_list))
+        named |= {local_path(each.manifest_path) for each in snapshot.manifests(made.io)}
+        data = {local_path(task.file.file_path) for task in made.scan().plan_files()}
+    assert named | data <= synced
+    folders = {
+        folder for path in named | data for folder in path.parents if folder.is_relative_to(lake.folder / "tables")
+    }
+    assert folders <= synced
+
+
+def test_nothing_is_left_in_the_engine_s_folder(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def shipped(sink: Any) -> list[Path]:
+        await sink.ship(chunk(0, 10), Rows(rows_of(range(1, 11))), 0)
+        with pytest.raises(Overlap):
+            await sink.ship(chunk(5, 15), Rows(rows_of(range(6, 16))), 0)
+        return list(sink._table.scratch.glob("part-*"))
+
+    assert lake.ask(shipped) == []
+
+
+async def _delivered(sink: Any) -> Any:
+    return await sink.delivered(chunk(0, 1).stream, GATEWAY, INCARNATION)
+
+
+async def _destination(sink: Any) -> Any:
+    return await sink.open()
+
+
+async def _opened_and_closed(lake: Lake) -> None:
+    other = lake.sink()
+    await other.open()
+    await other.close()
+
+
+def _aside(work: Callable[[], Any]) -> Any:
+    """On a loop of its own: ours is in the middle of something."""
+    result: list[Any] = []
+    thread = threading.Thread(target=lambda: result.append(work()))
+    thread.start()
+    thread.join()
+    return result[0] if result else None
+
+
+def _forget(lake: Lake) -> None:
+    with lake.reader() as made, made.transaction() as change:
+        change.remove_properties(record.chunk_key(chunk(0, 1)))
+
+
+def _joined(tables: list[Any]) -> Any:
+    return pa.concat_tables(tables)
+
+
+def _without(rows: Any, column: str) -> Any:
+    place = rows.schema.get_field_index(column)
+    return rows.set_column(place, column, pa.nulls(len(rows), rows.schema.field(column).type))

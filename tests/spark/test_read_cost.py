@@ -1,0 +1,149 @@
+"""What a read of the newest rows costs, by Spark's own count of the rows that its scans gave out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Any
+
+import pytest
+
+from hypaware.engine.session import EngineSession
+from hypaware.home import Home
+from hypaware.lake import metadata, read, row_groups, tables
+from hypaware.lake.flush import Flusher
+from hypaware.lake.metadata import DataFile
+from hypaware.lake.spark_lake import SparkLake
+from hypaware.model.datasets import SEQ
+from hypaware.opening import OpenHome, open_home
+from hypaware.state import flushes
+from tests.light_life import append
+from tests.rows import DATASET, MESSAGES, rows
+
+pytestmark = pytest.mark.spark
+
+
+@pytest.fixture
+def opened(engine_session: EngineSession, engine_home: Home) -> Iterator[OpenHome]:
+    """With an empty lake: whatever was there before is gone, and forgotten."""
+    found = open_home(engine_home)
+    with closing(found.store):
+        with found.store.transaction() as connection:
+            flushes.lower_high_water(connection, DATASET, 0)
+        engine_session.spark.sql(f"DROP TABLE IF EXISTS {tables.full_name(DATASET)} PURGE")
+        yield found
+        engine_session.spark.sql(f"DROP TABLE IF EXISTS {tables.full_name(DATASET)} PURGE")
+
+
+def flush(session: EngineSession, opened: OpenHome) -> int:
+    """Commits what waits; the highest sequence from then on."""
+    lake = SparkLake(opened.home, session.spark, opened.identity, lambda: None)
+    Flusher(opened.home, opened.store, lake).flush(MESSAGES, wait=0)
+    return max(file.max_seq or 0 for file in files_of(opened, "claude"))
+
+
+def files_of(opened: OpenHome, source: str) -> list[DataFile]:
+    entry = metadata.entry(opened.home, DATASET)
+    assert entry
+    return [file for file in metadata.live_files(metadata.read(entry.metadata)) if file.source == source]
+
+
+def scanned(session: EngineSession, wanted: read.Range) -> tuple[int, list[int]]:
+    """The rows that Spark's scans gave out for a read, and the sequences that it found."""
+    store = session.spark._jsparkSession.sharedState().statusStore()
+    before = {execution.executionId() for execution in each_of(store.executionsList())}
+    found = read.rows_since(session.spark, wanted)
+    session.spark.sparkContext._jsc.sc().listenerBus().waitUntilEmpty()
+    ours = [execution.executionId() for execution in each_of(store.executionsList())]
+    counts = [
+        int(store.executionMetrics(execution).apply(metric.accumulatorId()).replace(",", ""))
+        for execution in ours
+        if execution not in before
+        for node in each_of(store.planGraph(execution).allNodes())
+        if "Scan" in node.name()
+        for metric in each_of(node.metrics())
+        if metric.name() == "number of output rows"
+    ]
+    assert counts, "no scan was counted"
+    return sum(counts), found.column(SEQ).to_pylist()
+
+
+def each_of(scala: Any) -> list[Any]:
+    return [scala.apply(place) for place in range(scala.length())]
+
+
+def large_rows(count: int, **columns: Any) -> list[dict[str, Any]]:
+    """A row group of 4 MiB holds about 250 of them."""
+    return [{**row, "content_text": "words of a long answer " * 700, **columns} for row in rows(count)]
+
+
+def cut_groups(files: list[DataFile], since: int) -> int:
+    """The rows of the row groups that a sequence cuts."""
+    return sum(
+        group.numbered
+        for file in files
+        for group in row_groups.of_file(file.path)
+        if group.min_seq is not None and group.max_seq is not None and group.min_seq <= since < group.max_seq
+    )
+
+
+def test_new_rows_in_files_of_their_own_are_all_that_is_scanned(
+    engine_session: EngineSession, opened: OpenHome
+) -> None:
+    append(opened.home, rows(3_000))
+    watermark = flush(engine_session, opened)
+    append(opened.home, rows(40, start=3_000))
+    flush(engine_session, opened)
+    count, seqs = scanned(engine_session, read.Range(DATASET, "claude", watermark))
+    assert seqs == list(range(watermark + 1, watermark + 41))
+    assert count <= 2 * 40
+
+
+def test_a_watermark_inside_a_file_costs_one_row_group_and_not_the_file(
+    engine_session: EngineSession, opened: OpenHome
+) -> None:
+    """Files of many row groups, as an import writes them."""
+    append(opened.home, large_rows(2_500))
+    highest = flush(engine_session, opened)
+    files = files_of(opened, "claude")
+    groups = [len(row_groups.of_file(file.path)) for file in files]
+    assert max(groups) >= 4, groups
+    for new in (1, 50, 700, 1_800):
+        since = highest - new
+        count, seqs = scanned(engine_session, read.Range(DATASET, "claude", since))
+        assert seqs == list(range(since + 1, highest + 1))
+        assert count <= 2 * new + cut_groups(files, since)
+
+
+def test_an_end_inside_a_file_costs_one_row_group_too(engine_session: EngineSession, opened: OpenHome) -> None:
+    """A backlog is read window by window: each must not read the rest of its last file."""
+    append(opened.home, large_rows(2_500))
+    highest = flush(engine_session, opened)
+    files = files_of(opened, "claude")
+    since, until = highest - 2_000, highest - 1_900
+    count, seqs = scanned(engine_session, read.Range(DATASET, "claude", since, until))
+    assert seqs == list(range(since + 1, until + 1))
+    assert count <= 2 * 100 + cut_groups(files, since) + cut_groups(files, until)
+
+
+def test_two_sources_that_take_turns_are_read_apart_from_each_other(
+    engine_session: EngineSession, opened: OpenHome
+) -> None:
+    claude = large_rows(1_200)
+    codex = large_rows(1_200, client_name="codex", session_id="session-2")
+    mixed = [row for pair in zip(claude, codex, strict=True) for row in pair]
+    for row in mixed[1::2]:
+        row["message_id"] = f"codex-{row['message_id']}"
+    append(opened.home, mixed[:1_600])
+    flush(engine_session, opened)
+    append(opened.home, mixed[1_600:])
+    flush(engine_session, opened)
+    for source in ("claude", "codex"):
+        files = files_of(opened, source)
+        assert len(files) >= 2
+        highest = max(file.max_seq or 0 for file in files)
+        for new in (10, 100, 700):
+            since = highest - 2 * new
+            count, seqs = scanned(engine_session, read.Range(DATASET, source, since, highest))
+            assert seqs == list(range(since + 2, highest + 1, 2))
+            assert count <= 2 * new + cut_groups(files, since)

@@ -1,0 +1,108 @@
+"""`hyp daemon` as its user sees it: whether it runs, how it is stopped, what it says."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from hypaware.daemon import condition, instance
+from hypaware.home import Home
+from tests.command import HYP
+from tests.processes import eventually
+
+Hyp = Callable[..., tuple[int, str, str]]
+
+
+@contextmanager
+def daemon(home: Home) -> Iterator[subprocess.Popen[str]]:
+    """A real one, of a home without sinks: it never needs an engine."""
+    with subprocess.Popen(
+        [HYP, "daemon", "run"],
+        env={**os.environ, "HYP_HOME": str(home.root)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            eventually(lambda: instance.running(home) == process.pid or process.poll() is not None)
+            yield process
+        finally:
+            process.kill()
+
+
+def test_a_home_without_a_daemon_is_told_with_the_command_that_starts_one(hyp: Hyp, home: Home) -> None:
+    code, out, _ = hyp("daemon", "status", "--json")
+    report = json.loads(out)
+    assert (code, report["state"], report["error"]["kind"]) == (3, "stopped", "daemon_not_running")
+    assert report["error"]["repair"] == ["hyp daemon run"]
+    assert hyp("daemon", "status")[0] == 3
+    assert hyp("daemon", "stop", "--json")[:2] == (0, '{\n  "stopped": false\n}\n')
+    assert not home.root.exists()
+
+
+def test_a_running_daemon_is_seen_and_stopped(hyp: Hyp, home: Home) -> None:
+    with daemon(home) as process:
+        eventually(lambda: condition.read(home))
+        code, out, _ = hyp("daemon", "status", "--json")
+        report = json.loads(out)
+        assert (code, report["state"], report["pid"], report["sinks"]) == (0, "running", process.pid, {})
+        assert f"{process.pid}" in hyp("daemon", "status")[1]
+        assert json.loads(hyp("daemon", "stop", "--json")[1]) == {"stopped": True}
+        out, err = process.communicate(timeout=60)
+        assert (process.returncode, out) == (0, "")
+        assert f"the daemon of {home.root} runs as process {process.pid}" in err
+        assert "the daemon ends" in err
+    assert hyp("daemon", "stop")[:2] == (0, "no daemon was running\n")
+    assert hyp("daemon", "status")[0] == 3
+
+
+def test_what_a_killed_daemon_left_behind_counts_for_nothing(hyp: Hyp, home: Home) -> None:
+    with daemon(home) as process:
+        eventually(lambda: condition.read(home))
+        process.send_signal(signal.SIGKILL)
+        process.communicate(timeout=60)
+    assert condition.read(home)["pid"] == process.pid
+    assert hyp("daemon", "status")[0] == 3
+    assert hyp("daemon", "stop")[0] == 0
+    with daemon(home) as again:
+        assert instance.running(home) == again.pid
+
+
+def test_a_second_daemon_exits_3_and_names_the_first(home: Home) -> None:
+    with daemon(home) as first:
+        second = subprocess.run(
+            [HYP, "daemon", "run"],
+            env={**os.environ, "HYP_HOME": str(home.root)},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert second.returncode == 3
+        assert f"process {first.pid}" in second.stderr
+        assert "try: hyp daemon stop" in second.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_it_ends_in_peace_on_a_signal(home: Home, number: signal.Signals) -> None:
+    with daemon(home) as process:
+        eventually(lambda: condition.read(home))
+        process.send_signal(number)
+        process.communicate(timeout=60)
+        assert process.returncode == 0
+    assert instance.running(home) is None
+
+
+def test_a_daemon_does_not_start_with_a_broken_config(home: Home) -> None:
+    home.root.mkdir()
+    home.config.write_text("version = 1\n[sinks.team]\nkind = 'forwrd'\n")
+    with daemon(home) as process:
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "Did you mean forward?" in err

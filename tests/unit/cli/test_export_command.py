@@ -1,0 +1,468 @@
+"""`hyp export`, its status, its dead letters and the user's word on a moved sink: what is printed, and the exit code.
+
+The engine's job table is the light one of `tests.delivery_jobs`; everything else is real, the destination too.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from hypaware.engine import client, inline
+from hypaware.engine.launch import Engine
+from hypaware.export import letters, locks
+from hypaware.export.locks import stream_lock
+from hypaware.home import Home
+from hypaware.lake.arrow import read_schema
+from hypaware.model import datasets
+from hypaware.model.datasets import SEQ
+from hypaware.state import streams
+from tests import light_life
+from tests.command import HYP
+from tests.delivery_jobs import rounds_of
+from tests.rows import rows
+from tests.standing_home import StandingHome, key
+
+Ran = tuple[int, str, str]
+Hyp = Callable[..., Ran]
+
+
+@pytest.fixture(autouse=True)
+def light_engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("HYP_ENGINE", "inline")
+    monkeypatch.setattr(client, "Engine", lambda home: Engine(home, jobs="tests.delivery_jobs", check=lambda: None))
+    yield
+    inline.close()
+
+
+@pytest.fixture
+def standing(home: Home, tmp_path: Path) -> StandingHome:
+    """A home with a sink `archive` that delivers into a folder."""
+    found = StandingHome(home)
+    found.declare(archive=tmp_path / "archive")
+    return found
+
+
+def as_json(ran: Ran) -> Any:
+    return json.loads(ran[1])
+
+
+def manifests(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(path.read_bytes()) for path in sorted(folder.rglob("_manifests/*.json"))]
+
+
+def delivered_rows(folder: Path) -> int:
+    return sum(int(manifest["rows"]) for manifest in manifests(folder))
+
+
+# Delivering
+
+
+def test_without_a_sink_nothing_is_delivered_and_the_way_to_declare_one_is_told(hyp: Hyp, home: Home) -> None:
+    code, out, err = hyp("export", "--json")
+    assert (code, json.loads(out)) == (0, {"sinks": []})
+    assert "hyp config set sinks.archive" in err
+    assert hyp("export", "status", "--json")[:2] == (0, '{\n  "streams": []\n}\n')
+    assert "hyp config set sinks.archive" in hyp("export", "status")[2]
+    assert not home.root.exists()
+
+
+def test_the_command_that_is_shown_declares_a_sink(hyp: Hyp) -> None:
+    command = hyp("export")[2].strip().partition("To declare one: hyp ")[2]
+    assert hyp(*shlex.split(command))[0] == 0
+    assert as_json(hyp("export", "--json"))["sinks"][0]["sink"] == "archive"
+
+
+@pytest.mark.parametrize("arguments", [["archiv"], ["archive", "archiv", "--dry-run"]])
+def test_an_unknown_sink_is_an_error_that_names_the_nearest(
+    hyp: Hyp, standing: StandingHome, arguments: list[str]
+) -> None:
+    code, out, _ = hyp("export", *arguments, "--json")
+    assert code == 1
+    assert json.loads(out)["error"]["kind"] == "unknown_sink"
+    assert "Did you mean archive?" in json.loads(out)["error"]["message"]
+    assert rounds_of(standing.home) == []
+
+
+def test_what_waits_is_delivered_and_shown(hyp: Hyp, standing: StandingHome, tmp_path: Path) -> None:
+    light_life.append(standing.home, [*rows(6), *rows(3, start=6, client_name="codex")])
+    report = as_json(hyp("export", "--json"))
+    (sink,) = report["sinks"]
+    assert (sink["sink"], sink["status"]) == ("archive", "ok")
+    assert [(each["source"], each["rows"], each["chunks"]) for each in sink["streams"]] == [
+        ("claude", 6, 1),
+        ("codex", 3, 1),
+    ]
+    assert set(sink["streams"][0]) == {
+        *("dataset", "source", "after", "last", "rows", "bytes", "chunks", "dead_letters"),
+    }
+    assert delivered_rows(tmp_path / "archive") == 9
+    light_life.append(standing.home, rows(2, start=20))
+    code, out, err = hyp("export", "archive")
+    assert code == 0
+    assert "archive: ok" in out
+    assert "delivering to archive" in err
+
+
+def test_a_round_with_nothing_new_asks_no_engine(hyp: Hyp, standing: StandingHome) -> None:
+    light_life.append(standing.home, rows(6))
+    hyp("export")
+    assert len(rounds_of(standing.home)) == 1
+    (sink,) = as_json(hyp("export", "--json"))["sinks"]
+    assert len(rounds_of(standing.home)) == 1
+    assert sink["status"] == "ok"
+    (stream,) = sink["streams"]
+    assert (stream["after"], stream["last"], stream["rows"], stream["bytes"], stream["chunks"]) == (6, 6, 0, 0, 0)
+
+
+def test_a_sink_for_which_there_is_nothing_yet_is_ok(hyp: Hyp, standing: StandingHome) -> None:
+    assert as_json(hyp("export", "--json")) == {"sinks": [{"sink": "archive", "status": "ok", "streams": []}]}
+    code, out, _ = hyp("export")
+    assert code == 0
+    assert "no rows for it yet" in out
+    assert rounds_of(standing.home) == []
+
+
+@pytest.mark.hazard(54)
+def test_a_dry_run_counts_and_leaves_no_trace(hyp: Hyp, standing: StandingHome, tmp_path: Path) -> None:
+    assert as_json(hyp("export", "--dry-run", "--json"))["sinks"][0]["streams"] == []
+    assert [path.name for path in standing.home.root.iterdir()] == ["config.toml"]
+    light_life.append(standing.home, rows(6))
+    light_life.flush(standing.home)
+    light_life.append(standing.home, rows(2, start=6))
+    before = sorted(path for path in standing.home.root.rglob("*"))
+    code, out, err = hyp("export", "--dry-run", "--json")
+    (stream,) = json.loads(out)["sinks"][0]["streams"]
+    assert (code, stream["after"], stream["last"], stream["rows"], stream["chunks"]) == (0, 0, 6, 6, 0)
+    assert "wait in the spool" in err
+    assert sorted(path for path in standing.home.root.rglob("*")) == before
+    assert not (tmp_path / "archive").exists()
+    assert rounds_of(standing.home) == []
+
+
+@pytest.mark.hazard(87)
+def test_a_sink_that_points_elsewhere_is_held_with_the_commands_that_decide(
+    hyp: Hyp, standing: StandingHome, tmp_path: Path
+) -> None:
+    light_life.append(standing.home, rows(6))
+    hyp("export")
+    standing.declare(archive=tmp_path / "elsewhere")
+    light_life.append(standing.home, rows(2, start=6))
+    code, out, _ = hyp("export", "--json")
+    report = json.loads(out)
+    assert code == 1
+    assert report["sinks"][0]["status"] == "held"
+    assert report["error"]["kind"] == "held"
+    assert report["error"]["repair"] == ["hyp export adopt archive", "hyp export resend archive"]
+    code, out, err = hyp("export")
+    assert code == 1
+    assert "held" in out
+    assert "try: hyp export adopt archive" in err
+    (held,) = as_json(hyp("export", "--dry-run", "--json"))["sinks"]
+    assert held["status"] == "held"
+    assert "elsewhere" in held["streams"][0]["error"]["message"]
+
+
+@pytest.mark.hazard(87)
+@pytest.mark.parametrize(("word", "arrived"), [("adopt", 2), ("resend", 8)])
+def test_after_the_users_word_the_rest_or_all_of_it_goes_to_the_new_place(
+    hyp: Hyp, standing: StandingHome, tmp_path: Path, word: str, arrived: int
+) -> None:
+    light_life.append(standing.home, rows(6))
+    hyp("export")
+    standing.declare(archive=tmp_path / "elsewhere")
+    light_life.append(standing.home, rows(2, start=6))
+    assert hyp("export")[0] == 1
+    document = as_json(hyp("export", word, "archive", "--yes", "--json"))
+    assert document["sink"] == "archive"
+    assert document["streams"][0]["was_held"] == "elsewhere"
+    assert hyp("export")[0] == 0
+    assert delivered_rows(tmp_path / "elsewhere") == arrived
+    assert delivered_rows(tmp_path / "archive") == 6
+
+
+def test_a_destination_that_cannot_be_reached_fails_its_sink_and_no_other(
+    hyp: Hyp, standing: StandingHome, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("no folder can be here")
+    standing.declare(archive=tmp_path / "archive", broken=tmp_path / "file" / "inside")
+    light_life.append(standing.home, rows(6))
+    code, out, _ = hyp("export", "--max-wait", "0", "--json")
+    report = json.loads(out)
+    found = {sink["sink"]: sink["status"] for sink in report["sinks"]}
+    assert (code, found["archive"]) == (1, "ok")
+    assert found["broken"] in ("failed", "partial")
+    assert report["error"]["kind"] == "not_delivered"
+    assert "broken" in report["error"]["message"]
+    assert "archive" not in report["error"]["message"]
+    assert delivered_rows(tmp_path / "archive") == 6
+    code, out, err = hyp("export", "--max-wait", "0")
+    assert code == 1
+    assert "warning: broken" in err
+
+
+@pytest.mark.parametrize(("given", "seconds"), [("90s", 90.0), ("10m", 600.0), ("7", 7.0), ("0", 0.0), (None, 60.0)])
+def test_the_longest_wait_is_a_duration(hyp: Hyp, standing: StandingHome, given: str | None, seconds: float) -> None:
+    light_life.append(standing.home, rows(1))
+    assert hyp("export", *(["--max-wait", given] if given else []))[0] == 0
+    assert rounds_of(standing.home)[0] == {"sinks": ["archive"], "max_wait": seconds, "budget": None}
+
+
+@pytest.mark.parametrize("given", ["soon", "-5s", "5 parsecs", ""])
+def test_a_wait_that_is_no_duration_is_wrong_usage(hyp: Hyp, standing: StandingHome, given: str) -> None:
+    code, out, _ = hyp("export", "--max-wait", given, "--json")
+    assert (code, json.loads(out)["error"]["kind"]) == (2, "usage")
+
+
+def test_sync_is_the_same_command(hyp: Hyp, standing: StandingHome) -> None:
+    light_life.append(standing.home, rows(1))
+    assert as_json(hyp("sync", "archive", "--json"))["sinks"][0]["status"] == "ok"
+    assert as_json(hyp("sync", "status", "--json"))["streams"][0]["watermark"] == 1
+
+
+# Status
+
+
+def test_the_status_holds_everything_that_is_promised_of_a_stream(hyp: Hyp, standing: StandingHome) -> None:
+    light_life.append(standing.home, rows(6))
+    hyp("export")
+    light_life.append(standing.home, rows(2, start=6))
+    light_life.flush(standing.home)
+    code, out, _ = hyp("export", "status", "--json")
+    (stream,) = json.loads(out)["streams"]
+    assert code == 0
+    assert {name: stream[name] for name in ("sink", "dataset", "source", "watermark", "high_water", "lag_rows")} == {
+        "sink": "archive",
+        "dataset": "ai_gateway_messages",
+        "source": "claude",
+        "watermark": 6,
+        "high_water": 8,
+        "lag_rows": 2,
+    }
+    assert (stream["exported_rows"], stream["pending"], stream["last_error"]) == (6, None, None)
+    assert stream["lag_seconds"] >= 0
+    assert datetime.fromisoformat(stream["last_success_at"]).tzinfo is not None
+    assert (
+        datetime.fromisoformat(stream["updated_at"]) <= datetime.now(UTC) < datetime.fromisoformat(stream["next_round"])
+    )
+
+
+def test_the_status_says_what_is_in_the_way_and_what_to_do_about_it(
+    hyp: Hyp, standing: StandingHome, tmp_path: Path
+) -> None:
+    standing.declare(archive=tmp_path / "archive", team=tmp_path / "team")
+    standing.recorded(claude=20)
+    for sink in ("archive", "team"):
+        standing.delivered(key(sink), 20)
+    standing.buried(key(), "letter-1", 5)
+    with standing.change() as connection:
+        streams.hold(connection, key(), streams.ELSEWHERE, "the sink points elsewhere: `hyp export adopt archive`")
+        streams.failed(connection, key("team"), "\x1b[31mno answer", datetime.now(UTC) + timedelta(minutes=9.9), 3)
+    code, out, err = hyp("export", "status")
+    assert code == 0
+    assert "hyp export adopt archive" in out
+    assert "hyp export dead-letters list --sink archive" in out
+    assert "no answer (again in 10 min); to try now: hyp export team" in out
+    assert "\x1b" not in out
+    assert "hyp daemon run" in err
+
+
+@pytest.mark.hazard(87)
+def test_a_sink_that_points_elsewhere_is_seen_before_a_round_has_met_it(
+    hyp: Hyp, standing: StandingHome, tmp_path: Path
+) -> None:
+    standing.recorded(claude=20)
+    standing.delivered(key(), 20)
+    before = standing.address()
+    standing.declare(archive=tmp_path / "elsewhere")
+    (stream,) = as_json(hyp("export", "status", "--json"))["streams"]
+    assert (stream["delivered_to"], stream["address"]) == (before, standing.address())
+    out = hyp("export", "status")[1]
+    assert f"it was delivered to {before}" in out
+    assert "hyp export adopt archive" in out
+
+
+def test_a_state_that_was_made_anew_is_said(hyp: Hyp, standing: StandingHome) -> None:
+    light_life.append(standing.home, rows(6))
+    hyp("export")
+    standing.home.state.write_bytes(b"this is no database" * 100)
+    (standing.home.root / "state.db.suspect").touch()
+    assert "warning: the state was damaged" in hyp("export", "status")[2]
+
+
+# Dead letters
+
+
+@pytest.fixture
+def refused(standing: StandingHome) -> StandingHome:
+    """Two of eight rows count as refused: the copy of the second one is gone with a state that was lost."""
+    standing.recorded(claude=8)
+    _bury(standing)
+    return standing
+
+
+@pytest.fixture
+def refused_rows(standing: StandingHome) -> StandingHome:
+    """The same, and the rows are in the lake."""
+    light_life.append(standing.home, rows(8))
+    light_life.flush(standing.home)
+    _bury(standing)
+    return standing
+
+
+def _bury(standing: StandingHome) -> None:
+    standing.delivered(key(), 8)
+    schema = read_schema(datasets.get("ai_gateway_messages"))
+    row = {**dict.fromkeys(schema.names), SEQ: 7, "message_id": "message-6", "attributes": '{"a":1}'}
+    standing.buried(key(), "a" * 32, 7, letters.packed(pa.Table.from_pylist([row], schema=schema)))
+    standing.buried(key(), "ab" + "c" * 30, 8)
+
+
+def test_dead_letters_are_listed_with_their_reason(hyp: Hyp, refused: StandingHome) -> None:
+    for command in (["list"], []):
+        code, out, _ = hyp("export", "dead-letters", *command, "--json")
+        found = json.loads(out)["dead_letters"]
+        assert (code, [letter["id"] for letter in found]) == (0, ["a" * 32, "ab" + "c" * 30])
+        assert found[0] == {
+            "id": "a" * 32,
+            "sink": "archive",
+            "dataset": "ai_gateway_messages",
+            "source": "claude",
+            "after": 6,
+            "last": 7,
+            "rows": 1,
+            "reason": "too odd",
+            "at": "2026-11-15T07:00:00+00:00",
+        }
+    assert "too odd" in hyp("export", "dead-letters")[1]
+    assert as_json(hyp("export", "dead-letters", "--sink", "archive", "--json"))["dead_letters"] == found
+    code, out, _ = hyp("export", "dead-letters", "list", "--sink", "archiv", "--json")
+    assert (code, json.loads(out)["error"]["kind"]) == (1, "unknown_sink")
+    assert "2 dead letters wait: hyp export dead-letters list" in hyp("export")[2]
+
+
+def test_a_dead_letter_is_shown_with_its_rows(hyp: Hyp, refused_rows: StandingHome) -> None:
+    shown = as_json(hyp("export", "dead-letters", "show", "aa", "--json"))
+    assert (shown["id"], shown["reason"]) == ("a" * 32, "too odd")
+    assert shown["payload"] == [{"message_id": "message-6", "attributes": {"a": 1}}]
+    from_the_lake = as_json(hyp("export", "dead-letters", "show", "ab", "--json"))
+    (row,) = from_the_lake["payload"]
+    assert (row["message_id"], row["attributes"]) == ("message-7", {"usage": {"output_tokens": 7}})
+    assert "message-6" in hyp("export", "dead-letters", "show", "aa")[1]
+
+
+@pytest.mark.parametrize(
+    ("given", "kind"), [("a", "ambiguous"), ("b", "unknown_dead_letter"), ("", "unknown_dead_letter")]
+)
+@pytest.mark.parametrize("command", [["show"], ["replay"], ["drop", "--yes"]])
+def test_a_dead_letter_is_found_by_the_beginning_of_its_id_or_not_at_all(
+    hyp: Hyp, refused: StandingHome, command: list[str], given: str, kind: str
+) -> None:
+    code, out, _ = hyp("export", "dead-letters", *command, given, "--json")
+    assert (code, json.loads(out)["error"]["kind"]) == (1, kind)
+    assert len(refused.letters()) == 2
+
+
+@pytest.mark.hazard(27)
+def test_replayed_dead_letters_arrive_and_are_gone(hyp: Hyp, refused_rows: StandingHome) -> None:
+    assert as_json(hyp("export", "dead-letters", "replay", "ab", "--json")) == {
+        "replayed": [{"id": "ab" + "c" * 30, "status": "delivered"}]
+    }
+    assert refused_rows.letters() == ["a" * 32]
+    code, out, _ = hyp("export", "dead-letters", "replay", "--all", "--sink", "archive")
+    assert code == 0
+    assert "delivered" in out
+    assert refused_rows.letters() == []
+    assert as_json(hyp("export", "dead-letters", "replay", "--all", "--json")) == {"replayed": []}
+
+
+def test_a_dead_letter_that_cannot_be_delivered_is_kept_and_exits_1(
+    hyp: Hyp, refused: StandingHome, tmp_path: Path
+) -> None:
+    refused.declare(archive=tmp_path / "elsewhere")
+    code, out, _ = hyp("export", "dead-letters", "replay", "--all", "--json")
+    report = json.loads(out)
+    assert code == 1
+    assert [each["status"] for each in report["replayed"]] == ["failed", "failed"]
+    assert "elsewhere" in report["replayed"][0]["reason"]
+    assert report["error"]["kind"] == "not_delivered"
+    assert len(refused.letters()) == 2
+
+
+@pytest.mark.parametrize("arguments", [[], ["aa", "--all"], ["aa", "--sink", "archive"]])
+def test_a_replay_needs_ids_or_all(hyp: Hyp, refused: StandingHome, arguments: list[str]) -> None:
+    assert hyp("export", "dead-letters", "replay", *arguments)[0] == 2
+    assert len(refused.letters()) == 2
+
+
+def test_a_dropped_dead_letter_is_forgotten_also_by_the_side_file(hyp: Hyp, refused: StandingHome) -> None:
+    assert as_json(hyp("export", "dead-letters", "drop", "ab", "--yes", "--json")) == {"dropped": ["ab" + "c" * 30]}
+    assert refused.letters() == ["a" * 32]
+    kept = json.loads(refused.home.mirror.read_bytes())["deliveries"]["dead_letters"]
+    assert [letter["id"] for letter in kept] == ["a" * 32]
+
+
+def test_there_are_no_dead_letters_in_a_home_that_is_not_there(hyp: Hyp, home: Home) -> None:
+    assert as_json(hyp("export", "dead-letters", "--json")) == {"dead_letters": []}
+    code, out, _ = hyp("export", "dead-letters", "show", "aa", "--json")
+    assert (code, json.loads(out)["error"]["kind"]) == (1, "unknown_dead_letter")
+    assert not home.root.exists()
+
+
+# What cannot be taken back
+
+
+DESTRUCTIVE = [("adopt", "archive"), ("resend", "archive"), ("dead-letters", "drop", "aa")]
+
+
+@pytest.mark.parametrize("command", DESTRUCTIVE, ids=" ".join)
+def test_without_a_terminal_and_without_yes_nothing_is_done(
+    hyp: Hyp, refused: StandingHome, command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open(os.devnull) as nobody:
+        monkeypatch.setattr(sys, "stdin", nobody)
+        code, out, _ = hyp("export", *command, "--json")
+    assert (code, json.loads(out)["error"]["kind"]) == (2, "not_confirmed")
+    assert len(refused.letters()) == 2
+    assert refused.stream(key()).watermark == 8
+
+
+@pytest.mark.parametrize(("answer", "code", "left"), [(b"n\n", 130, 2), (b"y\n", 0, 1), (b"\n", 130, 2)])
+def test_on_a_terminal_it_asks(refused: StandingHome, answer: bytes, code: int, left: int) -> None:
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [HYP, "export", "dead-letters", "drop", "aa"],
+        env={**os.environ, "HYP_HOME": str(refused.home.root)},
+        stdin=theirs,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    os.close(theirs)
+    os.write(ours, answer)
+    _, err = process.communicate(timeout=60)
+    os.close(ours)
+    assert process.returncode == code
+    assert b"will never be delivered to archive" in err
+    assert len(refused.letters()) == left
+
+
+@pytest.mark.parametrize("command", DESTRUCTIVE, ids=" ".join)
+def test_under_a_round_that_is_at_work_nothing_is_changed(
+    hyp: Hyp, refused: StandingHome, command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(locks, "PATIENCE_SECONDS", 0.0)
+    with stream_lock(refused.home, key()):
+        code, out, _ = hyp("export", *command, "--yes", "--json")
+    assert (code, json.loads(out)["error"]["kind"]) == (1, "stream_busy")
+    assert len(refused.letters()) == 2

@@ -1,0 +1,109 @@
+"""A job that the daemon runs: its outcome, and its end when the daemon wants it ended."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hypaware.daemon import engine_job
+from hypaware.daemon.engine_job import run_job
+from hypaware.engine import client
+from hypaware.engine.launch import Engine
+from hypaware.errors import LakeError, Retryable
+from hypaware.home import Home
+from tests.processes import eventually
+
+JOBS = "tests.unit.engine.engine_jobs"
+
+
+@pytest.fixture
+def engine(home: Home, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[3]))
+    for name in ("HYP_ENGINE", "HYP_CRASH_AT"):
+        monkeypatch.delenv(name, raising=False)
+    yield Engine(home, jobs=JOBS, check=lambda: None)
+    client.stop(home)
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> dict[str, str]:
+    return {name: str(tmp_path / name) for name in ("began", "until", "cancelled", "ended")}
+
+
+async def cancelled_when(job: asyncio.Task[Any], condition: Callable[[], object]) -> None:
+    while not condition():
+        await asyncio.sleep(0.005)
+    job.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await job
+
+
+def test_a_jobs_result_and_its_error_come_back(engine: Engine) -> None:
+    heard: list[object] = []
+    assert asyncio.run(run_job(engine, "echo", {"a": 1}))["args"] == {"a": 1}
+    assert asyncio.run(run_job(engine, "talk", {}, heard.append)) == {"five": 5}
+    assert {"event": "note", "message": "two"} in heard
+    with pytest.raises(LakeError, match="the table is odd"):
+        asyncio.run(run_job(engine, "fail_in_detail", {}))
+
+
+@pytest.mark.hazard(29)
+def test_a_job_that_only_waits_is_ended_and_its_end_is_heard(engine: Engine, files: dict[str, str]) -> None:
+    async def run() -> None:
+        job = asyncio.create_task(run_job(engine, "wait", files))
+        await cancelled_when(job, Path(files["began"]).exists)
+        assert Path(files["cancelled"]).exists()
+
+    asyncio.run(run())
+
+
+@pytest.mark.hazard(29)
+def test_a_job_that_does_not_end_does_not_keep_the_daemon(
+    engine: Engine, files: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_job, "CANCEL_SECONDS", 0.01)
+
+    async def run() -> None:
+        job = asyncio.create_task(run_job(engine, "persist", files))
+        await cancelled_when(job, Path(files["began"]).exists)
+        assert not Path(files["ended"]).exists()
+
+    asyncio.run(run())
+    Path(files["until"]).touch()
+    eventually(Path(files["ended"]).exists)
+
+
+@pytest.mark.hazard(29)
+def test_an_engine_that_is_still_starting_does_not_keep_the_daemon_and_gets_no_job(
+    home: Home, files: dict[str, str], engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_job, "CANCEL_SECONDS", 0.01)
+    starting, go_on = threading.Event(), threading.Event()
+
+    def slow_check() -> None:
+        starting.set()
+        go_on.wait()
+
+    async def run() -> None:
+        job = asyncio.create_task(run_job(Engine(home, jobs=JOBS, check=slow_check), "wait", files))
+        await cancelled_when(job, starting.is_set)
+
+    asyncio.run(run())
+    go_on.set()
+    eventually(lambda: not any(thread.name == "job wait" for thread in threading.enumerate()))
+    assert client.status(home)["jobs"] == []
+    assert not Path(files["began"]).exists()
+
+
+def test_an_engine_that_dies_in_the_middle_is_said_to_have_died(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HYP_CRASH_AT", "engine_jobs.step.before-nothing")
+    with pytest.raises(Retryable) as died:
+        asyncio.run(run_job(engine, "reach", {}))
+    assert died.value.kind == "engine_died"

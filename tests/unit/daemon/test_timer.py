@@ -1,0 +1,50 @@
+"""Schedules by a clock that sleeps, jumps and goes back; and how the engine's failures are waited out."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+from hypaware.daemon.backoff import Backoff
+from hypaware.daemon.timer import Timer
+
+NOON = datetime(2026, 11, 15, 12, 0, tzinfo=UTC)
+
+
+def after(minutes: float) -> datetime:
+    return NOON + timedelta(minutes=minutes)
+
+
+def test_every_time_of_the_schedule_is_due_once() -> None:
+    timer = Timer("*/5 * * * *", after(0.5))
+    found = [minute for minute in range(1, 21) if timer.is_due(after(minute))]
+    assert found == [5, 10, 15, 20]
+    assert timer.next == after(25)
+
+
+def test_times_that_passed_while_the_machine_slept_are_due_once_and_not_many_times() -> None:
+    timer = Timer("* * * * *", NOON)
+    assert timer.is_due(after(600.5))
+    assert not timer.is_due(after(600.9))
+    assert timer.next == after(601)
+
+
+def test_a_clock_that_went_back_does_not_stop_the_schedule() -> None:
+    timer = Timer("*/5 * * * *", after(60 * 24 * 365))
+    assert not timer.is_due(after(1))
+    assert timer.next == after(5)
+    assert timer.is_due(after(5))
+
+
+def test_a_clock_that_goes_back_again_and_again_makes_nothing_due_before_its_time() -> None:
+    timer = Timer("*/5 * * * *", NOON)
+    assert not any(timer.is_due(after(minute)) for minute in (4, 3, 2, 1, 4, 1))
+
+
+def test_an_engine_is_tried_again_after_a_second_and_at_the_latest_after_five_minutes() -> None:
+    backoff = Backoff()
+    pauses = [backoff.failed() for _ in range(40)]
+    assert pauses[:4] == [1, 2, 4, 8]
+    assert pauses == sorted(pauses)
+    assert max(pauses) == 300
+    backoff.succeeded()
+    assert backoff.failed() == 1

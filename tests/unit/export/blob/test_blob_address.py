@@ -1,0 +1,120 @@
+"""One spelling for each destination, and a reason for what cannot be one."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hypaware.errors import ConfigError
+from hypaware.export.sink import SinkSettings
+from hypaware.export.sinks.blob import BLOB
+from hypaware.export.sinks.blob.address import BucketPlace, FolderPlace, place_of
+from hypaware.home import Home
+
+HERE = {"AZURE_STORAGE_ACCOUNT_NAME": "acme"}
+
+
+def spelled(written: str, environment: dict[str, str] | None = None, **options: str) -> str:
+    return place_of({"destination": written, **options}, environment or {}).address
+
+
+@pytest.mark.parametrize(
+    ("spellings", "address"),
+    [
+        (("/data/x", "/data/x/", "//data//x", "/data/./y/../x", "file:///data/x", "file://localhost/data/x/"), "file:///data/x"),
+        (("/with space/ü", "file:///with%20space/%C3%BC"), "file:///with space/ü"),
+        (("s3://bucket", "s3://bucket/", "S3://bucket//", "s3a://bucket"), "s3://bucket"),
+        (("s3://bucket/a/b", "s3://bucket/a/b/", "s3://bucket//a//b", " s3://bucket/a/b "), "s3://bucket/a/b"),
+        (("s3://bucket/a%20b",), "s3://bucket/a%20b"),
+        (("gs://bucket/a/",), "gs://bucket/a"),
+        (
+            ("az://box/a", "azure://box/a/", "abfs://box@acme.dfs.core.windows.net/a", "abfss://box@acme.dfs.core.windows.net/a"),
+            "abfss://box@acme.dfs.core.windows.net/a",
+        ),
+    ],
+)  # fmt: skip
+def test_a_destination_has_one_spelling(spellings: tuple[str, ...], address: str) -> None:
+    assert {spelled(each, HERE) for each in spellings} == {address}
+
+
+def test_a_home_of_the_user_is_spelled_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/ada")
+
+    assert place_of({"destination": "~/archive"}) == FolderPlace(Path("/home/ada/archive"))
+
+
+def test_the_server_is_part_of_the_address() -> None:
+    """A bucket of the same name on another server is another destination."""
+    by_option = spelled("s3://bucket/x", endpoint="http://Store.example:9000/")
+    by_environment = spelled("s3://bucket/x", {"AWS_ENDPOINT_URL": "http://store.example:9000"})
+
+    assert by_option == by_environment == "s3://bucket/x?endpoint=http://store.example:9000"
+    assert spelled("s3://bucket/x") == "s3://bucket/x"
+
+
+def test_the_config_goes_before_the_environment() -> None:
+    place = place_of(
+        {"destination": "s3://bucket", "endpoint": "https://a.example"}, {"AWS_ENDPOINT_URL": "https://b.example"}
+    )
+
+    assert isinstance(place, BucketPlace)
+    assert place.endpoint == "https://a.example"
+
+
+@pytest.mark.parametrize(
+    ("written", "reason"),
+    [
+        ("archive", "whole path"),
+        ("./archive", "whole path"),
+        ("ftp://host/x", "nothing is known of ftp://"),
+        ("file://host/x", "names no host"),
+        ("s3://", "names no bucket"),
+        ("s3:///x", "names no bucket"),
+        ("s3://bucket/a/../b", "mean nothing"),
+        ("s3://bucket/x?versionId=1", "a query"),
+        ("s3://bucket/x#y", "a fragment"),
+        ("s3://bucket/a\nb", "a sign"),
+        ("s3://host:9000/x", "goes into endpoint"),
+        ("az://box/a", "which storage account"),
+    ],
+)
+def test_what_cannot_be_a_destination_is_refused_with_the_reason(written: str, reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        spelled(written)
+
+
+@pytest.mark.parametrize(
+    "endpoint", ["store.example:9000", "ftp://store.example", "http://", "http://me@store.example"]
+)
+def test_an_endpoint_is_an_address_of_the_web(endpoint: str) -> None:
+    with pytest.raises(ConfigError, match="endpoint"):
+        spelled("s3://bucket", endpoint=endpoint)
+
+
+@pytest.mark.parametrize("option", ["endpoint", "region", "access_key_env", "secret_key_env"])
+def test_an_option_for_s3_is_refused_elsewhere(option: str) -> None:
+    with pytest.raises(ConfigError, match=f"{option} is for s3"):
+        place_of({"destination": "/data", option: "x"}, {})
+
+
+def test_the_sink_type_tells_the_address(tmp_path: Path) -> None:
+    options = {"destination": f"{tmp_path}/x/", "encoder": "parquet"}
+
+    assert BLOB.address(SinkSettings("archive", Home(tmp_path), options, (), "gw", "00")) == f"file://{tmp_path}/x"
+
+
+def test_telling_the_address_imports_nothing_heavy() -> None:
+    """A round with nothing new is decided with it, in milliseconds."""
+    script = (
+        "import sys\n"
+        "from hypaware.export.sinks.blob import BLOB, place_of\n"
+        "place_of({'destination': 's3://bucket/x'}, {})\n"
+        "print(*({'pyarrow', 'obstore', 'pyspark', 'aiohttp'} & set(sys.modules)))"
+    )
+
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+
+    assert done.stdout.strip() == ""

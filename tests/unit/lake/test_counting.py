@@ -1,0 +1,119 @@
+"""Counting a range without Spark: exact, whatever the range cuts, and reading only what it must."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyiceberg.catalog.sql import SqlCatalog
+
+from hypaware.home import Home
+from hypaware.lake import metadata
+from hypaware.lake.counting import rows_between
+from hypaware.model.datasets import SEQ, SOURCE
+from tests.iceberg_lake import append, create_table
+from tests.rows import DATASET
+
+
+@pytest.fixture
+def table(home: Home) -> Iterator[Any]:
+    found = create_table(home, DATASET)
+    yield found
+    found.catalog.close()
+
+
+def files_of(home: Home) -> list[metadata.DataFile]:
+    entry = metadata.entry(home, DATASET)
+    assert entry
+    return list(metadata.live_files(metadata.read(entry.metadata)))
+
+
+def test_no_table_and_no_rows_count_nothing(home: Home, tmp_path: Path) -> None:
+    assert rows_between(home, DATASET, "claude", 0, 100) == 0
+    created = create_table(home, DATASET)
+    assert rows_between(home, DATASET, "claude", 0, 100) == 0
+    created.catalog.close()
+
+
+def test_every_range_of_two_interleaved_sources_is_counted_exactly(home: Home, table: Any) -> None:
+    held = {"claude": [*range(1, 60, 2), 70], "codex": list(range(2, 60, 5))}
+    append(table, {source: seqs[:9] for source, seqs in held.items()})
+    append(table, {source: seqs[9:] for source, seqs in held.items()})
+    for source, seqs in held.items():
+        for after in range(0, 72, 3):
+            for last in range(0, 75, 4):
+                told = rows_between(home, DATASET, source, after, last)
+                assert told == sum(after < seq <= last for seq in seqs), (source, after, last)
+    assert rows_between(home, DATASET, "nobody", 0, 100) == 0
+
+
+def test_files_inside_the_range_are_not_opened_and_of_a_cut_one_only_the_cut_groups(
+    home: Home, table: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with table.transaction() as change:
+        change.set_properties({"write.parquet.row-group-limit": "100"})
+    append(table, {"claude": list(range(1, 1001))})
+    append(table, {"claude": list(range(1001, 2001))})
+    read: list[tuple[str, int]] = []
+    original = pq.ParquetFile.read_row_group
+
+    def counted(self: pq.ParquetFile, place: int, *args: Any, **options: Any) -> Any:
+        read.append((str(options["columns"]), place))
+        return original(self, place, *args, **options)
+
+    monkeypatch.setattr(pq.ParquetFile, "read_row_group", counted)
+    assert rows_between(home, DATASET, "claude", 0, 2000) == 2000
+    assert rows_between(home, DATASET, "claude", 1000, 2000) == 1000
+    assert read == []
+    assert rows_between(home, DATASET, "claude", 250, 1000) == 750
+    assert read == [("['_hyp_ingest_seq']", 2)]
+
+
+def test_rows_without_a_sequence_are_in_no_range(home: Home, table: Any) -> None:
+    for seqs in ([1, 2, None, None, 3], [None, None]):
+        rows = {SEQ: pa.array(seqs, pa.int64()), SOURCE: ["claude"] * len(seqs)}
+        table.append(pa.table(rows))
+    assert rows_between(home, DATASET, "claude", 0, 10) == 3
+    assert rows_between(home, DATASET, "claude", 1, 2) == 1
+
+
+def test_a_file_that_a_purge_took_away_meanwhile_is_looked_for_in_the_new_table(
+    home: Home, table: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The table was looked up, then purged, before its files were opened."""
+    append(table, {"claude": [1, 2, 3, 4]})
+    before = metadata.entry(home, DATASET)
+    (gone,) = files_of(home)
+    table.delete("_hyp_ingest_seq <= 2")
+    gone.path.unlink()
+    now = metadata.entry(home, DATASET)
+    answers = [before]
+    monkeypatch.setattr(metadata, "entry", lambda *_: answers.pop() if answers else now)
+    assert rows_between(home, DATASET, "claude", 1, 3) == 1
+
+
+def test_a_missing_file_of_an_unchanged_table_is_an_error_and_not_a_count(home: Home, table: Any) -> None:
+    append(table, {"claude": [1, 2, 3, 4]})
+    (gone,) = files_of(home)
+    gone.path.unlink()
+    with pytest.raises(FileNotFoundError):
+        rows_between(home, DATASET, "claude", 1, 3)
+
+
+def test_what_is_remembered_of_manifests_is_bounded_and_stays_right(
+    home: Home, table: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(metadata, "_memory", metadata._Memory(3))
+    for start in range(1, 60, 10):
+        append(table, {"claude": list(range(start, start + 10))})
+        assert rows_between(home, DATASET, "claude", 0, 100) == start + 9
+        assert rows_between(home, DATASET, "claude", 0, 100) == start + 9
+    assert metadata._memory._held <= 3
+    with closing(SqlCatalog(metadata.CATALOG, uri=f"sqlite:///{home.catalog}")) as catalog:
+        catalog.load_table((metadata.NAMESPACE, DATASET)).delete("_hyp_ingest_seq > 30")
+    assert rows_between(home, DATASET, "claude", 0, 100) == 30

@@ -1,0 +1,147 @@
+"""Rows of a range, read from the files: exactly those, in order, whole, and little else."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from datetime import datetime
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from hypaware.errors import LakeError
+from hypaware.home import Home
+from hypaware.lake import metadata, row_groups, since
+from hypaware.lake.flush import Limits
+from hypaware.model import datasets
+from hypaware.model.coerce import coerce_row
+from hypaware.model.datasets import SEQ
+from hypaware.opening import open_home
+from tests.light_life import append, flush
+from tests.rows import DATASET, MESSAGES, rows
+
+
+def _seqs(found: since.Found) -> list[int]:
+    seqs: list[int] = found.rows.column(SEQ).to_pylist()
+    return seqs
+
+
+def _filled(home: Home) -> None:
+    """Two sources, turn by turn, in several commits and days."""
+    for start in range(0, 60, 12):
+        mixed = rows(12, start=start)
+        for place, raw in enumerate(mixed):
+            raw["client_name"] = ("claude", "codex")[place % 2]
+            raw["message_created_at"] = f"2026-11-{1 + place % 3:02d}T00:00:{start % 60:02d}Z"
+        append(home, mixed)
+        flush(home, Limits(max_rows=5))
+
+
+def test_every_range_holds_exactly_its_rows_in_order(home: Home) -> None:
+    _filled(home)
+    for after in range(0, 62, 5):
+        for last in range(after, 61, 4):
+            found = since.between(home, DATASET, "claude", after, last)
+            assert _seqs(found) == [seq for seq in range(1, 61, 2) if after < seq <= last]
+
+
+def test_pages_lie_end_to_end_and_hold_everything_once(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    _filled(home)
+    monkeypatch.setattr(since, "PAGE_ROWS", 4)
+    after, seen, ends = 0, [], [0]
+    while after < 60:
+        found = since.page(home, DATASET, "codex", after, 60)
+        assert len(found.rows) <= 4
+        seen += _seqs(found)
+        after = found.reached
+        ends.append(after)
+    assert seen == list(range(2, 61, 2))
+    assert all(before < behind for before, behind in pairwise(ends))
+
+
+def test_rows_come_as_they_were_stored(home: Home) -> None:
+    raw = rows(3, attributes={"deep": [1, {"a": "é\u2028"}], "big": 2**60}, is_sidechain=True, content_text="ü\n\x00x")
+    append(home, raw)
+    flush(home)
+    gateway = open_home(home)
+    with closing(gateway.store):
+        expected = [coerce_row(MESSAGES, each, gateway.gateway_id) for each in raw]
+    found = since.between(home, DATASET, "claude", 0, 3).rows
+    assert found.column_names == [SEQ, *(column.name for column in datasets.get(DATASET).columns)]
+    for row, wanted in zip(found.to_pylist(), expected, strict=True):
+        row.pop(SEQ)
+        kept = {name: value for name, value in row.items() if value is not None}
+        assert kept.keys() == wanted.keys()
+        assert kept["attributes"] == wanted["attributes"]
+        assert kept["content_text"] == wanted["content_text"]
+        assert kept["message_created_at"] == datetime.fromisoformat(wanted["message_created_at"])
+
+
+def test_only_row_groups_that_can_hold_the_range_are_read(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hypaware.lake.partitions._ROW_GROUP_BYTES", 50_000)
+    append(home, rows(3_000))
+    flush(home)
+    append(home, rows(40, start=3_000))
+    flush(home)
+    entry = metadata.entry(home, DATASET)
+    assert entry
+    files = list(metadata.live_files(metadata.read(entry.metadata)))
+    widest = max(group.numbered for file in files for group in row_groups.of_file(file.path))
+    found = since.between(home, DATASET, "claude", 3_000, 3_040)
+    assert (len(found.rows), found.scanned) == (40, 40)
+    cut = since.between(home, DATASET, "claude", 2_990, 3_040)
+    assert len(cut.rows) == 50
+    assert cut.scanned <= 2 * 50 + widest
+
+
+def test_a_column_that_is_younger_than_a_file_is_null(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    from dataclasses import replace
+
+    from hypaware.model.columns import Column, Type
+
+    append(home, rows(2))
+    flush(home)
+    grown = replace(MESSAGES, columns=(*MESSAGES.columns, Column("mood", Type.STRING, "How it went.")))
+    monkeypatch.setattr("hypaware.lake.since.datasets.get", lambda _name: grown)
+    assert since.between(home, DATASET, "claude", 0, 2).rows.column("mood").to_pylist() == [None, None]
+
+
+@pytest.mark.hazard(17)
+def test_a_lake_that_ends_below_what_was_recorded_is_an_error(home: Home) -> None:
+    with pytest.raises(LakeError, match="does not know the table"):
+        since.page(home, DATASET, "claude", 0, 5)
+    append(home, rows(3))
+    flush(home)
+    with pytest.raises(LakeError, match="rolled back"):
+        since.between(home, DATASET, "claude", 0, 5)
+
+
+def test_a_file_that_is_rewritten_while_we_look_is_found_in_its_new_place(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    append(home, rows(6))
+    flush(home)
+    looked: list[Any] = []
+    read = since._read
+
+    def gone_once(*args: Any) -> since.Found:
+        if not looked:
+            looked.append(1)
+            append(home, rows(3, start=6))
+            flush(home)
+            raise FileNotFoundError("the file was rewritten and removed")
+        return read(*args)
+
+    monkeypatch.setattr(since, "_read", gone_once)
+    assert _seqs(since.between(home, DATASET, "claude", 0, 6)) == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_file_that_is_gone_for_good_is_an_error(home: Home) -> None:
+    append(home, rows(6))
+    flush(home)
+    entry = metadata.entry(home, DATASET)
+    assert entry
+    for file in metadata.live_files(metadata.read(entry.metadata)):
+        file.path.unlink()
+    with pytest.raises(FileNotFoundError):
+        since.between(home, DATASET, "claude", 0, 6)

@@ -1,0 +1,285 @@
+"""Who may come in, as whom, and for how long."""
+
+from __future__ import annotations
+
+import json
+import time
+from contextlib import closing
+from datetime import UTC, datetime, timedelta
+
+import jwt
+import pytest
+from sqlalchemy import update
+
+from hypaware.errors import StateError
+from hypaware.home import Home
+from hypaware.opening import open_home
+from hypaware.server import gateways, signing, tokens
+from hypaware.server.callers import Caller
+from hypaware.server.limits import Limits
+from hypaware.server.signing import Signer
+from hypaware.state import tables
+from tests.unit.server.serving import Client, Gateway, Server, incoming_files, served, stored
+
+SECRET = "a secret of sixteen letters and more"
+
+
+def test_a_bootstrap_token_is_traded_for_a_signed_one_as_often_as_asked(server: Server) -> None:
+    for _ in range(2):
+        answer = server.client.bootstrap(bootstrap_token=server.token)
+        assert answer.status == 200
+        assert answer.json["expires_at"] > time.time()
+        assert answer.headers["cache-control"] == "no-store"
+        assert jwt.get_unverified_header(answer.json["jwt"])["alg"] == "HS256"
+
+
+@pytest.mark.parametrize("given", ["", "hypb_", "hypb_" + "A" * 43, "x" * 10_000])
+def test_a_wrong_bootstrap_token_is_turned_away(server: Server, given: str) -> None:
+    assert server.client.bootstrap(bootstrap_token=given).status == 401
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"bootstrap_token": 7},
+        {"bootstrap_token": "\ud800"},
+        {"bootstrap_token": None},
+        {"gateway_id": "gw"},
+        {"gateway_secret": SECRET},
+        {"gateway_id": "gw", "gateway_secret": "short"},
+        {"gateway_id": "", "gateway_secret": SECRET},
+        {"gateway_id": "g" * 201, "gateway_secret": SECRET},
+        {"gateway_id": "g\n", "gateway_secret": SECRET},
+        {"gateway_id": ["g"], "gateway_secret": SECRET},
+        {"host": "h" * 1000},
+    ],
+)
+def test_an_enrolment_that_makes_no_sense_is_refused(server: Server, asked: dict[str, object]) -> None:
+    answer = server.client.bootstrap(**{"bootstrap_token": server.token, **asked})
+
+    assert answer.status == 400
+    assert gateways.listed(server.home) == []
+
+
+@pytest.mark.parametrize("body", [b"", b"[]", b"{", b"\xff", b"null", b'"text"'])
+def test_an_enrolment_that_is_no_object_is_refused(server: Server, body: bytes) -> None:
+    assert server.client.ask("POST", "/v1/identity/bootstrap", body).status == 400
+
+
+def test_an_enrolment_is_small(server: Server) -> None:
+    assert server.client.ask("POST", "/v1/identity/bootstrap", b" " * 20_000).status == 413
+
+
+def test_an_expired_token_lets_nobody_new_in_and_leaves_those_who_came(server: Server) -> None:
+    gateway = server.enrolled()
+    earlier = (datetime.now(UTC) - timedelta(seconds=1)).isoformat()
+    with closing(open_home(server.home).store) as store, store.transaction() as connection:
+        connection.execute(update(tables.server_tokens).values(expires_at=earlier))
+
+    assert server.client.bootstrap(bootstrap_token=server.token).status == 401
+    assert gateway.deliver(0, 5).status == 202
+    assert gateway.ask("POST", "/v1/identity/refresh").status == 200
+
+
+def test_a_revoked_token_ends_those_who_came_with_it(server: Server) -> None:
+    other_token, _ = tokens.create(server.home, "others")
+    gateway, other = server.enrolled("gw-1"), server.enrolled("gw-2", other_token)
+    tokens.revoke(server.home, "tests")
+
+    assert server.client.bootstrap(bootstrap_token=server.token).status == 401
+    assert gateway.deliver(0, 5).status == 401
+    assert gateway.ask("POST", "/v1/identity/refresh").status == 401
+    assert other.deliver(0, 5).status == 202
+
+
+def test_a_token_is_renewed_for_the_same_gateway(server: Server, gateway: Gateway) -> None:
+    answer = gateway.ask("POST", "/v1/identity/refresh")
+
+    renewed = Gateway(server.url, answer.json["jwt"], gateway.gateway_id)
+    assert renewed.deliver(0, 5).status == 202
+    assert gateway.watermark()["last"] == 5
+
+
+def test_every_question_of_a_gateway_needs_a_token(server: Server, gateway: Gateway, home: Home) -> None:
+    stranger, forged = Client(server.url), server.client
+    claims = jwt.decode(gateway.jwt or "", options={"verify_signature": False})
+    key = signing.signing_key(home)
+    bad = [
+        "",
+        "x",
+        "Bearer",
+        "Bearer x.y.z",
+        f"Basic {gateway.jwt}",
+        f"Bearer \xff{gateway.jwt}",
+        f"Bearer {gateway.jwt}x",
+        "Bearer " + jwt.encode(claims, b"k" * 32, "HS256"),
+        "Bearer " + jwt.encode(claims, "", "none"),
+        "Bearer " + jwt.encode({**claims, "exp": 1}, key, "HS256"),
+        "Bearer " + jwt.encode({name: claims[name] for name in claims if name != "tid"}, key, "HS256"),
+        "Bearer " + jwt.encode(claims, key * 2, "HS512"),
+    ]
+    asked = [
+        ("POST", "/v1/ingest/proxy"),
+        ("POST", "/v1/ingest/nothing"),
+        ("GET", "/v1/ingest/proxy/batches/b-1"),
+        ("GET", "/v1/ingest/proxy/watermark?source=claude&incarnation=i"),
+        ("POST", "/v1/identity/refresh"),
+        ("GET", "/v1/config"),
+    ]
+    for method, path in asked:
+        answer = stranger.ask(method, path)
+        assert (answer.status, answer.error) == (401, "unauthorized"), path
+        for value in bad:
+            assert forged.ask(method, path, Authorization=value).status == 401, value
+    assert stored(home) == []
+    assert incoming_files(home) == []
+
+
+def test_a_signed_token_ends() -> None:
+    now = [1_000.0]
+    signer = Signer(b"k" * 32, lambda: now[0])
+    signed = signer.sign(Caller("tok", "owner", "gw-1"))
+
+    assert signed.expires_at == 1_000 + signing.LIFETIME_SECONDS
+    now[0] = signed.expires_at - 1
+    assert signer.caller(signed.jwt) == Caller("tok", "owner", "gw-1")
+    now[0] = signed.expires_at
+    assert signer.caller(signed.jwt) is None
+
+
+@pytest.mark.hazard(95)
+def test_an_id_belongs_to_the_secret_it_was_first_enrolled_with(server: Server) -> None:
+    server.enrolled("gw-1")
+    other_token, _ = tokens.create(server.home, "others")
+    for token in (server.token, other_token):
+        answer = server.client.bootstrap(bootstrap_token=token, gateway_id="gw-1", gateway_secret=SECRET)
+        assert (answer.status, answer.error) == (403, "gateway_bound")
+    assert server.enrolled("gw-1", other_token).deliver(0, 5).status == 202
+
+
+def test_an_id_that_the_operator_released_may_be_enrolled_anew(server: Server) -> None:
+    server.enrolled("gw-1").deliver(0, 5)
+    gateways.release(server.home, "gw-1")
+
+    answer = server.client.bootstrap(bootstrap_token=server.token, gateway_id="gw-1", gateway_secret=SECRET)
+    again = Gateway(server.url, answer.json["jwt"], "gw-1")
+    assert again.watermark()["last"] == 5, "what it delivered stays known"
+
+
+def test_nothing_of_a_secret_or_a_token_is_kept(server: Server, home: Home) -> None:
+    server.enrolled("gw-1").deliver(0, 5)
+    held = b"".join(path.read_bytes() for path in home.root.rglob("*") if path.is_file())
+
+    assert server.token.encode() not in held
+    assert b"the secret of gw-1" not in held
+
+
+def test_what_the_server_keeps_for_itself_is_nobody_elses_to_read(server: Server, home: Home) -> None:
+    for path in (home.root / "server").iterdir():
+        assert path.stat().st_mode & 0o077 == 0, path
+
+
+def test_a_damaged_key_is_told_with_what_mends_it(home: Home) -> None:
+    with served(home):
+        pass
+    key = home.root / "server" / "signing.key"
+    key.write_bytes(b"short")
+    with pytest.raises(StateError, match="damaged") as found, served(home):
+        pass
+    assert found.value.repair == (f"rm {key}",)
+
+
+def test_signed_tokens_and_the_servers_name_survive_a_restart(home: Home) -> None:
+    with served(home) as first:
+        token = first.enrolled().jwt
+        name = first.client.ask("GET", "/v1/capabilities").json["server_id"]
+    with served(home) as second:
+        assert Gateway(second.url, token).deliver(0, 5).status == 202
+        assert second.client.ask("GET", "/v1/capabilities").json["server_id"] == name
+
+
+def test_a_client_that_does_not_say_who_it_is_is_known_by_its_rows(server: Server, home: Home) -> None:
+    """The published contract's own client: it enrols with its token alone, its rows carry its gateway's id."""
+    client, theirs = server.plain(), Gateway(server.url, gateway_id="their-id")
+
+    assert client.send("b-1", theirs.rows(3)).status == 202
+    assert client.send("b-1", theirs.rows(3)).json["stored"] == 0
+    assert len(stored(home)) == 3
+    (known,) = gateways.listed(home)
+    assert (known.gateway_id, known.bound_by, known.label) == ("their-id", "token", "tests")
+
+
+def test_two_such_clients_with_one_token_do_not_share_their_ids(server: Server, home: Home) -> None:
+    """Ids of theirs may be made of sequences alone, and then be the same."""
+    client = server.plain()
+    for name in ("id-1", "id-2"):
+        assert client.send("b-1", Gateway(server.url, gateway_id=name).rows(3)).json["stored"] == 3
+    assert len(stored(home)) == 6
+
+
+def test_such_a_client_cannot_write_as_a_gateway_of_others(server: Server, home: Home) -> None:
+    server.enrolled("gw-1")
+    other_token, _ = tokens.create(server.home, "others")
+    server.plain(other_token).send("b-1", Gateway(server.url, gateway_id="their-id").rows(1))
+
+    for name in ("gw-1", "their-id"):
+        answer = server.plain().send("b-2", Gateway(server.url, gateway_id=name).rows(3))
+        assert (answer.status, answer.error) == (422, "invalid_row")
+    mixed = Gateway(server.url, gateway_id="id-1").rows(1) + Gateway(server.url, gateway_id="id-2").rows(1)
+    assert server.plain().send("b-3", mixed).json["line"] == 2
+    assert len(stored(home)) == 1
+    assert incoming_files(home) == []
+
+
+def test_such_a_client_keeps_its_id_when_its_token_is_replaced_by_one_with_the_same_label(server: Server) -> None:
+    theirs = Gateway(server.url, gateway_id="their-id")
+    server.plain().send("b-1", theirs.rows(3))
+    tokens.revoke(server.home, "tests")
+    replacing, _ = tokens.create(server.home, "tests")
+
+    again = server.plain(replacing)
+    assert again.send("b-1", theirs.rows(3)).json["stored"] == 0
+    assert again.send("b-2", theirs.rows(3, start=3)).json["stored"] == 3
+
+
+def test_such_a_client_that_gets_a_secret_is_known_by_it_from_then_on(server: Server) -> None:
+    theirs = Gateway(server.url, gateway_id="gw-1")
+    server.plain().send("b-1", theirs.rows(3))
+    gateway = server.enrolled("gw-1")
+
+    assert gateway.send("b-1", theirs.rows(3)).json["stored"] == 0
+    assert server.plain().send("b-2", theirs.rows(3)).status == 422
+
+
+def test_a_row_without_a_gateway_from_nobody_in_particular_is_refused(server: Server) -> None:
+    for name in (None, "", 7, "x" * 300, "a\nb"):
+        body = Gateway(server.url).rows(1).replace(b'"gw-1"', json.dumps(name).encode())
+        assert server.plain().send("b-1", body).status == 422
+
+
+def test_such_a_client_cannot_ask_about_anything(server: Server) -> None:
+    client = server.plain()
+    assert client.ask("GET", "/v1/ingest/proxy/batches/b-1").status == 403
+    assert client.ask("GET", "/v1/ingest/proxy/watermark?source=claude&incarnation=i").status == 403
+
+
+def test_the_operator_sees_who_has_been_here(server: Server, home: Home) -> None:
+    server.enrolled("gw-1").deliver(0, 5)
+    server.enrolled("gw-2").deliver(0, 5, X_Hyp_Host="t%C3%A4st.example")
+
+    one, other = gateways.listed(home)
+    assert (one.gateway_id, one.host, one.label, one.bound_by) == ("gw-1", "gw-1.local", "tests", "secret")
+    assert other.host == "täst.example"
+    assert one.first_seen_at <= one.last_seen_at
+
+
+def test_enrolments_from_one_address_are_few(home: Home) -> None:
+    with served(home, Limits(enrolments_per_minute=3)) as server:
+        answers = [server.client.bootstrap(bootstrap_token="hypb_guess") for _ in range(4)]
+
+    assert [answer.status for answer in answers] == [401, 401, 401, 429]
+    assert int(answers[-1].headers["retry-after"]) >= 1
+
+
+def test_a_config_is_asked_for_in_vain(gateway: Gateway) -> None:
+    assert gateway.ask("GET", "/v1/config", If_None_Match='"x"').status == 404

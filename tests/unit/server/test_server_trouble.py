@@ -1,0 +1,253 @@
+"""Trouble of the server's own: nothing is acknowledged that is not stored, and it goes on when the trouble is over."""
+
+from __future__ import annotations
+
+import errno
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import text
+
+from hypaware import durable
+from hypaware.errors import Retryable
+from hypaware.home import Home
+from hypaware.model.datasets import Row
+from hypaware.opening import open_home
+from hypaware.server import group_commit, incoming
+from hypaware.server.limits import Limits
+from hypaware.spool import envelope, segments
+from hypaware.state import flushes, ledger
+from hypaware.state.store import Store
+from tests.processes import eventually
+from tests.rows import DATASET, MESSAGES, rows
+from tests.small_disk import mounted
+from tests.unit.server.serving import LIMITS, Gateway, Reply, Server, incoming_files, messages, served, stored
+
+
+def ready(server: Server) -> Reply:
+    return server.client.ask("GET", "/readyz")
+
+
+@pytest.mark.hazard(13)
+def test_a_full_disk_is_told_and_work_goes_on_when_there_is_room(tmp_path: Path) -> None:
+    with mounted(tmp_path / "disk") as disk:
+        home = Home(disk.root / "home")
+        with served(home) as server:
+            gateway = server.enrolled()
+            disk.fill()
+            for number in range(30):
+                answer = gateway.send(f"b-{number}", gateway.rows(200, start=1000 * number))
+            assert (answer.status, answer.error) == (503, "storage_unavailable")
+            assert int(answer.headers["retry-after"]) >= 1
+            assert ready(server).status == 503
+            assert ready(server).error == "storage_unavailable"
+            disk.make_room()
+            assert ready(server).status == 200
+            assert gateway.send("b-29", gateway.rows(200, start=29_000)).json["stored"] == 200
+        assert messages(range(29_000, 29_200)) == stored(home)[-200:]
+        assert incoming_files(home) == []
+
+
+@pytest.mark.hazard(13)
+def test_batches_leave_room_on_the_disk_for_what_makes_them_small(home: Home) -> None:
+    with served(home, Limits(keep_free_bytes=1 << 60)) as server:
+        gateway = server.enrolled()
+        answer = gateway.send("b-1", gateway.rows(1))
+        assert (answer.status, answer.error) == (503, "storage_unavailable")
+        assert ready(server).status == 503
+    assert stored(home) == []
+    assert incoming_files(home) == []
+
+
+def failing(monkeypatch: pytest.MonkeyPatch, where: Any, name: str, error: Exception, times: int) -> list[int]:
+    """Makes a step fail so many times, for real parts around it; the list counts them down."""
+    real: Callable[..., Any] = getattr(where, name)
+    left = [times]
+
+    def step(*args: Any, **named: Any) -> Any:
+        if left[0]:
+            left[0] -= 1
+            raise error
+        return real(*args, **named)
+
+    monkeypatch.setattr(where, name, step)
+    return left
+
+
+NO_ROOM = OSError(errno.ENOSPC, "No space left on device")
+
+
+@pytest.mark.hazard(13)
+@pytest.mark.parametrize(
+    ("where", "name", "error", "status"),
+    [
+        (durable, "write_all", NO_ROOM, 503),
+        (durable, "fsync_fd", NO_ROOM, 503),
+        (durable, "fsync_dir", NO_ROOM, 503),
+        (ledger, "enter", Retryable("the state is busy"), 503),
+        (ledger, "overlaps", ZeroDivisionError("a fault of ours"), 500),
+    ],
+)
+def test_a_step_that_fails_stores_nothing_and_the_retry_stores_once(
+    server: Server,
+    gateway: Gateway,
+    home: Home,
+    monkeypatch: pytest.MonkeyPatch,
+    where: Any,
+    name: str,
+    error: Exception,
+    status: int,
+) -> None:
+    gateway.deliver(0, 5)
+    left = failing(monkeypatch, where, name, error, 1_000)
+
+    assert gateway.deliver(5, 10).status == status
+    left[0] = 0
+    assert stored(home) == messages(range(1, 6))
+    assert incoming_files(home) == []
+    assert gateway.watermark()["last"] == 5
+    assert gateway.deliver(5, 10).json["stored"] == 5
+    assert stored(home) == messages(range(1, 11))
+    assert ready(server).status == 200
+
+
+@pytest.mark.hazard(94)
+def test_a_transaction_that_failed_after_it_was_committed_counts(
+    gateway: Gateway, home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody knows from the error alone; the file of a batch that the ledger knows must not be removed."""
+    real = Store.transaction
+
+    @contextmanager
+    def transaction(self: Store) -> Iterator[Any]:
+        with real(self) as connection:
+            yield connection
+        monkeypatch.undo()
+        raise Retryable("the answer was lost")
+
+    monkeypatch.setattr(Store, "transaction", transaction)
+    assert gateway.deliver(0, 5).status == 503
+    assert gateway.deliver(0, 5).status == 202
+    assert gateway.deliver(5, 10).status == 202
+    assert stored(home) == messages(range(1, 11))
+
+
+@pytest.mark.hazard(94)
+def test_a_batch_that_cannot_be_moved_is_stored_all_the_same_and_moved_before_the_next(
+    gateway: Gateway, home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = failing(monkeypatch, Path, "rename", NO_ROOM, 2)
+    answer = gateway.deliver(0, 5)
+    assert answer.status == 202
+    eventually(lambda: left == [0])  # tried when it was stored, and once more after the answer
+    assert len(incoming_files(home)) == 1
+    assert gateway.landed(f"{gateway.life}/claude/0-5")
+
+    assert gateway.deliver(5, 10, X_Hyp_Acked_To="5").status == 202
+    assert sorted(stored(home)) == sorted(messages(range(1, 11)))
+    assert incoming_files(home) == []
+
+
+@pytest.mark.hazard(32)
+def test_no_id_is_forgotten_while_its_batch_is_not_moved(
+    gateway: Gateway, home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A batch in incoming/ whose id is gone would be removed at the next start, and it was acknowledged."""
+    left = failing(monkeypatch, Path, "rename", NO_ROOM, 1_000)
+    assert gateway.deliver(0, 5, id="first").status == 202
+    assert gateway.deliver(5, 10, X_Hyp_Acked_To="5").status == 503
+    assert gateway.landed("first")
+    left[0] = 0
+    assert gateway.deliver(5, 10, X_Hyp_Acked_To="5").status == 202
+    assert sorted(stored(home)) == sorted(messages(range(1, 11)))
+
+
+def test_a_state_that_is_held_by_another_process_is_waited_for(server: Server, gateway: Gateway, home: Home) -> None:
+    """An engine records a flush at any time."""
+    other = open_home(home).store
+    answers: list[Reply] = []
+    with other.transaction() as connection:
+        connection.execute(text("INSERT INTO meta VALUES ('held', 'x')"))
+        sending = threading.Thread(target=lambda: answers.append(gateway.deliver(0, 5)))
+        sending.start()
+        while not incoming_files(home):
+            pass
+        assert stored(home) == []
+    sending.join()
+    other.close()
+    assert answers[0].status == 202
+    assert stored(home) == messages(range(1, 6))
+
+
+def coerced(count: int) -> list[Row]:
+    lines = envelope.write_lines(rows(count, gateway_id="gw-1"), 0).splitlines(keepends=True)
+    return [envelope.read_line(MESSAGES, line, ordinal) for ordinal, line in enumerate(lines)]
+
+
+def left_behind(home: Home, count: int = 3) -> Path:
+    """A durable batch that no ledger knows."""
+    spool = incoming.create(home, DATASET)
+    return incoming.write(spool, envelope.write_lines(coerced(count), 0), count)
+
+
+@pytest.mark.hazard(94)
+def test_what_the_ledger_does_not_know_is_removed_at_the_start(home: Home) -> None:
+    with served(home):
+        pass
+    path = left_behind(home)
+    path.with_name("half.2.jsonl").write_bytes(b'{"n":0,"v":1,')
+    with served(home):
+        assert stored(home) == []
+        assert incoming_files(home) == []
+
+
+@pytest.mark.hazard(94)
+def test_without_its_ledger_a_server_keeps_what_it_finds(home: Home) -> None:
+    """State and ledger are lost: nobody knows what was acknowledged. The rows' keys tell what comes again."""
+    with served(home) as server:
+        name = server.parts.server_id
+    left_behind(home)
+    for path in home.root.glob("state.db*"):
+        path.unlink()
+    with served(home) as server:
+        assert server.parts.server_id == name
+        assert stored(home) == messages(range(3))
+    left_behind(home)
+    with served(home):
+        assert len(stored(home)) == 3, "from then on the ledger is whole again"
+
+
+@pytest.mark.hazard(94)
+def test_a_move_that_a_power_cut_undid_is_not_made_again_for_rows_that_are_in_the_lake(home: Home) -> None:
+    with served(home) as server:
+        server.enrolled().deliver(0, 5)
+    (segment,) = segments.sealed_segments(segments.folder(home, DATASET))
+    back = segments.folder(home, DATASET).path / "incoming" / segment.path.name
+    segment.path.rename(back)
+    store = open_home(home).store
+    with store.transaction() as connection:
+        flushes.mark_committed(connection, DATASET, [segment.name])
+    store.close()
+    with served(home):
+        assert stored(home) == []
+        assert incoming_files(home) == []
+
+
+def test_the_group_is_bounded(gateway: Gateway, home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(group_commit, "_MAX_GROUP", 1)
+    sending = [threading.Thread(target=gateway.deliver, args=(5 * n, 5 * n + 5, f"s{n}")) for n in range(8)]
+    for thread in sending:
+        thread.start()
+    for thread in sending:
+        thread.join()
+    assert len(stored(home)) == 40
+
+
+def test_a_server_in_trouble_says_that_it_lives(home: Home) -> None:
+    with served(home, LIMITS) as server:
+        server.parts.trouble.met(NO_ROOM)
+        assert server.client.ask("GET", "/healthz").status == 200
