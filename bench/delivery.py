@@ -8,108 +8,25 @@ its floor (`bench.delivery_floor`), measured in turns with it. A large lake is c
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import statistics
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
+from bench.delivery_growth import growing
+from bench.delivery_homes import Sender, receiving
 from bench.history import temporary_home
-from bench.measuring import HYP, ROOT, Commands, Measured, median, seconds, watched_memory
+from bench.measuring import ROOT, Commands, Measured, median
+from hypaware import config
+from hypaware.export.status import idle
+from hypaware.home import Home
+from hypaware.opening import open_home
 
-DATASET = "ai_gateway_messages"
 _ROUNDS = 3
-_SMALL_LAKE = 100_000
-_NEW_ROWS = 1_000
-# Far from those of any lake here.
-_FIRST_NEW = 100_000_000
-
-
-class Home:
-    """A home with sinks."""
-
-    def __init__(self, commands: Commands) -> None:
-        self.commands = commands
-        self.path = commands.home
-        self._sinks: list[str] = []
-        self._appended = 0
-
-    def declare(self, name: str, **settings: str) -> None:
-        lines = "".join(f"{key} = {json.dumps(value)}\n" for key, value in settings.items())
-        self._sinks.append(f"[sinks.{name}]\n{lines}")
-        self.path.mkdir(exist_ok=True)
-        (self.path / "config.toml").write_text("version = 1\n" + "".join(self._sinks))
-
-    def add(self, rows: int) -> None:
-        """Rows that were not there before, committed."""
-        first = str(_FIRST_NEW + self._appended)
-        self.commands.run([sys.executable, "-m", "bench.append", str(self.path), str(rows), first])
-        self._appended += rows
-        written = sum(dataset["rows_written"] for dataset in self.commands.hyp("flush")["datasets"])
-        if written != rows:
-            raise SystemExit(f"{rows} rows were appended and {written} committed: not a measurement")
-
-    def export(self, *sinks: str, rows: int) -> tuple[float, int]:
-        """Seconds of the command, and the bytes that were sent."""
-        reports: list[dict[str, Any]] = []
-        spent = seconds(lambda: reports.append(self.commands.hyp("export", *sinks)))
-        return spent, _checked(reports[0], rows)
-
-    def round(self, sink: str, rows: int) -> float:
-        """Seconds of a round in the running engine, without the start of a command."""
-        from hypaware import config, home
-        from hypaware.engine import client
-
-        asked = {"sinks": [sink], "max_wait": 0.0, "budget": None}
-        where = home.Home(self.path)
-        reports: list[dict[str, Any]] = []
-        spent = seconds(lambda: reports.append(client.run_job(where, config.load(where), "export", asked)))
-        _checked(reports[0], rows)
-        return spent
-
-
-def _checked(report: dict[str, Any], rows: int) -> int:
-    streams = [stream for sink in report["sinks"] for stream in sink["streams"]]
-    delivered = sum(stream["rows"] for stream in streams)
-    if delivered != rows:
-        raise SystemExit(f"{rows} rows were new and {delivered} delivered: not a measurement")
-    return sum(stream["bytes"] for stream in streams)
-
-
-@dataclass
-class Receiver:
-    """A running `hyp server run`."""
-
-    url: str
-    token: str
-    token_file: Path
-
-
-@contextmanager
-def receiving(folder: Path, name: str) -> Iterator[Receiver]:
-    """A server with a home of its own; it only receives, so that no flush takes part in what is measured."""
-    with temporary_home(folder, name) as commands:
-        token = commands.hyp("server", "token", "create")["token"]
-        token_file = commands.home.with_name("token")
-        token_file.write_text(token)
-        command = [str(HYP), "server", "run", "--listen", "127.0.0.1:0", "--no-flush"]
-        with subprocess.Popen(
-            command, env=commands.environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-        ) as process:
-            assert process.stdout
-            try:
-                address = process.stdout.readline().removeprefix("listening on ").strip()
-                if not address:
-                    raise SystemExit("the server does not start: not a measurement")
-                yield Receiver(address, token, token_file)
-            finally:
-                process.terminate()
+_FEW_ROWS = 1_000
 
 
 def measure(folder: Path, large: bool) -> Iterator[Measured]:
@@ -124,13 +41,13 @@ def forwarding(folder: Path, rows: int = 200_000) -> Iterator[Measured]:
     ours: list[float] = []
     floors: dict[int, list[float]] = {1: [], 2: []}
     with temporary_home(folder, "sender") as commands:
-        home = Home(commands)
-        home.add(rows)
+        sender = Sender(commands)
+        sender.add(rows)
         # The first time is the engine's warming up.
         for number in range(_ROUNDS + 1):
             with receiving(folder, "receiver") as server:
-                home.declare(f"team{number}", kind="forward", url=server.url, token_file=str(server.token_file))
-                spent, size = home.export(f"team{number}", rows=rows)
+                sender.declare(f"team{number}", kind="forward", url=server.url, token_file=str(server.token_file))
+                spent, size = sender.export(f"team{number}", rows=rows)
             if number:
                 ours.append(rows / spent)
                 for connections, found in floors.items():
@@ -161,17 +78,17 @@ def _floor(commands: Commands, folder: Path, rows: int, connections: int) -> flo
 def resting(folder: Path) -> Iterator[Measured]:
     """Ten sinks with two sources each."""
     with temporary_home(folder, "resting") as commands:
-        home = Home(commands)
+        sender = Sender(commands)
         for number in range(10):
-            home.declare(f"sink{number}", kind="blob", destination=str(commands.home / f"out{number}"))
-        home.add(_NEW_ROWS)
-        home.export(rows=10 * _NEW_ROWS)
+            sender.declare(f"sink{number}", kind="blob", destination=str(commands.home / f"out{number}"))
+        sender.add(_FEW_ROWS)
+        sender.export(rows=10 * _FEW_ROWS)
         commands.stop_engine()
-        decision = median(20, _decision(home.path))
+        decision = median(20, _decision(sender.home))
         yield Measured(
             "round with nothing new, 20 streams: the decision", "≤ 50 ms", f"{1000 * decision:.0f} ms", decision <= 0.05
         )
-        command = median(5, lambda: home.export(rows=0))
+        command = median(5, lambda: sender.export(rows=0))
         state = commands.hyp("engine", "status")["state"]
         yield Measured(
             "the same as a command, with its start; an engine after it",
@@ -181,113 +98,20 @@ def resting(folder: Path) -> Iterator[Measured]:
         )
 
 
-def _decision(path: Path) -> Callable[[], None]:
+def _decision(home: Home) -> Callable[[], None]:
     """As the command makes it: the home and its state are opened each time."""
-    from hypaware import config, home
-    from hypaware.export.status import idle
-    from hypaware.opening import open_home
-
-    where = home.Home(path)
-    settings = config.load(where)
+    settings = config.load(home)
 
     def decide() -> None:
-        opened = open_home(where)
+        opened = open_home(home)
         try:
-            streams = idle(where, settings, opened.store, list(settings.sinks))
+            streams = idle(home, settings, opened.store, list(settings.sinks))
         finally:
             opened.store.close()
         if streams is None or len(streams) != 20:
             raise SystemExit("the home has something to deliver: not a measurement")
 
     return decide
-
-
-@dataclass
-class Lake:
-    """A home whose lake was all delivered, to which rows are added."""
-
-    home: Home
-    rows: int
-    rounds: list[float] = field(default_factory=list)
-    scanned: int = 0
-    cut: int = 0
-
-    def deliver_new_rows(self) -> None:
-        before = self._high_waters()
-        self.home.add(_NEW_ROWS)
-        self.rounds.append(self.home.round("archive", _NEW_ROWS))
-        scanned, cut = _read_again(self.home.path, before, self._high_waters())
-        self.scanned, self.cut = max(self.scanned, scanned), max(self.cut, cut)
-
-    def _high_waters(self) -> dict[str, int]:
-        streams = self.home.commands.hyp("export", "status")["streams"]
-        return {stream["source"]: stream["high_water"] for stream in streams}
-
-
-def growing(folder: Path, rows: int) -> Iterator[Measured]:
-    with temporary_home(folder, "small") as small, temporary_home(folder, "large") as large:
-        lakes = [Lake(Home(small), _SMALL_LAKE), Lake(Home(large), rows)]
-        for lake in lakes:
-            lake.home.declare("archive", kind="blob", destination=str(lake.home.path / "out"), encoder="parquet")
-            lake.home.commands.run([sys.executable, "-m", "bench.large_lake", str(lake.home.path), str(lake.rows)])
-            with watched_memory(lake.home.commands) as memory:
-                spent, _ = lake.home.export(rows=lake.rows)
-        third = max(1, len(memory.samples) // 3)
-        first, last = max(memory.samples[:third], default=0), max(memory.samples[-third:], default=0)
-        yield Measured(
-            f"first export of {rows:,} rows to a folder, Parquet, engine cold", "–", f"{rows / spent:,.0f} rows/s"
-        )
-        yield Measured(
-            "memory of the engine meanwhile (PSS): its peak in the last third, against the first",
-            "flat",
-            f"{last / first:.2f} × ({last / 1e6:.0f} MB, {first / 1e6:.0f} MB; {memory.bytes / 1e6:.0f} MB at most)",
-            last <= 1.15 * first,
-        )
-        for lake in lakes:
-            lake.deliver_new_rows()
-            lake.rounds.clear()
-        for _ in range(2 * _ROUNDS + 1):
-            for lake in lakes:
-                lake.deliver_new_rows()
-        times = [statistics.median(lake.rounds) for lake in lakes]
-        yield Measured(
-            f"round with {_NEW_ROWS:,} new rows in {rows:,}, warm, against {_SMALL_LAKE:,}",
-            "≤ 1.3 ×",
-            f"{times[1] / times[0]:.2f} × ({1000 * times[1]:.0f} ms, {1000 * times[0]:.0f} ms)",
-            times[1] <= 1.3 * times[0],
-        )
-        scanned, cut = lakes[1].scanned, lakes[1].cut
-        yield Measured(
-            "rows scanned for them",
-            f"≤ {2 * _NEW_ROWS:,} and a row group of each file that is cut",
-            f"{scanned:,}, {cut:,} rows in such row groups",
-            scanned <= 2 * _NEW_ROWS + cut,
-        )
-
-
-def _read_again(path: Path, before: dict[str, int], after: dict[str, int]) -> tuple[int, int]:
-    """The rows that a delivery of the range scans, and those in row groups that the range cuts."""
-    from hypaware.export.lake_rows import LakeRows
-    from hypaware.home import Home as Place
-    from hypaware.lake import metadata, row_groups
-
-    rows, place = LakeRows(Place(path)), Place(path)
-    for source, high_water in after.items():
-        at = before[source]
-        while at < high_water:
-            at = asyncio.run(rows.page(DATASET, source, at, high_water)).reached
-    entry = metadata.entry(place, DATASET)
-    assert entry
-    cut = sum(
-        group.numbered
-        for file in metadata.live_files(metadata.read(entry.metadata))
-        for group in row_groups.of_file(file.path)
-        if file.source in after
-        and group.min_seq is not None
-        and group.max_seq is not None
-        and any(group.min_seq <= end < group.max_seq for end in (before[file.source], after[file.source]))
-    )
-    return rows.scanned, cut
 
 
 def receiving_batches(folder: Path, batches: int = 2_000) -> Iterator[Measured]:

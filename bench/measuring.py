@@ -70,12 +70,7 @@ def median(times: int, work: Callable[[], object]) -> float:
 class Peak:
     """The most memory that an engine with its JVM and workers had, in bytes, each shared page counted once."""
 
-    def __init__(self) -> None:
-        self.samples: list[int] = []
-
-    @property
-    def bytes(self) -> int:
-        return max(self.samples, default=0)
+    bytes = 0
 
     def look(self, engine: psutil.Process) -> None:
         found = 0
@@ -85,17 +80,17 @@ class Peak:
             except psutil.Error:
                 continue
             found += getattr(memory, "pss", memory.uss)
-        self.samples.append(found)
+        self.bytes = max(self.bytes, found)
 
 
 @contextmanager
-def watched_memory(commands: Commands) -> Iterator[Peak]:
+def watched_memory(commands: Commands, every: float = _SECONDS_BETWEEN_SAMPLES) -> Iterator[Peak]:
     """Within it, memory is sampled, from when the home's engine runs."""
     peak, done = Peak(), threading.Event()
 
     def watch() -> None:
         engine: psutil.Process | None = None
-        while not done.wait(_SECONDS_BETWEEN_SAMPLES):
+        while not done.wait(every):
             try:
                 engine = engine or _engine_of(commands.home)
                 if engine is not None:

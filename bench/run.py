@@ -1,6 +1,6 @@
 """`make bench`: measures against the targets and prints a table. It never fails for a number.
 
-    python -m bench.run [--rows 100000] [--scale 1] [--folder FOLDER]
+    python -m bench.run [--rows 100000] [--scale 1] [--large] [--folder FOLDER]
 
 Everything happens in a temporary home, through the `hyp` command and the Python API as a user has them. Ratios compare
 with a floor or a rival that is measured in the same run, because times alone say more about the machine.
@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from bench import history
+from bench import delivery, history
 from bench.measuring import HYP, ROOT, Commands, Measured, median
 
 DATASET = "ai_gateway_messages"
@@ -114,6 +114,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Measures against the targets of docs/performance.md.")
     parser.add_argument("--rows", type=int, default=100_000, help="rows of the large flushes")
     parser.add_argument("--scale", type=float, default=1.0, help="of the history to import; 1 is 500 MB")
+    parser.add_argument("--large", action="store_true", help="deliver from a lake of 10 million rows instead of one")
     parser.add_argument("--folder", type=Path, help="where made-up histories are kept for the next time")
     args = parser.parse_args()
     print("| work | target | measured | |\n|---|---|---|---|", flush=True)
@@ -123,6 +124,9 @@ def main() -> None:
                 print(found.line(), flush=True)
     with tempfile.TemporaryDirectory(prefix="hyp-history-") as folder:
         for found in history.measure(args.folder or Path(folder), args.scale):
+            print(found.line(), flush=True)
+    with tempfile.TemporaryDirectory(prefix="hyp-delivery-") as folder:
+        for found in delivery.measure(Path(folder), args.large):
             print(found.line(), flush=True)
     print("\nCold start, against plain Spark:\n", flush=True)
     subprocess.run([sys.executable, ROOT / "bench" / "cold_start.py"], check=True)

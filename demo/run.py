@@ -9,6 +9,8 @@ import shlex
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ DATASET = "ai_gateway_messages"
 MORNING, AFTERNOON = "examples/morning.ndjson", "examples/afternoon.ndjson"
 IN_MORNING, IN_ALL = 27, 40
 CRASH = "lake.commit.after-commit"
+LOST_ANSWER = "export.ship.after-answer"
 
 BY_CLIENT = f"""SELECT client_name, count(DISTINCT session_id) AS sessions, count(*) AS parts,
        sum(int(get_json_object(attributes, '$.usage.output_tokens'))) AS output_tokens
@@ -64,6 +67,34 @@ class Demo:
         expect(done.returncode == 0, f"hyp {' '.join(args)} failed")
         return json.loads(done.stdout)
 
+    def output(self, *args: str) -> str:
+        done = subprocess.run([HYP, *args], env=self.environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        expect(done.returncode == 0, f"hyp {' '.join(args)} failed")
+        return done.stdout.decode().strip()
+
+    @contextmanager
+    def serving(self, log: Path) -> Iterator[str]:
+        """A server of this home, on a port that is free; its address."""
+        say("", "   $ hyp server run &")
+        with open(log, "wb") as written:
+            server = subprocess.Popen(
+                [HYP, "server", "run", "--listen", "127.0.0.1:0"],
+                env=self.environment,
+                stdout=subprocess.PIPE,
+                stderr=written,
+            )
+        try:
+            assert server.stdout is not None
+            line = server.stdout.readline().decode().strip()
+            expect(line.startswith("listening on "), f"the server started ({log.read_text()[-300:]})")
+            say(f"     {line}")
+            yield line.removeprefix("listening on ")
+        finally:
+            server.terminate()
+            server.wait()
+            assert server.stdout is not None
+            server.stdout.close()
+
     def rows(self) -> int:
         (found,) = self.ask(
             "query", "sql", f"SELECT count(*) AS n FROM {DATASET}", "--refresh", "never", "--format", "json"
@@ -109,20 +140,44 @@ def tell(demo: Demo) -> None:
     demo.must("verify", "--deep")
 
 
+def tell_of_delivery(demo: Demo, team: Demo, folder: Path) -> None:
+    demo.step(
+        "Deliver it to a server, and kill -9 in the middle.",
+        "The server is another home on this machine. The engine is killed when the server has the first chunk, before",
+        "the answer is written down.",
+    )
+    (folder / "token").write_text(team.output("server", "token", "create", "--label", "demo"))
+    with team.serving(folder / "server.log") as url:
+        demo.must(
+            "config", "set", "sinks.team", f'{{ kind = "forward", url = "{url}", token_file = "{folder}/token" }}'
+        )
+        expect(demo.run("export", crash_at=LOST_ANSWER) == 1, "the delivery was cut off")
+        say("", "   The next round asks the server what it has, and sends the rest.")
+        demo.must("export")
+        demo.must("export", "status")
+        say("", "   On the server:")
+        team.must("query", "sql", EACH_ONCE)
+        expect(team.rows() == IN_ALL, "every row is at the server, once")
+        say("", "   A second round has nothing to send, and starts nothing.")
+        demo.must("export")
+
+
 def main() -> int:
     with tempfile.TemporaryDirectory(prefix="hyp-demo-") as folder:
-        demo = Demo(Path(folder) / "home")
+        demo, team = Demo(Path(folder) / "home"), Demo(Path(folder) / "server")
         say(
             bold("HypAware, in a temporary home."),
             "Everything below is a command that you can type; `hyp` is .venv/bin/hyp.",
         )
         try:
             tell(demo)
+            tell_of_delivery(demo, team, Path(folder))
         except NotAsPromised as broken:
             say("", f"{bold('The demo failed:')} {broken}. This is a bug; `make test` may say more.")
             return 1
         finally:
-            subprocess.run([HYP, "engine", "stop"], env=demo.environment, capture_output=True, check=False)
+            for each in (demo, team):
+                subprocess.run([HYP, "engine", "stop"], env=each.environment, capture_output=True, check=False)
     say(
         f"\n{bold('That was it.')} The temporary home is gone. What to do next:",
         "",

@@ -26,14 +26,15 @@ from pyiceberg.types import BooleanType, IntegerType, LongType, NestedField, Str
 from hypaware import durable
 from hypaware.home import Home
 from hypaware.lake.arrow import table_columns
-from hypaware.lake.build import BuildFailure, Built, Task, key_hash, run_or_say_why
+from hypaware.lake.build import BuildFailure, Built, Task, row_key, run_or_say_why
 from hypaware.lake.committer import Landed
-from hypaware.lake.metadata import CATALOG, FLOOR, FLUSH_ID, NAMESPACE, SEGMENTS, local_path, location_of
+from hypaware.lake.metadata import CATALOG, FLOOR, FLUSH_ID, GATEWAY_ID, NAMESPACE, SEGMENTS, local_path, location_of
 from hypaware.lake.partitions import BuiltFile
 from hypaware.lake.secure import secure
 from hypaware.lake.tables import PROPERTIES
 from hypaware.model.columns import Type
-from hypaware.model.datasets import BATCH_ID, SEQ, SOURCE, Dataset
+from hypaware.model.datasets import BATCH_ID, GATEWAY, SEQ, SOURCE, Dataset
+from hypaware.opening import identify
 from hypaware.state.flushes import Flush
 
 _TYPES = {
@@ -62,7 +63,8 @@ class LightLake:
         if not self.catalog.table_exists(identifier):
             self.catalog.create_namespace_if_not_exists(NAMESPACE)
             schema, spec = _schema(dataset)
-            self.catalog.create_table(identifier, schema, partition_spec=spec, properties=PROPERTIES)
+            whose = {GATEWAY_ID: identify(self._home).gateway_id}
+            self.catalog.create_table(identifier, schema, partition_spec=spec, properties={**PROPERTIES, **whose})
             secure(self._home, dataset.name)
         return LightTable(self.catalog.load_table(identifier), dataset)
 
@@ -82,6 +84,11 @@ class LightTable:
     @property
     def floor(self) -> int:
         return int(self._table.properties.get(FLOOR, 0))
+
+    @property
+    def gateway_id(self) -> str | None:
+        found = self._table.properties.get(GATEWAY_ID)
+        return str(found) if found else None
 
     @property
     def field_ids(self) -> Mapping[str, int]:
@@ -113,8 +120,10 @@ class LightTable:
             transaction.set_properties({FLOOR: str(flush.last)})
 
     def key_hashes(self, after: int) -> Iterator[Iterable[tuple[bytes, int]]]:
-        rows = self._table.scan(GreaterThan(SEQ, after), selected_fields=(SEQ, self._dataset.key_column)).to_arrow()
-        yield [(key_hash(self._dataset.name, row[self._dataset.key_column]), row[SEQ]) for row in rows.to_pylist()]
+        wanted = (SEQ, GATEWAY, self._dataset.key_column)
+        rows = self._table.scan(GreaterThan(SEQ, after), selected_fields=wanted).to_arrow().to_pylist()
+        keyed = ((row_key(self._dataset, row, self.gateway_id), row[SEQ]) for row in rows)
+        yield [(key, seq) for key, seq in keyed if key is not None]
 
     def _data_file(self, file: BuiltFile) -> DataFile:
         schema = self._table.schema()

@@ -115,8 +115,10 @@ class Soak:
             self.export_killed_at_any_time,
             self.engine_killed_at_any_time,
             self.one_of_two_exports_killed,
+            self.export_cancelled,
             self.server_killed_at_a_point,
             self.server_killed_at_any_time,
+            self.server_restarted,
         ]
         while True:
             yield from self.chance.sample(kinds, len(kinds))
@@ -150,12 +152,22 @@ class Soak:
         self._export_ended(doomed)
         return self._export_ended(other)
 
+    def export_cancelled(self) -> int:
+        """As by Ctrl-C."""
+        wanted = self._some_batches()
+        export = self.sender.export()
+        if wait_for_batches(self.receiver, wanted, export):
+            export.send_signal(signal.SIGINT)
+        return self._export_ended(export)
+
     def server_killed_at_a_point(self) -> int:
         self.receiver.stop()
         self.receiver.start(f"{self.chance.choice(OF_SERVERS)}:{self.chance.randint(1, 5)}")
         export = self.sender.export()
         while export.poll() is None and not self.receiver.is_dead:
             time.sleep(0.002)
+        # Not on the first export that sends enough, but on this one, or never.
+        self.receiver.kill()
         return self._server_comes_back(export)
 
     def server_killed_at_any_time(self) -> int:
@@ -165,8 +177,17 @@ class Soak:
             self.receiver.kill()
         return self._server_comes_back(export)
 
+    def server_restarted(self) -> int:
+        """As by an operator: it finishes what it has begun, and sends everybody else away."""
+        wanted = self._some_batches()
+        export = self.sender.export()
+        if wait_for_batches(self.receiver, wanted, export):
+            self.receiver.stop()
+            self.receiver.start()
+        return ended(export)
+
     def _some_batches(self) -> int:
-        return self.receiver.batches + self.chance.randint(1, 8)
+        return self.receiver.batches + self.chance.randint(1, 6)
 
     def _export_ended(self, export: subprocess.Popen[bytes]) -> int:
         code = ended(export)
@@ -175,7 +196,7 @@ class Soak:
 
     def _server_comes_back(self, export: subprocess.Popen[bytes]) -> int:
         """While the export still waits for it, or after."""
-        if self.chance.random() < 0.5:
+        if self.chance.random() < 0.3:
             self._mend_server()
         return ended(export)
 

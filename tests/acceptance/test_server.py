@@ -14,6 +14,7 @@ from hypaware.home import Home
 from hypaware.spool import reader
 from tests.command import Hyp
 from tests.processes import eventually
+from tests.rows import rows
 from tests.unit.server.serving import Gateway, enrol
 
 DATASET = "ai_gateway_messages"
@@ -64,6 +65,27 @@ def test_what_machines_deliver_is_committed_by_itself_and_can_be_queried(
     assert hyp.ok("verify", "--deep")["ok"] is True
     known = hyp.ok("server", "gateways")["gateways"]
     assert [each["gateway_id"] for each in known] == ["gw-0", "gw-1", "gw-2"]
+
+
+def test_no_machine_hides_the_rows_of_another(hyp: Hyp) -> None:
+    """Two copies of one home, say: the parts have the same ids, and each machine's rows are its own."""
+    token = hyp.ok("server", "token", "create")["token"]
+    with hyp.start(*RECEIVE_ONLY) as running:
+        url = _address(running)
+        for name in ("gw-1", "gw-2"):
+            machine = enrol(url, token, name)
+            for id in ("one", "two"):
+                assert machine.send(id, machine.rows(10)).status == 202
+        _stop(running)
+    hyp.ingest(rows(10))
+    (flushed,) = hyp.ok("flush")["datasets"]
+
+    assert (flushed["rows_written"], flushed["rows_duplicate"]) == (30, 20)
+    assert hyp.ok("verify", "--deep")["ok"] is True
+    (hyp.home / "lake" / "keys.db").unlink()
+    hyp.ingest(rows(10))
+    assert hyp.ok("flush")["datasets"][0]["rows_written"] == 0
+    assert [found["n"] for found in hyp.query(BY_GATEWAY)] == [10, 10, 10]
 
 
 @pytest.mark.hazard(33)

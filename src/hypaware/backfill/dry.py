@@ -100,7 +100,7 @@ class _DryRun:
         held = mirror.read(home.mirror)
         gateway_id = held.identity.gateway_id if held else _SOME_GATEWAY
         origin = Origin(provider, dataset.name, dict(self._request.environment), gateway_id)
-        present = self._present.setdefault(dataset.name, Present(home, dataset))
+        present = self._present.setdefault(dataset.name, Present(home, dataset, gateway_id))
         after = read = 0
         for lot in lots.lots(found.due):
             results = []

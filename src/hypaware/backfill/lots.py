@@ -79,9 +79,9 @@ def pieces(lot: Lot, origin: Origin, after: int) -> list[SourcePiece]:
 
 
 def tasks(lot: Lot, origin: Origin, flush: Flush, table: LakeTable) -> list[BuildTask]:
-    field_ids = dict(table.field_ids)
+    field_ids, own = dict(table.field_ids), table.gateway_id
     made = [
-        BuildTask(origin.dataset, tuple(some), flush.id, table.data_root, field_ids, bytes=size_of(some))
+        BuildTask(origin.dataset, tuple(some), flush.id, table.data_root, field_ids, size_of(some), own)
         for some in in_tasks(pieces(lot, origin, flush.after))
     ]
     # A giant begins first, so that the others run beside it and nobody waits for it alone in the end.

@@ -9,7 +9,7 @@ from operator import itemgetter
 from hypaware.errors import LakeError
 from hypaware.home import Home
 from hypaware.lake import metadata
-from hypaware.lake.build import key_hash
+from hypaware.lake.build import row_key
 from hypaware.lake.keys import lookup, pairs
 from hypaware.lake.metadata import Metadata
 from hypaware.lake.scan import FileScan, keys_of_file
@@ -19,9 +19,10 @@ from hypaware.spool import reader
 
 
 class Present:
-    def __init__(self, home: Home, dataset: Dataset) -> None:
+    def __init__(self, home: Home, dataset: Dataset, own_gateway: str | None = None) -> None:
         self._home = home
         self._dataset = dataset
+        self._own_gateway = own_gateway
         self._of_this_run: set[bytes] = set()
         entry = metadata.entry(home, dataset.name)
         self._table = metadata.read(entry.metadata) if entry else None
@@ -52,7 +53,7 @@ class Present:
             ) from error
         for file in metadata.live_files(self._table):
             if through < self._table.floor and (file.max_seq is None or file.max_seq > through):
-                keys = keys_of_file(FileScan(self._dataset.name, file.path, through))
+                keys = keys_of_file(FileScan(self._dataset.name, file.path, through, own_gateway=self._own_gateway))
                 known.update(key for key, _ in pairs(keys.hashes, keys.seqs) if key in asked)
         return known
 
@@ -72,5 +73,5 @@ class Present:
     def _spooled(self) -> Iterator[bytes]:
         """Only rows that a flush would take, by the same rule."""
         for row in reader.read_spooled_rows(self._home, self._dataset.name):
-            if (key := self._dataset.key_of(row)) is not None:
-                yield key_hash(self._dataset.name, key)
+            if (key := row_key(self._dataset, row, self._own_gateway)) is not None:
+                yield key

@@ -97,7 +97,7 @@ class Rounds:
             moves = any(stream["chunks"] for stream in done["streams"])
 
     def _args(self) -> dict[str, Any]:
-        return {"sinks": [self._sink], "max_wait": _MAX_WAIT_SECONDS, "budget": _BUDGET}
+        return {"sinks": [self._sink], "max_wait": _MAX_WAIT_SECONDS, "budget": _BUDGET, "patient": True}
 
     def _due_at(self) -> datetime | None:
         from hypaware.export.status import due_at

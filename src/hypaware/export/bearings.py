@@ -62,9 +62,7 @@ def known_stream(home: Home, store: Store, key: StreamKey, destination: Destinat
     with lock, store.transaction() as connection:
         if known:
             # It belongs where this sink pointed before: whoever points there now finds it under the other's name.
-            aside = streams.rename(connection, key, f"{key.sink} aside")
-            streams.rename(connection, other.key, key.sink)
-            streams.rename(connection, aside, other.key.sink)
+            streams.exchange(connection, key, other.key)
         elif streams.load(connection, other.key):
             streams.rename(connection, other.key, key.sink)
     mirror.write(home.mirror, store)

@@ -56,7 +56,8 @@ class Bound:
 
 
 def adopt(home: Home, config: Config, store: Store, sink: str) -> list[Bound]:
-    """The streams go on where they are, at the address that the config says now.
+    """The streams go on where they are, at the address that the config says now; where a sink that is gone delivered
+    there before, they go on from what it delivered.
 
     What an intent has not delivered yet goes there under its ids. A stream of which nobody knows what was delivered
     takes everything that came before its memory was lost as delivered. A chunk that may have arrived and is refused
@@ -75,7 +76,7 @@ def adopt(home: Home, config: Config, store: Store, sink: str) -> list[Bound]:
             streams.raise_watermark(connection, stream.key, taken)
         return 0
 
-    return _rebind(home, config, store, sink, change)
+    return _rebind(home, config, store, sink, change, recall=True)
 
 
 def _set_aside(connection: Connection, stream: Stream) -> None:
@@ -103,7 +104,9 @@ def resend(home: Home, config: Config, store: Store, sink: str) -> list[Bound]:
     return _rebind(home, config, store, sink, change)
 
 
-def _rebind(home: Home, config: Config, store: Store, sink: str, change: Change) -> list[Bound]:
+def _rebind(
+    home: Home, config: Config, store: Store, sink: str, change: Change, *, recall: bool = False
+) -> list[Bound]:
     configured.chosen(config, [sink])
     with store.reading() as connection:
         identity = whose.load(connection)
@@ -117,8 +120,11 @@ def _rebind(home: Home, config: Config, store: Store, sink: str, change: Change)
             repair="hyp config show",
         )
     keys = _of_sink(store, sink)
-    with stream_locks(home, keys):
+    remembered = _remembered(store, keys, address) if recall else {}
+    with stream_locks(home, keys | set(remembered.values())):
         with store.transaction() as connection:
+            for key, other in remembered.items():
+                streams.exchange(connection, key, other)
             bound = [_rebound(connection, key, address, change) for key in sorted(keys)]
         if bound:
             mirror.write(home.mirror, store)
@@ -133,6 +139,22 @@ def _also_there(home: Home, config: Config, identity: Identity, sink: str, addre
             with suppress(HypError):
                 if configured.address(home, config, identity, name) == address:
                     found.append(name)
+    return found
+
+
+def _remembered(store: Store, keys: set[StreamKey], address: str) -> dict[StreamKey, StreamKey]:
+    """Of streams that are bound elsewhere: those of the same rows that know what was delivered to the address."""
+    with store.reading() as connection:
+        known = {stream.key: stream for stream in streams.all_streams(connection)}
+    found = {}
+    for key in keys:
+        there = [
+            stream
+            for stream in known.values()
+            if (stream.key.dataset, stream.key.source) == (key.dataset, key.source) and stream.address == address
+        ]
+        if there and all(stream.key != key for stream in there):
+            found[key] = max(there, key=lambda stream: stream.watermark or 0).key
     return found
 
 

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from hypaware import telemetry
@@ -36,6 +37,8 @@ class Terms:
 
     max_wait: float = 60.0
     budget: int | None = None
+    patient: bool = False
+    """Whether a stream whose destination asked for time is left in peace until then; a user's command is not."""
 
 
 async def _all_of(works: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
@@ -45,6 +48,16 @@ async def _all_of(works: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
         if isinstance(each, BaseException):
             raise each
     return [each for each in ended if not isinstance(each, BaseException)]
+
+
+def _asked_for_time(standing: Standing) -> StreamReport | None:
+    """What to say of a stream that is to be left in peace for now; None if it may be tried."""
+    now = datetime.now(UTC)
+    due = standing.due_at(now, anew=True)
+    if due is None or due <= now or standing.stream is None:
+        return None
+    error = {"kind": "waiting", "message": f"not before {due.isoformat()}: {standing.stream.last_error}"}
+    return StreamReport(standing.key, standing.watermark, standing.watermark, error=error)
 
 
 def _unheard(_sink: str, _rows: int, _bytes: int) -> None:
@@ -87,7 +100,10 @@ class Driver:
             if standing.trouble:
                 raise standing.trouble
             if not standing.is_settled:
-                due.append(standing)
+                if self.terms.patient and (asked := _asked_for_time(standing)):
+                    report.streams.append(asked)
+                else:
+                    due.append(standing)
             elif not standing.removed:
                 report.streams.append(StreamReport(standing.key, standing.watermark, standing.watermark))
         if not due:

@@ -25,7 +25,7 @@ _TELL_SECONDS = 0.5
 
 
 def export(context: JobContext, args: dict[str, Any]) -> dict[str, Any]:
-    """args: `sinks` (all if None), `max_wait` (seconds), `budget` (intents per stream, None for all)."""
+    """args: `sinks` (all if None), `max_wait` (seconds), `budget` (intents per stream, None for all), `patient`."""
     chosen = configured.chosen(context.config, args.get("sinks") or ())
     opened = open_home(context.home)
     if opened.rebuilt:
@@ -33,7 +33,7 @@ def export(context: JobContext, args: dict[str, Any]) -> dict[str, Any]:
     try:
         troubles = _flush_first(context, chosen)
         thread = SparkThread(context)
-        terms = Terms(float(args.get("max_wait", 60.0)), args.get("budget"))
+        terms = Terms(float(args.get("max_wait", 60.0)), args.get("budget"), bool(args.get("patient")))
         progress = _Progress(context, opened, chosen)
         driver = Driver(opened, context.config, LakeRows(context.home), terms, thread.on_spark, progress.delivered)
         reports = thread.run(driver.deliver(chosen))

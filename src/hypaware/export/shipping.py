@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from bisect import bisect_right
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -103,8 +104,11 @@ class Shipping:
     async def finish(self, intent: Intent, supply: Supply | None, acked_to: int) -> None:
         """Without a supply the intent was found: somebody may have sent some of it before."""
         doubts = self._doubts(intent) if supply is None else frozenset()
-        while chunk := self._next():
-            await self._settle(chunk, supply, acked_to, uncertain=chunk.id in doubts)
+        due = deque(intent.due)
+        while due:
+            chunk = due.popleft()
+            # What takes a chunk's place comes next: chunks travel in order.
+            due.extendleft(reversed(await self._settle(chunk, supply, acked_to, uncertain=chunk.id in doubts)))
         with self.store.transaction() as connection:
             intents.finish(connection, self.key)
         _after_finish()
@@ -117,23 +121,19 @@ class Shipping:
         first = {each.id for each in due[:1] if not each.unsent}
         return frozenset(restored | first)
 
-    def _next(self) -> PlannedChunk | None:
-        with self.store.reading() as connection:
-            intent = intents.pending(connection, self.key)
-        return next(iter(intent.due), None) if intent else None
-
-    async def _settle(self, chunk: PlannedChunk, supply: Supply | None, acked_to: int, *, uncertain: bool) -> None:
+    async def _settle(
+        self, chunk: PlannedChunk, supply: Supply | None, acked_to: int, *, uncertain: bool
+    ) -> Sequence[PlannedChunk]:
+        """The chunks that take its place, if it is not settled by this."""
         if uncertain:
             landed = await self.patience.until_answered(lambda: self._landed(chunk))
             if landed:
-                self._acknowledge(chunk, chunk.rows, 0)
-                return
+                return self._acknowledge(chunk, chunk.rows, 0)
             uncertain = landed is None
         part = await self._rows_of(chunk, supply)
         if not part.seqs:
             # Purged, or withheld: there is nothing to send, and nothing that could be missing.
-            self._acknowledge(chunk, 0, 0)
-            return
+            return self._acknowledge(chunk, 0, 0)
         if chunk.unsent:
             with self.store.transaction() as connection:
                 intents.about_to_send(connection, self.key, chunk)
@@ -142,14 +142,13 @@ class Shipping:
         try:
             sent = await self._ship(chunk, part.payload, acked_to, doubt)
         except Refused as reason:
-            self._refused(chunk, part, str(reason))
+            return self._refused(chunk, part, str(reason))
         except Overlap as overlap:
-            self._replan(chunk, part, overlap)
+            return self._replan(chunk, part, overlap)
         except (GaveUp, Denied):
             self._note_unsent(chunk, doubt)
             raise
-        else:
-            self._acknowledge(chunk, len(part.seqs), sent)
+        return self._acknowledge(chunk, len(part.seqs), sent)
 
     def _note_unsent(self, chunk: PlannedChunk, doubt: _Doubt) -> None:
         if not doubt.uncertain:
@@ -206,7 +205,7 @@ class Shipping:
         except Exception as error:
             raise Unreachable(str(error) or type(error).__name__) from error
 
-    def _acknowledge(self, chunk: PlannedChunk, rows: int, sent: int) -> None:
+    def _acknowledge(self, chunk: PlannedChunk, rows: int, sent: int) -> Sequence[PlannedChunk]:
         with self.store.transaction() as connection:
             intents.acknowledge(connection, self.key, chunk, rows)
         _after_ack()
@@ -216,15 +215,16 @@ class Shipping:
         telemetry.count("hyp_sink_exports_total", 1, sink=self.key.sink)
         telemetry.count("hyp_sink_export_bytes", sent, sink=self.key.sink)
         self.on_rows(rows, sent)
+        return ()
 
-    def _refused(self, chunk: PlannedChunk, part: Supply, reason: str) -> None:
+    def _refused(self, chunk: PlannedChunk, part: Supply, reason: str) -> Sequence[PlannedChunk]:
         if len(part.seqs) > 1:
             halves = plan.halved(self.key, self.identity.gateway_id, chunk, part.seqs)
             with self.store.transaction() as connection:
                 intents.replace_chunk(connection, self.key, chunk, halves)
             mirror.write(self.home.mirror, self.store)
             _after_split()
-            return
+            return halves
         if self.report.dead_letters >= MOST_LETTERS:
             self._note_unsent(chunk, _Doubt())
             raise GaveUp(
@@ -240,8 +240,9 @@ class Shipping:
         mirror.write(self.home.mirror, self.store)
         _after_bury()
         self.report.dead_letters += 1
+        return ()
 
-    def _replan(self, chunk: PlannedChunk, part: Supply, overlap: Overlap) -> None:
+    def _replan(self, chunk: PlannedChunk, part: Supply, overlap: Overlap) -> Sequence[PlannedChunk]:
         """The destination had some of the range before: only what it lacks is still to be sent."""
         parts = plan.lacking(self.key, self.identity.gateway_id, chunk, part.seqs, overlap.covered)
         if any(each.id == chunk.id for each in parts):
@@ -253,3 +254,4 @@ class Shipping:
             intents.replace_chunk(connection, self.key, chunk, parts)
         mirror.write(self.home.mirror, self.store)
         _after_split()
+        return parts

@@ -59,7 +59,8 @@ class Delivered:
 
     last: int
     holes: tuple[tuple[int, int], ...] = ()
-    """Ranges (after, last] below `last` that it does not have; chunks come in order, so these were refused."""
+    """Ranges (after, last] below `last` that it does not have, also what lies below the first that it has. Chunks come
+    in order, so these were refused, or somebody did without them: they are offered again."""
 
 
 @dataclass(frozen=True)

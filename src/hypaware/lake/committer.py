@@ -46,6 +46,10 @@ class LakeTable(Protocol):
         """The end of the newest range that landed: the table's `hyp.seq-floor`."""
 
     @property
+    def gateway_id(self) -> str | None:
+        """Whose table it is (`hyp.gateway-id`): rows of other gateways have keys of their own."""
+
+    @property
     def field_ids(self) -> Mapping[str, int]: ...
 
     @property

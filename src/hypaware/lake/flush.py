@@ -174,7 +174,12 @@ def _tasks(table: LakeTable, flush: Flush, paths: dict[str, Path]) -> list[Build
             lots[-1].append(Slice(segment.name, path, segment.base, start, stop))
             filled += size // pieces
     field_ids = dict(table.field_ids)
-    return [BuildTask(flush.dataset, tuple(lot), flush.id, table.data_root, field_ids) for lot in lots if lot]
+    own = table.gateway_id
+    return [
+        BuildTask(flush.dataset, tuple(lot), flush.id, table.data_root, field_ids, own_gateway=own)
+        for lot in lots
+        if lot
+    ]
 
 
 def _counted(segment: Segment) -> Segment:

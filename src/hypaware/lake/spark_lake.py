@@ -23,11 +23,21 @@ from hypaware.home import Home
 from hypaware.lake import metadata, scan, secure, tables
 from hypaware.lake.build import BuildFailure, BuildTask, Built, Task, run_or_say_why, workers_run
 from hypaware.lake.committer import Landed, NotCommitted
-from hypaware.lake.metadata import FLOOR, FLUSH_ID, FORKS, INCARNATION, PARENTS, SEGMENTS, Metadata, local_path
+from hypaware.lake.metadata import (
+    FLOOR,
+    FLUSH_ID,
+    FORKS,
+    GATEWAY_ID,
+    INCARNATION,
+    PARENTS,
+    SEGMENTS,
+    Metadata,
+    local_path,
+)
 from hypaware.lake.partitions import BuiltFile
 from hypaware.lake.watching import Watcher, watched
 from hypaware.model import datasets
-from hypaware.model.datasets import BATCH_ID, SEQ, SOURCE, Dataset
+from hypaware.model.datasets import BATCH_ID, GATEWAY, SEQ, SOURCE, Dataset
 from hypaware.state.flushes import Flush
 from hypaware.state.identity import Identity
 
@@ -119,6 +129,10 @@ class SparkTable:
         return int(self.iceberg.properties().get(FLOOR) or 0)
 
     @property
+    def gateway_id(self) -> str | None:
+        return self.iceberg.properties().get(GATEWAY_ID) or None
+
+    @property
     def field_ids(self) -> Mapping[str, int]:
         return self.known.field_ids
 
@@ -172,7 +186,7 @@ class SparkTable:
 
     def key_hashes(self, after: int) -> Iterator[Iterable[tuple[bytes, int]]]:
         files = metadata.live_files(self.known)
-        return scan.key_hashes(self._spark.sparkContext, self._dataset.name, files, after)
+        return scan.key_hashes(self._spark.sparkContext, self._dataset.name, files, after, self.gateway_id)
 
     def remember(self, identity: Identity) -> bool:
         """Keeps the home's incarnation in the table, in case state and mirror are lost. Whether it changed."""
@@ -211,12 +225,14 @@ class SparkTable:
 
 
 def key_sql(dataset: Dataset) -> str:
-    """The dedupe key of a row: `Dataset.key_of` in SQL."""
+    """What makes a row's dedupe key in SQL: `Dataset.key_of`, and whose row it is."""
     key = f"nullif({dataset.key_column}, '')"
-    if not dataset.key_parts:
+    if dataset.key_parts:
+        parts = ", '#', ".join(f"cast({part} AS STRING)" for part in dataset.key_parts)
+        key = f"coalesce({key}, concat({parts}))"
+    if GATEWAY not in dataset.coercers:
         return key
-    parts = ", '#', ".join(f"cast({part} AS STRING)" for part in dataset.key_parts)
-    return f"coalesce({key}, concat({parts}))"
+    return f"concat(length(coalesce({GATEWAY}, '')), ':', coalesce({GATEWAY}, ''), ':', {key})"
 
 
 def _first_line(error: Exception) -> str:

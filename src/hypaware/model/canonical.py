@@ -10,17 +10,16 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import re
 from typing import Any, NoReturn
 
 import orjson
 
-# orjson reads a whole number beyond 64 bits as a float; one of 19 digits or more may be such a number. Looking for 19
-# equal bytes after making all digits equal takes a tenth of the time that a pattern takes; the pattern then says
-# whether they can be the beginning of a number, and are not the id or the fraction that they mostly are.
-_DIGITS_ALIKE = bytes.maketrans(b"0123456789", b"0" * 10)
+# orjson reads a whole number beyond 64 bits as a float; one of 19 digits or more may be such a number. With all digits
+# made equal, and everything that can stand before a number, such a number is one search for bytes, a tenth of the time
+# that a pattern takes. Ids and fractions of as many digits have something else before them.
+_ALIKE = bytes.maketrans(b"0123456789:,[- \t\n\r", b"0" * 10 + b":" * 8)
 _LONG_NUMBER = b"0" * 19
-_BEGINS_A_NUMBER = re.compile(rb"(?:^|[:,\[\s])-?[0-9]{19}")
+_BEGINS_A_LONG_NUMBER = b":" + _LONG_NUMBER
 _OPTIONS = orjson.OPT_SORT_KEYS | orjson.OPT_PASSTHROUGH_DATETIME | orjson.OPT_PASSTHROUGH_DATACLASS
 # Containers within containers; as many as orjson writes.
 MAX_DEPTH = 254
@@ -30,7 +29,8 @@ def parse(data: bytes | str) -> Any:
     """Reads JSON; raises ValueError with a reason for anything that is not exactly JSON."""
     raw = data.encode("utf-8", "strict") if isinstance(data, str) else data
     value = orjson.loads(raw)
-    if _LONG_NUMBER in raw.translate(_DIGITS_ALIKE) and _BEGINS_A_NUMBER.search(raw):
+    alike = raw.translate(_ALIKE)
+    if _BEGINS_A_LONG_NUMBER in alike or alike.startswith(_LONG_NUMBER):
         return json.loads(raw, parse_constant=_refuse_constant)
     return value
 

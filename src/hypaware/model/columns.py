@@ -19,8 +19,8 @@ from hypaware.model import canonical
 
 INT_RANGE = range(-(2**31), 2**31)
 BIGINT_RANGE = range(-(2**63), 2**63)
-# How JavaScript writes a time: the one written form, less three zeros.
-_MILLISECONDS = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}\.[0-9]{3}Z", re.ASCII)
+# How JavaScript writes a time: the one written form, less three zeros; and that form itself.
+_WRITTEN = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}\.[0-9]{3}([0-9]{3})?Z", re.ASCII)
 _WHOLE_NUMBER = re.compile(r"-?[0-9]{1,19}")
 
 
@@ -106,8 +106,8 @@ def _timestamp_of_text(value: str) -> str:
         moment = datetime.fromisoformat(value)
     except ValueError:
         raise ValueError(f"expected an ISO 8601 time with a zone, got {shown(value)}") from None
-    if _MILLISECONDS.fullmatch(value):
-        return f"{value[:-1]}000Z"
+    if written := _WRITTEN.fullmatch(value):
+        return value if written[1] else f"{value[:-1]}000Z"
     return _utc(moment, value)
 
 

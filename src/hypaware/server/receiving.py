@@ -1,8 +1,8 @@
 """From a body to its answer: unpack, judge and write on a few threads, then the group commit.
 
-Judging holds Python's lock and takes turns; the syncs of the files run side by side, and beside the judging. A batch
-goes from thread to thread without coming back to the event loop, so a request that is given up in between leaves
-nothing behind: its batch is stored, or not, as if it were still there.
+Judging holds Python's lock, so large batches are judged in processes (`judges`); the syncs of the files run side by
+side, and beside the judging. A batch goes from thread to thread without coming back to the event loop, so a request
+that is given up in between leaves nothing behind: its batch is stored, or not, as if it were still there.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from hypaware.errors import HypError
 from hypaware.server import incoming
 from hypaware.server.arrivals import Answer, Arrival, Durable, Known, Outcome, Stored
 from hypaware.server.group_commit import GroupCommit
-from hypaware.server.judging import Claims, judge
+from hypaware.server.judges import Judges
+from hypaware.server.judging import Claims
 from hypaware.server.limits import Limits
 from hypaware.server.problem import Problem, unavailable
 from hypaware.server.trouble import Trouble, log
@@ -34,8 +35,8 @@ class Receiver:
         self._store = store
         self._folders = folders
         self._commit = commit
-        self._limits = limits
         self._trouble = trouble
+        self._judges = Judges(limits)
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="batch")
 
     async def receive(self, arrival: Arrival, body: bytes) -> Outcome:
@@ -56,6 +57,7 @@ class Receiver:
     def close(self) -> None:
         """Finishes what was begun."""
         self._pool.shutdown()
+        self._judges.close()
         self._commit.close()
 
     def _take(self, arrival: Arrival, body: bytes, answer: Answer) -> None:
@@ -79,7 +81,7 @@ class Receiver:
             return Known()
         headers, caller = arrival.headers, arrival.caller
         claims = Claims(arrival.dataset, caller.gateway_id, headers.encoding, headers.content_sha)
-        judged = judge(claims, body, self._limits)
+        judged = self._judges.judge(claims, body)
         if judged.gateway_id is None:
             return Stored(0)
         path = incoming.write(self._folders[arrival.dataset.name], judged.lines, judged.rows) if judged.rows else None

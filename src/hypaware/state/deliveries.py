@@ -33,7 +33,7 @@ class Deliveries:
 
 def of_state(connection: Connection) -> Deliveries:
     known = streams.all_streams(connection)
-    planned = [intents.pending(connection, stream.key) for stream in known]
+    planned = [intents.pending(connection, key) for key in sorted(intents.with_pending(connection))]
     letters = dead_letters.all_letters(connection)
     step, lost = streams.step(connection), streams.is_memory_lost(connection)
     return Deliveries(step, tuple(known), tuple(filter(None, planned)), tuple(letters), lost)

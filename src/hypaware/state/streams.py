@@ -97,6 +97,13 @@ def rename(connection: Connection, key: StreamKey, sink: str) -> StreamKey:
     return StreamKey(sink, key.dataset, key.source)
 
 
+def exchange(connection: Connection, one: StreamKey, other: StreamKey) -> None:
+    """Each gets the name of the other's sink."""
+    aside = rename(connection, one, f"{one.sink} aside")
+    rename(connection, other, one.sink)
+    rename(connection, aside, other.sink)
+
+
 def bind(connection: Connection, key: StreamKey, address: str, destination_id: str | None) -> None:
     _change(connection, key, address=address, destination_id=destination_id)
     stepped(connection)

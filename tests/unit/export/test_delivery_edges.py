@@ -539,3 +539,17 @@ def test_two_sinks_that_change_names_keep_their_watermarks(desk: Desk) -> None:
     desk.deliver(swapped)
     assert [report.status for report in desk.deliver(swapped)] == ["ok", "ok"]
     assert (desk.arrived("there"), desk.arrived("elsewhere")) == (list(range(12)), list(range(12)))
+
+
+@pytest.mark.hazard(87)
+def test_adopt_goes_on_from_what_a_sink_that_is_gone_delivered_there(desk: Desk) -> None:
+    desk.commit(6)
+    desk.deliver(desk.config(mute=True, here="elsewhere"))
+    desk.commit(6, start=6)
+    desk.deliver(desk.config(mute=True, gone="there"))
+    desk.commit(3, start=12)
+    config = desk.config(mute=True, here="there")
+    assert desk.deliver(config)[0].status == "held"
+    binding.adopt(desk.home, config, desk.opened.store, SINK)
+    assert desk.deliver(config)[0].status == "ok"
+    assert desk.arrived("there") == list(range(15))

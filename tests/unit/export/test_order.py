@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
 
 from hypaware.config.schema import Config, SinkConfig
 from hypaware.export import configured
+from hypaware.export.driver import Driver, Terms
 from hypaware.home import Home
 from hypaware.state import intents, streams
 from hypaware.state.stream_key import StreamKey
@@ -60,6 +62,24 @@ def test_a_watermark_only_rises(place: Place) -> None:
             streams.raise_watermark(connection, KEY, 7)
             assert intents.pending(connection, KEY) is None
         assert _watermark(place) == 20
+
+
+@pytest.mark.hazard(29)
+def test_a_round_by_schedule_leaves_a_stream_in_peace_whose_destination_asked_for_time(
+    place: Place, there: FolderDestination
+) -> None:
+    with configured.also(FOLDER):
+        place.commit(3, sources=("claude",))
+        there.set_fault("cut", 1)
+        assert place.deliver(max_wait=0.0).status == "failed"
+        place.commit(3, start=3, sources=("codex",))
+        with place.opened() as opened:
+            driver = Driver(opened, place.config, place.lake, Terms(0.0, patient=True))
+            (report,) = asyncio.run(driver.deliver([SINK]))
+        told = {stream.key.source: (stream.rows, (stream.error or {}).get("kind")) for stream in report.streams}
+        assert told == {"claude": (0, "waiting"), "codex": (3, None)}
+        assert place.deliver().status == "ok"  # a user's own word is not kept waiting
+        assert len(there.arrived()) == 6
 
 
 @pytest.mark.hazard(88)

@@ -9,11 +9,19 @@ import pyarrow.parquet as pq
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hypaware.home import Home
+from hypaware.lake import keys
 from hypaware.lake.build import KEY_BYTES, key_hash, row_key
 from hypaware.lake.keys import pairs
 from hypaware.lake.scan import FileScan, keys_of_file
+from hypaware.model.coerce import coerce_row
 from hypaware.model.datasets import SEQ
+from hypaware.opening import open_home
+from hypaware.spool import envelope, segments
+from tests.light_lake import read_lake
+from tests.light_life import flush
 from tests.rows import DATASET, MESSAGES
+from tests.rows import row as message
 
 OWN = "gw-own"
 
@@ -59,3 +67,24 @@ def test_the_lakes_own_files_give_the_same_keys(tmp_path: Path) -> None:
     expected = [(row_key(MESSAGES, row, OWN), row[SEQ]) for row in rows]
     assert list(pairs(found.hashes, found.seqs)) == expected
     assert len(found.hashes) == 3 * KEY_BYTES
+
+
+def test_rows_of_two_gateways_with_one_part_are_two_rows_also_after_the_index_was_made_anew(home: Home) -> None:
+    """At a server each gateway's rows are its own; and its own rows that come again are still known."""
+    own = open_home(home)
+    own.store.close()
+
+    def arrive(gateway_id: str) -> int:
+        spool = segments.folder(home, DATASET)
+        spool.create()
+        row = coerce_row(MESSAGES, message(1), gateway_id)
+        path = spool.sealed / segments.sealed_name(segments.new_name(), 1)
+        path.write_bytes(envelope.write_lines([row], 0))
+        return flush(home).rows_written
+
+    gateways = [own.gateway_id, "gw-1", "gw-2"]
+    assert [arrive(gateway) for gateway in gateways] == [1, 1, 1]
+    assert [arrive(gateway) for gateway in gateways] == [0, 0, 0]
+    keys.remove(home.keys)
+    assert [arrive(gateway) for gateway in gateways] == [0, 0, 0]
+    assert sorted(row["gateway_id"] for row in read_lake(home, DATASET)) == sorted(gateways)
