@@ -166,6 +166,8 @@ class World:
     """Rows that were there when the state last had to be rebuilt."""
     copied: int = 0
     """How many rows there were when state and side file were copied."""
+    pointed: list[Path] = field(default_factory=list)
+    """And where the sinks pointed then."""
     _open: OpenHome | None = None
     told: list[str] = field(default_factory=list)
     """The steps so far, for whoever has to find out what went wrong."""
@@ -244,7 +246,7 @@ class World:
             ):
                 source.backup(target)
             shutil.copy(self.home.mirror, self.folder / "copy.json")
-            self.copied = len(self.rows)
+            self.copied, self.pointed = len(self.rows), [slot.place for slot in self.slots]
 
     def restore_state(self) -> None:
         if (copy := self.folder / "copy.db").exists():
@@ -259,6 +261,9 @@ class World:
             shutil.copy(copy, self.home.state)
             shutil.copy(self.folder / "copy.json", self.home.mirror)
             self.lost = True
+            for slot, place in zip(self.slots, self.pointed, strict=True):
+                # What its user decided since is forgotten too.
+                slot.wavered |= slot.place != place
             with self.opened() as opened:
                 self._open = catch_up(self.home, opened.store, "as an engine does when it starts")
             self._reborn()

@@ -135,7 +135,8 @@ def catch_up(home: Home, store: Store, reason: str) -> OpenHome:
             if behind or forked or not knows_more:
                 rebuild.recall_deliveries(connection, facts, held if knows_more else None)
             # Of a state from an earlier life: what was sent in the lives since is asked for under their names.
-            known = (held.identity if held and forked else known).reborn(flushes.next_seq(connection) - 1)
+            known = rebuild.latest(held.identity if held and forked else known, facts)
+            known = known.reborn(flushes.next_seq(connection) - 1)
             whose.save(connection, known)
         mirror.write(home.mirror, store)
     return OpenHome(home, store, known, rebuilt=reason)

@@ -22,7 +22,7 @@ from hypaware.state import dead_letters, flushes, intents, mirror, streams, whos
 from hypaware.state.dead_letters import DeadLetter
 from hypaware.state.identity import Identity
 from hypaware.state.stream_key import StreamKey
-from hypaware.state.streams import LOST, OUTCOME, Stream
+from hypaware.state.streams import HISTORY, OUTCOME, Stream
 
 if TYPE_CHECKING:
     from hypaware.state.store import Store
@@ -67,7 +67,8 @@ def adopt(home: Home, config: Config, store: Store, sink: str) -> list[Bound]:
     def change(connection: Connection, stream: Stream) -> int:
         if stream.held == OUTCOME:
             _set_aside(connection, stream)
-        if stream.watermark is None and stream.history == LOST:
+        # Only where that is what it waits for: a destination that can be asked says itself what it has.
+        if stream.watermark is None and stream.held == HISTORY:
             high_water = flushes.high_water(connection, stream.key.dataset).get(stream.key.dataset, {})
             identity = whose.load(connection)
             assert identity is not None

@@ -7,7 +7,7 @@ A rebuilt state is a new incarnation; the old one is kept, so that a destination
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sqlalchemy import Connection
 
@@ -83,12 +83,31 @@ def create_identity(home: Home, facts: LakeFacts, mirror: Mirror | None, through
     if mirror:
         return mirror.identity.reborn(through)
     _refuse_foreign_files(home)
-    held = facts.property_of
-    parents = tuple(filter(None, held.get(metadata.PARENTS, "").split(",")))
-    forks = identity.padded(filter(None, held.get(metadata.FORKS, "").split(",")), parents)
-    if last := held.get(metadata.INCARNATION):
+    last, parents, forks = _last_life(facts)
+    if last:
         parents, forks = (*parents, last), (*forks, through)
-    return identity.new_identity(home.root, held.get(metadata.GATEWAY_ID), parents, forks)
+    return identity.new_identity(home.root, facts.property_of.get(metadata.GATEWAY_ID), parents, forks)
+
+
+def latest(known: identity.Identity, facts: LakeFacts) -> identity.Identity:
+    """The home as the lake knows it, where that has seen later lives than a restored state has."""
+    last, parents, forks = _last_life(facts)
+    if last and known.incarnation in parents:
+        return replace(known, incarnation=last, parents=parents, forks=forks)
+    return known
+
+
+def _last_life(facts: LakeFacts) -> tuple[str | None, tuple[str, ...], tuple[int, ...]]:
+    """Incarnation, parents and forks, by the table that remembers most: they are told one after the other."""
+    last: str | None = None
+    parents: tuple[str, ...] = ()
+    forks: tuple[int, ...] = ()
+    for table in facts.tables.values():
+        found = tuple(filter(None, table.properties.get(metadata.PARENTS, "").split(",")))
+        if (incarnation := table.properties.get(metadata.INCARNATION)) and (last is None or len(found) > len(parents)):
+            told = filter(None, table.properties.get(metadata.FORKS, "").split(","))
+            last, parents, forks = incarnation, found, identity.padded(told, found)
+    return last, parents, forks
 
 
 def _refuse_foreign_files(home: Home) -> None:

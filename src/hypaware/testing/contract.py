@@ -4,7 +4,8 @@
         kind = MY_SINK
 
         def options(self, tmp_path): ...
-        def arrived(self, tmp_path): ...
+        def other_options(self, tmp_path): ...
+        def arrived(self, tmp_path, options): ...
 
 The destination is the real one; what goes wrong (an answer that is lost, rows that are refused, a kill at each crash
 point) goes wrong between it and the driver, so that it can be made to happen for every kind alike.
@@ -15,7 +16,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,8 @@ from hypaware.export.report import SinkReport
 from hypaware.export.sink import SinkType
 from hypaware.home import Home
 from hypaware.opening import OpenHome, open_home
-from hypaware.state import dead_letters, intents, streams
+from hypaware.state import dead_letters, flushes, intents, mirror, streams, whose
+from hypaware.state.store import Store
 from hypaware.testing import between
 from hypaware.testing.between import Between
 from hypaware.testing.lives import live
@@ -183,6 +185,16 @@ class SinkContract:
             assert place.deliver().status == "ok"
             assert self.arrived(tmp_path, place.config.sinks[SINK].options) == []
 
+    def test_a_home_that_has_moved_goes_on_where_it_was(self, tmp_path: Path) -> None:
+        with self.place(tmp_path, lose_answer=2) as place:
+            place.commit(20)
+            place.deliver(max_wait=0.0)
+            moved = replace(place, home=_moved(place.home, tmp_path / "moved"))
+            moved.commit(9, start=20)
+            Between(tmp_path / "faults").clear()
+            assert moved.deliver().status == "ok"
+            self.check(tmp_path, moved)
+
     # Memory
 
     def test_a_lost_state_is_recalled_from_its_side_file(self, tmp_path: Path) -> None:
@@ -308,6 +320,19 @@ class SinkContract:
             self.check(tmp_path, place)
 
 
+def _moved(home: Home, to: Path) -> Home:
+    """The home in another place, which has been told so."""
+    home.root.rename(to)
+    there = Home(to)
+    with closing(Store(there.state)) as store:
+        with store.transaction() as connection:
+            known = whose.load(connection)
+            assert known is not None
+            whose.save(connection, replace(known, home_path=str(to.resolve())))
+        mirror.write(there.mirror, store)
+    return there
+
+
 def _forget_state(home: Home) -> None:
     """The state is gone; only its side file is there."""
     for suffix in ("", "-wal", "-shm"):
@@ -320,6 +345,4 @@ def _forget_deliveries(place: Place) -> None:
         for stream in streams.all_streams(connection):
             intents.cancel(connection, stream.key)
             streams.restore(connection, replace(stream, watermark=None, history=streams.LOST))
-        from hypaware.state import flushes, whose
-
         whose.save(connection, opened.identity.reborn(flushes.next_seq(connection) - 1))

@@ -1,10 +1,11 @@
-"""The contract, over real destinations: a plain HTTP server, and folders of Parquet and of JSON lines."""
+"""The contract, over real destinations: a plain HTTP server, our own, and folders of Parquet and of JSON lines."""
 
 from __future__ import annotations
 
 import gzip
 import json
 from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,10 @@ import pytest
 
 from hypaware.export.sinks.blob import BLOB
 from hypaware.export.sinks.forward import FORWARD
+from hypaware.home import Home
 from hypaware.testing.contract import SinkContract
 from tests.plain_server import PlainServer
+from tests.unit.server.serving import Server, served, stored
 
 
 class TestPlainServer(SinkContract):
@@ -61,8 +64,8 @@ class TestFolderOfParquet(SinkContract):
         root = Path(options["destination"])
         found = []
         for manifest in sorted(root.rglob("_manifests/*.json")):
-            for stored in json.loads(manifest.read_bytes())["objects"]:
-                found += self.messages(root / stored["key"])
+            for each in json.loads(manifest.read_bytes())["objects"]:
+                found += self.messages(root / each["key"])
         return found
 
     def messages(self, path: Path) -> list[str]:
@@ -75,3 +78,32 @@ class TestFolderOfJsonLines(TestFolderOfParquet):
 
     def messages(self, path: Path) -> list[str]:
         return [json.loads(line)["message_id"] for line in gzip.decompress(path.read_bytes()).splitlines()]
+
+
+class TestOurServer(SinkContract):
+    """Rows are counted where a flush would find them: in the server's spool, which only a registered batch enters."""
+
+    kind = FORWARD
+    servers: dict[str, Server]
+
+    @pytest.fixture(autouse=True)
+    def _servers(self) -> Iterator[None]:
+        self.servers = {}
+        with ExitStack() as self.running:
+            yield
+
+    def options(self, tmp_path: Path) -> Mapping[str, Any]:
+        return self._server(tmp_path / "there")
+
+    def other_options(self, tmp_path: Path) -> Mapping[str, Any]:
+        return self._server(tmp_path / "elsewhere")
+
+    def arrived(self, tmp_path: Path, options: Mapping[str, Any]) -> list[str]:
+        (home,) = (Home(Path(path)) for path, server in self.servers.items() if server.url == options["url"])
+        return stored(home)
+
+    def _server(self, path: Path) -> Mapping[str, Any]:
+        if str(path) not in self.servers:
+            self.servers[str(path)] = self.running.enter_context(served(Home(path)))
+            (path / "token").write_text(self.servers[str(path)].token)
+        return {"url": self.servers[str(path)].url, "token_file": str(path / "token"), "token_env": ""}

@@ -553,3 +553,18 @@ def test_adopt_goes_on_from_what_a_sink_that_is_gone_delivered_there(desk: Desk)
     binding.adopt(desk.home, config, desk.opened.store, SINK)
     assert desk.deliver(config)[0].status == "ok"
     assert desk.arrived("there") == list(range(15))
+
+
+@pytest.mark.hazard(87)
+def test_adopt_elsewhere_without_a_memory_asks_the_destination_and_skips_nothing(desk: Desk) -> None:
+    desk.commit(3)
+    desk.deliver(desk.config(here="there"))
+    desk.commit(6, start=3)
+    desk.forget_deliveries()
+    desk = desk.again()
+    config = desk.config(here="elsewhere")
+    assert desk.deliver(config)[0].status == "held"
+    binding.adopt(desk.home, config, desk.opened.store, SINK)
+    assert desk.deliver(config)[0].status == "ok"
+    assert set(desk.arrived("elsewhere")) >= set(range(3, 9))
+    desk.opened.store.close()

@@ -187,3 +187,21 @@ def test_where_the_side_file_is_ahead_of_the_state_too_it_is_believed(home: Home
         (stream,) = streams.all_streams(connection)
     assert stream.watermark == 10
     opened.store.close()
+
+
+@pytest.mark.hazard(73)
+def test_lives_that_only_the_lake_remembers_are_not_forgotten(home: Home) -> None:
+    """State and side file came from before a life that delivered rows: they are asked for under its name."""
+    opened = open_home(home)
+    first = opened.identity.incarnation
+    told = {metadata.INCARNATION: "second", metadata.PARENTS: first, metadata.FORKS: "10", metadata.FLOOR: "500"}
+    stale = {metadata.INCARNATION: first, metadata.PARENTS: "", metadata.FORKS: ""}
+    tables = {
+        name: Metadata(Path(), "", properties, (), None, (), {})
+        for name, properties in {KEY.dataset: told, "other": stale}.items()
+    }
+    with mock.patch.object(rebuild, "read_facts", return_value=LakeFacts(tables, 500)):
+        opened = opening.catch_up(home, opened.store, "as an engine does when it starts")
+    assert opened.identity.parents == (first, "second")
+    assert [(epoch.after, epoch.through) for epoch in opened.identity.epochs()] == [(0, 10), (10, 500), (500, None)]
+    opened.store.close()

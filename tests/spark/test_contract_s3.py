@@ -1,0 +1,73 @@
+"""The contract, over a real S3 server; what is there is read from the server's own folder."""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hypaware.testing import contract
+from hypaware.testing.contract import Place
+from tests import processes
+from tests.s3_server import ENVIRONMENT, S3Server
+from tests.unit.export.test_contract_sinks import TestFolderOfParquet as OfParquet
+
+pytestmark = pytest.mark.spark
+
+# A process of its own: the threads of the library that speaks to S3 do not come along into a fork.
+_WORK = """
+import pickle, sys
+from pathlib import Path
+from hypaware.export import configured
+from hypaware.export.sinks.blob import BLOB
+from hypaware.testing import between
+place, work, faults = pickle.loads(Path(sys.argv[1]).read_bytes())
+with configured.also(between.wrapped(BLOB, faults)):
+    getattr(place, work)()
+"""
+
+
+def _live_in_a_process(work: Callable[[], None], crash_at: str | None = None) -> bool:
+    place = work.__self__  # type: ignore[attr-defined]
+    assert isinstance(place, Place)
+    here = place.home.root.parent
+    (here / "work").write_bytes(pickle.dumps((place, work.__name__, here / "faults")))
+    done = processes.run(_WORK, place.home, here / "work", crash_at=crash_at)
+    assert done.returncode == 0 or processes.was_killed(done), done.stderr
+    return done.returncode == 0
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    with S3Server(tmp_path_factory.mktemp("s3")) as running:
+        running.make_bucket("bucket")
+        yield running
+
+
+class TestS3(OfParquet):
+    server: S3Server
+
+    @pytest.fixture(autouse=True)
+    def _server(self, server: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.server = server
+        monkeypatch.setattr(contract, "live", _live_in_a_process)
+        for name, value in ENVIRONMENT.items():
+            monkeypatch.setenv(name, value)
+
+    def options(self, tmp_path: Path) -> Mapping[str, Any]:
+        return self._named(tmp_path / "there")
+
+    def other_options(self, tmp_path: Path) -> Mapping[str, Any]:
+        return self._named(tmp_path / "elsewhere")
+
+    def arrived(self, tmp_path: Path, options: Mapping[str, Any]) -> list[str]:
+        folder = self.server.buckets / str(options["destination"]).removeprefix("s3://")
+        return super().arrived(tmp_path, {"destination": str(folder)})
+
+    def _named(self, path: Path) -> Mapping[str, Any]:
+        prefix = hashlib.sha256(str(path).encode()).hexdigest()[:16]
+        return self.server.options("bucket", prefix, encoder="parquet")
