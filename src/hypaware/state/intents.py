@@ -19,8 +19,8 @@ from hypaware.state.stream_key import StreamKey
 from hypaware.state.streams import of
 
 _intents, _chunks = tables.intents, tables.chunks
-# What stands in the column `acked`.
-_DUE, _SETTLED, _UNSENT = 0, 1, 2
+# The status of a chunk: it may have arrived, it is settled, or it is known not to have arrived.
+_DUE, _SETTLED, _UNSENT = "due", "settled", "unsent"
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ def plan(connection: Connection, intent: Intent) -> None:
 def acknowledge(connection: Connection, key: StreamKey, chunk: PlannedChunk, rows: int) -> None:
     """The destination has the chunk. A second acknowledgement changes nothing."""
     settled = connection.execute(
-        update(_chunks).where(_same(key, chunk), _chunks.c.acked != _SETTLED).values(acked=_SETTLED)
+        update(_chunks).where(_same(key, chunk), _chunks.c.status != _SETTLED).values(status=_SETTLED)
     )
     if settled.rowcount:
         streams.add_exported(connection, key, rows)
@@ -84,7 +84,7 @@ def acknowledge(connection: Connection, key: StreamKey, chunk: PlannedChunk, row
 
 def replace_chunk(connection: Connection, key: StreamKey, chunk: PlannedChunk, parts: Iterable[PlannedChunk]) -> None:
     """Others take the chunk's place, under ids of their own: it is known not to have arrived."""
-    removed = connection.execute(delete(_chunks).where(_same(key, chunk), _chunks.c.acked != _SETTLED))
+    removed = connection.execute(delete(_chunks).where(_same(key, chunk), _chunks.c.status != _SETTLED))
     if removed.rowcount != 1:
         raise StateError(f"chunk {chunk.id} of {key} is settled, it cannot be cut any more")
     _insert(connection, key, parts)
@@ -93,18 +93,18 @@ def replace_chunk(connection: Connection, key: StreamKey, chunk: PlannedChunk, p
 
 def note_unsent(connection: Connection, key: StreamKey, chunk: PlannedChunk) -> None:
     """Whoever finds the intent need not ask whether it has arrived."""
-    connection.execute(update(_chunks).where(_same(key, chunk), _chunks.c.acked == _DUE).values(acked=_UNSENT))
+    connection.execute(update(_chunks).where(_same(key, chunk), _chunks.c.status == _DUE).values(status=_UNSENT))
 
 
 def about_to_send(connection: Connection, key: StreamKey, chunk: PlannedChunk) -> None:
     """From now on it may have arrived."""
-    connection.execute(update(_chunks).where(_same(key, chunk), _chunks.c.acked == _UNSENT).values(acked=_DUE))
+    connection.execute(update(_chunks).where(_same(key, chunk), _chunks.c.status == _UNSENT).values(status=_DUE))
     streams.stepped(connection)
 
 
 def drop_chunk(connection: Connection, key: StreamKey, chunk: PlannedChunk) -> None:
     """It is settled some other way: the destination had its rows before, or it is a dead letter now."""
-    connection.execute(update(_chunks).where(_same(key, chunk)).values(acked=_SETTLED))
+    connection.execute(update(_chunks).where(_same(key, chunk)).values(status=_SETTLED))
 
 
 def finish(connection: Connection, key: StreamKey) -> None:
@@ -129,7 +129,7 @@ def progress(connection: Connection) -> dict[StreamKey, tuple[int, int, int, int
         select(
             _intents,
             func.count(_chunks.c.id).label("total"),
-            func.count(_chunks.c.id).filter(_chunks.c.acked == _SETTLED).label("acked"),
+            func.count(_chunks.c.id).filter(_chunks.c.status == _SETTLED).label("acked"),
         )
         .select_from(
             _intents.outerjoin(
@@ -156,7 +156,7 @@ def _insert(connection: Connection, key: StreamKey, chunks: Iterable[PlannedChun
             "id": chunk.id,
             "incarnation": chunk.incarnation,
             "row_count": chunk.rows,
-            "acked": _SETTLED if chunk.acked else _DUE,
+            "status": _SETTLED if chunk.acked else _DUE,
         }
         for chunk in chunks
     ]
@@ -170,7 +170,13 @@ def _same(key: StreamKey, chunk: PlannedChunk) -> Any:
 
 def _chunk(row: Any) -> PlannedChunk:
     return PlannedChunk(
-        row.id, row.incarnation, row.seq_after, row.seq_last, row.row_count, row.acked == _SETTLED, row.acked == _UNSENT
+        row.id,
+        row.incarnation,
+        row.seq_after,
+        row.seq_last,
+        row.row_count,
+        row.status == _SETTLED,
+        row.status == _UNSENT,
     )
 
 

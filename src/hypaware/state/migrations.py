@@ -61,7 +61,7 @@ def _delivery(connection: Connection) -> None:
             PRIMARY KEY (sink, dataset, source))""",
         f"""CREATE TABLE chunks (
             {stream}, seq_after BIGINT NOT NULL, seq_last BIGINT NOT NULL, id TEXT NOT NULL,
-            incarnation TEXT NOT NULL, row_count BIGINT NOT NULL, acked INTEGER NOT NULL,
+            incarnation TEXT NOT NULL, row_count BIGINT NOT NULL, status TEXT NOT NULL,
             PRIMARY KEY (sink, dataset, source, seq_after, seq_last))""",
         f"""CREATE TABLE dead_letters (
             id TEXT PRIMARY KEY, {stream}, incarnation TEXT NOT NULL, seq_after BIGINT NOT NULL,

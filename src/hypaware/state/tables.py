@@ -120,7 +120,7 @@ chunks = Table(
     Column("id", Text, nullable=False),
     Column("incarnation", Text, nullable=False),
     Column("row_count", BigInteger, nullable=False),
-    Column("acked", Integer, nullable=False),
+    Column("status", Text, nullable=False),
 )
 
 dead_letters = Table(
