@@ -1,7 +1,7 @@
 """A sink whose trouble speaks the contract's words, whatever it is made of.
 
-What a sink raises beside them says nothing about the chunk, so it counts as no answer. One that fails to encode has
-failed for good: that is an error of its own, which holds up nobody else.
+What a sink raises beside them says nothing about the chunk, so it counts as no answer, and so does silence without
+end. One that fails to encode has failed for good: that is an error of its own, which holds up nobody else.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+# Far longer than any sink's own patience: one that has none must not keep its stream for ever.
+_LONGEST_SILENCE = 900.0
 _ANSWERS = (Busy, Unreachable, Denied)
 _OF_A_CHUNK = (*_ANSWERS, Refused, Overlap)
 
@@ -79,7 +81,8 @@ class Guarded(Sink):
 
 async def _answered(work: Awaitable[T], answers: tuple[type[Exception], ...]) -> T:
     try:
-        return await work
+        async with asyncio.timeout(_LONGEST_SILENCE):
+            return await work
     except answers:
         raise
     except HypError:

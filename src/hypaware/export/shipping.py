@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from hypaware import faults, telemetry
 from hypaware.export import letters, plan
 from hypaware.export.report import StreamReport
-from hypaware.export.sink import Busy, Denied, Overlap, Refused, Sink, Unreachable
+from hypaware.export.sink import Denied, Overlap, Refused, Sink, Unreachable
 from hypaware.export.waiting import GaveUp, Patience
 from hypaware.model.datasets import SEQ
 from hypaware.state import dead_letters, intents, mirror, streams
@@ -176,8 +176,6 @@ class Shipping:
                     )
                     _after_answer()
                     return sent
-            except (Busy, Denied, Overlap):
-                raise
             except Refused:
                 # Of a found intent every chunk is asked for, certain or not: a state may be older than it seems.
                 landed = await self._landed(chunk) if doubt.uncertain or doubt.found else False
@@ -190,20 +188,15 @@ class Shipping:
                         f"`hyp export adopt {self.key.sink}` goes on without it and keeps it as a dead letter",
                     ) from None
                 raise
-            except Exception as error:
+            except Unreachable:
                 doubt.uncertain = True
                 telemetry.count("hyp_sink_export_failures_total", 1, status="failed", sink=self.key.sink)
-                raise Unreachable(str(error) or type(error).__name__) from error
+                raise
 
         return await self.patience.until_answered(once)
 
     async def _landed(self, chunk: PlannedChunk) -> bool | None:
-        try:
-            return await self.sink.landed(plan.as_chunk(self.key, self.identity.gateway_id, chunk))
-        except (Busy, Denied, Unreachable):
-            raise
-        except Exception as error:
-            raise Unreachable(str(error) or type(error).__name__) from error
+        return await self.sink.landed(plan.as_chunk(self.key, self.identity.gateway_id, chunk))
 
     def _acknowledge(self, chunk: PlannedChunk, rows: int, sent: int) -> Sequence[PlannedChunk]:
         with self.store.transaction() as connection:
