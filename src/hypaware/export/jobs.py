@@ -14,7 +14,7 @@ from hypaware.export.lake_rows import LakeRows
 from hypaware.export.spark_thread import SparkThread
 from hypaware.export.standing import Standing, standings
 from hypaware.lake import counting
-from hypaware.lake.jobs import flush_datasets
+from hypaware.lake.jobs import flush_datasets, remember
 from hypaware.opening import open_home
 from hypaware.spool import reader
 
@@ -31,6 +31,8 @@ def export(context: JobContext, args: dict[str, Any]) -> dict[str, Any]:
     if opened.rebuilt:
         context.note(opened.rebuilt)
     try:
+        # What goes out under this incarnation must be asked for under it, should state and side file be lost.
+        remember(context, opened.identity)
         troubles = _flush_first(context, chosen)
         thread = SparkThread(context)
         terms = Terms(float(args.get("max_wait", 60.0)), args.get("budget"), bool(args.get("patient")))

@@ -70,6 +70,10 @@ class SparkThread:
         except BaseException as error:
             result.set_exception(Cancelled("the delivery was cancelled") if task.cancelled() else error)
         finally:
+            if left := asyncio.all_tasks(loop):
+                for each in left:
+                    each.cancel()
+                loop.run_until_complete(asyncio.wait(left))
             loop.run_until_complete(loop.shutdown_asyncgens())
             loop.run_until_complete(loop.shutdown_default_executor())
             loop.close()

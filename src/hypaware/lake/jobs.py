@@ -58,11 +58,11 @@ def recover(context: JobContext) -> None:
         lake = SparkLake(context.home, context.spark, opened.identity, context.check_cancelled)
         for name in _registered(context, sorted({flush.dataset for flush in left})):
             settle_unfinished(context.home, opened.store, lake.table(datasets.get(name)), name)
-        _remember(context, opened.identity)
+        remember(context, opened.identity)
 
 
-def _remember(context: JobContext, identity: Identity) -> None:
-    """Only a table that does not know this incarnation yet is loaded for it."""
+def remember(context: JobContext, identity: Identity) -> None:
+    """Only a table that does not know this incarnation yet is loaded for it; else Spark is not needed."""
     for name, known in rebuild.read_facts(context.home).tables.items():
         fresh = known.properties.get(INCARNATION) == identity.incarnation
         if not fresh and name in datasets.names() and SparkTable(context.spark, datasets.get(name)).remember(identity):
