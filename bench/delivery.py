@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from bench.delivery_growth import growing
-from bench.delivery_homes import Sender, receiving
+from bench.delivery_homes import Receiver, Sender, receiving
 from bench.history import temporary_home
 from bench.measuring import ROOT, Commands, Measured, median
 from hypaware import config
@@ -43,9 +43,10 @@ def forwarding(folder: Path, rows: int = 200_000) -> Iterator[Measured]:
     with temporary_home(folder, "sender") as commands:
         sender = Sender(commands)
         sender.add(rows)
-        # The first time is the engine's warming up.
+        # The first time is the engine's warming up. Each server has worked before, too: it lives long.
         for number in range(_ROUNDS + 1):
             with receiving(folder, "receiver") as server:
+                _load(server, connections=2, batches=10, rows=3_000)
                 sender.declare(f"team{number}", kind="forward", url=server.url, token_file=str(server.token_file))
                 spent, size = sender.export(f"team{number}", rows=rows)
             if number:
@@ -116,8 +117,7 @@ def _decision(home: Home) -> Callable[[], None]:
 
 def receiving_batches(folder: Path, batches: int = 2_000) -> Iterator[Measured]:
     with receiving(folder, "receiver") as server:
-        load = [sys.executable, "-m", "bench.delivery_load", server.url, server.token, "8", str(batches), "100"]
-        told = json.loads(subprocess.run(load, cwd=ROOT, stdout=subprocess.PIPE, check=True).stdout)
+        told = _load(server, connections=8, batches=batches, rows=100)
     speed, p50, p99 = told["batches"] / told["seconds"], 1000 * told["p50"], 1000 * told["p99"]
     yield Measured(
         "server: batches of 100 rows, synced, 8 connections",
@@ -125,6 +125,17 @@ def receiving_batches(folder: Path, batches: int = 2_000) -> Iterator[Measured]:
         f"{speed:,.0f} batches/s, p50 {p50:.0f} ms, p99 {p99:.0f} ms",
         speed >= 200 and p99 <= 100,
     )
+
+
+def _load(server: Receiver, connections: int, batches: int, rows: int) -> dict[str, float]:
+    asked = [server.url, server.token, *map(str, (connections, batches, rows))]
+    done = subprocess.run(
+        [sys.executable, "-m", "bench.delivery_load", *asked], cwd=ROOT, capture_output=True, check=False
+    )
+    if done.returncode != 0:
+        raise SystemExit(f"the server could not be loaded\n{done.stderr.decode()}")
+    found: dict[str, float] = json.loads(done.stdout)
+    return found
 
 
 def main() -> None:

@@ -134,7 +134,7 @@ def _scan(home: Home, after: dict[str, int], through: dict[str, int]) -> Scan:
     for source, last in through.items():
         at = after[source]
         while at < last:
-            page = asyncio.run(rows.page(DATASET, source, at, last))
+            page = asyncio.run(rows.page(DATASET, source, at, last, PAGE_ROWS))
             at, found = page.reached, found + len(page.table)
     entry = metadata.entry(home, DATASET)
     assert entry

@@ -19,7 +19,7 @@ import orjson
 
 from bench.delivery_floor import as_delivered
 
-_BODIES = 20
+_DISTINCT_ROWS = 2_000
 _LIFE = "0123456789abcdef0123456789abcdef"
 
 
@@ -31,7 +31,8 @@ class Machine:
         self._rows = rows
         self._last = 0
         name = f"gw-{number:016x}"
-        self._bodies = [_body(name, (number * _BODIES + place) * rows, rows) for place in range(_BODIES)]
+        bodies = max(1, _DISTINCT_ROWS // rows)
+        self._bodies = [_body(name, (number * bodies + place) * rows, rows) for place in range(bodies)]
         self._headers = {
             "Content-Type": "application/x-ndjson",
             "Authorization": f"Bearer {self._enrolled(name, token)}",
@@ -49,7 +50,7 @@ class Machine:
                 "X-Hyp-Acked-To": str(after),
             }
             began = time.perf_counter()
-            self._ask("/v1/ingest/proxy", self._bodies[place % _BODIES], {**self._headers, **told}, 202)
+            self._ask("/v1/ingest/proxy", self._bodies[place % len(self._bodies)], {**self._headers, **told}, 202)
             self.latencies.append(time.perf_counter() - began)
 
     def _enrolled(self, name: str, token: str) -> str:
@@ -74,7 +75,7 @@ def main(url: str, token: str, connections: int, batches: int, rows: int) -> Non
     machines = [Machine(url, token, number, rows) for number in range(connections)]
     gc.freeze()
     for machine in machines:
-        machine.send(5)
+        machine.send(1)
         machine.latencies.clear()
     threads = [threading.Thread(target=machine.send, args=(batches // connections,)) for machine in machines]
     began = time.perf_counter()

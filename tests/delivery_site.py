@@ -39,9 +39,9 @@ _CANNOT_LISTEN = 3
 
 
 def drawn(number: int) -> dict[str, Any]:
-    """One row in ten is large, so that eight of them fill a chunk of 4 MiB."""
+    """One row in fifteen is large, so that eight of them fill a chunk of 4 MiB."""
     chance = random.Random(number)
-    large = number % 10 == 0
+    large = number % 15 == 0
     text = f"{number}: " + chance.choice(("words ", 'say "so"\n', "größer ", "\t\\")) * chance.randrange(40)
     return row(
         number,
@@ -140,9 +140,10 @@ class Sender:
             f'version = 1\n[sinks.team]\nkind = "forward"\nurl = "{url}"\ntoken_file = "{token_file}"\n'
         )
 
-    def export(self, *, inline: bool = True, **extra: str) -> subprocess.Popen[bytes]:
+    def export(self, *, inline: bool = True, max_wait: int = 0, crash_at: str = "") -> subprocess.Popen[bytes]:
         chosen = self.inline if inline else self.hyp
-        return chosen.start("export", "--json", "--max-wait", "2s", **extra)
+        extra = {"HYP_CRASH_AT": crash_at} if crash_at else {}
+        return chosen.start("export", "--json", "--max-wait", str(max_wait), **extra)
 
     def kill_engine(self) -> bool:
         """Whether there was one. Its JVM ends by itself."""

@@ -224,7 +224,7 @@ def test_two_sinks_of_a_kind_and_sources_with_like_names_have_watermarks_of_thei
 
 @pytest.mark.hazard(92)
 def test_a_backlog_flows_before_it_is_planned_whole(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hypaware.lake.since.PAGE_ROWS", 50)
+    monkeypatch.setattr("hypaware.export.round._PAGE_ROWS", 50)
     site.flush(rows(400))
     (stream,) = site.deliver("team", budget=2)["team"].streams
     assert (stream.rows, stream.drained) == (100, False)

@@ -192,7 +192,7 @@ async def _plan_of_holes(
     found = []
     for after, last in asked.holes:
         while after < last:
-            page = await lake.page(key.dataset, key.source, after, last)
+            page = await lake.page(key.dataset, key.source, after, last, sink.limits.rows)
             supply = await encoded(sink, page.table, after, page.reached)
             found += plan.cut(key, identity, after, page.reached, supply.seqs, supply.payload, sink.limits)
             after = page.reached

@@ -20,8 +20,8 @@ class LakeRows:
         self.scanned = 0
         """Rows that were read to find those that were asked for."""
 
-    async def page(self, dataset: str, source: str, after: int, until: int) -> Page:
-        found = await asyncio.to_thread(since.page, self._home, dataset, source, after, until)
+    async def page(self, dataset: str, source: str, after: int, until: int, most: int) -> Page:
+        found = await asyncio.to_thread(since.page, self._home, dataset, source, after, until, most)
         self.scanned += found.scanned
         return Page(found.rows, after, found.reached)
 

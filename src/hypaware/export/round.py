@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from hypaware.home import Home
     from hypaware.state.store import Store
 
+_PAGE_ROWS = 50_000
+
 _before_plan = faults.point("export.plan.before-commit", "chunks are cut, nothing is written down")
 _after_plan = faults.point("export.plan.after-commit", "an intent is written down, the side file does not know it")
 _after_mirror = faults.point("export.plan.after-mirror", "state and side file know the intent, nothing has left")
@@ -153,12 +155,16 @@ class Round:
 
 
 class _Ahead:
-    """Reads and encodes the next rows while the last ones travel; never more than one page."""
+    """Reads and encodes the next rows while the last ones travel; never more than one page.
+
+    The first page holds about a chunk, so that a backlog begins to flow at once; the next ones grow.
+    """
 
     def __init__(self, lake: Lake, sink: Sink, key: StreamKey, until: int) -> None:
         self._lake, self._sink, self._key, self._until = lake, sink, key, until
         self._task: asyncio.Task[Supply] | None = None
         self._after = -1
+        self._most = min(sink.limits.rows, _PAGE_ROWS)
 
     def start(self, after: int) -> None:
         if after < self._until:
@@ -181,5 +187,6 @@ class _Ahead:
                 task.exception()
 
     async def _read(self, after: int) -> Supply:
-        page = await self._lake.page(self._key.dataset, self._key.source, after, self._until)
+        most, self._most = self._most, min(2 * self._most, _PAGE_ROWS)
+        page = await self._lake.page(self._key.dataset, self._key.source, after, self._until, most)
         return await encoded(self._sink, page.table, page.after, page.reached)

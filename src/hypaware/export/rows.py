@@ -22,8 +22,8 @@ class Page:
 
 
 class Lake(Protocol):
-    async def page(self, dataset: str, source: str, after: int, until: int) -> Page:
-        """The next rows, at least one sequence further; `reached` is never beyond `until`."""
+    async def page(self, dataset: str, source: str, after: int, until: int, most: int) -> Page:
+        """The next rows, `most` of them or fewer, at least one sequence further; never beyond `until`."""
         ...
 
     async def between(self, dataset: str, source: str, after: int, last: int) -> pa.Table:

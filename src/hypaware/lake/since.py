@@ -42,11 +42,11 @@ class Found:
     """Rows of the row groups that were read."""
 
 
-def page(home: Home, dataset: str, source: str, after: int, until: int) -> Found:
-    """The next rows, as many as fit into memory, at least one sequence further."""
+def page(home: Home, dataset: str, source: str, after: int, until: int, most: int = PAGE_ROWS) -> Found:
+    """The next rows, as many as fit into memory and no more than `most`, at least one sequence further."""
 
     def look(files: list[DataFile]) -> Found:
-        end = windows.next_end(files, after, until, rows=PAGE_ROWS, bytes=PAGE_BYTES)
+        end = windows.next_end(files, after, until, rows=most, bytes=PAGE_BYTES)
         return _read(dataset, files, after, end)
 
     return _with_files(home, dataset, source, until, look)

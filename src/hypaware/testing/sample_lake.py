@@ -71,11 +71,12 @@ class SampleLake:
             gone = pc.is_in(kept.column("message_id"), value_set=pa.array(list(message_ids), pa.string()))
             self._write(path.stem, kept.filter(pc.invert(gone)))
 
-    async def page(self, dataset: str, source: str, after: int, until: int) -> Page:
+    async def page(self, dataset: str, source: str, after: int, until: int, most: int) -> Page:
         found = await self.between(dataset, source, after, until)
-        if len(found) <= self._page_rows:
+        rows = min(most, self._page_rows)
+        if len(found) <= rows:
             return Page(found, after, until)
-        found = found.slice(0, self._page_rows)
+        found = found.slice(0, rows)
         return Page(found, after, found.column(SEQ)[-1].as_py())
 
     async def between(self, dataset: str, source: str, after: int, last: int) -> pa.Table:
