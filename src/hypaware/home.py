@@ -33,6 +33,11 @@ class Home:
         return self.root / "state.mirror.json"
 
     @property
+    def gateway(self) -> Path:
+        """The gateway's id, for a home that has lost everything else that knows it."""
+        return self.root / "gateway.id"
+
+    @property
     def spool(self) -> Path:
         return self.root / "spool"
 

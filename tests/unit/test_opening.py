@@ -413,3 +413,15 @@ with open_home(os.environ["HYP_HOME"]).store.transaction():
         with Spool(home) as spool:
             assert spool.append(DATASET, rows(1)) == 1
         assert process.poll() is None
+
+
+def test_a_home_that_lost_all_memory_is_still_the_same_gateway(home: Home) -> None:
+    """Rows that wait in its spool carry the id; under another one they would be a stranger's."""
+    before = open_home(home)
+    before.store.close()
+    for path in (home.mirror, *home.root.glob("state.db*")):
+        path.unlink()
+    after = open_home(home)
+    after.store.close()
+    assert after.gateway_id == before.gateway_id
+    assert after.identity.incarnation != before.identity.incarnation

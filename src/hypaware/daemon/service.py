@@ -36,11 +36,17 @@ Seen = tuple[int, int, int] | None
 def run(home: Home, engine: Engine | None = None, clock: Clock | None = None) -> None:
     """In the foreground, until SIGTERM or SIGINT; raises NotReady where a daemon of the home runs already."""
     os.umask(0o077)
+    # The loop takes this over; until then a stop ends in peace as well.
+    signal.signal(signal.SIGTERM, _leave)
     seen = _seen(home)
     config = configuration.load(home)
     open_home(home).store.close()
     with instance.only_one(home) as is_ours:
         asyncio.run(Service(engine or Engine(home), config, seen, is_ours, clock or Clock()).run())
+
+
+def _leave(_number: int, _frame: object) -> None:
+    raise SystemExit(0)
 
 
 class Service:

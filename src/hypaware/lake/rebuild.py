@@ -86,7 +86,16 @@ def create_identity(home: Home, facts: LakeFacts, mirror: Mirror | None, through
     last, parents, forks = _last_life(facts)
     if last:
         parents, forks = (*parents, last), (*forks, through)
-    return identity.new_identity(home.root, facts.property_of.get(metadata.GATEWAY_ID), parents, forks)
+    gateway_id = facts.property_of.get(metadata.GATEWAY_ID) or _noted_gateway(home)
+    return identity.new_identity(home.root, gateway_id, parents, forks)
+
+
+def _noted_gateway(home: Home) -> str | None:
+    """Rows that wait in the spool carry the gateway's id: under another one they would be a stranger's."""
+    try:
+        return home.gateway.read_text("utf-8").strip() or None
+    except (OSError, UnicodeDecodeError):
+        return None
 
 
 def latest(known: identity.Identity, facts: LakeFacts) -> identity.Identity:

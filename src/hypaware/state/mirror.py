@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from hypaware.state.store import Store
 
 VERSION = 1
+GATEWAY_FILE = "gateway.id"
 _before_write = faults.point("state.mirror.before-write", "the state is committed and its mirror is a step behind")
 _after_write = faults.point("state.mirror.after-write", "the mirror is as new as the state")
 
@@ -71,6 +72,10 @@ def write(path: Path, store: Store) -> None:
                 "high_water": flushes.high_water(connection),
                 "deliveries": deliveries.as_json(deliveries.of_state(connection)),
             }
+        # A third place for what never changes: rows on their way carry the gateway's id.
+        noted = path.with_name(GATEWAY_FILE)
+        if known and not noted.exists():
+            durable.write_file(noted, known.gateway_id.encode())
         _before_write()
         durable.write_file(path, json.dumps(body, indent=1).encode())
         _after_write()

@@ -21,7 +21,7 @@ from hypaware.export.payload import Payload
 from hypaware.export.report import SinkReport
 from hypaware.export.round import _Ahead
 from hypaware.export.rows import Page
-from hypaware.export.sink import Chunk, Delivered, Destination, Sink
+from hypaware.export.sink import Chunk, Delivered, Destination, Limits, Sink
 from hypaware.home import Home
 from hypaware.opening import OpenHome, open_home
 from hypaware.state import dead_letters, deliveries, flushes, streams, whose
@@ -245,7 +245,8 @@ def test_what_another_home_delivered_beyond_a_fork_is_not_taken_for_our_own(desk
 def test_what_a_restored_plan_may_have_delivered_is_asked_for_before_it_is_cut(desk: Desk) -> None:
     config = desk.config(here="there")
     desk.commit(7)
-    assert not live(lambda: _discarded(desk.deliver(config)), "export.finish.after-commit:1")
+    # The first plan holds one chunk, the second the other two.
+    assert not live(lambda: _discarded(desk.deliver(config)), "export.finish.after-commit:2")
     desk.opened.store.close()
     for suffix in ("", "-wal", "-shm"):
         desk.home.state.with_name(desk.home.state.name + suffix).unlink(missing_ok=True)
@@ -379,7 +380,7 @@ def test_a_destination_that_wants_years_is_asked_again_tomorrow(asked: float) ->
 @pytest.mark.hazard(29)
 def test_a_cancellation_is_not_swallowed_while_the_page_ahead_is_given_up() -> None:
     class Slow:
-        async def page(self, dataset: str, source: str, after: int, until: int) -> Page:
+        async def page(self, dataset: str, source: str, after: int, until: int, most: int) -> Page:
             try:
                 await asyncio.Event().wait()
             finally:
@@ -388,7 +389,7 @@ def test_a_cancellation_is_not_swallowed_while_the_page_ahead_is_given_up() -> N
             raise AssertionError("it waits for ever")
 
     async def closes() -> None:
-        ahead = _Ahead(Slow(), mock.Mock(spec=Sink), KEY, 10)  # type: ignore[arg-type]
+        ahead = _Ahead(Slow(), mock.Mock(spec=Sink, limits=Limits(3, 100)), KEY, 10)  # type: ignore[arg-type]
         ahead.start(0)
         await asyncio.sleep(0)
         await ahead.close()

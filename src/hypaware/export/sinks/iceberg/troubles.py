@@ -10,9 +10,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from py4j.protocol import Py4JError, Py4JJavaError
-from pyspark.errors.exceptions.captured import CapturedException
-
 from hypaware.export.sink import Busy, Denied, Overlap, Refused, Unreachable
 
 _ICEBERG = "org.apache.iceberg.exceptions."
@@ -57,6 +54,10 @@ def is_a(error: BaseException, *names: str) -> bool:
 @contextmanager
 def told(address: str) -> Iterator[None]:
     """Raises Denied, Busy or Unreachable for what Java raised; what is one of these already passes through."""
+    # Here, so that the crash points of the sink can be listed without Spark.
+    from py4j.protocol import Py4JError, Py4JJavaError
+    from pyspark.errors.exceptions.captured import CapturedException
+
     try:
         yield
     except (Denied, Busy, Unreachable, Overlap, Refused):
