@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 BATCH = 1_000
-_START = datetime(2026, 11, 1, tzinfo=UTC)
+START = datetime(2026, 11, 1, tzinfo=UTC)
 _TEXT = "The invoice moves a due date that falls on a weekend to the next workday; the test does not know that. " * 2
 
 
@@ -20,13 +20,13 @@ def row(number: int) -> dict[str, Any]:
     client, provider, model = (("claude", "anthropic", "claude-opus-5-5"), ("codex", "openai", "gpt-6.1-sol"))[
         number % 2
     ]
-    session, at = number // 400, _START + timedelta(seconds=number * 2)
+    session, at = number // 400, START + timedelta(seconds=number * 2)
     message = f"{number:08x}-0e43-497a-acef-c7439a9403fb"
     return {
         "session_id": f"{session:08x}-e31e-4c16-bee2-700a049d93b5",
         "provider": provider,
         "model": model,
-        "conversation_started_at": (_START + timedelta(seconds=session * 800)).isoformat(),
+        "conversation_started_at": (START + timedelta(seconds=session * 800)).isoformat(),
         "conversation_source": client,
         "client_name": client,
         "cwd": f"/home/dev/project-{session % 7}",

@@ -2,7 +2,8 @@
 
 Files in the home make the job `export` behave: while there is a `wait-<sink>` it goes on and only a cancellation ends
 it before, and where there is a `die-<sink>` it takes that away and kills its engine. It leaves a line of its arguments
-in `rounds` when it begins, and a file `cancelled-<sink>` when it was cancelled.
+in `rounds` when it begins, and a file `cancelled-<sink>` when it was cancelled. So does the job `maintain`, with
+`maintain` for a sink and `maintenances` for `rounds`; a file `fail-maintain` makes a part of it fail.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import os
 import signal
 import time
 from contextlib import closing
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +26,15 @@ from hypaware.export import configured, replay
 from hypaware.export.driver import Driver, Terms
 from hypaware.export.lake_rows import LakeRows
 from hypaware.home import Home
+from hypaware.lake import turns
+from hypaware.lake.flush import Report
+from hypaware.maintain import retain
+from hypaware.maintain.report import Report as Kept
+from hypaware.maintain.work import Work
+from hypaware.model import datasets
 from hypaware.opening import open_home
 from tests import light_life
+from tests.light_lake import LightLake
 
 
 def resolve(name: str) -> Job:
@@ -45,7 +54,7 @@ def export(context: JobContext, args: dict[str, Any]) -> dict[str, Any]:
         rounds.write(json.dumps(args) + "\n")
     for sink in chosen:
         _behave(context, sink)
-    light_life.flush(context.home)
+    _flushed(context)
     opened = open_home(context.home)
     with closing(opened.store):
         driver = Driver(opened, context.config, LakeRows(context.home), Terms(args["max_wait"], args["budget"]))
@@ -62,8 +71,14 @@ def replay_letter(context: JobContext, args: dict[str, Any]) -> dict[str, Any]:
 
 
 def flush(context: JobContext, args: dict[str, Any]) -> dict[str, Any]:
-    report = light_life.flush(context.home)
+    report = _flushed(context)
     return {"datasets": [{"dataset": report.dataset, "rows_written": report.rows_written}]}
+
+
+def _flushed(context: JobContext) -> Report:
+    """One at a time, as in a real engine."""
+    with turns.changing(light_life.DATASET, context.check_cancelled):
+        return light_life.flush(context.home)
 
 
 def read(context: JobContext, args: dict[str, Any]) -> dict[str, Any]:
@@ -74,6 +89,23 @@ def read(context: JobContext, args: dict[str, Any]) -> dict[str, Any]:
         writer.write_table(found)
     context.emit(out.getvalue().to_pybytes())
     return {"rows": found.num_rows, "next": None}
+
+
+def maintain(context: JobContext, args: dict[str, Any]) -> dict[str, Any]:
+    """Retention alone, of the dataset that there is."""
+    with (context.home.root / "maintenances").open("a") as begun:
+        begun.write(json.dumps(args) + "\n")
+    _behave(context, "maintain")
+    dataset = datasets.get(light_life.DATASET)
+    report = Kept(dataset.name)
+    with closing(open_home(context.home).store) as store, closing(LightLake(context.home)) as lake:
+        work = Work(context.home, context.config, store, lake, dataset, datetime.now(UTC), note=context.note)
+        report.before(work.files())
+        retain.run(work, report)
+        report.after(work.files())
+    if (context.home.root / "fail-maintain").exists():
+        report.errors.append("a part of it went wrong")
+    return {"datasets": [report.as_json()]}
 
 
 def _behave(context: JobContext, sink: str) -> None:
@@ -96,4 +128,12 @@ def rounds_of(home: Home) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-_JOBS: dict[str, Job] = {"export": export, "replay": replay_letter, "flush": flush, "read": read}
+def maintenances_of(home: Home) -> list[dict[str, Any]]:
+    """The arguments of every job `maintain` that began."""
+    path: Path = home.root / "maintenances"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+_JOBS: dict[str, Job] = {
+    "export": export, "replay": replay_letter, "flush": flush, "read": read, "maintain": maintain,
+}  # fmt: skip

@@ -27,8 +27,19 @@ from hypaware import durable
 from hypaware.home import Home
 from hypaware.lake.arrow import table_columns
 from hypaware.lake.build import BuildFailure, Built, Task, row_key, run_or_say_why
-from hypaware.lake.committer import Landed
-from hypaware.lake.metadata import CATALOG, FLOOR, FLUSH_ID, GATEWAY_ID, NAMESPACE, SEGMENTS, local_path, location_of
+from hypaware.lake.committer import Change, Landed, NotCommitted
+from hypaware.lake.expiry import expirable
+from hypaware.lake.metadata import (
+    CATALOG,
+    FLOOR,
+    FLUSH_ID,
+    GATEWAY_ID,
+    NAMESPACE,
+    SEGMENTS,
+    local_path,
+    location_of,
+    read,
+)
 from hypaware.lake.partitions import BuiltFile
 from hypaware.lake.secure import secure
 from hypaware.lake.tables import PROPERTIES
@@ -91,6 +102,10 @@ class LightTable:
         return str(found) if found else None
 
     @property
+    def rebuilt_from(self) -> str | None:
+        return None
+
+    @property
     def field_ids(self) -> Mapping[str, int]:
         return {field.name: field.field_id for field in self._table.schema().fields}
 
@@ -118,6 +133,27 @@ class LightTable:
                 for file in files:
                     append.append_data_file(self._data_file(file))
             transaction.set_properties({FLOOR: str(flush.last)})
+
+    def change(self, change: Change) -> None:
+        live = {task.file.file_path: task.file for task in self._table.scan().plan_files()}
+        if any(file.location not in live for file in change.gone):
+            raise NotCommitted("a file that should go is not part of the table any more")
+        with self._table.transaction() as transaction:
+            if change.gone or change.come:
+                with transaction.update_snapshot(snapshot_properties=dict(change.summary)).overwrite() as overwrite:
+                    for file in change.gone:
+                        overwrite.delete_data_file(live[file.location])
+                    for built in change.come:
+                        overwrite.append_data_file(self._data_file(built))
+            if change.properties:
+                transaction.set_properties(dict(change.properties))
+
+    def expire(self, horizon: float, keep: int = 1) -> int:
+        known = read(local_path(self._table.metadata_location))
+        gone = [snapshot.id for snapshot in expirable(known, horizon, keep)]
+        if gone:
+            self._table.maintenance.expire_snapshots().by_ids(gone).commit()
+        return len(gone)
 
     def key_hashes(self, after: int) -> Iterator[Iterable[tuple[bytes, int]]]:
         wanted = (SEQ, GATEWAY, self._dataset.key_column)

@@ -13,7 +13,7 @@ from hypaware.backfill.take_in import take_in
 from hypaware.home import Home
 from hypaware.lake.flush import Flusher, Limits, Report
 from hypaware.lake.landing import Landing
-from hypaware.lake.secure import secure_all, step_back_where_damaged
+from hypaware.lake.secure import Damaged, secure_all, step_back_where_damaged
 from hypaware.model import datasets
 from hypaware.opening import open_home
 from hypaware.spool.writer import SealRule, Spool
@@ -36,8 +36,8 @@ def flush(home: Home, limits: Limits | None = None) -> Report:
     with closing(open_home(home).store) as store, closing(LightLake(home)) as lake:
         with store.reading() as connection:
             known = flushes.high_water(connection)
-        step_back_where_damaged(home, {name: max(by_source.values()) for name, by_source in known.items()})
-        secure_all(home)
+        found = step_back_where_damaged(home, {name: max(by_source.values()) for name, by_source in known.items()})
+        secure_all(home, but={each.table for each in found if isinstance(each, Damaged)})
         return Flusher(home, store, lake, limits or Limits()).flush(datasets.get(DATASET), wait=0)
 
 

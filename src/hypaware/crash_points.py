@@ -9,6 +9,10 @@ from hypaware import faults
 
 # Every module that calls `faults.point`; a test compares this with the source.
 MODULES = (
+    "hypaware.capture.opt_outs",
+    "hypaware.capture.recorder",
+    "hypaware.clients.attach",
+    "hypaware.clients.settings_file",
     "hypaware.export.replay",
     "hypaware.export.round",
     "hypaware.export.shipping",
@@ -22,7 +26,23 @@ MODULES = (
     "hypaware.lake.landing",
     "hypaware.lake.prepare",
     "hypaware.lake.rejects",
+    "hypaware.lake.relocate",
     "hypaware.lake.secure",
+    "hypaware.lake.tombstones",
+    "hypaware.maintain.backup",
+    "hypaware.maintain.compact",
+    "hypaware.maintain.expire",
+    "hypaware.maintain.generation",
+    "hypaware.maintain.orphans",
+    "hypaware.maintain.purge.free_pages",
+    "hypaware.maintain.purge.letters",
+    "hypaware.maintain.purge.run",
+    "hypaware.maintain.purge.spooled",
+    "hypaware.maintain.purge.sweep",
+    "hypaware.maintain.purge.table_rows",
+    "hypaware.maintain.rebuild",
+    "hypaware.maintain.restore",
+    "hypaware.maintain.retain",
     "hypaware.server.group_commit",
     "hypaware.server.incoming",
     "hypaware.server.signing",
@@ -30,6 +50,7 @@ MODULES = (
     "hypaware.spool.repair",
     "hypaware.state.mirror",
     "hypaware.state.store",
+    "hypaware.takeover.take_in",
 )
 
 

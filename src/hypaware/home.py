@@ -18,7 +18,8 @@ class Home:
 
     @classmethod
     def from_environment(cls) -> Home:
-        return cls(Path(os.environ.get("HYP_HOME") or Path.home() / ".hyp").expanduser().absolute())
+        # Without links: tables name their files by the home's own path, whichever way it was reached.
+        return cls(Path(os.environ.get("HYP_HOME") or Path.home() / ".hyp").expanduser().resolve())
 
     @property
     def config(self) -> Path:
@@ -38,6 +39,11 @@ class Home:
         return self.root / "gateway.id"
 
     @property
+    def backup_note(self) -> Path:
+        """Only in a backup, which is laid out as a home and is none."""
+        return self.root / "backup.json"
+
+    @property
     def spool(self) -> Path:
         return self.root / "spool"
 
@@ -52,6 +58,11 @@ class Home:
     @property
     def keys(self) -> Path:
         return self.lake / "keys.db"
+
+    @property
+    def tombstones(self) -> Path:
+        """What was purged and must not come back; with the lake, so that it outlives the state."""
+        return self.lake / "tombstones.db"
 
     @property
     def warehouse(self) -> Path:

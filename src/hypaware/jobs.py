@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 from importlib import import_module
+from typing import Any
 
 from hypaware.engine.jobs import Job, JobContext
 from hypaware.errors import HypError
+from hypaware.lake import turns
 
 _JOBS = {
+    "backup": "hypaware.maintain.backup:backup",
     "backfill": "hypaware.backfill.run:backfill",
     "flush": "hypaware.lake.jobs:flush",
+    "import-cache": "hypaware.takeover.run:import_cache",
     "read": "hypaware.lake.jobs:read",
     "query": "hypaware.query.run:run_query",
     "export": "hypaware.export.jobs:export",
     "replay": "hypaware.export.jobs:replay",
+    "maintain": "hypaware.maintain.jobs:maintain",
     "overview": "hypaware.query.overview:run_overview",
+    "purge": "hypaware.maintain.purge.jobs:purge",
     "verify": "hypaware.verify.run:verify",
 }
 
@@ -24,7 +30,12 @@ def resolve(name: str) -> Job:
         raise HypError(f"this engine knows no job {name!r}; it may be older than the command", repair="hyp engine stop")
     module, _, attribute = _JOBS[name].partition(":")
     job: Job = getattr(import_module(module), attribute)
-    return job
+
+    def counted(context: JobContext, args: dict[str, Any]) -> dict[str, Any]:
+        with turns.running():
+            return job(context, args)
+
+    return counted
 
 
 def on_open(context: JobContext) -> None:

@@ -25,7 +25,8 @@ DATASET = "ai_gateway_messages"
 FLUSH_POINTS = sorted(
     point.name
     for point in all_points()
-    if point.package in ("lake", "state") and not point.name.startswith(("lake.step-back", "lake.intake"))
+    if point.package in ("lake", "state")
+    and not point.name.startswith(("lake.step-back", "lake.intake", "lake.relocate", "lake.tombstones"))
 )
 
 

@@ -20,7 +20,7 @@ from hypaware.lake import metadata
 from hypaware.model.datasets import INTERNAL, SEQ, SOURCE
 from hypaware.opening import open_home
 from hypaware.state import flushes
-from tests.command import Hyp, ndjson
+from tests.command import Hyp
 from tests.light_lake import read_lake
 from tests.rows import rows
 
@@ -121,21 +121,33 @@ def test_ingest_refuses_bad_rows_with_line_and_reason_and_stores_the_rest(inline
 
 @pytest.mark.hazard(69)
 @pytest.mark.hazard(70)
-@pytest.mark.parametrize("how", ["moved", "copied"])
-def test_a_moved_or_copied_home_is_refused_before_anything_is_touched(inline: Hyp, tmp_path: Path, how: str) -> None:
-    inline.ingest(rows(3))
-    elsewhere = tmp_path / "elsewhere"
-    if how == "moved":
-        inline.home.rename(elsewhere)
-    else:
-        shutil.copytree(inline.home, elsewhere)
-    before = _contents(elsewhere)
-    other = Hyp(elsewhere, inline=True)
-    for command in (["ingest", DATASET, "-"], ["flush"], ["query", "sql", COUNT], ["verify"]):
-        refused = other.run(*command, stdin=ndjson(rows(1)))
-        assert refused.code == 3, refused.err
-        assert str(inline.home) in refused.err
-    assert _contents(elsewhere) == before
+def test_moved_and_copied_homes_keep_working_each_on_its_own_files(hyp: Hyp, tmp_path: Path) -> None:
+    """Moved under its engine, which ends by itself; the copy beside it, and a backup of it all restored."""
+    hyp.ingest(rows(20))
+    hyp.ok("flush")
+    hyp.ingest(rows(3, start=20))
+    moved, copy, restored = (Hyp(tmp_path / name) for name in ("moved there", "the copy", "restored"))
+    hyp.home.rename(moved.home)
+    try:
+        assert moved.query(COUNT, refresh="always") == [{"n": 23}]
+        moved.ok("backup", str(tmp_path / "backup"))
+        shutil.copytree(moved.home, copy.home, ignore=shutil.ignore_patterns("*.sock"))
+        before = _contents(moved.home / "lake" / "warehouse")
+        copy.ingest(rows(10, start=18))
+        (flushed,) = copy.ok("flush")["datasets"]
+        assert (flushed["rows_written"], flushed["rows_duplicate"]) == (5, 5)
+        assert flushed["seq_after"] > 2**40
+        assert copy.ok("verify", "--deep")["ok"] is True
+        assert _contents(moved.home / "lake" / "warehouse") == before
+        moved.ingest(rows(2, start=50))
+        (flushed,) = moved.ok("flush")["datasets"]
+        assert (flushed["seq_after"], flushed["rows_written"]) == (23, 2)
+        assert moved.ok("verify", "--deep")["ok"] is True
+        restored.ok("restore", str(tmp_path / "backup"))
+        assert len(read_lake(Home(restored.home), DATASET)) == 23
+    finally:
+        for each in (moved, copy):
+            each.run("engine", "stop")
 
 
 @pytest.mark.hazard(15)

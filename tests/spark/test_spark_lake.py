@@ -13,7 +13,7 @@ import pytest
 
 from hypaware.engine.session import EngineSession
 from hypaware.home import Home
-from hypaware.lake import metadata, read, spark_lake, tables
+from hypaware.lake import expiry, metadata, read, spark_lake, spark_table, tables
 from hypaware.lake.build import BuildFailure, BuildTask, Built
 from hypaware.lake.flush import Flusher, Report
 from hypaware.lake.spark_lake import SparkLake
@@ -88,8 +88,8 @@ def test_small_commits_do_not_pile_up_metadata(
     engine_session: EngineSession, opened: OpenHome, dataset: Dataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After many more commits than are kept, the number of metadata files stays where it was."""
-    monkeypatch.setattr(spark_lake, "_MAX_SNAPSHOTS", 4)
-    monkeypatch.setattr(spark_lake, "_SNAPSHOT_MIN_AGE", 0.0)
+    monkeypatch.setattr(spark_table, "_MAX_SNAPSHOTS", 4)
+    monkeypatch.setattr(expiry, "GRACE", 0.0)
     folder = opened.home.warehouse / "hypaware" / DATASET / "metadata"
     counts = []
     lake = SparkLake(opened.home, engine_session.spark, opened.identity, lambda: None)

@@ -1,10 +1,12 @@
-"""Opening a home: it is the home it was, its state is sound and not behind its lake; or it is refused or rebuilt."""
+"""Opening a home: it is the home it was, its state is sound and not behind its lake; or it is settled or rebuilt."""
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import shutil
 import sqlite3
+from collections.abc import Callable
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -12,11 +14,12 @@ from pathlib import Path
 import pytest
 from sqlalchemy import text
 
-from hypaware import opening
+from hypaware import file_system, moving, opening
 from hypaware.errors import HypError, NotReady, Retryable
 from hypaware.home import Home
 from hypaware.lake import metadata
 from hypaware.opening import OpenHome, identify, open_home
+from hypaware.spool import reader
 from hypaware.spool.writer import Spool
 from hypaware.state import flushes, mirror, whose
 from hypaware.state.store import StateCorrupt, suspicion
@@ -142,53 +145,93 @@ def test_a_missing_mirror_is_written_again(home: Home) -> None:
 
 
 @pytest.mark.hazard(70)
-def test_a_moved_home_is_refused_and_nothing_in_it_changes(home: Home) -> None:
+@pytest.mark.parametrize("use", [_open, identify, Spool])
+def test_a_moved_home_is_the_same_home(home: Home, use: Callable[[Home], object]) -> None:
     _flushed(home, 10)
     with Spool(home) as spool:
         spool.append(DATASET, rows(2))
+    known = _open(home).identity
     moved = Home(home.root.with_name("moved"))
     home.root.rename(moved.root)
-    before = _everything(moved.root)
-    for use in (open_home, identify, Spool):
-        with pytest.raises(NotReady) as refused:
-            use(moved)
-        assert (refused.value.exit_code, refused.value.kind) == (3, "home_moved")
-        assert refused.value.repair == (f"mv {moved.root} {home.root}",)
-    assert _everything(moved.root) == before
+    use(moved)
+    assert _open(moved).identity == dataclasses.replace(known, home_path=str(moved.root))
+    assert _next_seq(moved) == 11
+    assert reader.waiting(moved, DATASET).rows == 2
     assert not home.root.exists()
-    moved.root.rename(home.root)
-    assert _open(home).rebuilt is None
+    before = _everything(moved.root)
+    assert identify(moved).home_path == str(moved.root)
+    assert _everything(moved.root) == before
 
 
 @pytest.mark.hazard(69)
-def test_a_copied_home_is_refused_and_nothing_changes_in_it_or_in_the_original(home: Home) -> None:
-    _flushed(home, 10)
-    with Spool(home) as spool:
-        spool.append(DATASET, rows(2))
-    copy = Home(home.root.with_name("copy"))
-    shutil.copytree(home.root, copy.root)
-    before = _everything(copy.root), _everything(home.root)
-    for use in (open_home, identify, Spool):
-        with pytest.raises(NotReady) as refused:
-            use(copy)
-        assert (refused.value.exit_code, refused.value.kind) == (3, "home_copied")
-        assert refused.value.repair == (f"HYP_HOME={home.root} hyp ...",)
-    assert (_everything(copy.root), _everything(home.root)) == before
-
-
-@pytest.mark.hazard(69)
-def test_a_copy_without_its_mirror_is_known_by_its_state_and_not_migrated(
-    home: Home, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("use", [_open, identify, Spool])
+def test_a_copied_home_begins_a_life_of_its_own_and_leaves_the_original_alone(
+    home: Home, use: Callable[[Home], object]
 ) -> None:
     _flushed(home, 10)
+    known = _open(home).identity
+    copy = Home(home.root.with_name("copy"))
+    shutil.copytree(home.root, copy.root)
+    before = _everything(home.root)
+    use(copy)
+    identity = _open(copy).identity
+    assert (identity.gateway_id, identity.parents, identity.forks) == (known.gateway_id, (known.incarnation,), (10,))
+    assert identity.incarnation != known.incarnation
+    assert _next_seq(copy) == 11 + moving.LEAP
+    assert identify(copy) == identity
+    assert _everything(home.root) == before
+
+
+@pytest.mark.hazard(69)
+def test_a_copy_without_its_mirror_is_known_by_its_state(home: Home) -> None:
+    _flushed(home, 10)
+    known = _open(home).identity
     copy = Home(home.root.with_name("copy"))
     shutil.copytree(home.root, copy.root)
     copy.mirror.unlink()
-    held = copy.state.read_bytes()
-    with pytest.raises(NotReady, match="is a copy"):
-        open_home(copy)
-    assert copy.state.read_bytes() == held
-    assert not copy.mirror.exists()
+    opened = _open(copy)
+    assert opened.identity.parents == (known.incarnation,)
+    assert opened.rebuilt == f"this home is a copy of the one at {home.root}, and goes on by itself"
+    held = mirror.read(copy.mirror)
+    assert held
+    assert (held.identity, held.next_seq) == (opened.identity, 11 + moving.LEAP)
+
+
+@pytest.mark.hazard(69)
+@pytest.mark.parametrize("damage", ["allocator", "mark", "garbage"])
+def test_a_copy_with_a_damaged_state_is_settled_as_a_copy(home: Home, damage: str) -> None:
+    _flushed(home, 10)
+    known = _open(home).identity
+    copy = Home(home.root.with_name("copy"))
+    shutil.copytree(home.root, copy.root)
+    if damage == "allocator":
+        with closing(sqlite3.connect(copy.state, isolation_level=None)) as state:
+            state.execute("DELETE FROM allocator")
+    elif damage == "mark":
+        suspicion(copy.state).touch()
+    else:
+        copy.state.write_bytes(b"\xff" * 10_000)
+    opened = _open(copy)
+    assert opened.rebuilt
+    assert opened.identity.home_path == str(copy.root)
+    assert known.incarnation in opened.identity.parents
+    assert opened.identity.forks[-1] == 10
+    assert _next_seq(copy) == 11 + moving.LEAP
+
+
+@pytest.mark.parametrize("how", ["moved", "copied"])
+def test_a_home_brought_to_a_network_file_system_is_refused_there(
+    home: Home, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    _flushed(home, 10)
+    there = Home(home.root.with_name("there"))
+    home.root.rename(there.root) if how == "moved" else shutil.copytree(home.root, there.root)
+    monkeypatch.setattr(file_system, "kind_of", lambda _: "nfs4")
+    with pytest.raises(NotReady, match="network file system"):
+        open_home(there)
+    held = mirror.read(there.mirror)
+    assert held
+    assert held.identity.home_path == str(home.root)
 
 
 @pytest.mark.hazard(15)
@@ -365,7 +408,7 @@ def test_a_state_of_a_newer_version_is_left_alone(home: Home) -> None:
 def test_a_network_file_system_is_refused_before_anything_is_made(
     home: Home, monkeypatch: pytest.MonkeyPatch, made_before: bool
 ) -> None:
-    monkeypatch.setattr(opening, "_file_system", lambda _: "nfs4")
+    monkeypatch.setattr(file_system, "kind_of", lambda _: "nfs4")
     if made_before:
         home.root.mkdir()
     with pytest.raises(NotReady, match=r"network file system \(nfs4\)") as refused:
@@ -388,10 +431,11 @@ def test_opening_leaves_nothing_open_when_it_fails(home: Home) -> None:
     moved.mirror.unlink()
     code = """
 import os, psutil
+from hypaware import file_system, opening
 from hypaware.errors import NotReady
-from hypaware.opening import open_home
+file_system.kind_of = lambda path: "nfs4"
 try:
-    open_home(os.environ["HYP_HOME"])
+    opening.open_home(os.environ["HYP_HOME"])
 except NotReady:
     print([file.path for file in psutil.Process().open_files()])
 """

@@ -23,14 +23,17 @@ from hypaware.backfill.quiet import nothing_on_stdout
 from hypaware.backfill.request import Request, kept_window, run_all, surveyed
 from hypaware.config import Config
 from hypaware.home import Home
-from hypaware.lake import metadata, standing
+from hypaware.lake import barred, metadata, standing, tombstones
 from hypaware.lake.build import Built, row_key
+from hypaware.lake.closed import NOTHING, Closed
 from hypaware.lake.keys import pairs
 from hypaware.model import datasets
 from hypaware.model.datasets import Dataset
 from hypaware.state import mirror
 
 Progress = Callable[[str, float, float, dict[str, Any]], None]
+Judge = Callable[[Sequence[Built]], barred.KeptOut]
+"""Which of the rows were purged before."""
 
 # Less than this is read before another process has started.
 _WORTH_A_POOL = 32 << 20
@@ -42,21 +45,28 @@ class DryTask:
     dataset: str
     pieces: tuple[SourcePiece, ...]
     own_gateway: str | None = None
+    closed: Closed = NOTHING
 
     def run(self) -> DryBuilt:
         dataset = datasets.get(self.dataset)
         found = DryBuilt()
+        bar = self.closed.bar(dataset)
         for piece in self.pieces:
             before = len(found.built.withdrawn)
             given = DryBuilt(found.built)
             keys: list[tuple[int, bytes]] = []
+            purged = array("q")
             for seq, row in piece.rows(dataset, found.built):
+                if bar is not None and bar(row):
+                    purged.append(seq)
+                    continue
                 given.rows += 1
                 given.days.setdefault(row[dataset.time_column][:10], array("q")).append(seq)
                 if (key := row_key(dataset, row, self.own_gateway)) is not None:
                     keys.append((seq, key))
             if len(found.built.withdrawn) == before:
                 found.add(given, keys)
+                found.built.purged.extend(purged)
         return found
 
 
@@ -101,35 +111,40 @@ class _DryRun:
         gateway_id = held.identity.gateway_id if held else _SOME_GATEWAY
         origin = Origin(provider, dataset.name, dict(self._request.environment), gateway_id)
         present = self._present.setdefault(dataset.name, Present(home, dataset, gateway_id))
+        stones = tombstones.read(home)
         after = read = 0
         for lot in lots.lots(found.due):
             results = []
-            for task, result in _run(list(_tasks(lot, origin, after))):
+            for task, result in _run(list(_tasks(lot, origin, after, stones.closed))):
                 results.append(result)
                 read += lots.size_of(task.pieces)
                 facts = {"unit": "bytes", "rows": outcome.rows_written + sum(each.rows for each in results)}
                 self._progress("reading", read, found.bytes, facts)
             after += lot.blocks
-            _settle(outcome, present, results)
+            _settle(outcome, present, results, lambda built: barred.settle(stones, dataset, gateway_id, built))
 
 
-def _settle(outcome: Outcome, present: Present, results: Sequence[DryBuilt]) -> None:
+def _settle(outcome: Outcome, present: Present, results: Sequence[DryBuilt], judge: Judge) -> None:
     reports = [report for result in results for report in result.built.notes]
     refuse_faults(reports)
     built = [result.built for result in results]
-    losers = present.duplicates([pair for each in built for pair in pairs(each.keys, each.seqs)])
-    outcome.read(reports, losers)
+    out = judge(built)
+    keyed = (pair for each in built for pair in pairs(each.keys, each.seqs))
+    losers = present.duplicates([(key, seq) for key, seq in keyed if seq not in out.written])
+    left_out = losers | out.written
+    outcome.read(reports, losers | out.all)
     outcome.wrote(
-        sum(result.rows for result in results) - len(losers),
+        sum(result.rows for result in results) - len(left_out),
         len(losers),
-        sum(len(each.rejects) for each in built),
-        (day for result in results for day, seqs in result.days.items() if not losers.issuperset(seqs)),
+        len(out.refused),
+        (day for result in results for day, seqs in result.days.items() if not left_out.issuperset(seqs)),
     )
+    outcome.kept_out(len(out.all) + out.rejects)
 
 
-def _tasks(lot: Lot, origin: Origin, after: int) -> Iterator[DryTask]:
+def _tasks(lot: Lot, origin: Origin, after: int, closed: Closed) -> Iterator[DryTask]:
     for some in lots.in_tasks(lots.pieces(lot, origin, after)):
-        yield DryTask(origin.dataset, tuple(some), origin.gateway_id)
+        yield DryTask(origin.dataset, tuple(some), origin.gateway_id, closed)
 
 
 def _run(tasks: list[DryTask]) -> Iterator[tuple[DryTask, DryBuilt]]:

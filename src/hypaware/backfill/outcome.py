@@ -27,6 +27,7 @@ class Outcome:
     rows_written: int = 0
     rows_skipped: int = 0
     rows_rejected: int = 0
+    rows_purged: int = 0
     files: int = 0
     files_unchanged: int = 0
     files_skipped: Counter[str] = field(default_factory=Counter)
@@ -78,6 +79,13 @@ class Outcome:
         self.rows_rejected += rejected
         self.days.update(days)
 
+    def kept_out(self, rows: int) -> None:
+        """They were purged, and do not come back."""
+        self.rows_purged += rows
+        self.rows_skipped += rows
+        if rows:
+            self.lines_skipped["purged"] += rows
+
     def fail(self, error: HypError) -> None:
         """The first reason stays; each is told."""
         self.error = self.error or error
@@ -110,6 +118,7 @@ class Outcome:
             "rows_written": self.rows_written,
             "rows_skipped": self.rows_skipped,
             "rows_rejected": self.rows_rejected,
+            "rows_purged": self.rows_purged,
             "files_unchanged": self.files_unchanged,
             "lines_skipped": dict(sorted(_bounded(self.lines_skipped).items())),
             "files": self.files,

@@ -26,6 +26,7 @@ from hypaware.lake import jobs as lake_jobs
 from hypaware.lake import metadata, pending, standing
 from hypaware.lake.landing import Landing
 from hypaware.lake.spark_lake import SparkLake
+from hypaware.lake.turns import changing
 from hypaware.model.datasets import Dataset
 from hypaware.opening import OpenHome, open_home
 from hypaware.state import flushes, sources
@@ -58,7 +59,7 @@ def _import(context: JobContext, request: Request, outcome: Outcome, dataset: Da
         found = surveyed(outcome, request, dataset, marks, known.window, partial(_looking, context, outcome))
         # Nothing new costs nothing: Spark is not asked for.
         if found.due:
-            with lake_jobs.changing(dataset.name, context.check_cancelled):
+            with changing(dataset.name, context.check_cancelled):
                 found = _still_due(request, opened, outcome, dataset, known, found)
                 _take_in(context, request, opened, outcome, dataset, found)
 

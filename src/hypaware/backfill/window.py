@@ -24,8 +24,8 @@ def resolve(
     since: str | None, until: str | None, retention_days: int | None, config_default_days: int, now: datetime
 ) -> Window:
     """The window that the options ask for; `now` is aware. 0 days of retention are no limit."""
-    earliest = _moment("--since", since, time.min, now)
-    latest = _moment("--until", until, time.max, now)
+    earliest = moment("--since", since, time.min, now)
+    latest = moment("--until", until, time.max, now)
     if earliest and latest and earliest > latest:
         raise UsageError(f"--since {since} is after --until {until}")
     bound = _retained_from(retention_days, config_default_days, now)
@@ -49,7 +49,8 @@ def _retained_from(given: int | None, default: int, now: datetime) -> datetime |
         return None
 
 
-def _moment(option: str, text: str | None, time_of_a_day: time, now: datetime) -> datetime | None:
+def moment(option: str, text: str | None, time_of_a_day: time, now: datetime) -> datetime | None:
+    """What an option of a command says; a day alone means that time of it."""
     if text is None:
         return None
     written = text.strip()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import click
 
 from hypaware.cli import output
@@ -11,7 +13,7 @@ from hypaware.home import Home
 
 @click.group("daemon", cls=Group, examples=["hyp daemon run", "hyp daemon status --json", "hyp daemon stop"])
 def daemon() -> None:
-    """The collector: delivers to the sinks by their schedules and commits the spool."""
+    """The collector: delivers to the sinks by their schedules, commits the spool and maintains the lake."""
 
 
 @daemon.command("run", examples=["hyp daemon run", "hyp daemon run 2>> daemon.log &"])
@@ -70,14 +72,20 @@ def status(as_json: bool) -> None:
         output.emit_json(report)
         return
     sinks = report.pop("sinks", {})
-    flush = report.pop("flush", {})
-    output.emit_fields({**report, "last_flush": flush.get("last_flush")})
+    flush, upkeep = report.pop("flush", {}), report.pop("maintain", {})
+    shown = {"last_flush": flush.get("last_flush"), "last_maintenance": _maintained(upkeep)}
+    output.emit_fields({**report, **shown, "next_maintenance": upkeep.get("next_look") or upkeep.get("waits")})
     if sinks:
         output.emit()
         output.emit_table(
             ["sink", "next round", "last round", "status"],
             [(name, each["next_round"], each["last_round"], each["last_status"]) for name, each in sinks.items()],
         )
+
+
+def _maintained(upkeep: Mapping[str, str | None]) -> str | None:
+    last = upkeep.get("last_run")
+    return f"{last} ({upkeep.get('last_status')})" if last else None
 
 
 @daemon.command("stop", examples=["hyp daemon stop"])

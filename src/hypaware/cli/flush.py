@@ -46,6 +46,8 @@ def flush(dataset: str | None, as_json: bool) -> None:
     ]
     output.emit_table(["dataset", "written", "duplicate", "rejected", "up to sequence"], rows)
     for each in report["datasets"]:
+        if each.get("rows_purged"):
+            output.note(f"{each['dataset']}: {each['rows_purged']} rows were purged before and stay out")
         if each["rows_rejected"]:
             output.warn(
                 f"{each['rows_rejected']} rows were refused; they are kept with the reason in "
@@ -54,7 +56,7 @@ def flush(dataset: str | None, as_json: bool) -> None:
 
 
 def _nothing(name: str) -> dict[str, Any]:
-    counts = ("segments", "rows_written", "rows_duplicate", "rows_rejected", "rows_settled")
+    counts = ("segments", "rows_written", "rows_duplicate", "rows_rejected", "rows_settled", "rows_purged")
     return {
         "dataset": name,
         **dict.fromkeys(counts, 0),

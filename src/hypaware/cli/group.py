@@ -26,6 +26,8 @@ class Entry:
     target: str
     about: str
     aliases: tuple[str, ...] = ()
+    hidden: bool = False
+    """Not in `hyp --help`: nobody calls it by hand."""
 
 
 class Command(click.Command):
@@ -85,7 +87,8 @@ class RootGroup(Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
-            formatter.write_dl([(", ".join((entry.name, *entry.aliases)), entry.about) for entry in self.table])
+            shown = [entry for entry in self.table if not entry.hidden]
+            formatter.write_dl([(", ".join((entry.name, *entry.aliases)), entry.about) for entry in shown])
 
 
 def _write_examples(examples: Sequence[str], formatter: click.HelpFormatter) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hypaware.backfill.provider import Provider
+from hypaware.clients.attach import Settings
 
 
 @dataclass(frozen=True)
@@ -13,3 +14,5 @@ class Client:
     about: str
     backfill: Provider | None = None
     """How its history is imported, if it keeps any."""
+    settings: Settings | None = None
+    """How it is pointed at the gateway, if it can be."""

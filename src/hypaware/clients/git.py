@@ -28,9 +28,29 @@ class GitFacts(NamedTuple):
 NOTHING = GitFacts()
 
 
+class Head(NamedTuple):
+    sha: str | None = None
+    branch: str | None = None
+    """None where no branch is checked out."""
+
+
 def facts(cwd: str) -> GitFacts:
     """A folder that is gone, no repository, or beyond git's time gives nothing."""
     return _asked(cwd) if cwd.startswith("/") and "\0" not in cwd else NOTHING
+
+
+def head(cwd: str) -> Head:
+    """What is checked out there now; asked each time."""
+    if not cwd.startswith("/") or "\0" in cwd:
+        return Head()
+    try:
+        found = (_git(cwd, "rev-parse", "HEAD", "--symbolic-full-name", "HEAD") or "").splitlines()
+    except (OSError, ValueError):
+        return Head()
+    if len(found) != 2:
+        return Head()
+    branch = found[1].removeprefix("refs/heads/")
+    return Head(found[0], branch if branch != found[1] else None)
 
 
 def without_userinfo(url: str) -> str:

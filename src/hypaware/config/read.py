@@ -21,6 +21,7 @@ from hypaware.config.schema import (
     FlushConfig,
     GatewayConfig,
     LakeConfig,
+    MaintainConfig,
     RetentionConfig,
     Setting,
     SinkConfig,
@@ -43,6 +44,7 @@ _SECTIONS: Mapping[str, type[DataclassInstance]] = {
     "lake": LakeConfig,
     "flush": FlushConfig,
     "retention": RetentionConfig,
+    "maintain": MaintainConfig,
 }
 
 
@@ -74,6 +76,7 @@ def read(table: Mapping[str, Any]) -> Config:
         "lake": _lake,
         "flush": lambda raw, path: _section(FlushConfig, raw, path),
         "retention": lambda raw, path: _section(RetentionConfig, raw, path, {"datasets": _days_of_datasets}),
+        "maintain": lambda raw, path: _section(MaintainConfig, raw, path),
         "sinks": _sinks,
     }
     return _section(Config, table, (), own)

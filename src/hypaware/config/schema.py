@@ -85,6 +85,14 @@ class RetentionConfig:
 
 
 @dataclass(frozen=True)
+class MaintainConfig:
+    interval: float = _setting(values.DURATION_OR_OFF, 3600.0, "the daemon looks this often whether anything is due")
+    budget: float = _setting(values.DURATION, 300.0, "and begins nothing new after it was at work for so long")
+    quiet_hours: str = _setting(values.HOURS, "", "not at this time of the day, by the machine's clock")
+    on_battery: bool = _setting(values.FLAG, False, "also while the machine runs on its battery")
+
+
+@dataclass(frozen=True)
 class SinkConfig:
     kind: str
     schedule: str
@@ -102,6 +110,7 @@ class Config:
     lake: LakeConfig = field(default_factory=LakeConfig)
     flush: FlushConfig = field(default_factory=FlushConfig)
     retention: RetentionConfig = field(default_factory=RetentionConfig)
+    maintain: MaintainConfig = field(default_factory=MaintainConfig)
     sinks: Mapping[str, SinkConfig] = field(default_factory=dict)
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
-from hypaware.config import cron
+from hypaware.config import cron, hours
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 _DURATION = re.compile(r"(\d{1,15})\s*(ms|s|m|h|d)")
@@ -74,6 +74,14 @@ def _duration(raw: Any) -> float:
     if not 0 < seconds <= 10 * 366 * 86400:
         raise ValueError("it must be more than nothing and at most ten years")
     return seconds
+
+
+def _duration_or_off(raw: Any) -> float:
+    return 0.0 if raw in ("off", "0") or (type(raw) is int and raw == 0) else _duration(raw)
+
+
+def _hours(raw: Any) -> str:
+    return str(hours.parse(text)) if (text := _text(raw).strip()) else ""
 
 
 def duration_text(seconds: float) -> str:
@@ -193,6 +201,13 @@ TEXT = Kind("text in quotes", '"text"', _text)
 FILLED = Kind("text in quotes", '"text"', _filled)
 FLAG = Kind("true or false", "true", _flag)
 DURATION = Kind("a duration in ms, s, m, h or d", '"15m"', _duration, duration_text)
+DURATION_OR_OFF = Kind(
+    'a duration in ms, s, m, h or d, or "off"',
+    '"1h"',
+    _duration_or_off,
+    lambda value: duration_text(value) if value else "off",
+)
+HOURS = Kind("two times of the day, or nothing", '"22:00-07:00"', _hours)
 SIZE = Kind("a number of bytes", '"128MiB"', _size, size_text)
 MEMORY = Kind("an amount of memory in k, m, g or t", '"1g"', _memory)
 LISTEN = Kind("an address and a port", '"127.0.0.1:18521"', _listen)

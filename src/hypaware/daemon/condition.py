@@ -1,7 +1,8 @@
 """How the daemon is, for those who ask: `run/daemon.json`.
 
     {pid, started_at, version,
-     sinks: {name: {next_round, last_round, last_status}}, flush: {last_flush, last_status}}
+     sinks: {name: {next_round, last_round, last_status}}, flush: {last_flush, last_status},
+     maintain: {next_look, waits, last_run, last_status}}
 
 Replaced in one step and not synced: it means nothing after a power cut, and nothing without the daemon's lock.
 """
@@ -40,6 +41,7 @@ class Condition:
     def __init__(self, home: Home, started_at: datetime) -> None:
         self._path = path_of(home)
         self._flush: dict[str, str | None] = {"last_flush": None, "last_status": None}
+        self._maintain: dict[str, str | None] = dict.fromkeys(("next_look", "waits", "last_run", "last_status"))
         self._sinks: dict[str, dict[str, str | None]] = {}
         self._head = {"pid": os.getpid(), "started_at": _text(started_at), "version": __version__}
         self._written: bytes | None = None
@@ -56,13 +58,23 @@ class Condition:
         self._flush = {"last_flush": _text(at), "last_status": status}
         self.write()
 
+    def awaits_upkeep(self, next_look: datetime | None, waits: str | None = None) -> None:
+        """`waits` says why there is no time for it."""
+        self._maintain.update(next_look=_text(next_look) if next_look else None, waits=waits)
+        self.write()
+
+    def had_upkeep(self, at: datetime, status: str) -> None:
+        self._maintain.update(last_run=_text(at), last_status=status)
+        self.write()
+
     def forget(self, sink: str) -> None:
         self._sinks.pop(sink, None)
         self.write()
 
     def write(self) -> None:
         """A full disk must not end the daemon: its work does not depend on this file."""
-        body = json.dumps({**self._head, "sinks": self._sinks, "flush": self._flush}, indent=1).encode()
+        parts = {"sinks": self._sinks, "flush": self._flush, "maintain": self._maintain}
+        body = json.dumps({**self._head, **parts}, indent=1).encode()
         if body == self._written:
             return
         temporary = self._path.with_name(f".{self._path.name}.{secrets.token_hex(4)}.tmp")

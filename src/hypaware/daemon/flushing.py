@@ -59,7 +59,7 @@ class Flushing:
         from hypaware.lake import pending
 
         # Rows of a dataset whose plugin is gone wait for that, not for us.
-        if not self._home.state.is_file() or not pending.waits(self._home, datasets.names()):
+        if not self._home.state.is_file() or not pending.waits(self._home, datasets.names(), make=False):
             return False
         if self._last is None or self._clock.monotonic() - self._last >= self._config().flush.cold_interval:
             return True

@@ -105,7 +105,7 @@ class Rounds:
 
         if not self._home.state.is_file():
             return None  # it would be made, in a home that may just have been removed
-        with closing(open_home(self._home).store) as store:
+        with closing(open_home(self._home, make=False).store) as store:
             return due_at(self._home, self._config, store, self._sink, self._clock.now(), anew=self._anew)
 
     def _heard(self, event: Event) -> None:

@@ -1,4 +1,4 @@
-"""The daemon itself: keeps a task for each sink and one for the spool, follows the config, and ends when it is told to.
+"""The daemon itself: a task for each sink, one for the spool, one for the lake. Follows the config until its end.
 
 A config that is broken when it changes leaves the old one in force, and says so. A new one takes effect at once: the
 rounds of sinks that it changes are cancelled, which is safe at any moment, and begun anew.
@@ -21,6 +21,7 @@ from hypaware.daemon.clock import Clock
 from hypaware.daemon.condition import Condition
 from hypaware.daemon.flushing import Flushing
 from hypaware.daemon.rounds import Rounds
+from hypaware.daemon.upkeep import Upkeep
 from hypaware.engine.launch import Engine
 from hypaware.errors import HypError
 from hypaware.home import Home
@@ -69,7 +70,8 @@ class Service:
         loop.add_signal_handler(signal.SIGHUP, self.reload)
         log.info("the daemon of %s runs as process %d", self._home.root, os.getpid())
         self._condition.write()
-        flushing = asyncio.create_task(Flushing(self._engine, lambda: self._config, self._condition, self._clock).run())
+        parts = (self._engine, lambda: self._config, self._condition, self._clock)
+        tasks = [asyncio.create_task(Flushing(*parts).run()), asyncio.create_task(Upkeep(*parts).run())]
         try:
             for sink in self._config.sinks:
                 self._begin_rounds(sink)
@@ -77,7 +79,7 @@ class Service:
                 await self._look_around()
         finally:
             log.info("the daemon ends")
-            await _end([flushing, *self._sinks.values()])
+            await _end([*tasks, *self._sinks.values()])
             if self._is_ours():
                 self._condition.remove()
 

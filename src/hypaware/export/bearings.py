@@ -134,13 +134,15 @@ async def find_watermark(
     asked = await _asked(sink, identity, stream.key, patience)
     if asked is None:
         return _without_asking(store, lake, identity, stream, high_water)
-    if asked.last > high_water:
+    # Below the last fork another home, with the same past, may have delivered rows that this one never had.
+    if asked.last > max(high_water, identity.epochs()[-1].after):
         raise GaveUp(
             "destination_ahead",
             f"the destination has rows up to {asked.last}, and the lake ends at {high_water}: it was rolled back or "
             "restored without its state",
             repair="hyp verify",
         )
+    asked = _as_far_as(asked, high_water)
     holes = await _plan_of_holes(lake, sink, identity, stream.key, asked)
     with store.transaction() as connection:
         _drop_told_letters(connection, stream.key, asked, holes)
@@ -149,6 +151,11 @@ async def find_watermark(
         else:
             streams.raise_watermark(connection, stream.key, asked.last)
     return asked.last
+
+
+def _as_far_as(asked: Delivered, high_water: int) -> Delivered:
+    holes = tuple((after, min(last, high_water)) for after, last in asked.holes if after < high_water)
+    return Delivered(min(asked.last, high_water), holes)
 
 
 def _drop_told_letters(
@@ -206,7 +213,8 @@ def _without_asking(store: Store, lake: Lake, identity: Identity, stream: Stream
         if lake.count(stream.key.dataset, stream.key.source, 0, fork):
             raise Held(
                 streams.HISTORY,
-                "nobody knows what was delivered: state and side file were lost, and the destination cannot be asked. "
+                "nobody knows what was delivered: this home lost its memory of it, or is a copy of one that may have "
+                "gone on, and the destination cannot be asked. "
                 f"`hyp export adopt {stream.key.sink}` takes everything as delivered, "
                 f"`hyp export resend {stream.key.sink}` sends all of it",
             )

@@ -17,6 +17,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, Protocol
 
+from hypaware.lake.closed import NOTHING, Closed
 from hypaware.lake.partitions import BuiltFile, PartitionWriter, Place
 from hypaware.model import datasets
 from hypaware.model.datasets import GATEWAY, Dataset, Row
@@ -62,6 +63,8 @@ class Built:
     """What the pieces tell whoever made them."""
     withdrawn: list[range] = field(default_factory=list)
     """Sequences of rows that a piece gave and then took back; they are taken out of the files again."""
+    purged: array[int] = field(default_factory=lambda: array("q"))
+    """Sequences of rows that belong to what was purged; they were not written."""
 
     @property
     def rows(self) -> int:
@@ -79,6 +82,8 @@ class BuildTask:
     """How much it reads, for whoever watches."""
     own_gateway: str | None = None
     """Whose home this is: rows of other gateways have keys of their own."""
+    closed: Closed = NOTHING
+    """What was purged for good: such rows are counted, and not written."""
 
     @property
     def suspects(self) -> tuple[str, ...]:
@@ -89,10 +94,14 @@ class BuildTask:
         built = Built()
         place = Place(self.data_root, self.flush_id, self.pieces[0].first_seq)
         writer = PartitionWriter(dataset, place, self.field_ids)
+        bar = self.closed.bar(dataset)
         try:
             with _no_garbage_collection():
                 for piece in self.pieces:
                     for seq, row in piece.rows(dataset, built):
+                        if bar is not None and bar(row):
+                            built.purged.append(seq)
+                            continue
                         if (key := row_key(dataset, row, self.own_gateway)) is not None:
                             built.seqs.append(seq)
                             built.keys += key

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol
 
 from hypaware.errors import Retryable
 from hypaware.lake.build import BuildFailure, Built, Task
+from hypaware.lake.metadata import DataFile
 from hypaware.lake.partitions import BuiltFile
 from hypaware.model.datasets import Dataset
 from hypaware.state.flushes import Flush
@@ -35,6 +36,18 @@ class Landed:
         return {source: seq for source, (seq, _) in self.by_source.items()}
 
 
+@dataclass(frozen=True)
+class Change:
+    """A change that brings no news: files take the place of others, or of nothing. One atomic commit."""
+
+    why: Literal["compact", "retain", "purge", "rebuild"]
+    gone: Sequence[DataFile]
+    come: Sequence[BuiltFile] = ()
+    properties: Mapping[str, str] = field(default_factory=dict)
+    """Table properties that move with it."""
+    summary: Mapping[str, str] = field(default_factory=dict)
+
+
 class LakeTable(Protocol):
     """One dataset's table, as it is now."""
 
@@ -50,6 +63,10 @@ class LakeTable(Protocol):
         """Whose table it is (`hyp.gateway-id`): rows of other gateways have keys of their own."""
 
     @property
+    def rebuilt_from(self) -> str | None:
+        """The table that this one took the place of (`hyp.rebuilt-from`)."""
+
+    @property
     def field_ids(self) -> Mapping[str, int]: ...
 
     @property
@@ -63,6 +80,16 @@ class LakeTable(Protocol):
 
         Raises NotCommitted where it surely did not happen; after any other error nobody knows.
         """
+
+    def change(self, change: Change) -> None:
+        """Commits it; the caller has the table's turn (`turns.changing`), and secures it afterwards.
+
+        Raises NotCommitted where it surely did not happen, also if one of the files that should go is not there any
+        more; after any other error nobody knows, and whoever comes next looks at the files that are live.
+        """
+
+    def expire(self, horizon: float, keep: int = 1) -> int:
+        """Removes what `expiry.expirable` names, and may remove the files that only those name: how many snapshots."""
 
     def key_hashes(self, after: int) -> Iterator[Iterable[tuple[bytes, int]]]:
         """(key hash, sequence) of every row above a sequence, in bounded lots."""

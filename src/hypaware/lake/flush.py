@@ -50,6 +50,7 @@ class Report:
     rows_duplicate: int = 0
     rows_rejected: int = 0
     rows_settled: int = 0
+    rows_purged: int = 0
     seq_after: int | None = None
     seq_last: int | None = None
     flush_id: str | None = None
@@ -60,6 +61,7 @@ class Report:
         self.rows_written += outcome.rows_written
         self.rows_duplicate += outcome.rows_duplicate
         self.rows_rejected += outcome.rows_rejected
+        self.rows_purged += outcome.rows_purged
         self.seq_after = flush.after if self.seq_after is None else self.seq_after
         self.seq_last = flush.last
         self.flush_id = flush.id
@@ -100,7 +102,7 @@ class Flusher:
             while chosen := self._choose([each for each in self._waiting(dataset.name) if each.name in due]):
                 self.check_cancelled()
                 self._flush_once(landing, ready, dataset.name, chosen, report)
-                done = report.rows_written + report.rows_duplicate + report.rows_rejected
+                done = report.rows_written + report.rows_duplicate + report.rows_rejected + report.rows_purged
                 self.progress(f"committing {dataset.name}", done, max(total, done))
         return report
 

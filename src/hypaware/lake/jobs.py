@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import threading
-from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
@@ -16,7 +14,9 @@ from hypaware.lake import rebuild, secure
 from hypaware.lake.flush import Flusher, Limits, Report
 from hypaware.lake.metadata import INCARNATION
 from hypaware.lake.recover import settle_unfinished
-from hypaware.lake.spark_lake import SparkLake, SparkTable
+from hypaware.lake.spark_lake import SparkLake
+from hypaware.lake.spark_table import SparkTable
+from hypaware.lake.turns import changing
 from hypaware.model import datasets
 from hypaware.model.datasets import Dataset
 from hypaware.opening import OpenHome, catch_up, open_home
@@ -25,29 +25,12 @@ from hypaware.state import flushes
 from hypaware.state.identity import Identity
 from hypaware.state.store import Store
 
-# One engine owns the lake; within it, one job at a time changes a table.
-_LOOK_UP_EVERY = 0.2
-_table_mutex: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
-
-
-@contextmanager
-def changing(dataset: str, check_cancelled: Callable[[], None]) -> Iterator[None]:
-    """Held by the one job that may change the dataset's table; who waits for it can still be cancelled."""
-    mutex = _table_mutex[dataset]
-    while not mutex.acquire(timeout=_LOOK_UP_EVERY):
-        check_cancelled()
-    try:
-        yield
-    finally:
-        mutex.release()
-
 
 def recover(context: JobContext) -> None:
     """With the lock just taken: damage of a power cut, a state that lags, flushes that somebody left unfinished."""
     with _opened(context) as opened:
-        for stepped in secure.step_back_where_damaged(context.home, recorded_through(opened.store)):
-            context.note(f"{stepped.table}: the newest commit did not survive a crash ({stepped.reason}); stepped back")
-        secure.secure_all(context.home)
+        damaged = _step_back(context, opened.store)
+        secure.secure_all(context.home, but=damaged)
         floor = rebuild.read_facts(context.home).floor
         with opened.store.reading() as connection:
             lags = flushes.next_seq(connection) <= floor
@@ -56,17 +39,34 @@ def recover(context: JobContext) -> None:
             opened = catch_up(context.home, opened.store, "the state was older than the lake and was raised to it")
             context.note(str(opened.rebuilt))
         lake = SparkLake(context.home, context.spark, opened.identity, context.check_cancelled)
-        for name in _registered(context, sorted({flush.dataset for flush in left})):
+        for name in _registered(context, sorted({flush.dataset for flush in left} - damaged)):
             settle_unfinished(context.home, opened.store, lake.table(datasets.get(name)), name)
-        remember(context, opened.identity)
+        remember(context, opened.identity, but=damaged)
 
 
-def remember(context: JobContext, identity: Identity) -> None:
+def _step_back(context: JobContext, store: Store) -> set[str]:
+    """The tables that are damaged beyond that: nothing writes to them, and the others go on."""
+    damaged = set()
+    for found in secure.step_back_where_damaged(context.home, recorded_through(store)):
+        if isinstance(found, secure.Damaged):
+            damaged.add(found.table)
+            context.note(found.error.message)
+        else:
+            context.note(f"{found.table}: the newest commit did not survive a crash ({found.reason}); stepped back")
+    return damaged
+
+
+def remember(context: JobContext, identity: Identity, but: Collection[str] = ()) -> None:
     """Only a table that does not know this incarnation yet is loaded for it; else Spark is not needed."""
     for name, known in rebuild.read_facts(context.home).tables.items():
-        fresh = known.properties.get(INCARNATION) == identity.incarnation
-        if not fresh and name in datasets.names() and SparkTable(context.spark, datasets.get(name)).remember(identity):
+        if name in but:
+            continue
+        if known.properties.get(INCARNATION) == identity.incarnation or name not in datasets.names():
+            continue
+        with changing(name, context.check_cancelled):
             secure.secure(context.home, name)
+            if SparkTable(context.spark, datasets.get(name)).remember(identity):
+                secure.secure(context.home, name)
 
 
 def recorded_through(store: Store) -> dict[str, int]:

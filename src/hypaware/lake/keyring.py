@@ -22,10 +22,13 @@ def opened(home: Home, table: LakeTable, dataset: str) -> KeyIndex:
     index = KeyIndex(home.keys)
     try:
         through = index.through(dataset, table.uuid)
-        if through is None or through > table.floor:
+        if through is None and index.made_for(dataset) != table.rebuilt_from:
             index.close()
             keys.remove(home.keys)
             index, through = KeyIndex(home.keys), 0
+        elif through is None or through > table.floor:
+            index.start_over(dataset, table.uuid, table.floor)
+            through = 0
         if through < table.floor:
             fill(index, table, dataset, through)
     except BaseException:

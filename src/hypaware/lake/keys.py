@@ -1,8 +1,10 @@
 """`lake/keys.db`: dedupe key hash → sequence. Derived from the lake, so that dedupe costs the news, not the lake.
 
 It remembers, per table, up to which sequence it has taken the keys in (`through`). That must equal the table's floor:
-behind it, the missing range is read from the lake; ahead of it (the lake went back) or made for another table, it is
-filled anew. Trouble in reading it is an error for the flush; it never means that a row may be dropped.
+behind it, the missing range is read from the lake; ahead of it (the lake went back) or made for the generation before
+this one, the table is taken in once more; made for another table, it is filled anew. Keys of rows that retention has
+dropped stay: nothing but the index knows of them, so it is carried along wherever a home goes. Trouble in reading it is
+an error for the flush; it never means that a row may be dropped.
 """
 
 from __future__ import annotations
@@ -23,6 +25,8 @@ _before_add = faults.point("lake.keys.before-commit", "a flush is recorded, its 
 _after_add = faults.point("lake.keys.after-commit", "the keys of a flush are in the index")
 
 _LOOKUP = 500
+# An import of another dataset writes its keys in one transaction, which may take a while.
+_PATIENCE_MILLISECONDS = 300_000
 
 
 class KeyIndex:
@@ -76,6 +80,54 @@ class KeyIndex:
             yield staged
         finally:
             staged.close()
+
+    def made_for(self, dataset: str) -> str | None:
+        """The table whose keys it holds."""
+        found = self._read("SELECT uuid FROM applied WHERE dataset = ?", (dataset,))
+        return str(found[0][0]) if found else None
+
+    def forget(self, dataset: str, seqs: Iterable[int]) -> None:
+        """Rows are about to leave the lake, and may come again; durable.
+
+        Should they stay after all, they are taken in again: the whole table is, at the next look, or by `trust`.
+        """
+        with self._alone() as db:
+            db.execute("CREATE TEMP TABLE IF NOT EXISTS going (seq INTEGER PRIMARY KEY)")
+            db.executemany("INSERT OR IGNORE INTO going VALUES (?)", ((seq,) for seq in seqs))
+            db.execute("DELETE FROM keys WHERE seq IN (SELECT seq FROM going)")
+            db.execute("DROP TABLE going")
+            db.execute("UPDATE applied SET through = 0 WHERE dataset = ?", (dataset,))
+
+    def trust(self, dataset: str, through: int) -> None:
+        """They are gone: it holds the keys of everything else up to there."""
+        with self._alone() as db:
+            db.execute("UPDATE applied SET through = ? WHERE dataset = ?", (through, dataset))
+
+    def start_over(self, dataset: str, table_uuid: str, floor: int) -> None:
+        """Takes the table in once more, and keeps what retention has dropped from it: only the index knows of that.
+
+        Above the floor nothing is left of the lake, for any dataset.
+        """
+        with self._alone() as db:
+            db.execute("DELETE FROM keys WHERE seq > ?", (floor,))
+            db.execute("UPDATE applied SET through = min(through, ?)", (floor,))
+            db.execute("INSERT OR REPLACE INTO applied VALUES (?, ?, 0)", (dataset, table_uuid))
+
+    @contextmanager
+    def _alone(self) -> Iterator[sqlite3.Connection]:
+        """One transaction, on disk when it returned, with nothing left of what it deleted."""
+        try:
+            for pragma in ("synchronous=FULL", "secure_delete=ON", f"busy_timeout={_PATIENCE_MILLISECONDS}"):
+                self._db.execute(f"PRAGMA {pragma}").close()
+            self._db.execute("BEGIN IMMEDIATE")
+            try:
+                yield self._db
+            except BaseException:
+                self._db.execute("ROLLBACK")
+                raise
+            self._db.execute("COMMIT")
+        except sqlite3.Error as error:
+            raise _unreadable(self.path, error) from error
 
     def count(self) -> int:
         return int(self._read("SELECT count(*) FROM keys", ())[0][0])

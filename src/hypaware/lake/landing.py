@@ -47,6 +47,7 @@ class Landing:
     def ready(self, dataset: Dataset) -> Iterator[Ready]:
         """Finishes or takes back what somebody left, and refuses a lake that went back behind its state."""
         durable.make_dir(self.home.lake)
+        secure.refuse_damaged(self.home, dataset.name)
         standing.check(self.home, dataset.name, self._recorded(dataset.name))
         table = self.lake.table(dataset)
         # Whoever committed last may have died before it was durable; nothing may follow before it is.

@@ -11,6 +11,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from datetime import date, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +29,10 @@ FORKS = "hyp.incarnation-forks"
 FLUSH_ID = "hyp.flush-id"
 SEGMENTS = "hyp.segments"
 RETAINED_FROM = "hyp.retained-from"
+REBUILT_FROM = "hyp.rebuilt-from"
 
 _DELETED = 2
+_EPOCH = date(1970, 1, 1)
 # Files that are remembered with their statistics, some hundred bytes each.
 _REMEMBERED_FILES = 50_000
 
@@ -48,6 +51,8 @@ class Snapshot:
     id: int
     manifest_list: Path
     summary: Mapping[str, str]
+    at: float = 0.0
+    """When it was committed, in seconds since 1970. It was current until the next one was."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +73,13 @@ class DataFile:
     max_seq: int | None
     min_seq: int | None
     numbered: int
-    """How many of its rows have a sequence: all, but in a taken-over table."""
+    """How many of its rows have a sequence; all of them, unless another program wrote it."""
+    day: date | None = None
+    """The day of its rows; None for rows without a time."""
+    snapshot_id: int | None = None
+    """The commit that added it."""
+    location: str = ""
+    """Its path, letter for letter as the table names it."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +114,7 @@ class Metadata:
         return int(self.properties.get(FLOOR, 0))
 
 
-def entries(home: Home) -> list[TableEntry]:
+def entries(home: Home, namespace: str = NAMESPACE) -> list[TableEntry]:
     if not home.catalog.is_file():
         return []
     with look_into(home.catalog) as catalog:
@@ -112,13 +123,13 @@ def entries(home: Home) -> list[TableEntry]:
         found = catalog.execute(
             "SELECT table_name, metadata_location, previous_metadata_location FROM iceberg_tables"
             " WHERE catalog_name = ? AND table_namespace = ? ORDER BY table_name",
-            (CATALOG, NAMESPACE),
+            (CATALOG, namespace),
         ).fetchall()
     return [TableEntry(name, local_path(now), local_path(before) if before else None) for name, now, before in found]
 
 
-def entry(home: Home, table: str) -> TableEntry | None:
-    return next((found for found in entries(home) if found.name == table), None)
+def entry(home: Home, table: str, namespace: str = NAMESPACE) -> TableEntry | None:
+    return next((found for found in entries(home, namespace) if found.name == table), None)
 
 
 def retained_from(home: Home, table: str) -> str | None:
@@ -136,7 +147,12 @@ def read(path: Path) -> Metadata:
         uuid=held["table-uuid"],
         properties=held.get("properties", {}),
         snapshots=tuple(
-            Snapshot(found["snapshot-id"], local_path(found["manifest-list"]), found.get("summary", {}))
+            Snapshot(
+                found["snapshot-id"],
+                local_path(found["manifest-list"]),
+                found.get("summary", {}),
+                found["timestamp-ms"] / 1000,
+            )
             for found in held.get("snapshots", [])
         ),
         current_id=None if current in (None, -1) else current,
@@ -173,6 +189,10 @@ def data_files(metadata: Metadata, of: Manifest) -> Iterator[DataFile]:
             max_seq=_long(_of_field(file.get("upper_bounds"), seq_field)),
             min_seq=_long(_of_field(file.get("lower_bounds"), seq_field)),
             numbered=rows - (_of_field(file.get("null_value_counts"), seq_field) or 0),
+            day=_day(file["partition"]),
+            # An entry that was added by the manifest's own commit may leave it out.
+            snapshot_id=found["snapshot_id"] if found["snapshot_id"] is not None else of.snapshot_id,
+            location=file["file_path"],
         )
 
 
@@ -237,6 +257,12 @@ def _avro(path: Path) -> Iterator[dict[str, Any]]:
 def _of_field(by_field: Any, field: int | None) -> Any:
     """A map with whole numbers as keys is a list of pairs in Avro."""
     return next((pair["value"] for pair in by_field or () if pair["key"] == field), None)
+
+
+def _day(partition: Mapping[str, Any]) -> date | None:
+    """The partition that is no source; writers give it as a date, or as the days since 1970."""
+    day = next((value for name, value in partition.items() if name != SOURCE), None)
+    return _EPOCH + timedelta(days=day) if isinstance(day, int) else day
 
 
 def _long(bound: bytes | None) -> int | None:

@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from hypaware.state.store import Store
 
 
-def waits(home: Home, names: Collection[str] | None = None) -> bool:
+def waits(home: Home, names: Collection[str] | None = None, *, make: bool = True) -> bool:
     """Rows in the spool, or a flush that somebody left unfinished; the folders are asked first, they are cheap."""
     wanted = segments.datasets_with_spool(home) if names is None else names
     if any(reader.waiting(home, name).segments for name in wanted):
         return True
-    with closing(open_home(home).store) as store:
+    with closing(open_home(home, make=make).store) as store:
         return any(names is None or dataset in names for dataset in unfinished(store))
 
 

@@ -5,19 +5,22 @@ Nothing here is named by anything yet; if any of it fails, the flush is burnt an
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hypaware import faults
 from hypaware.errors import HypError, Retryable
 from hypaware.home import Home
-from hypaware.lake import isolate, keyring, rejects
+from hypaware.lake import barred, isolate, keyring, rejects, tombstones
 from hypaware.lake.build import BuildFailure, BuildTask, Built
+from hypaware.lake.closed import NOTHING
 from hypaware.lake.committer import Lake
 from hypaware.lake.keys import KeyIndex, pairs
 from hypaware.lake.partitions import BuiltFile, Place
 from hypaware.lake.thin import ThinTask, without_keys
+from hypaware.model import datasets
 from hypaware.state.flushes import Flush, Outcome
 
 _after_build = faults.point("lake.build.after-write", "data files are written, nothing names them")
@@ -31,12 +34,17 @@ class Prepared:
     duplicates: frozenset[int]
     refused: int
     notes: list[Any] = field(default_factory=list)
+    purged: frozenset[int] = frozenset()
+    """Sequences of rows that were purged before, and kept out."""
+    purged_rejects: int = 0
 
     def outcome(self) -> Outcome:
         high_water: dict[str, int] = {}
         for file in self.files:
             high_water[file.source] = max(file.max_seq, high_water.get(file.source, 0))
-        return Outcome(high_water, sum(file.rows for file in self.files), len(self.duplicates), self.refused)
+        rows = sum(file.rows for file in self.files)
+        kept_out = len(self.purged) + self.purged_rejects
+        return Outcome(high_water, rows, len(self.duplicates), self.refused, kept_out)
 
 
 class RowsAtFault(HypError):
@@ -48,20 +56,25 @@ class RowsAtFault(HypError):
 
 
 def prepare(home: Home, lake: Lake, index: KeyIndex, flush: Flush, tasks: Sequence[BuildTask]) -> Prepared:
+    stones = tombstones.read(home)
+    if stones.closed != NOTHING:
+        tasks = [replace(task, closed=stones.closed) for task in tasks]
     built = [_without_withdrawn(each) for each in _build(lake, flush, tasks)]
     _after_build()
-    refused = [reject for each in built for reject in each.rejects]
-    rejects.write(home, flush, refused)
-    losers = keyring.duplicates(index, built)
-    if losers or any(each.withdrawn for each in built):
-        built = _without(lake, tasks[0], built, losers)
+    kept_out = barred.settle(stones, datasets.get(flush.dataset), tasks[0].own_gateway if tasks else None, built)
+    rejects.write(home, flush, kept_out.refused)
+    losers = keyring.duplicates(index, built) - kept_out.written
+    if losers or kept_out.written or any(each.withdrawn for each in built):
+        built = _without(lake, tasks[0], built, losers | kept_out.written)
         _after_thin()
     return Prepared(
         files=[file for each in built for file in each.files],
         keys=[pair for each in built for pair in pairs(each.keys, each.seqs)],
         duplicates=losers,
-        refused=len(refused),
+        refused=len(kept_out.refused),
         notes=[note for each in built for note in each.notes],
+        purged=kept_out.all,
+        purged_rejects=kept_out.rejects,
     )
 
 
@@ -88,9 +101,12 @@ def _suspects(task: BuildTask, failure: BuildFailure) -> tuple[str, ...]:
 
 
 def _without_withdrawn(built: Built) -> Built:
-    """A row that was taken back keeps no other from being written."""
+    """A row that was taken back keeps no other from being written, and was not kept out either."""
+    if not built.withdrawn:
+        return built
+    purged = array("q", (seq for seq in built.purged if not any(seq in each for each in built.withdrawn)))
     taken_back = {seq for each in built.withdrawn for seq in built.seqs if seq in each}
-    return without_keys(built, taken_back) if taken_back else built
+    return replace(without_keys(built, taken_back) if taken_back else built, purged=purged)
 
 
 def _without(lake: Lake, task: BuildTask, built: list[Built], losers: frozenset[int]) -> list[Built]:

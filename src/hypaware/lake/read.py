@@ -42,7 +42,7 @@ class Range:
 
 def page(context: JobContext, wanted: Range) -> dict[str, Any]:
     """Emits the first window of the range as Arrow IPC: `{rows, next}`, next = where to go on, None at the end."""
-    from hypaware.lake.spark_lake import SparkTable
+    from hypaware.lake.spark_table import SparkTable
 
     spark = context.spark
     if not tables.exists(spark, datasets.get(wanted.dataset).name):

@@ -11,10 +11,9 @@ from dataclasses import dataclass, replace
 
 from sqlalchemy import Connection
 
-from hypaware.errors import NotReady
 from hypaware.home import Home
 from hypaware.lake import metadata, secure
-from hypaware.lake.metadata import SEGMENTS, Metadata
+from hypaware.lake.metadata import RETAINED_FROM, SEGMENTS, Metadata
 from hypaware.state import deliveries, flushes, identity
 from hypaware.state.mirror import Mirror
 
@@ -55,6 +54,9 @@ def raise_to(connection: Connection, facts: LakeFacts, mirror: Mirror | None) ->
             if file.max_seq is not None:
                 by_source[file.source] = max(file.max_seq, by_source.get(file.source, 0))
                 highest = max(highest, file.max_seq)
+        if RETAINED_FROM in table.properties:
+            # Of the days that are gone some may have come last: a destination has rows that the lake has no more.
+            by_source = dict.fromkeys(by_source, table.floor)
         flushes.raise_high_water(connection, dataset, by_source)
         landed = [
             name for snapshot in table.snapshots for name in snapshot.summary.get(SEGMENTS, "").split(",") if name
@@ -81,8 +83,7 @@ def create_identity(home: Home, facts: LakeFacts, mirror: Mirror | None, through
     With no trace of an earlier life, a new one.
     """
     if mirror:
-        return mirror.identity.reborn(through)
-    _refuse_foreign_files(home)
+        return mirror.identity.placed(home.root).reborn(through)
     last, parents, forks = _last_life(facts)
     if last:
         parents, forks = (*parents, last), (*forks, through)
@@ -117,15 +118,3 @@ def _last_life(facts: LakeFacts) -> tuple[str | None, tuple[str, ...], tuple[int
             told = filter(None, table.properties.get(metadata.FORKS, "").split(","))
             last, parents, forks = incarnation, found, identity.padded(told, found)
     return last, parents, forks
-
-
-def _refuse_foreign_files(home: Home) -> None:
-    """Without state and mirror only the catalog can tell that this is a copy: it names the original's files."""
-    for entry in metadata.entries(home):
-        if not entry.metadata.is_relative_to(home.lake.resolve()) and not entry.metadata.is_relative_to(home.lake):
-            raise NotReady(
-                f"the lake of {home.root} names files of another home ({entry.metadata}): it was moved or copied, and "
-                "nothing was read or written",
-                kind="home_copied",
-                repair="move it back to where it was",
-            )

@@ -7,7 +7,7 @@ the metadata before it is whole: if the files that the newest one added are miss
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,10 +32,18 @@ class SteppedBack:
     reason: str
 
 
-def secure(home: Home, table: str) -> None:
+@dataclass(frozen=True)
+class Damaged:
+    """No power cut did that: stepping back would lose what was recorded."""
+
+    table: str
+    error: LakeError
+
+
+def secure(home: Home, table: str, namespace: str = metadata.NAMESPACE) -> None:
     """Makes the newest commit of a table durable; its data files' bytes already are, their writers synced them."""
     _before_secure()
-    found = metadata.entry(home, table)
+    found = metadata.entry(home, table, namespace)
     if found is None:
         raise LakeError(f"the catalog {home.catalog} does not know the table {table} that was just committed")
     now = metadata.read(found.metadata)
@@ -53,27 +61,52 @@ def secure(home: Home, table: str) -> None:
     _after_secure()
 
 
-def secure_all(home: Home) -> None:
+def secure_all(home: Home, but: Collection[str] = ()) -> None:
     """For whoever takes a lake over: what was committed last may not be durable yet."""
     for found in metadata.entries(home):
-        secure(home, found.name)
+        if found.name not in but:
+            secure(home, found.name)
 
 
-def step_back_where_damaged(home: Home, recorded: Mapping[str, int]) -> list[SteppedBack]:
+def step_back_where_damaged(home: Home, recorded: Mapping[str, int]) -> list[SteppedBack | Damaged]:
     """Looks at the newest commit of each table; to be called before anything loads the tables.
 
     `recorded` is the highest sequence that the state recorded for a table. A recorded commit was synced, so no power
-    cut can have damaged it: what would lose one is not stepped back from, but reported.
+    cut can have damaged it: what would lose one is not stepped back from, but told, and the other tables go on.
     """
-    stepped = []
+    stepped: list[SteppedBack | Damaged] = []
     for found in metadata.entries(home):
         if reason := damage(found.metadata):
-            back_to = _one_step_back(found, recorded.get(found.name, 0), reason)
+            try:
+                back_to = _one_step_back(found, recorded.get(found.name, 0), reason)
+            except LakeError as error:
+                stepped.append(Damaged(found.name, error))
+                continue
             _before_step_back()
             _step_back(home, found, back_to)
             _after_step_back()
             stepped.append(SteppedBack(found.name, reason))
     return stepped
+
+
+def refuse_damaged(home: Home, table: str) -> None:
+    """Nothing may be committed on top of a table whose newest commit is not whole."""
+    found = metadata.entry(home, table)
+    if found is not None and (reason := damage(found.metadata) or _unreadable(found.metadata)):
+        raise _damaged(table, reason)
+
+
+def _unreadable(path: Path) -> str | None:
+    """What cannot be read of the manifests of earlier commits; those that were read once are not read again."""
+    try:
+        for _ in metadata.remembered_files(metadata.read(path)):
+            pass
+    except (PermissionError, MemoryError):
+        raise
+    except Exception as error:
+        # As in `damage`.
+        return f"{type(error).__name__}: {error}"
+    return None
 
 
 def _one_step_back(table: TableEntry, recorded: int, reason: str) -> Path | None:
@@ -87,9 +120,14 @@ def _one_step_back(table: TableEntry, recorded: int, reason: str) -> Path | None
         if recorded == 0 and all(damage(path) for path in others):
             return None
         lost = "so is the commit before it" if table.previous else f"rows up to {recorded} were recorded"
-    raise LakeError(
-        f"table {table.name} is damaged ({reason}), and {lost}: restore lake/ and state.db from one backup",
+    raise _damaged(table.name, f"{reason}; {lost}")
+
+
+def _damaged(table: str, reason: str) -> LakeError:
+    return LakeError(
+        f"table {table} is damaged ({reason}): restore a backup (hyp restore), or save what can be read",
         kind="lake_damaged",
+        repair=f"hyp maintain {table} --rebuild",
     )
 
 
@@ -105,7 +143,7 @@ def damage(path: Path) -> str | None:
             if (found := manifest.path.stat().st_size) != manifest.bytes:
                 return f"{manifest.path} has {found} bytes instead of {manifest.bytes}"
             for file in metadata.data_files(known, manifest):
-                if reason := _file_damage(file.path, file.bytes):
+                if reason := file_damage(file.path, file.bytes):
                     return reason
     except FileNotFoundError as error:
         return f"{error.filename} is missing"
@@ -118,7 +156,8 @@ def damage(path: Path) -> str | None:
     return None
 
 
-def _file_damage(path: Path, size: int) -> str | None:
+def file_damage(path: Path, size: int) -> str | None:
+    """Whether a Parquet file is missing, short, or has no end."""
     if not path.is_file():
         return f"{path} is missing"
     if (found := path.stat().st_size) != size:

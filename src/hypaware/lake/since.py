@@ -65,10 +65,14 @@ def _with_files(home: Home, dataset: str, source: str, through: int, look: Calla
             return look([])
         try:
             return look(_files(entry, source))
-        except FileNotFoundError:
+        except FileNotFoundError as missing:
             looked_at, entry = entry, metadata.entry(home, dataset)
             if entry == looked_at:
-                raise
+                raise LakeError(
+                    f"table {dataset}: a data file is missing ({missing}): restore a backup, or save what is left",
+                    kind="lake_damaged",
+                    repair=f"hyp maintain {dataset} --rebuild",
+                ) from missing
 
 
 def _files(entry: metadata.TableEntry, source: str) -> list[DataFile]:

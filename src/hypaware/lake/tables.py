@@ -7,11 +7,12 @@ since a sequence skips most of a file. Evolution only adds: new columns are null
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from hypaware.errors import LakeError
 from hypaware.lake.arrow import table_columns
-from hypaware.lake.metadata import CATALOG, GATEWAY_ID, INCARNATION, NAMESPACE, Field
+from hypaware.lake.metadata import CATALOG, GATEWAY_ID, INCARNATION, NAMESPACE, Field, location_of
 from hypaware.model.columns import Column, Type
 from hypaware.model.datasets import SOURCE, Dataset
 from hypaware.state.identity import Identity
@@ -48,22 +49,25 @@ _ICEBERG_TYPES = {
 }
 
 
-def full_name(dataset: str) -> str:
-    return f"{CATALOG}.{NAMESPACE}.{dataset}"
+def full_name(dataset: str, namespace: str = NAMESPACE) -> str:
+    return f"{CATALOG}.{namespace}.{dataset}"
 
 
 def exists(spark: Any, dataset: str) -> bool:
     return bool(spark.catalog.tableExists(full_name(dataset)))
 
 
-def create(spark: Any, dataset: Dataset, identity: Identity) -> None:
+def create(
+    spark: Any, dataset: Dataset, identity: Identity, namespace: str = NAMESPACE, location: Path | None = None
+) -> None:
     properties = {**PROPERTIES, GATEWAY_ID: identity.gateway_id, INCARNATION: identity.incarnation}
     columns = ", ".join(_declared(column) for column in table_columns(dataset))
     listed = ", ".join(f"'{key}' = '{value}'" for key, value in properties.items())
-    spark.sql(f"CREATE NAMESPACE IF NOT EXISTS {CATALOG}.{NAMESPACE}")
+    placed = f"LOCATION '{sql_text(location_of(location))}' " if location else ""
+    spark.sql(f"CREATE NAMESPACE IF NOT EXISTS {CATALOG}.{namespace}")
     spark.sql(
-        f"CREATE TABLE IF NOT EXISTS {full_name(dataset.name)} ({columns}) USING iceberg "
-        f"PARTITIONED BY ({SOURCE}, days({dataset.time_column})) TBLPROPERTIES ({listed})"
+        f"CREATE TABLE IF NOT EXISTS {full_name(dataset.name, namespace)} ({columns}) USING iceberg "
+        f"PARTITIONED BY ({SOURCE}, days({dataset.time_column})) {placed}TBLPROPERTIES ({listed})"
     )
 
 
@@ -92,6 +96,11 @@ def evolve(table: Any, jvm: Any, dataset: Dataset, known: Mapping[str, Field]) -
 
 def _is_required(column: Column, known: Mapping[str, Field]) -> bool:
     return column.name in known and known[column.name].required
+
+
+def sql_text(value: str) -> str:
+    """The inside of a SQL string in single quotes."""
+    return value.replace("\\", "\\\\").replace("'", "\\'")
 
 
 def _declared(column: Column) -> str:

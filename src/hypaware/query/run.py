@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from hypaware import telemetry
 from hypaware.engine.jobs import JobContext
 from hypaware.errors import UsageError
+from hypaware.lake import standing
 from hypaware.model import datasets
 from hypaware.query import cancelling, formats, guard, spark_errors, views
 
@@ -36,6 +37,7 @@ def run_query(context: JobContext, args: dict[str, Any]) -> dict[str, Any]:
         shown, known = views.of(spark), datasets.names()
         with spark_errors.translated(), cancelling.held_to(context, spark.sparkContext), shown.active():
             statement = guard.parse(shown.session, sql, known)
+            standing.check_tables(context.home, statement.datasets)
             shown.show(statement.datasets)
             check = partial(guard.check_analyzed, java=shown.java, known=known)
             result = results.read(shown, statement, max_rows, check)

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from hypaware.errors import HypError, Retryable
+from hypaware.errors import HypError, LakeError, Retryable
 
 _CONDITION = re.compile(r"\[([A-Z][A-Z0-9_.]+)\] (.*?)\s*SQLSTATE: ([0-9A-Z]{5})", re.DOTALL)
 _POSITION = re.compile(r"\(?line (\d+),? pos(ition)? (\d+)")
@@ -42,6 +42,12 @@ def _failure(text: str) -> HypError:
         # Classes 42 and 0A: the query as written. The rest is about the values that it met.
         kind = "query_invalid" if found[3].startswith(("42", "0A")) else "query_failed"
         return HypError(readable(text), kind=kind)
+    if "NotFoundException: File does not exist" in text or "is not a Parquet file" in text:
+        return LakeError(
+            "a data file that the lake names is missing or damaged; hyp verify says which",
+            kind="lake_damaged",
+            repair="hyp verify",
+        )
     cause = _IN_A_TASK.search(text) or _IN_THE_DRIVER.search(text)
     what = cause[1] if cause else text.strip().splitlines()[0]
     return HypError(f"Spark failed on this query: {what.strip()}", kind="query_failed")

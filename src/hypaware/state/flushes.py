@@ -14,7 +14,7 @@ from datetime import UTC, datetime, timedelta
 from sqlalchemy import Connection, delete, func, insert, select, update
 
 from hypaware.errors import StateError
-from hypaware.state import sources, tables
+from hypaware.state import sources, tables, takeovers
 from hypaware.state.store import StateCorrupt
 
 _segments, _flushes, _high_water, _allocator = tables.segments, tables.flushes, tables.high_water, tables.allocator
@@ -51,6 +51,8 @@ class Outcome:
     rows_written: int
     rows_duplicate: int
     rows_rejected: int
+    rows_purged: int = 0
+    """Kept out, because they were purged before: told, and not remembered."""
 
 
 def next_seq(connection: Connection) -> int:
@@ -70,6 +72,17 @@ def raise_next_seq(connection: Connection, at_least: int) -> None:
     if allocated(connection) is None:
         connection.execute(insert(_allocator).values(name=_SEQ, next_seq=at_least))
     connection.execute(update(_allocator).where(_allocator.c.next_seq < at_least).values(next_seq=at_least))
+
+
+def leap(connection: Connection, over: int) -> None:
+    """Leaves so many sequences to another home, which has the same past and gives out its own from here on."""
+    base = next_seq(connection)
+    if base + over > _LAST_SEQ:
+        raise StateError(
+            f"no {over} sequences are left to leap over: {base} is the next one, {_LAST_SEQ} the last. This home can "
+            "be moved, but not copied any more"
+        )
+    raise_next_seq(connection, base + over)
 
 
 def reserve(connection: Connection, dataset: str, segments: Sequence[tuple[str, int]], *, above: int = 0) -> Flush:
@@ -141,6 +154,12 @@ def unfinished(connection: Connection, dataset: str | None = None) -> list[Flush
     ]
 
 
+def unlanded(connection: Connection, dataset: str) -> set[str]:
+    """Ids of flushes that are not known to have landed: unfinished and burnt ones, as far as anybody remembers."""
+    chosen = select(_flushes.c.id).where(_flushes.c.dataset == dataset, _flushes.c.status != "committed")
+    return set(connection.execute(chosen).scalars())
+
+
 def burn(connection: Connection, flush: Flush, *, guilty: Iterable[str] | None = None) -> None:
     """The flush did not land: its range is given up, its segments wait again.
 
@@ -149,6 +168,7 @@ def burn(connection: Connection, flush: Flush, *, guilty: Iterable[str] | None =
     now = _now()
     _settle(connection, flush, status="burnt", finished_at=now)
     sources.discard(connection, flush.id)
+    takeovers.discard(connection, flush.id)
     if guilty is not None:
         innocent = [segment.name for segment in flush.segments if segment.name not in set(guilty)]
         for name in innocent:
@@ -181,6 +201,7 @@ def record(connection: Connection, flush: Flush, outcome: Outcome) -> None:
     )
     raise_high_water(connection, flush.dataset, outcome.high_water)
     sources.promote(connection, flush.id)
+    takeovers.promote(connection, flush.id)
     horizon = (datetime.now(UTC) - _REMEMBER).isoformat()
     connection.execute(delete(_segments).where(_segments.c.status == "committed", _segments.c.updated_at < horizon))
     connection.execute(delete(_flushes).where(_flushes.c.status != "reserved", _flushes.c.finished_at < horizon))

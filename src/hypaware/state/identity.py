@@ -1,25 +1,37 @@
 """Who a home is, so that a moved or copied one is noticed before anything in it is touched.
 
-A home is the same home while its path, its inode and its machine are the same. `incarnation` is drawn anew whenever
+A home is the same home while its path, its inode and its machine are the same; elsewhere with the same inode, it was
+moved; with another one, or on another machine, it is a copy, wherever it lies. `incarnation` is drawn anew whenever
 its memory may have forked (a copy, a rebuilt state), so that nothing sent under the old one is confused with the new.
 """
 
 from __future__ import annotations
 
+import fcntl
+import os
 import platform
 import re
 import secrets
-import shlex
 import socket
 import subprocess
 import sys
 import uuid
 from dataclasses import dataclass, replace
+from enum import Enum
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from hypaware.errors import NotReady
+# FS_IOC_GETVERSION: the generation of an inode number, by which NFS servers tell stale handles.
+_GET_VERSION = 0x80087601
+# The inode of a home that lies nowhere yet: a backup. Wherever it is opened, it is a copy.
+NOWHERE = 0
+
+
+class Whereabouts(Enum):
+    HERE = "here"
+    MOVED = "moved"
+    COPIED = "copied"
 
 
 @dataclass(frozen=True)
@@ -33,11 +45,30 @@ class Identity:
     home_inode: int
     forks: tuple[int, ...] = ()
     """The last sequence of each earlier incarnation: rows up to it are delivered under that one, whoever has them."""
+    home_born: int | None = None
+    """Tells the folder from an earlier one that had the same inode; None where the file system does not say."""
 
     def reborn(self, through: int) -> Identity:
         """The same home with a memory that may have forked after this sequence."""
         parents, forks = (*self.parents, self.incarnation), (*self.forks, through)
         return replace(self, incarnation=new_incarnation(), parents=parents, forks=forks)
+
+    def placed(self, root: Path) -> Identity:
+        """The same home, which lies here now."""
+        return replace(self, machine_id=machine_id(), home_path=str(root.resolve()), **_folder(root))
+
+    def where(self, other: Identity) -> Identity:
+        """The same home, which lies where the other does."""
+        place = {name: getattr(other, name) for name in ("machine_id", "home_path", "home_inode", "home_born")}
+        return replace(self, **place)
+
+    def whereabouts(self, root: Path) -> Whereabouts:
+        """What the folder is, if this is the home that it says it is."""
+        if self.machine_id != machine_id() or self.home_inode != root.stat().st_ino:
+            return Whereabouts.COPIED
+        if self.home_born is not None and born(root) not in (None, self.home_born):
+            return Whereabouts.COPIED
+        return Whereabouts.HERE if self.home_path == str(root.resolve()) else Whereabouts.MOVED
 
     def descends_from(self, other: Identity) -> bool:
         """Whether this is the other one or a later life of it; else it is an earlier one, or of another line."""
@@ -70,33 +101,37 @@ def new_identity(
         parents=parents,
         machine_id=machine_id(),
         home_path=str(root.resolve()),
-        home_inode=root.stat().st_ino,
         forks=forks,
+        **_folder(root),
     )
+
+
+def _folder(root: Path) -> dict[str, Any]:
+    return {"home_inode": root.stat().st_ino, "home_born": born(root)}
+
+
+def born(folder: Path) -> int | None:
+    """What two folders differ in that had the same inode one after the other: file systems give numbers out again."""
+    if (birth := getattr(folder.stat(), "st_birthtime_ns", None)) is not None:
+        return int(birth)
+    if sys.platform != "linux":
+        return None
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        return int.from_bytes(fcntl.ioctl(fd, _GET_VERSION, bytes(8))[:4], sys.byteorder)
+    except OSError:
+        return None
+    finally:
+        os.close(fd)
 
 
 def new_incarnation() -> str:
     return secrets.token_hex(16)
 
 
-def check(known: Identity, root: Path) -> None:
-    """Raises, before anything is read or written, if this is not the home that it was."""
-    here, inode = str(root.resolve()), root.stat().st_ino
-    if known.machine_id == machine_id() and known.home_inode == inode and known.home_path == here:
-        return
-    moved = known.machine_id == machine_id() and known.home_inode == inode
-    what = "was moved: it belongs at" if moved else "is a copy of the home that belongs at"
-    original = shlex.quote(known.home_path)
-    raise NotReady(
-        f"the home {here} {what} {known.home_path}; its lake names files by their old place, "
-        "so nothing was read or written",
-        kind="home_moved" if moved else "home_copied",
-        repair=f"mv {shlex.quote(here)} {original}" if moved else f"HYP_HOME={original} hyp ...",
-    )
-
-
 def from_json(values: dict[str, object]) -> Identity:
-    known = {name: values[name] for name in Identity.__dataclass_fields__ if name != "forks"}
+    known = {name: values[name] for name in Identity.__dataclass_fields__ if name not in ("forks", "home_born")}
+    known["home_born"] = values.get("home_born")
     parents: tuple[str, ...] = tuple(values["parents"])  # type: ignore[arg-type]
     return Identity(**{**known, "parents": parents, "forks": padded(values.get("forks", ()), parents)})  # type: ignore[arg-type]
 

@@ -93,11 +93,35 @@ def _server(connection: Connection) -> None:
         connection.execute(text(statement))
 
 
+def _retention(connection: Connection) -> None:
+    partition = "dataset TEXT NOT NULL, source TEXT NOT NULL, day TEXT NOT NULL"
+    for statement in (
+        f"""CREATE TABLE retention_holds (
+            {partition}, since TEXT NOT NULL, through BIGINT NOT NULL, PRIMARY KEY (dataset, source, day, since))""",
+        f"""CREATE TABLE retention_drops (
+            {partition}, at TEXT NOT NULL, through BIGINT NOT NULL, row_count BIGINT NOT NULL, sinks TEXT NOT NULL,
+            landed INTEGER NOT NULL, PRIMARY KEY (dataset, source, day, at))""",
+    ):
+        connection.execute(text(statement))
+
+
+def _takeover(connection: Connection) -> None:
+    connection.execute(
+        text(
+            """CREATE TABLE pending_watermarks (
+            flush_id TEXT NOT NULL, sink TEXT NOT NULL, dataset TEXT NOT NULL, source TEXT NOT NULL,
+            address TEXT NOT NULL, watermark BIGINT NOT NULL, PRIMARY KEY (flush_id, sink, dataset, source))"""
+        )
+    )
+
+
 STEPS: tuple[tuple[str, Step], ...] = (
     ("0001_foundation", _foundation),
     ("0002_sources", _sources),
     ("0003_delivery", _delivery),
     ("0004_server", _server),
+    ("0005_retention", _retention),
+    ("0006_takeover", _takeover),
 )
 
 

@@ -189,3 +189,29 @@ delivered = Table(
     Column("seq_after", BigInteger, primary_key=True),
     Column("seq_last", BigInteger, nullable=False),
 )
+
+retention_holds = Table(
+    "retention_holds",
+    metadata,
+    *[Column(name, Text, primary_key=True) for name in ("dataset", "source", "day", "since")],
+    Column("through", BigInteger, nullable=False),
+)
+
+retention_drops = Table(
+    "retention_drops",
+    metadata,
+    *[Column(name, Text, primary_key=True) for name in ("dataset", "source", "day", "at")],
+    Column("through", BigInteger, nullable=False),
+    Column("row_count", BigInteger, nullable=False),
+    Column("sinks", Text, nullable=False),
+    Column("landed", Integer, nullable=False),
+)
+
+pending_watermarks = Table(
+    "pending_watermarks",
+    metadata,
+    Column("flush_id", Text, primary_key=True),
+    *_stream_columns(key=True),
+    Column("address", Text, nullable=False),
+    Column("watermark", BigInteger, nullable=False),
+)

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hypaware.home import Home
-from hypaware.lake import keys, metadata, rejects, scan, tables
+from hypaware.lake import keys, metadata, rejects, scan, tables, tombstones
+from hypaware.lake.closed import SESSION, Closed, mark_of
 from hypaware.lake.keys import KeyIndex
-from hypaware.lake.spark_lake import SparkTable, key_sql
+from hypaware.lake.spark_table import SparkTable, key_sql
 from hypaware.model.datasets import SEQ, SOURCE, Dataset
 from hypaware.spool import reader
 from hypaware.state import dead_letters, flushes, intents, streams
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 _SAMPLE = 500
 _SAMPLE_FILES = 4
+_SAMPLE_PARTS = 100_000
 _FLUSH_ID_LENGTH = 36
 
 
@@ -143,8 +145,10 @@ def key_index(audit: Audit) -> Check:
         if audit.deep and not ahead:
             lake = {key for lot in audit.table.key_hashes(0) for key, seq in lot if seq <= (through or 0)}
             missing = len(lake) - len(index.find(sorted(lake)))
-            # The index is shared: its size says something only where one table fills it.
-            phantoms = index.count() - len(lake) + missing if len(metadata.entries(audit.home)) == 1 else 0
+            # The index is shared: its size says something only where one table fills it. And what retention drops
+            # stays in it, so that it does not come again.
+            alone = len(metadata.entries(audit.home)) == 1 and metadata.RETAINED_FROM not in audit.metadata.properties
+            phantoms = index.count() - len(lake) + missing if alone else 0
     detail = f"filled through {through}, the lake's floor is {audit.table.floor}"
     if audit.deep:
         detail += f"; {missing} keys of the lake are not in it, {phantoms} are in it that the lake does not have"
@@ -160,7 +164,7 @@ def files(audit: Audit) -> Check:
     strays = orphans(audit)
     detail = f"{len(known)} data files, {len(missing)} missing or short"
     if missing:
-        detail += f": {missing[0]}"
+        detail += f": {missing[0]} (hyp maintain {audit.dataset.name} --rebuild)"
     if strays:
         size = sum(path.stat().st_size for path in strays)
         detail += f"; {len(strays)} files ({size} bytes) that nothing names"
@@ -222,4 +226,35 @@ def deliveries(audit: Audit) -> Check:
     return audit.check("deliveries", not ahead and not crooked, detail)
 
 
-ALL = (sequences, allocation, row_ids, duplicates, high_water, unfinished, key_index, files, deliveries)
+def purged(audit: Audit) -> Check:
+    """Nothing that was purged is in the lake, and no purge was left unfinished."""
+    stones = tombstones.read(audit.home)
+    left = tombstones.unfinished(audit.home)
+    found = _closed_rows(audit, stones.closed)
+    if stones.has_parts and audit.home.keys.exists() and keys.is_readable(audit.home.keys):
+        buried = tombstones.parts(audit.home, None if audit.deep else _SAMPLE_PARTS)
+        with closing(KeyIndex(audit.home.keys)) as index:
+            # Where it is not trusted, a purge was cut off, and it may still know what is gone.
+            if index.through(audit.dataset.name, audit.table.uuid) is not None:
+                found = max(found, len(index.find(buried)))
+    detail = f"{found} rows of the lake were purged" if found else "nothing that was purged is in the lake"
+    if left:
+        detail += f"; begun and not finished: {'; '.join(left)}"
+    elif found:
+        detail += "; purge them again"
+    return audit.check("purged", not found and not left, detail)
+
+
+def _closed_rows(audit: Audit, closed: Closed) -> int:
+    found = 0
+    if closed.sessions and SESSION in audit.dataset.coercers:
+        sessions = audit.sql(f"SELECT {SESSION}, count(*) FROM {audit.name} GROUP BY {SESSION}")
+        found += sum(rows for session, rows in sessions if mark_of("session", str(session)) in closed.sessions)
+    if closed.before is not None:
+        early = f"{audit.dataset.time_column} < TIMESTAMP '{closed.before}'"
+        ((rows,),) = audit.sql(f"SELECT count(*) FROM {audit.name} WHERE {early}")
+        found += rows
+    return int(found)
+
+
+ALL = (files, sequences, allocation, row_ids, duplicates, high_water, unfinished, key_index, deliveries, purged)

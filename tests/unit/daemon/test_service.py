@@ -153,8 +153,13 @@ def test_a_broken_config_leaves_the_old_one_in_force_and_is_said_aloud(daemon: D
 
 
 def test_a_removed_home_ends_its_daemon_and_is_not_made_again(daemon: DaemonOfTests) -> None:
+    def removed() -> bool:
+        """It may be writing there in this moment."""
+        shutil.rmtree(daemon.home.root, ignore_errors=True)
+        return not daemon.home.root.exists()
+
     with daemon.running() as running:
-        shutil.rmtree(daemon.home.root)
+        eventually(removed)
         running.process.communicate(timeout=60)
         assert running.process.returncode == 0
         assert "the home is gone" in running.log

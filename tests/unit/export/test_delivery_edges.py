@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import pyarrow as pa
 import pytest
 
 from hypaware.config.schema import Config, SinkConfig
 from hypaware.errors import HypError, Retryable
-from hypaware.export import binding, configured, locks, shipping, waiting
+from hypaware.export import binding, configured, letters, locks, shipping, waiting
 from hypaware.export import replay as replaying
 from hypaware.export.driver import Driver, Terms
 from hypaware.export.payload import Payload
@@ -569,3 +570,11 @@ def test_adopt_elsewhere_without_a_memory_asks_the_destination_and_skips_nothing
     assert desk.deliver(config)[0].status == "ok"
     assert set(desk.arrived("elsewhere")) >= set(range(3, 9))
     desk.opened.store.close()
+
+
+@pytest.mark.hazard(44)
+def test_a_dead_letter_holds_nothing_of_the_rows_beside_its_own() -> None:
+    """Arrow writes whole buffers: a slice would carry its neighbours' text into the state, where no purge finds it."""
+    page = pa.table({"content_text": [f"secret number {number}" for number in range(20)]})
+    alone = letters.packed(page.slice(3, 1))
+    assert alone == letters.packed(pa.table({"content_text": ["secret number 3"]}))

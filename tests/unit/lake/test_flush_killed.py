@@ -25,7 +25,8 @@ from tests.rows import rows as message_rows
 FLUSH_POINTS = [
     point.name
     for point in all_points()
-    if point.package in ("state", "lake") and not point.name.startswith("lake.intake")
+    if point.package in ("state", "lake")
+    and not point.name.startswith(("lake.intake", "lake.tombstones", "lake.relocate"))
 ]
 APPEND_POINTS = [
     point.name for point in all_points() if point.name.startswith(("spool.create", "spool.append", "spool.seal"))

@@ -142,5 +142,5 @@ def test_a_file_that_is_gone_for_good_is_an_error(home: Home) -> None:
     assert entry
     for file in metadata.live_files(metadata.read(entry.metadata)):
         file.path.unlink()
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(LakeError, match="is missing"):
         since.between(home, DATASET, "claude", 0, 6)

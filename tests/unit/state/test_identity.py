@@ -1,4 +1,4 @@
-"""Who a home is: the same path, folder and machine, or it is refused."""
+"""Who a home is: the same path, folder and machine; else it was moved, or is a copy."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from hypaware.errors import NotReady
 from hypaware.state import identity
-from hypaware.state.identity import Identity
+from hypaware.state.identity import Identity, Whereabouts
 
 
 @pytest.fixture
@@ -32,29 +31,30 @@ def test_a_rebirth_keeps_the_gateway_and_remembers_its_lives(known: Identity) ->
     assert [epoch.incarnation for epoch in twice.epochs()] == [*twice.parents, twice.incarnation]
 
 
-def test_the_same_home_passes_also_through_a_link(tmp_path: Path, known: Identity) -> None:
-    identity.check(known, tmp_path)
+def test_the_same_home_is_known_also_through_a_link(tmp_path: Path, known: Identity) -> None:
+    assert known.whereabouts(tmp_path) is Whereabouts.HERE
     link = tmp_path.with_name(f"{tmp_path.name}-link")
     link.symlink_to(tmp_path)
-    identity.check(known, link)
+    assert known.whereabouts(link) is Whereabouts.HERE
 
 
 @pytest.mark.hazard(70)
-def test_a_moved_home_is_refused_with_the_way_back(tmp_path: Path, known: Identity) -> None:
-    moved = dataclasses.replace(known, home_path="/a place/before")
-    with pytest.raises(NotReady, match="was moved: it belongs at /a place/before") as refused:
-        identity.check(moved, tmp_path)
-    assert (refused.value.exit_code, refused.value.kind) == (3, "home_moved")
-    assert refused.value.repair == (f"mv {tmp_path.resolve()} '/a place/before'",)
+def test_a_home_with_the_same_inode_elsewhere_was_moved(tmp_path: Path, known: Identity) -> None:
+    before = dataclasses.replace(known, home_path="/a place/before")
+    assert before.whereabouts(tmp_path) is Whereabouts.MOVED
+    assert before.placed(tmp_path) == known
 
 
 @pytest.mark.hazard(69)
-@pytest.mark.parametrize("change", [{"home_inode": 1}, {"machine_id": "another"}])
-def test_a_copied_home_is_refused(tmp_path: Path, known: Identity, change: dict[str, object]) -> None:
-    original = dataclasses.replace(known, home_path="/elsewhere", **change)  # type: ignore[arg-type]
-    with pytest.raises(NotReady, match="is a copy of the home that belongs at /elsewhere") as refused:
-        identity.check(original, tmp_path)
-    assert (refused.value.exit_code, refused.value.kind) == (3, "home_copied")
+@pytest.mark.parametrize("change", [{"home_inode": 1}, {"machine_id": "another"}, {"home_inode": identity.NOWHERE}])
+@pytest.mark.parametrize("path", ["/elsewhere", None])
+def test_a_home_with_another_inode_or_machine_is_a_copy_wherever_it_lies(
+    tmp_path: Path, known: Identity, change: dict[str, object], path: str | None
+) -> None:
+    original = dataclasses.replace(known, home_path=path or known.home_path, **change)  # type: ignore[arg-type]
+    assert original.whereabouts(tmp_path) is Whereabouts.COPIED
+    assert original.placed(tmp_path) == known
+    assert known.where(original) == original
 
 
 def test_the_machine_has_one_id() -> None:

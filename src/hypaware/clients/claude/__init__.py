@@ -6,7 +6,8 @@ of each session in it. Session ids, agent ids and paths in a transcript are data
 
 from __future__ import annotations
 
+from hypaware.clients.claude.attach import ClaudeSettings
 from hypaware.clients.claude.history import ClaudeHistory
 from hypaware.clients.client import Client
 
-CLIENT = Client("claude", "Claude Code", backfill=ClaudeHistory())
+CLIENT = Client("claude", "Claude Code", backfill=ClaudeHistory(), settings=ClaudeSettings())

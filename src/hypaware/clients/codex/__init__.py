@@ -1,6 +1,7 @@
 """Codex: rollout files of the CLI, both forms."""
 
 from hypaware.clients.client import Client
+from hypaware.clients.codex.attach import CodexSettings
 from hypaware.clients.codex.history import CodexHistory
 
-CLIENT = Client("codex", "OpenAI's Codex CLI", backfill=CodexHistory())
+CLIENT = Client("codex", "OpenAI's Codex CLI", backfill=CodexHistory(), settings=CodexSettings())

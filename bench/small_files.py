@@ -1,0 +1,93 @@
+"""A lake of many small files, made quickly: `python -m bench.small_files HOME FILES`, for a home that has none yet.
+
+As many flushes would have left it: 500 rows of about 1 KB in each file, of two sources over some days. But twenty files
+are committed at a time, and no spool takes part. In the end lake and state know the rows as if flushes had brought
+them.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+
+from bench import rows
+from hypaware.engine.session import open_session
+from hypaware.home import Home
+from hypaware.lake.build import BuildTask, Built
+from hypaware.lake.keys import KeyIndex
+from hypaware.lake.spark_lake import SparkLake
+from hypaware.model import datasets
+from hypaware.model.coerce import coerce_row
+from hypaware.model.datasets import Dataset, Row
+from hypaware.opening import open_home
+from hypaware.state import flushes, mirror
+from hypaware.state.flushes import Outcome
+
+DATASET = "ai_gateway_messages"
+ROWS = 500
+_SOURCES = ("claude", "codex")
+_FILES_A_COMMIT = 20
+_FILES_A_DAY = 100
+
+
+@dataclass(frozen=True)
+class SmallFile:
+    """A piece that becomes one file."""
+
+    number: int
+    first_seq: int
+    gateway_id: str
+    suspects: tuple[str, ...] = ()
+
+    def rows(self, dataset: Dataset, built: Built) -> Iterator[tuple[int, Row]]:
+        source = self.number % len(_SOURCES)
+        for place in range(ROWS):
+            number = (self.number // len(_SOURCES) * ROWS + place) * len(_SOURCES) + source
+            at = rows.START + timedelta(days=self.number // _FILES_A_DAY, seconds=number % 80_000)
+            raw = {**rows.row(number), "message_created_at": at.isoformat()}
+            yield self.first_seq + place, coerce_row(dataset, raw, self.gateway_id)
+
+
+def main(home: Home, files: int) -> None:
+    began = time.perf_counter()
+    opened = open_home(home)
+    session = open_session(home)
+    dataset = datasets.get(DATASET)
+    try:
+        with closing(opened.store) as store:
+            lake = SparkLake(home, session.spark, opened.identity, lambda: None)
+            for first in range(0, files, _FILES_A_COMMIT):
+                count = min(_FILES_A_COMMIT, files - first)
+                table = lake.table(dataset)
+                with store.transaction() as connection:
+                    flush = flushes.reserve_blocks(connection, DATASET, count * ROWS, above=table.floor)
+                pieces = [SmallFile(first + n, flush.after + 1 + n * ROWS, opened.gateway_id) for n in range(count)]
+                tasks = [BuildTask(DATASET, (piece,), flush.id, table.data_root, table.field_ids) for piece in pieces]
+                built = [task.run() for task in tasks]
+                table.commit(flush, [file for result in built for file in result.files])
+                with store.transaction() as connection:
+                    flushes.record(connection, flush, _outcome(built))
+            mirror.write(home.mirror, store)
+            # Without the keys: they serve flushes, and no row here comes twice.
+            with closing(KeyIndex(home.keys)) as index:
+                index.add(DATASET, table.uuid, flush.last, ())
+    finally:
+        session.close()
+    print(json.dumps({"files": files, "seconds": time.perf_counter() - began}))
+
+
+def _outcome(built: list[Built]) -> Outcome:
+    high_water: dict[str, int] = {}
+    for file in (file for result in built for file in result.files):
+        high_water[file.source] = max(file.max_seq, high_water.get(file.source, 0))
+    return Outcome(high_water, sum(result.rows for result in built), 0, 0)
+
+
+if __name__ == "__main__":
+    main(Home(Path(sys.argv[1])), int(sys.argv[2]))

@@ -1,0 +1,1 @@
+"""Live capture: the gateway between clients and their providers, and what it records of their traffic."""

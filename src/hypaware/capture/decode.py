@@ -1,0 +1,116 @@
+"""A recording made readable: unpacked, taken apart, its headers and its address without secrets.
+
+Nothing here fails on what came over the wire. What cannot be unpacked or is beyond the bounds is left out with the
+reason in `error`; what is no JSON stays text; what is no text is None. `error` holds how the exchange ended before
+its time, then what happened to its bodies: `client_abort; response gzip: ends early`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from hypaware.capture import sse
+from hypaware.capture.decoded import Decoded, Event
+from hypaware.capture.recording import Body, Headers, Recording
+from hypaware.capture.redact import redact_headers, redact_query
+from hypaware.capture.unpack import Bounds, unpack
+
+_RUN_ID_HEADER = "x-hyp-dev-run-id"
+_TEXTUAL = ("text/", "application/json", "application/x-ndjson", "+json", "application/xml", "urlencoded")
+
+
+@dataclass(frozen=True)
+class _Read:
+    """One body, as far as it can be read."""
+
+    text: str | None = None
+    document: Any = None
+    events: tuple[Event, ...] | None = None
+    trouble: str | None = None
+
+
+def decode(recording: Recording, bounds: Bounds | None = None) -> Decoded:
+    bounds = bounds or Bounds()
+    request = _read(recording.request, recording.request_headers, bounds, may_stream=False)
+    response = _read(recording.response, recording.response_headers, bounds, may_stream=True)
+    path, query = redact_query(recording.path)
+    return Decoded(
+        exchange_id=recording.exchange_id,
+        started_at=recording.started_at,
+        ended_at=recording.ended_at,
+        first_byte_ms=recording.first_byte_ms,
+        upstream=recording.upstream,
+        provider=recording.provider,
+        client_name=recording.client_name,
+        method=recording.method,
+        path=path,
+        query=query,
+        status=recording.status,
+        request_headers=redact_headers(recording.request_headers),
+        response_headers=redact_headers(recording.response_headers),
+        request_bytes=recording.request.size,
+        response_bytes=recording.response.size,
+        request_text=request.text,
+        response_text=response.text,
+        request=request.document,
+        response=response.document,
+        events=response.events,
+        error=_error(recording.error, request.trouble, response.trouble),
+        metadata=_metadata(recording.request_headers),
+    )
+
+
+def _read(body: Body, headers: Headers, bounds: Bounds, *, may_stream: bool) -> _Read:
+    encodings = [name.strip().lower() for name in _header(headers, "content-encoding").split(",")]
+    unpacked = unpack(body.blocks(), encodings, bounds, body.size)
+    if not unpacked.data:
+        return _Read("" if body.size == 0 else None, trouble=unpacked.trouble)
+    media_type = _header(headers, "content-type").partition(";")[0].strip().lower()
+    text = _text(unpacked.data, media_type)
+    if text is None:
+        return _Read(trouble=unpacked.trouble)
+    if may_stream and media_type == "text/event-stream":
+        return _Read(text, events=_events(text), trouble=unpacked.trouble)
+    document = _json(unpacked.data)
+    if document is None and may_stream and "json" not in media_type and sse.looks_like_events(text):
+        return _Read(text, events=_events(text), trouble=unpacked.trouble)
+    return _Read(text, document, trouble=unpacked.trouble)
+
+
+def _text(data: bytes | bytearray, media_type: str) -> str | None:
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return data.decode(errors="replace") if any(kind in media_type for kind in _TEXTUAL) else None
+
+
+def _json(data: bytes | bytearray | str) -> Any:
+    """None also for what is no JSON, or nested beyond all reason."""
+    try:
+        return orjson.loads(data)
+    except orjson.JSONDecodeError:
+        return None
+
+
+def _events(text: str) -> tuple[Event, ...]:
+    return tuple(
+        Event(found.type, found.data if (data := _json(found.data)) is None else data) for found in sse.events(text)
+    )
+
+
+def _error(ended: str | None, request: str | None, response: str | None) -> str | None:
+    found = [ended, request and f"request {request}", response and f"response {response}"]
+    return "; ".join(part for part in found if part) or None
+
+
+def _metadata(headers: Headers) -> Mapping[str, Any]:
+    run_id = _header(headers, _RUN_ID_HEADER)
+    return {"dev_run_id": run_id} if run_id else {}
+
+
+def _header(headers: Headers, name: str) -> str:
+    return ", ".join(value for found, value in headers if found.lower() == name)

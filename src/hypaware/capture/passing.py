@@ -1,0 +1,180 @@
+"""One exchange, passed straight through: the head is read and its way found, the rest are bytes.
+
+The request goes on with `Connection: close`, and so the answer ends with its connection: neither side's framing has to
+be understood. A machine behind a proxy (HTTPS_PROXY) goes out through it, by CONNECT.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import os
+import socket
+import ssl
+from contextlib import suppress
+from functools import cache
+from urllib.parse import SplitResult, unquote, urlsplit
+
+from hypaware.capture import handover, own_upstreams
+from hypaware.capture.routes import Routes
+from hypaware.home import Home
+
+_MOST_HEAD = 1 << 18
+_BLOCK = 1 << 16
+_HEAD_SECONDS = 600.0
+_CONNECT_SECONDS = 20.0
+_ONE_CONNECTION = frozenset(
+    (b"connection", b"keep-alive", b"proxy-connection", b"proxy-authorization", b"te", b"upgrade")
+)
+_OURS = (b"x-hypaware-", b"x-hyp-")
+
+Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+async def serve(client: socket.socket, home: Home) -> None:
+    """Until one side has ended. Raises nothing: there is nobody to hear it."""
+    reader, writer = await asyncio.open_connection(sock=client, limit=_MOST_HEAD)
+    try:
+        with suppress(OSError, asyncio.IncompleteReadError, TimeoutError, ValueError):
+            await _exchange(reader, writer, home)
+    finally:
+        await _close(writer)
+
+
+async def _exchange(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, home: Home) -> None:
+    try:
+        head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), _HEAD_SECONDS)
+    except asyncio.LimitOverrunError:
+        await _answer(writer, 431, "headers_too_large", "the head of the request is too large")
+        return
+    first, *headers = head[:-4].split(b"\r\n")
+    method, target, version = first.split(b" ")
+    path = target.decode("utf-8", "surrogateescape")
+    if path.partition("?")[0] == handover.HEALTH:
+        await _send(writer, 200, handover.health(home, "fallback"))
+        return
+    found = _routes(home).find(path)
+    if found is None:
+        await _answer(writer, 404, "no_route", f"no upstream takes {path.partition('?')[0][:200]}")
+        return
+    url = urlsplit(found.url)
+    try:
+        upstream = await asyncio.wait_for(_connected(url), _CONNECT_SECONDS)
+    except (OSError, TimeoutError, ValueError) as error:
+        await _answer(writer, 502, "upstream_down", f"{url.hostname} cannot be reached: {type(error).__name__}")
+        return
+    try:
+        upstream[1].write(_head(method, found.url, url, version, headers))
+        await _pump_both((reader, writer), upstream)
+    finally:
+        await _close(upstream[1])
+
+
+def _routes(home: Home) -> Routes:
+    """Read each time, for it matters when it changes. A broken config must not leave a client without its provider."""
+    from hypaware import config
+    from hypaware.errors import HypError
+
+    upstreams: list[object] = []
+    with suppress(HypError, OSError):
+        upstreams += config.load(home).gateway.upstreams
+    return Routes([*upstreams, *own_upstreams.read(home)])  # type: ignore[list-item]
+
+
+def _head(method: bytes, address: str, url: SplitResult, version: bytes, headers: list[bytes]) -> bytes:
+    named = b",".join(each.partition(b":")[2] for each in headers if each.lower().startswith(b"connection:"))
+    dropped = _ONE_CONNECTION | {name.strip().lower() for name in named.split(b",")}
+    origin = f"{url.scheme}://{url.netloc}"
+    target = address[len(origin) :].encode("utf-8", "surrogateescape") or b"/"
+    lines = [b"%s %s %s" % (method, target, version), b"Host: " + url.netloc.rpartition("@")[2].encode()]
+    for each in headers:
+        name = each.partition(b":")[0].strip().lower()
+        if name != b"host" and name not in dropped and not name.startswith(_OURS):
+            lines.append(each)
+    return b"\r\n".join((*lines, b"Connection: close", b"", b""))
+
+
+async def _pump_both(client: Stream, upstream: Stream) -> None:
+    """The answer's end is the end; a client that has said all keeps its side open until then, or has gone."""
+    upward = asyncio.create_task(_pump(client[0], upstream[1]))
+    downward = asyncio.create_task(_pump(upstream[0], client[1]))
+    try:
+        await asyncio.wait((upward, downward), return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in (upward, downward):
+            task.cancel()
+        await asyncio.gather(upward, downward, return_exceptions=True)
+
+
+async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    while block := await reader.read(_BLOCK):
+        writer.write(block)
+        await writer.drain()
+
+
+async def _connected(url: SplitResult) -> Stream:
+    host, is_tls = url.hostname or "", url.scheme == "https"
+    port = url.port or (443 if is_tls else 80)
+    proxy = _proxy(url.scheme, host)
+    if proxy is None:
+        return await asyncio.open_connection(host, port, ssl=_trust() if is_tls else None, limit=_BLOCK)
+    reader, writer = await asyncio.open_connection(proxy.hostname, proxy.port or 3128, limit=_BLOCK)
+    lines = [f"CONNECT {host}:{port} HTTP/1.1", f"Host: {host}:{port}"]
+    if proxy.username is not None:
+        secret = f"{unquote(proxy.username)}:{unquote(proxy.password or '')}".encode()
+        lines.append(f"Proxy-Authorization: Basic {base64.b64encode(secret).decode()}")
+    writer.write("\r\n".join((*lines, "", "")).encode())
+    answer = await reader.readuntil(b"\r\n\r\n")
+    if b" 200" not in answer.split(b"\r\n")[0]:
+        raise ConnectionError("the proxy refuses")
+    if is_tls:
+        await writer.start_tls(_trust(), server_hostname=host)
+    return reader, writer
+
+
+def _proxy(scheme: str, host: str) -> SplitResult | None:
+    if host in ("localhost", "127.0.0.1", "::1"):
+        return None
+    names = (f"{scheme}_proxy", f"{scheme}_proxy".upper(), "all_proxy", "ALL_PROXY")
+    found = next((value for name in names if (value := os.environ.get(name))), None)
+    spared = os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or ""
+    for each in (part.strip().lstrip("*").lstrip(".") for part in spared.split(",")):
+        if each and (host == each or host.endswith(f".{each}")):
+            return None
+    return urlsplit(found if "://" in found else f"http://{found}") if found and spared.strip() != "*" else None
+
+
+@cache
+def _trust() -> ssl.SSLContext:
+    context = ssl.create_default_context()
+    context.set_alpn_protocols(["http/1.1"])
+    if extra := os.environ.get("SSL_CERT_FILE"):
+        # OpenSSL takes the variable in place of the system's file; here it adds to it.
+        usual = ssl.get_default_verify_paths().openssl_cafile
+        for file in (extra, usual):
+            with suppress(OSError):
+                context.load_verify_locations(file)
+    return context
+
+
+async def _answer(writer: asyncio.StreamWriter, status: int, kind: str, message: str) -> None:
+    await _send(
+        writer, status, {"type": "error", "error": {"type": kind, "message": f"HypAware on this machine: {message}"}}
+    )
+
+
+async def _send(writer: asyncio.StreamWriter, status: int, document: dict[str, object]) -> None:
+    body = json.dumps(document).encode()
+    writer.write(
+        b"HTTP/1.1 %d \r\nContent-Type: application/json\r\nContent-Length: %d\r\nServer: hypaware-fallback\r\n"
+        b"Connection: close\r\n\r\n" % (status, len(body))
+    )
+    writer.write(body)
+    await writer.drain()
+
+
+async def _close(writer: asyncio.StreamWriter) -> None:
+    writer.close()
+    with suppress(OSError, ssl.SSLError, TimeoutError):
+        await asyncio.wait_for(writer.wait_closed(), 5.0)

@@ -1,0 +1,261 @@
+"""Where secrets stand in UTF-8 text: one fast look for what may be one, then the rule itself at those places only.
+
+The fast look costs a few milliseconds per megabyte, because it is a handful of searches for fixed bytes:
+
+- keys and tokens are long: with all of their characters made equal, a run of twenty is one search
+- names of secrets end in one of a few ways before a sign or a quote: with the letters of those endings put into
+  classes, three searches find `password=`, `"api_key":`, `Token =` and hardly anything else
+- a private key has its first line, a password in an address its `@`
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from hypaware.capture import secrets_rules as rules
+
+_RUN = 20
+_LOOK_BACK = 48
+_LONGEST_NAME = 64
+_LONGEST_VALUE = 2048
+_ENOUGH = 128
+
+
+@dataclass(frozen=True)
+class Span:
+    start: int
+    end: int
+    kind: str
+
+
+def _classes(members: dict[str, str]) -> bytes:
+    """A translation table: each of the characters to its class, the rest to a dot."""
+    table = bytearray(b"." * 256)
+    for to, characters in members.items():
+        for character in characters:
+            table[ord(character)] = ord(to)
+    return bytes(table)
+
+
+_LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+_RUNS = _classes({"a": _LETTERS + "0123456789_-"})
+# password, passwd, pwd · secret, token, key · passphrase; then a sign, a quote or a space.
+_ENDINGS = _classes({"1": "oOsSpP", "2": "rRwWkK", "3": "dD", "4": "eE", "5": "tTnNyY", "=": "=: \t\"'\\`]"})
+_NEEDLES = (b"123=", b"245=", b"1.111.2.14=")
+
+_ALL_TOKENS = re.compile("|".join(dict.fromkeys(rule.expression for rule in rules.TOKENS)).encode())
+_EACH_TOKEN = tuple((rule.kind, re.compile(rule.expression.encode())) for rule in rules.TOKENS)
+_TOKEN_CHARACTERS = re.compile(rb"[A-Za-z0-9_.~+/=:-]*+")
+_WORD = re.compile(rb"[A-Za-z0-9]")
+
+
+Ends = dict[re.Pattern[bytes], tuple[int, int]]
+"""Of each form of a value, the last one that was looked at: where it begins and ends."""
+
+
+def find(data: bytes, off: frozenset[str] = frozenset()) -> list[Span]:
+    """The secrets in the text, in order, none touching another."""
+    looks = (_keys, _after_schemes, _private_keys, _passwords_in_addresses, _assigned)
+    found = [span for look in looks for span in look(data)]
+    if off:
+        found = [span for span in found if span.kind not in off]
+    return _joined(found)
+
+
+def _joined(found: list[Span]) -> list[Span]:
+    """What overlaps becomes one, under the name of the one that begins first."""
+    joined: list[Span] = []
+    for span in sorted(found, key=lambda each: (each.start, -each.end)):
+        if joined and span.start < joined[-1].end:
+            last = joined[-1]
+            joined[-1] = Span(last.start, max(last.end, span.end), last.kind)
+        else:
+            joined.append(span)
+    return joined
+
+
+def _keys(data: bytes) -> Iterator[Span]:
+    alike = data.translate(_RUNS)
+    needle = b"a" * _RUN
+    has_azure = b"Q~" in data
+    done = 0
+    at = alike.find(needle)
+    while at >= 0:
+        before = data[at - 1] if at else 0
+        # Only some begin with a part that ends in one of these: `ya29.`, `hooks.slack.com/…`.
+        begin = max(done, at - _LOOK_BACK) if before in b"./:~" else at
+        end = _TOKEN_CHARACTERS.match(data, at).end()  # type: ignore[union-attr]
+        yield from _tokens(data, begin, end)
+        if has_azure:
+            for secret in rules.AZURE_SECRET.finditer(data, max(done, at - _LOOK_BACK), end):
+                yield Span(*secret.span(), rules.AZURE_CLIENT)
+        done = end
+        at = alike.find(needle, end)
+
+
+def _tokens(data: bytes, begin: int, end: int) -> Iterator[Span]:
+    while token := _ALL_TOKENS.search(data, begin, end):
+        start = token.start()
+        if start and _WORD.match(data, start - 1):
+            begin = start + 1
+            continue
+        begin = token.end()
+        yield Span(start, begin, next(kind for kind, each in _EACH_TOKEN if each.match(data, start, end)))
+
+
+def _after_schemes(data: bytes) -> Iterator[Span]:
+    for scheme, kind in rules.SCHEMES.items():
+        if kind == rules.BASIC and b"uthorization" not in data:
+            continue
+        at = data.find(scheme)
+        while at >= 0:
+            start = at + len(scheme)
+            token = rules.AFTER_SCHEME.match(data, start)
+            if token and (_is_mixed(token[0]) if kind == rules.BEARER else _is_user_and_password(token[0])):
+                yield Span(*token.span(), kind)
+            at = data.find(scheme, token.end() if token else start)
+
+
+def _is_user_and_password(token: bytes) -> bool:
+    try:
+        return b":" in base64.b64decode(token, validate=True)
+    except ValueError:
+        return False
+
+
+def _private_keys(data: bytes) -> Iterator[Span]:
+    at = data.find(b"-----BEGIN")
+    while at >= 0:
+        after = at + 1
+        if begin := rules.PEM_BEGIN.match(data, at):
+            cut = rules.PEM_CUT.match(data, begin.end())
+            end = rules.PEM_END.search(data, begin.end(), begin.end() + rules.PEM_MOST)
+            after = end.end() if end else cut.end() if cut else begin.end()
+            yield Span(at, after, rules.PRIVATE_KEY)
+        at = data.find(b"-----BEGIN", after)
+
+
+def _passwords_in_addresses(data: bytes) -> Iterator[Span]:
+    if b"@" in data:
+        for address in rules.URL.finditer(data):
+            if not _is_placeholder(address[1]):
+                yield Span(*address.span(1), rules.URL_PASSWORD)
+
+
+def _assigned(data: bytes) -> Iterator[Span]:
+    alike = data.translate(_ENDINGS)
+    for needle in _NEEDLES:
+        ends: Ends = {}
+        at = alike.find(needle)
+        while at >= 0:
+            sign = at + len(needle) - 1
+            if span := _assignment(data, sign, ends):
+                yield span
+                sign = span.end
+            at = alike.find(needle, sign)
+
+
+def _assignment(data: bytes, sign: int, ends: Ends) -> Span | None:
+    name = data[max(0, sign - _LONGEST_NAME) : sign]
+    if name.endswith(b"PWD") and not name.endswith(b"_PWD"):
+        # The folder that a shell stands in.
+        return None
+    kind = _kind_named(name) or (rules.ASSIGNED if name.endswith(b"_KEY") else None)
+    assignment = rules.ASSIGNMENT.match(data, sign) if kind else None
+    value = _value(data, sign, assignment, ends) if assignment else None
+    if kind is None or assignment is None or value is None:
+        return None
+    start, end, is_env = value
+    # The beginning of a very long one tells enough.
+    text = data[start : end if end - start < _LONGEST_VALUE else start + _ENOUGH]
+    return Span(start, end, kind) if _is_secret(text, kind, is_env, is_quoted=bool(assignment["open"])) else None
+
+
+def _kind_named(name: bytes) -> str | None:
+    """What a name says that it holds."""
+    name = name.lower()
+    if name.endswith(rules.PASSWORD_NAMES):
+        return rules.PASSWORD
+    if name.endswith(rules.SECRET_NAMES):
+        return rules.ASSIGNED
+    if name.endswith(b"key") and name[:-3].rstrip(b"_.-").endswith(rules.KEY_NAMES):
+        return rules.ASSIGNED
+    return None
+
+
+def _value(data: bytes, sign: int, assignment: re.Match[bytes], ends: Ends) -> tuple[int, int, bool] | None:
+    """Where the value begins and ends, and whether it stands as in a file of environment variables."""
+    start = assignment.end()
+    is_env = (
+        assignment["sign"] == b"="
+        and not (assignment["close"] or assignment["space"] or assignment["after"])
+        and rules.ENV_NAME.search(data, max(0, sign - _LONGEST_NAME), sign) is not None
+    )
+    if opened := assignment["open"]:
+        forms = rules.WITHIN_QUOTED if len(opened) > 1 else rules.QUOTED
+        pattern = forms[opened[-1:]]
+    else:
+        pattern = rules.ENV_VALUE if is_env else rules.BARE
+    end = _end_of_value(data, start, pattern, ends)
+    # In quotes, what is as long as that is a document; what it may hold is known by its form.
+    if end == start or (opened and end >= start + _LONGEST_VALUE):
+        return None
+    if pattern is rules.BARE and data[end : end + 1] in (b"(", b"["):
+        # A call: this is a program, and what it computes does not stand here.
+        return None
+    return start, end, is_env
+
+
+def _end_of_value(data: bytes, start: int, pattern: re.Pattern[bytes], ends: Ends) -> int:
+    """Values within one another end together: no text is gone over twice."""
+    begin, end = ends.get(pattern, (0, 0))
+    if not begin <= start < end:
+        found = pattern.match(data, start)
+        end = found.end() if found else start
+        ends[pattern] = (start, end)
+    return end
+
+
+_PLACEHOLDER = re.compile(
+    rb"(?i)\$|<|\{\{|%[({]|\*{3}|\.{3}|x{3,}|your[_-]|example|placeholder|change[_-]?me|redacted|none$|null$|nil$"
+    rb"|undefined$|true$|false$|string$|str$|bytes$|required$|optional$|test$|secret$|token$|pass(?:word)?$|bearer$|basic$"
+    rb"|(?:process\.env|os\.environ|os\.getenv|import\.meta|self\.|this\.|config\.|settings\.|env\.|args\.|options\.)"
+    rb"|(?:~|\.{0,2})/(?:home|run|etc|tmp|usr|var|opt|users|private|root|mnt|srv|dev|proc|data|app|secrets?|library)\b"
+    rb"|(?:https?|file)://"
+)
+_WORDS = re.compile(rb"[A-Za-z_]+(?:[._-][A-Za-z_]+)*")
+_IDENTIFIER = re.compile(rb"[A-Za-z_][A-Za-z_]*(?:[0-9]{1,2})?(?:[._-][A-Za-z_]+[0-9]{0,2})*")
+
+
+def _is_placeholder(value: bytes) -> bool:
+    return _PLACEHOLDER.match(value) is not None or len(set(value)) <= 2
+
+
+def _is_secret(value: bytes, kind: str, is_env: bool, is_quoted: bool) -> bool:
+    if _is_placeholder(value):
+        return False
+    is_password = kind == rules.PASSWORD
+    if is_env:
+        return len(value) >= 6 and (is_password or not value.isdigit())
+    if len(value) < (6 if is_password else 8) or b" " in value or value.isdigit():
+        return False
+    if is_password and is_quoted:
+        return _WORDS.fullmatch(value) is None
+    return _is_mixed(value) and _IDENTIFIER.fullmatch(value) is None
+
+
+def _is_mixed(value: bytes) -> bool:
+    """Letters with at least two digits, as what was drawn at random nearly always has."""
+    digits = sum(48 <= byte <= 57 for byte in value)
+    return digits >= 2 and any(65 <= byte <= 90 or 97 <= byte <= 122 for byte in value)
+
+
+def named_secret(name: str, value: str) -> str | None:
+    """The kind of a value that a JSON object has under a name; None if it is no secret."""
+    kind = _kind_named(name[-_LONGEST_NAME:].encode("utf-8", "surrogatepass"))
+    if kind is None or len(value) >= _LONGEST_VALUE:
+        return None
+    return kind if _is_secret(value.encode("utf-8", "surrogatepass"), kind, is_env=False, is_quoted=True) else None

@@ -1,0 +1,66 @@
+"""What maintenance did, for people: a line for each dataset, why, and the rows that retention waits with."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from typing import Any
+
+from hypaware.cli import output
+
+
+def show(report: Mapping[str, Any], *, dry_run: bool) -> None:
+    if not report["datasets"]:
+        output.emit("there is nothing in the lake yet")
+        return
+    dropped = "would drop" if dry_run else "rows dropped"
+    columns = ["dataset", "files", "MB", dropped, "rows held", "snapshots expired"]
+    output.emit_table(columns, [_row(each) for each in report["datasets"]])
+    for each in report["datasets"]:
+        output.emit(f"{each['dataset']}: {each['reason']}")
+    for each in report["datasets"]:
+        _show_held(each)
+        if each["rows_without_time"]:
+            output.note(f"{each['dataset']}: {each['rows_without_time']:,} rows have no time, so they are kept")
+        for path in each["set_aside"]:
+            output.warn(f"{each['dataset']}: could not be read and was set aside: {path}")
+
+
+def _row(each: Mapping[str, Any]) -> tuple[object, ...]:
+    return (
+        each["dataset"],
+        _change(f"{each['files_before']:,}", f"{each['files_after']:,}"),
+        _change(f"{each['bytes_before'] / 1e6:,.1f}", f"{each['bytes_after'] / 1e6:,.1f}"),
+        each["rows_expired"],
+        each["rows_held"],
+        each["snapshots_expired"],
+    )
+
+
+def _change(before: str, after: str) -> str:
+    return before if before == after else f"{before} → {after}"
+
+
+def _show_held(each: Mapping[str, Any]) -> None:
+    if not each["held"]:
+        return
+    groups: defaultdict[tuple[Any, ...], list[Mapping[str, Any]]] = defaultdict(list)
+    by_sink: defaultdict[str, int] = defaultdict(int)
+    for part in each["held"]:
+        groups[part["source"], part["since"], part["until"], tuple(part["sinks"])].append(part)
+        for sink in part["sinks"]:
+            by_sink[sink] += part["rows"]
+    output.emit()
+    output.emit(f"{each['dataset']}: days that are over and wait for a sink")
+    columns = ["source", "days", "from", "to", "rows", "not yet at", "waits since", "dropped on"]
+    output.emit_table(columns, [_waiting(key, parts) for key, parts in sorted(groups.items())])
+    for sink, count in sorted(by_sink.items()):
+        output.emit(f"{count:,} rows wait for {sink}; to deliver them: hyp export {sink}")
+    output.emit("what is in the way: hyp export status")
+
+
+def _waiting(key: tuple[Any, ...], parts: list[Mapping[str, Any]]) -> tuple[object, ...]:
+    source, since, until, sinks = key
+    days = sorted({part["day"] for part in parts})
+    rows = sum(part["rows"] for part in parts)
+    return (source, len(days), days[0], days[-1], rows, ", ".join(sinks), since, until)

@@ -1,0 +1,232 @@
+"""Codex at the gateway: a provider of our own in its `config.toml`, in a block between two comments.
+
+    # >>> hypaware …
+    model_provider = "hypaware"
+    # <<< hypaware
+
+stands at the top (a key after a table's head would belong to that table), the provider's table at the end. A user who
+has chosen a provider of their own keeps it: only its base_url is changed, so that its key, headers and dialect stay,
+and what stood there becomes the gateway's upstream. TOML that does not mean the same after the edit is refused.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+from hypaware.capture.routes import CODEX_BASE, CODEX_CHATGPT_BASE
+from hypaware.clients import splice
+from hypaware.clients.attach import Edit, Environment
+from hypaware.clients.codex import config_text
+from hypaware.clients.codex.config_text import BOM
+from hypaware.clients.settings_file import Refused
+from hypaware.clients.splice import Splice
+from hypaware.clients.undo import OwnUpstream, Record
+
+PROVIDER = "hypaware"
+_OPEN = "# >>> hypaware: requests go through the gateway on this machine; `hyp client detach codex` takes this out"
+_CLOSE = "# <<< hypaware"
+_BUILT_IN = "openai"
+_OUR_URL = re.compile(
+    r"http://(?:127\.0\.0\.1|localhost|\[::1\]):\d+(?:"
+    + re.escape(CODEX_BASE)
+    + "|"
+    + re.escape(CODEX_CHATGPT_BASE)
+    + ")"
+)
+
+
+def codex_home(environment: Environment) -> Path:
+    return Path(environment.get("CODEX_HOME") or Path(environment["HOME"]) / ".codex")
+
+
+class CodexSettings:
+    name = "codex"
+
+    def path(self, environment: Environment) -> Path:
+        return codex_home(environment) / "config.toml"
+
+    def attach(self, text: str, gateway: str, environment: Environment) -> Edit:
+        config = config_text.parsed(text)
+        chosen = config.get("model_provider", _BUILT_IN)
+        notes = tuple(_notes(config, chosen))
+        if chosen not in (_BUILT_IN, PROVIDER):
+            return self._through_their_provider(text, config, str(chosen), gateway, notes)
+        chatgpt = _is_chatgpt_login(environment)
+        prefix = CODEX_CHATGPT_BASE if chatgpt else CODEX_BASE
+        base_url = gateway + prefix
+        if config.get("model_providers", {}).get(PROVIDER) == _provider(base_url) and chosen == PROVIDER:
+            return Edit((), base_url, notes=notes)
+        if PROVIDER in config.get("model_providers", {}):
+            raise Refused(f"Codex's config.toml has a provider {PROVIDER!r} that is not ours. Nothing was written")
+        edits = tuple(_edits(text, config, base_url))
+        expected = deepcopy(config)
+        expected["model_provider"] = PROVIDER
+        expected.setdefault("model_providers", {})[PROVIDER] = _provider(base_url)
+        config_text.check(splice.apply(text, edits), expected)
+        own = None if chatgpt else config.get("openai_base_url") or environment.get("OPENAI_BASE_URL")
+        return Edit(
+            splices=edits,
+            base_url=base_url,
+            ours={"base_urls": [base_url]},
+            before={"model_provider": config.get("model_provider")},
+            upstream=OwnUpstream(prefix, own.rstrip("/")) if own and not _OUR_URL.fullmatch(own.rstrip("/")) else None,
+            notes=notes,
+        )
+
+    def _through_their_provider(
+        self, text: str, config: Mapping[str, Any], chosen: str, gateway: str, notes: tuple[str, ...]
+    ) -> Edit:
+        theirs = config.get("model_providers", {}).get(chosen, {}).get("base_url")
+        base_url = gateway + CODEX_BASE
+        if not isinstance(theirs, str):
+            raise Refused(
+                f"Codex uses the provider {chosen!r}, and config.toml gives no base_url for it: "
+                "there is nothing that could be pointed at the gateway. Nothing was written"
+            )
+        if theirs == base_url:
+            return Edit((), base_url, notes=notes)
+        expected = deepcopy(dict(config))
+        expected["model_providers"][chosen]["base_url"] = base_url
+        edit = config_text.with_value(text, ("model_providers", chosen, "base_url"), base_url, expected)
+        return Edit(
+            splices=(edit,),
+            base_url=base_url,
+            ours={"base_urls": [base_url]},
+            before={"provider": chosen, "base_url": theirs},
+            upstream=OwnUpstream(CODEX_BASE, theirs.rstrip("/")),
+            notes=notes,
+        )
+
+    def detach(self, text: str, record: Record | None) -> str:
+        config = config_text.parsed(text)
+        before: Mapping[str, Any] = record.before if record else {}
+        if (chosen := before.get("provider")) is not None:
+            return self._without_gateway(text, config, str(chosen), str(before["base_url"]), record)
+        if PROVIDER not in config.get("model_providers", {}) and config.get("model_provider") != PROVIDER:
+            return text
+        expected = deepcopy(config)
+        text = _without_blocks(text, record)
+        if expected.get("model_provider") == PROVIDER:
+            if (earlier := before.get("model_provider")) is None:
+                del expected["model_provider"]
+            else:
+                expected["model_provider"] = earlier
+                if config_text.parsed(text).get("model_provider") == PROVIDER:
+                    text = config_text.edited(text, ("model_provider",), earlier)
+        providers = expected.get("model_providers", {})
+        ours = providers.pop(PROVIDER, {})
+        left = {key: value for key, value in ours.items() if not _is_our_setting(key, value, record)}
+        if left:
+            providers[PROVIDER] = left
+        if not providers and "model_providers" in expected:
+            del expected["model_providers"]
+        return _without_the_rest(text, expected)
+
+    @staticmethod
+    def _without_gateway(text: str, config: Mapping[str, Any], chosen: str, theirs: str, record: Record | None) -> str:
+        now = config.get("model_providers", {}).get(chosen, {}).get("base_url")
+        if record is None or now not in record.ours.get("base_urls", ()):
+            return text
+        expected = deepcopy(dict(config))
+        expected["model_providers"][chosen]["base_url"] = theirs
+        return splice.apply(
+            text, [config_text.with_value(text, ("model_providers", chosen, "base_url"), theirs, expected)]
+        )
+
+    def base_url(self, text: str) -> str | None:
+        config = config_text.parsed(text)
+        chosen = config.get("model_provider", _BUILT_IN)
+        found = config.get("model_providers", {}).get(chosen, {}).get("base_url") or config.get("openai_base_url")
+        return found if isinstance(found, str) else None
+
+
+def _provider(base_url: str) -> dict[str, Any]:
+    return {
+        "name": "OpenAI through HypAware",
+        "base_url": base_url,
+        "requires_openai_auth": True,
+        "wire_api": "responses",
+        "supports_websockets": False,
+    }
+
+
+def _is_our_setting(key: str, value: Any, record: Record | None) -> bool:
+    if key == "base_url":
+        return bool(record and value in record.ours.get("base_urls", ())) or bool(_OUR_URL.fullmatch(str(value)))
+    return bool(_provider("").get(key) == value)
+
+
+def _edits(text: str, config: Mapping[str, Any], base_url: str) -> Iterator[Splice]:
+    end = "\r\n" if "\r\n" in text else "\n"
+    if "model_provider" in config:
+        top = config_text.with_value(text, ("model_provider",), PROVIDER, {**config, "model_provider": PROVIDER})
+    else:
+        block = (_OPEN, f'model_provider = "{PROVIDER}"', _CLOSE)
+        top = Splice(len(BOM) if text.startswith(BOM) else 0, "", "".join(line + end for line in block))
+    yield top
+    text = splice.apply(text, [top])
+    settings = (f"{key} = {json.dumps(value)}" for key, value in _provider(base_url).items())
+    lines = (_OPEN, f"[model_providers.{PROVIDER}]", *settings, _CLOSE)
+    begin = "" if not text or text.endswith("\n") else end
+    yield Splice(len(text), "", begin + "".join(line + end for line in lines))
+
+
+def _without_blocks(text: str, record: Record | None) -> str:
+    """Cuts out what attach put in, where it still stands as it was put."""
+    for edit in record.splices if record else ():
+        if not edit.removed and edit.inserted.strip() and text.count(edit.inserted.strip("\r\n")) == 1:
+            start = text.index(edit.inserted.strip("\r\n"))
+            end = start + len(edit.inserted.strip("\r\n"))
+            end += len(re.match(r"(?:\r?\n)?", text[end:])[0])  # type: ignore[index]
+            text = text[:start] + text[end:]
+    return text
+
+
+def _without_the_rest(text: str, expected: dict[str, Any]) -> str:
+    """What somebody has moved or rewritten: key by key, then the comments around it."""
+    import tomlkit
+
+    config = config_text.parsed(text)
+    if config != expected:
+        mark, text = (BOM, text[1:]) if text.startswith(BOM) else ("", text)
+        document: Any = tomlkit.parse(text)
+        if "model_provider" in config and "model_provider" not in expected:
+            document.remove("model_provider")
+        ours, left = (each.get("model_providers", {}).get(PROVIDER, {}) for each in (config, expected))
+        for key in ours:
+            if key not in left:
+                document["model_providers"][PROVIDER].remove(key)
+        if not left and ours:
+            document["model_providers"].remove(PROVIDER)
+        if "model_providers" in config and "model_providers" not in expected:
+            document.remove("model_providers")
+        text = mark + tomlkit.dumps(document)
+    lines = text.splitlines(keepends=True)
+    text = "".join(line for line in lines if line.strip() not in (_OPEN, _CLOSE))
+    config_text.check(text, expected)
+    return text
+
+
+def _is_chatgpt_login(environment: Environment) -> bool:
+    """A login with a ChatGPT account goes to another address than an API key does."""
+    try:
+        auth = json.loads((codex_home(environment) / "auth.json").read_bytes())
+    except (OSError, ValueError):
+        return False
+    if not isinstance(auth, dict):
+        return False
+    if isinstance(mode := auth.get("auth_mode"), str):
+        return mode.lower() == "chatgpt"
+    return isinstance(auth.get("tokens"), dict) and not auth.get("OPENAI_API_KEY")
+
+
+def _notes(config: Mapping[str, Any], chosen: Any) -> Iterator[str]:
+    profiles = config.get("profiles")
+    for name, profile in profiles.items() if isinstance(profiles, dict) else ():
+        if isinstance(profile, dict) and profile.get("model_provider", chosen) != chosen:
+            yield f"the profile {name!r} names a provider of its own: what it does is not recorded live"

@@ -1,0 +1,142 @@
+"""A client's own settings file, changed as carefully as if its owner looked on.
+
+Read with what identifies it; replaced in one durable step (written beside it, synced, renamed), and only while it is
+still the file that was read. A link is followed: the file that it names is replaced, the link stays. The mode stays.
+"""
+
+from __future__ import annotations
+
+import difflib
+import fcntl
+import hashlib
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from hypaware import durable, faults
+from hypaware.errors import HypError
+from hypaware.regular import open_regular
+
+_MOST_BYTES = 8 << 20
+
+_before_rename = faults.point("clients.settings.before-rename", "a client's new settings lie beside the old ones")
+
+
+class Refused(HypError):
+    """The file is not what we understand, or not ours to change. Nothing was written."""
+
+    kind = "client_settings"
+
+
+class Changed(Exception):
+    """Somebody else has written the file since it was read."""
+
+
+Seen = tuple[int, int, int, int] | None
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    path: Path
+    """The real file, links followed."""
+    text: str
+    seen: Seen
+    """None where there is no file."""
+    mode: int = 0o600
+
+    @property
+    def exists(self) -> bool:
+        return self.seen is not None
+
+
+def read(path: Path) -> Snapshot:
+    target = Path(os.path.realpath(path))
+    try:
+        with open_regular(target) as file:
+            about = os.fstat(file.fileno())
+            data = file.read(_MOST_BYTES + 1)
+    except FileNotFoundError:
+        return Snapshot(target, "", None)
+    except OSError as error:
+        raise Refused(f"{path} cannot be read: {error.strerror or error}") from error
+    if len(data) > _MOST_BYTES:
+        raise Refused(f"{path} is larger than {_MOST_BYTES >> 20} MiB: that is no settings file")
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise Refused(f"{path}, line {line}: not UTF-8 text") from None
+    return Snapshot(target, text, _identity(about), about.st_mode & 0o7777)
+
+
+def replace(snapshot: Snapshot, text: str) -> None:
+    """Raises Changed, with nothing written, if the file is no longer the one that was read."""
+    target = snapshot.path
+    if snapshot.exists and not os.access(target, os.W_OK):
+        raise Refused(f"{target} is read-only; whoever manages it must make this change")
+    durable.make_dir(target.parent)
+    temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        try:
+            os.fchmod(fd, snapshot.mode)
+            durable.write_all(fd, text.encode())
+            durable.fsync_fd(fd)
+        finally:
+            os.close(fd)
+        _check(snapshot)
+        _before_rename()
+        durable.rename(temporary, target)
+    except BaseException:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise
+
+
+def remove(snapshot: Snapshot) -> None:
+    _check(snapshot)
+    durable.remove(snapshot.path)
+
+
+def _check(snapshot: Snapshot) -> None:
+    try:
+        seen = _identity(snapshot.path.stat())
+    except FileNotFoundError:
+        seen = None
+    if seen != snapshot.seen:
+        raise Changed
+
+
+def _identity(about: os.stat_result) -> Seen:
+    return about.st_dev, about.st_ino, about.st_size, about.st_mtime_ns
+
+
+@contextmanager
+def alone(path: Path) -> Iterator[None]:
+    """Two changes of one file wait for each other, also those of two homes: the lock is on the file's folder."""
+    target = Path(os.path.realpath(path))
+    durable.make_dir(target.parent)
+    fd = os.open(target.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        # Of somebody who was killed: a copy of settings that may hold secrets.
+        for left in target.parent.glob(f".{target.name}.????????.tmp"):
+            left.unlink(missing_ok=True)
+        yield
+    finally:
+        os.close(fd)
+
+
+def sha256(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def diff(path: Path, before: str, after: str) -> str:
+    """As a patch shows it."""
+    lines = difflib.unified_diff(
+        before.splitlines(), after.splitlines(), f"{path} (now)", f"{path} (then)", lineterm="", n=2
+    )
+    return "\n".join(lines)

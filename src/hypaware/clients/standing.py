@@ -1,0 +1,122 @@
+"""How a client stands to the gateway, told by asking: what its settings say, who answers there, and what was seen.
+
+| state | what it means |
+|---|---|
+| `detached` | its settings do not name the gateway, and nobody attached it |
+| `recording` | the gateway answers, and has seen the client since it was attached |
+| `attached` | the gateway answers; it has not seen the client yet |
+| `passing` | the daemon does not run: requests reach the provider, nothing is recorded |
+| `broken` | nobody answers where the client would call |
+| `changed` | it was attached, and somebody has changed its settings since |
+
+The gateway says what it has seen in `run/gateway.json` (`capture.sightings`), and who it is at `GET /_hypaware/health`
+(`capture.handover.health`).
+"""
+
+from __future__ import annotations
+
+import json
+from contextlib import closing
+from dataclasses import asdict, dataclass
+from http.client import HTTPConnection, HTTPException
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from hypaware.capture import handover, sightings
+from hypaware.clients import settings_file, undo
+from hypaware.clients.attach import Environment, Settings
+from hypaware.clients.settings_file import Refused
+from hypaware.home import Home
+
+_SECONDS = 3.0
+
+REPAIR = {
+    "passing": "hyp daemon run",
+    "broken": "hyp daemon run",
+    "changed": "hyp client attach {client}",
+}
+
+
+@dataclass(frozen=True)
+class Standing:
+    client: str
+    state: str
+    path: Path
+    base_url: str | None
+    upstream: str | None
+    answered_by: str | None
+    """gateway, fallback, or None."""
+    last_seen_at: str | None = None
+    exchanges: int = 0
+    attached_at: str | None = None
+    problem: str | None = None
+
+    @property
+    def repair(self) -> str | None:
+        found = REPAIR.get(self.state)
+        return found.format(client=self.client) if found else None
+
+    def as_json(self) -> dict[str, Any]:
+        return {**asdict(self), "path": str(self.path)}
+
+
+def standing(home: Home, client: Settings, environment: Environment) -> Standing:
+    record = undo.read(home, client.name)
+    path = Path(record.path) if record else client.path(environment)
+    try:
+        now = settings_file.read(path)
+        base_url, problem = client.base_url(now.text), None
+    except Refused as reason:
+        base_url, problem = None, reason.message
+    answered_by = asked(home, base_url) if base_url else None
+    seen = _seen(home, client.name)
+    last_seen = seen.get("last_seen_at")
+    exchanges = seen.get("exchanges")
+    return Standing(
+        client=client.name,
+        state=_state(base_url, record, answered_by, str(last_seen or "")),
+        path=path,
+        base_url=base_url,
+        upstream=record.upstream.base_url if record and record.upstream else None,
+        answered_by=answered_by,
+        last_seen_at=str(last_seen) if last_seen else None,
+        exchanges=exchanges if isinstance(exchanges, int) else 0,
+        attached_at=record.at if record else None,
+        problem=problem,
+    )
+
+
+def _state(base_url: str | None, record: undo.Record | None, answered_by: str | None, last_seen: str) -> str:
+    if record is None and answered_by is None:
+        return "detached"
+    if record is not None and base_url != record.base_url:
+        return "changed"
+    if answered_by == "gateway":
+        return "recording" if last_seen and last_seen >= (record.at if record else "") else "attached"
+    return "passing" if answered_by else "broken"
+
+
+def asked(home: Home, base_url: str) -> str | None:
+    """Who answers at the address that the client would call; None if it is nobody of this home."""
+    parts = urlsplit(base_url)
+    if parts.scheme != "http" or not parts.hostname or not parts.port:
+        return None
+    try:
+        with closing(HTTPConnection(parts.hostname, parts.port, timeout=_SECONDS)) as connection:
+            connection.request("GET", handover.HEALTH)
+            found = json.loads(connection.getresponse().read(4096))
+    except (OSError, HTTPException, ValueError):
+        return None
+    if not isinstance(found, dict) or found.get("home") != handover.home_mark(home):
+        return None
+    role = found.get("hypaware")
+    return role if role in ("gateway", "fallback") else None
+
+
+def _seen(home: Home, client: str) -> dict[str, Any]:
+    try:
+        found = json.loads(sightings.path_of(home).read_bytes())["clients"][client]
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
+    return found if isinstance(found, dict) else {}

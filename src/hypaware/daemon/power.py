@@ -1,0 +1,55 @@
+"""Whether this machine runs on its battery, where the platform can tell.
+
+Linux: `/sys/class/power_supply/*/{type,online,status,scope}`; a mouse has a battery too, and its scope says so. macOS:
+`pmset -g batt`.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+_SUPPLIES = Path("/sys/class/power_supply")
+_PMSET_SECONDS = 5.0
+
+
+def on_battery() -> bool | None:
+    """None where nobody can tell."""
+    try:
+        if sys.platform == "darwin":
+            asked = ["pmset", "-g", "batt"]
+            done = subprocess.run(asked, capture_output=True, text=True, timeout=_PMSET_SECONDS, check=True)
+            return _told_by_pmset(done.stdout)
+        return _told_by_supplies(_SUPPLIES)
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def _told_by_pmset(text: str) -> bool | None:
+    first, _, _ = text.partition("\n")
+    if "'Battery Power'" in first:
+        return True
+    return False if "'AC Power'" in first else None
+
+
+def _told_by_supplies(folder: Path) -> bool | None:
+    mains, batteries = [], []
+    for supply in sorted(folder.iterdir()):
+        kind = _line(supply / "type")
+        if kind in ("Mains", "USB"):
+            mains.append(_line(supply / "online") == "1")
+        elif kind == "Battery" and _line(supply / "scope") != "Device":
+            batteries.append(_line(supply / "status"))
+    if any(mains):
+        return False
+    if not batteries:
+        return None
+    return any(status == "Discharging" for status in batteries)
+
+
+def _line(path: Path) -> str | None:
+    try:
+        return path.read_text("utf-8").strip()
+    except (OSError, UnicodeDecodeError):
+        return None

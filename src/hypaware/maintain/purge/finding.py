@@ -1,0 +1,116 @@
+"""Finding the rows in data files: a task reads the column that decides, and the keys only of rows that match.
+
+Runs in Spark's tasks, and in the process itself for a dry run. Footers say which row groups cannot hold such a row.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from hypaware.lake.build import Built, row_key
+from hypaware.lake.metadata import DataFile
+from hypaware.maintain.purge.selection import Selector
+from hypaware.model import datasets
+from hypaware.model.datasets import GATEWAY, SEQ, Dataset
+
+_TASK_FILES = 24
+_TASK_BYTES = 256 << 20
+# Ids of so many rows of a file are told, by which the rows are known in other places.
+_TOLD = 200
+
+
+@dataclass
+class FileFound:
+    """What a data file holds of the rows that are meant."""
+
+    path: Path
+    rows: int = 0
+    of: int = 0
+    """All rows of the file."""
+    seqs: array[int] = field(default_factory=lambda: array("q"))
+    hashes: list[bytearray] = field(default_factory=list)
+    """For each value of the selector, the key hashes of its rows."""
+    ids: list[str] = field(default_factory=list)
+
+    @property
+    def whole(self) -> bool:
+        return self.rows == self.of
+
+
+@dataclass(frozen=True)
+class FindTask:
+    dataset: str
+    paths: tuple[Path, ...]
+    selector: Selector
+    own_gateway: str | None
+
+    def run(self) -> Built:
+        return Built(notes=[self._look(path) for path in self.paths])
+
+    def _look(self, path: Path) -> FileFound:
+        dataset = datasets.get(self.dataset)
+        column = self.selector.column(dataset)
+        assert column is not None
+        with pq.ParquetFile(path) as held:
+            found = FileFound(path, of=held.metadata.num_rows, hashes=[bytearray() for _ in self.selector.values])
+            if column in held.schema_arrow.names:
+                for group in _groups(held, column, self.selector):
+                    mask = self.selector.mask(held.read_row_group(group, columns=[column]).column(column))
+                    if pc.any(mask).as_py():
+                        self._take(dataset, column, held, group, mask, found)
+        return found
+
+    def _take(
+        self, dataset: Dataset, column: str, held: pq.ParquetFile, group: int, mask: Any, found: FileFound
+    ) -> None:
+        wanted = dict.fromkeys([SEQ, GATEWAY, column, dataset.key_column, *dataset.key_parts])
+        names = [name for name in wanted if name in held.schema_arrow.names]
+        rows = held.read_row_group(group, columns=names).filter(mask)
+        found.rows += rows.num_rows
+        if SEQ in names:
+            found.seqs.extend(pc.drop_null(rows.column(SEQ)).to_pylist())
+        keys = rows.select([name for name in names if name not in (SEQ, column)]).to_pylist()
+        for of_value, each in zip(found.hashes, self.selector.each, strict=True):
+            meant = each.mask(rows.column(column)).to_pylist() if len(found.hashes) > 1 else [True] * len(keys)
+            for row, is_meant in zip(keys, meant, strict=True):
+                if is_meant and (key := row_key(dataset, row, self.own_gateway)) is not None:
+                    of_value += key
+        for row in keys[: max(0, _TOLD - len(found.ids))]:
+            found.ids += [value for name, value in row.items() if name != GATEWAY and isinstance(value, str) and value]
+
+
+def tasks(
+    dataset: Dataset, files: Iterable[tuple[Path, int]], selector: Selector, own_gateway: str | None
+) -> Iterator[FindTask]:
+    """For (path, size) of data files; neighbours share a task."""
+    some: list[Path] = []
+    size = 0
+    for path, more in files:
+        if some and (len(some) >= _TASK_FILES or size + more > _TASK_BYTES):
+            yield FindTask(dataset.name, tuple(some), selector, own_gateway)
+            some, size = [], 0
+        some.append(path)
+        size += more
+    if some:
+        yield FindTask(dataset.name, tuple(some), selector, own_gateway)
+
+
+def candidates(files: Sequence[DataFile], selector: Selector) -> list[tuple[Path, int]]:
+    """Those whose partition may hold such a row."""
+    return [(file.path, file.bytes) for file in files if selector.may_hold(file)]
+
+
+def _groups(held: pq.ParquetFile, column: str, selector: Selector) -> Iterator[int]:
+    place = held.schema_arrow.get_field_index(column)
+    for number in range(held.num_row_groups):
+        told = held.metadata.row_group(number).column(place).statistics
+        bounds = (told.min, told.max) if told is not None and told.has_min_max else (None, None)
+        if selector.may_match(*bounds):
+            yield number

@@ -1,0 +1,155 @@
+"""The proof: every file under the home is looked into, and those that still hold a purged row are named.
+
+Data files by their columns, segments and refused rows line by line, dead letters row by row, manifests by the files
+that they describe; everything else by bytes, unpacked where it is packed: by the ids of the rows, a bounded number of
+them. What the import notes of transcripts (their paths) are no rows.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from hypaware.lake import metadata
+from hypaware.lake.build import KEY_BYTES, BuildFailure, row_key
+from hypaware.lake.metadata import local_path
+from hypaware.maintain.purge import letters, spooled, unpacking
+from hypaware.maintain.purge.finding import FileFound, FindTask
+from hypaware.maintain.purge.purging import Gone, Purging, Report
+from hypaware.maintain.purge.sweep import avro_records
+from hypaware.model import datasets
+from hypaware.model.datasets import Dataset
+from hypaware.spool import segments
+from hypaware.state.store import Store
+
+# By bytes, each id costs a look through the file.
+_NEEDLES = 40
+_JUST_NOW = 60.0
+
+
+def prove(purging: Purging, report: Report, gone: Gone) -> None:
+    chosen = sorted(gone.ids)
+    needles = [each.encode() for each in chosen[:: max(1, -(-len(chosen) // _NEEDLES))]]
+    report.looked_for = {"rows": gone.rows, "ids": len(needles)}
+    found: dict[str, str] = {}
+    names = {each.dataset for each in report.datasets if each.rows or purging.again}
+    emptied = [entry.metadata.parent for entry in metadata.entries(purging.home) if entry.name in names]
+    # Hashes alone, millions of them perhaps.
+    not_rows = {purging.home.lake_lock, purging.home.keys}
+    for path in sorted(purging.home.root.rglob("*")):
+        purging.check_cancelled()
+        if not _is_file(path) or path in not_rows:
+            continue
+        try:
+            what = _look(purging, path, gone, needles, emptied)
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            what = f"cannot be read: {error.strerror}"
+        if what:
+            found[str(path.relative_to(purging.home.root))] = what
+    if dead := _dead_letters(purging.store, purging):
+        found[purging.home.state.name] = dead
+    report.remaining = [{"file": name, "what": what} for name, what in found.items()]
+
+
+def _look(purging: Purging, path: Path, gone: Gone, needles: list[bytes], emptied: list[Path]) -> str | None:
+    in_spool = path.is_relative_to(purging.home.spool)
+    if path.suffix == ".parquet":
+        return None if path in gone.clean else _data_file(purging, path, gone)
+    if in_spool and path.suffix == segments.SUFFIX:
+        return _lines(purging, path, gone)
+    if path.suffix == ".avro":
+        return _manifest(path) if any(path.is_relative_to(table) for table in emptied) else None
+    hits = {needle for content in unpacking.contents(path) for needle in needles if _stands_in(content, needle)}
+    return f"ids of {len(hits)} purged rows" if hits else None
+
+
+def _stands_in(content: bytes, needle: bytes) -> bool:
+    """As a whole word: `message-5` does not stand in `message-57`."""
+    place = content.find(needle)
+    while place >= 0:
+        after = content[place + len(needle) : place + len(needle) + 1]
+        if not (after.isalnum() or after in (b"-", b"_")):
+            return True
+        place = content.find(needle, place + 1)
+    return False
+
+
+def _data_file(purging: Purging, path: Path, gone: Gone) -> str | None:
+    for dataset in datasets.all():
+        if purging.selector.column(dataset) is None:
+            continue
+        (result,) = purging.lake.run([FindTask(dataset.name, (path,), purging.selector, purging.own_gateway)])
+        if isinstance(result, BuildFailure):
+            if not path.exists() or time.time() - path.stat().st_mtime < _JUST_NOW:
+                return None  # being written, or gone since
+            return f"cannot be read, so nobody can tell ({result.reason}); remove it if you do not need it"
+        (found,) = result.notes
+        if rows := _remain(purging, found, gone):
+            return f"{rows} purged rows"
+    return None
+
+
+def _remain(purging: Purging, found: FileFound, gone: Gone) -> int:
+    """What has come since may be like them, unless that is closed."""
+    if purging.closes:
+        return found.rows
+    return sum(
+        bytes(packed[start : start + KEY_BYTES]) in gone.hashes
+        for packed in found.hashes
+        for start in range(0, len(packed), KEY_BYTES)
+    )
+
+
+def _lines(purging: Purging, path: Path, gone: Gone) -> str | None:
+    dataset = _dataset_of(purging, path)
+    if dataset is None:
+        words = [value.encode() for value in purging.selector.values] if purging.selector.kind == "session" else []
+        rows = sum(any(word in line for word in words) for line in spooled.kept_lines(path))
+        return f"{rows} lines that name it, of a dataset that is not installed" if rows else None
+    if path.parent.name == "rejected":
+        meant = spooled.judge(purging.selector, dataset, gone, purging.own_gateway)
+        rows = sum(map(meant, spooled.kept_lines(path)))
+        return f"{rows} refused rows" if rows else None
+    rows = sum(1 for row in spooled.rows_of(dataset, path) if _is_meant(purging, dataset, row, gone))
+    if not rows:
+        return None
+    held = "a live process has not sealed it yet" if path.parent.name == "active" else "it waits for a flush"
+    return f"{rows} purged rows; {held}"
+
+
+def _is_meant(purging: Purging, dataset: Dataset, row: dict[str, object], gone: Gone) -> bool:
+    if purging.closes:
+        return purging.selector.column(dataset) is not None and purging.selector.matches(dataset, row)
+    key = row_key(dataset, row, purging.own_gateway)
+    return key is not None and key in gone.hashes
+
+
+def _manifest(path: Path) -> str | None:
+    """Of a table that rows were taken from: whether it describes files that are not there any more."""
+    try:
+        described = {
+            local_path(entry["data_file"]["file_path"]) for entry in avro_records(path) if "data_file" in entry
+        }
+    except (ValueError, EOFError, KeyError):
+        return None
+    missing = [each for each in described if not each.exists()]
+    return f"bounds of {len(missing)} data files that are gone" if missing else None
+
+
+def _dead_letters(store: Store, purging: Purging) -> str | None:
+    count, rows = letters.counted(store, purging.selector)
+    return f"{rows} rows in {count} dead letters" if rows else None
+
+
+def _dataset_of(purging: Purging, path: Path) -> Dataset | None:
+    name = path.relative_to(purging.home.spool).parts[0]
+    return datasets.get(name) if name in datasets.names() else None
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file() and not path.is_symlink()
+    except OSError:
+        return False

@@ -1,0 +1,135 @@
+"""Which rows are meant: those of sessions, of sources, of folders and what lies below them, or before a moment.
+
+One rule in three forms, which must agree: over a coerced row, over columns of a data file, and over what the metadata
+says of a file or a row group (`may_hold`), which may only err towards reading it.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import date, datetime
+from functools import reduce
+from typing import Any, Literal
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from hypaware.lake.closed import SESSION
+from hypaware.lake.metadata import DataFile
+from hypaware.lake.tombstones import Stone
+from hypaware.model import datasets
+from hypaware.model.datasets import SOURCE, Dataset
+
+Kind = Literal["session", "source", "cwd", "before"]
+CWD = "cwd"
+
+
+@dataclass(frozen=True)
+class Selector:
+    kind: Kind
+    values: tuple[str, ...]
+    """For `before` one moment, as `timestamp_text` writes it; for `cwd` paths without a slash at the end."""
+
+    @classmethod
+    def of(cls, args: Mapping[str, Any]) -> Selector:
+        return cls(args["kind"], tuple(dict.fromkeys(args["values"])))
+
+    def as_json(self) -> dict[str, Any]:
+        return {"kind": self.kind, "values": list(self.values)}
+
+    @property
+    def closes(self) -> bool:
+        """Whether it closes what will still come, or only keeps the removed rows from coming back."""
+        return self.kind in ("session", "before")
+
+    @property
+    def stones(self) -> list[Stone]:
+        return [Stone(self.kind, value, f"hyp purge --{self.kind} {shlex.quote(value)}") for value in self.values]
+
+    @property
+    def each(self) -> list[Selector]:
+        """One for each value, in the order of the stones."""
+        return [Selector(self.kind, (value,)) for value in self.values]
+
+    def column(self, dataset: Dataset) -> str | None:
+        """The one that decides; None where the dataset has no such column, and its rows are left alone."""
+        name = {"session": SESSION, "source": SOURCE, "cwd": CWD, "before": dataset.time_column}[self.kind]
+        return name if name == SOURCE or name in dataset.coercers else None
+
+    def matches(self, dataset: Dataset, row: Mapping[str, Any]) -> bool:
+        """Of a coerced row."""
+        if self.kind == "source":
+            return dataset.source_of(row) in self.values
+        column = self.column(dataset)
+        value = row.get(column) if column else None
+        if not isinstance(value, str):
+            return False
+        if self.kind == "before":
+            return value < self.values[0]
+        return value in self.values if self.kind == "session" else any(_lies_in(value, path) for path in self.values)
+
+    def mask(self, column: Any) -> Any:
+        """Over a column of Arrow; never null."""
+        if self.kind == "before":
+            found = pc.less(column, pa.scalar(_moment(self.values[0]), column.type))
+        elif self.kind == "cwd":
+            found = reduce(pc.or_, (_below(column, path) for path in self.values))
+        else:
+            found = pc.is_in(column, value_set=pa.array(self.values, pa.string()))
+        return pc.fill_null(found, False)
+
+    def may_hold(self, file: DataFile) -> bool:
+        """By its partition."""
+        if self.kind == "source":
+            return file.source in self.values
+        return self.kind != "before" or file.day is None or file.day <= _day(self.values[0])
+
+    def may_match(self, lowest: Any, highest: Any) -> bool:
+        """By what a row group says of its column."""
+        if lowest is None or highest is None:
+            return True
+        if self.kind == "before":
+            return not isinstance(lowest, datetime) or lowest.replace(tzinfo=None) < _moment(self.values[0]).replace(
+                tzinfo=None
+            )
+        if not isinstance(lowest, str) or not isinstance(highest, str):
+            return True
+        # What lies in a folder begins with its name, so it lies between the name and the first that does not.
+        return any(lowest <= value + "\U0010ffff" and highest >= value for value in self.values)
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The same as rows that do not go on, for a rewrite."""
+
+    selector: Selector
+    dataset: str
+
+    def rows(self, rows: pa.Table) -> Any:
+        column = self.selector.column(datasets.get(self.dataset))
+        assert column is not None
+        return self.selector.mask(rows.column(column))
+
+
+def left_alone(selector: Selector, kinds: Sequence[Dataset]) -> list[str]:
+    """Datasets without the column that decides."""
+    return [dataset.name for dataset in kinds if selector.column(dataset) is None]
+
+
+def _lies_in(path: str, folder: str) -> bool:
+    return path == folder or path.startswith((f"{folder}/", f"{folder}\\"))
+
+
+def _below(column: Any, folder: str) -> Any:
+    inside = pc.or_(pc.starts_with(column, f"{folder}/"), pc.starts_with(column, f"{folder}\\"))
+    return pc.or_(pc.equal(column, folder), inside)
+
+
+def _moment(text: str) -> datetime:
+    return datetime.fromisoformat(text)
+
+
+def _day(text: str) -> date:
+    return date.fromisoformat(text[:10])

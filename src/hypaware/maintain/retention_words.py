@@ -1,0 +1,56 @@
+"""Retention in words: what went, what waits for whom, and what will go undelivered when."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from datetime import date
+
+from hypaware.maintain.holds import Held
+
+
+def dropped(rows: int, days: int, first_kept: date | None, *, dry_run: bool) -> str:
+    would = "would drop" if dry_run else "dropped"
+    return f"{would} {count(rows)} of {_days(days)} before {first_kept}"
+
+
+def waiting(held: Sequence[Held]) -> str:
+    sinks = ", ".join(sorted({sink for each in held for sink in each.sinks}))
+    days = len({each.hold.day for each in held})
+    return f"{count(sum(each.rows for each in held))} of {_days(days)} due to go, waiting for {sinks}"
+
+
+def warnings(dataset: str, nearly_over: Iterable[Held]) -> list[str]:
+    """One for each group of sinks and each day on which rows will go."""
+    groups: dict[tuple[tuple[str, ...], date], list[Held]] = defaultdict(list)
+    for held in nearly_over:
+        groups[held.sinks, held.until].append(held)
+    return [
+        f"warning: {_what(dataset, members)} not been delivered to {', '.join(sinks)} and will be dropped on {until}; "
+        f"to deliver before that: hyp export {' '.join(sinks)}"
+        for (sinks, until), members in sorted(groups.items())
+    ]
+
+
+def dropping(dataset: str, overdue: Sequence[Held], *, dry_run: bool = False) -> str:
+    sinks = ", ".join(sorted({sink for each in overdue for sink in each.sinks}))
+    would = "would be dropped now" if dry_run else "are dropped now"
+    return (
+        f"warning: {_what(dataset, overdue)} not been delivered to {sinks} within retention.max_hold_days and {would}"
+    )
+
+
+def _what(dataset: str, held: Sequence[Held]) -> str:
+    rows = sum(each.rows for each in held)
+    sources = ", ".join(sorted({each.hold.source for each in held}))
+    days = sorted({each.hold.day for each in held})
+    when = f"{days[0]}" if len(days) == 1 else f"{days[0]} to {days[-1]}"
+    return f"{count(rows)} of {dataset} ({sources}, {when}) {'has' if rows == 1 else 'have'}"
+
+
+def count(rows: int) -> str:
+    return "1 row" if rows == 1 else f"{rows:,} rows"
+
+
+def _days(number: int) -> str:
+    return "1 day" if number == 1 else f"{number} days"

@@ -1,0 +1,196 @@
+"""A gateway that runs, in a thread with its own event loop; and a client that says exactly the bytes it is given."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Self
+
+from hypaware.capture.gateway import Gateway
+from hypaware.capture.proxying import Page
+from hypaware.capture.recorder import Counts, Keep
+from hypaware.capture.recording import Body, Recording
+from hypaware.capture.routes import Route, Routes
+from hypaware.capture.spill import Limits
+from tests.upstream_stub import UpstreamStub
+
+
+class Kept:
+    """What was kept, with its bodies read before their files are gone."""
+
+    def __init__(self) -> None:
+        self._found: list[tuple[Recording, bytes, bytes]] = []
+        self._more = threading.Condition()
+
+    def __call__(self, recording: Recording) -> None:
+        found = (recording, _bytes(recording.request), _bytes(recording.response))
+        with self._more:
+            self._found.append(found)
+            self._more.notify_all()
+
+    def wait(self, count: int) -> list[tuple[Recording, bytes, bytes]]:
+        with self._more:
+            assert self._more.wait_for(lambda: len(self._found) >= count, timeout=30), len(self._found)
+            return list(self._found)
+
+    def only(self) -> tuple[Recording, bytes, bytes]:
+        (found,) = self.wait(1)
+        return found
+
+
+def to_stub(stub: UpstreamStub, provider: str = "anthropic") -> Routes:
+    return Routes([Route("stub", "/", stub.url, provider)])
+
+
+class LiveGateway:
+    def __init__(
+        self,
+        routes: Routes | UpstreamStub,
+        keep: Keep,
+        folder: Path,
+        *,
+        stub: UpstreamStub | None = None,
+        environment: Mapping[str, str] | None = None,
+        limits: Limits | None = None,
+        overhead: Callable[[float], None] = lambda _milliseconds: None,
+        grace: float = 5,
+        port: int = 0,
+        listen: socket.socket | None = None,
+        own_pages: Mapping[str, Page] | None = None,
+    ) -> None:
+        if isinstance(routes, UpstreamStub):
+            stub, routes = routes, to_stub(routes)
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._grace = grace
+        self.gateway = Gateway(
+            listen or f"127.0.0.1:{port}",
+            routes,
+            keep,
+            folder,
+            tls=stub.client_tls() if stub else None,
+            environment=environment or {},
+            limits=limits,
+            overhead=overhead,
+            own_pages=own_pages or {},
+        )
+
+    @property
+    def counts(self) -> Counts:
+        return self.gateway.counts
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        started = asyncio.run_coroutine_threadsafe(self.gateway.start(), self._loop)
+        try:
+            self.host, self.port = started.result()
+        except BaseException:
+            self._end()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop(self._grace)
+        self._end()
+
+    def stop_listening(self) -> None:
+        asyncio.run_coroutine_threadsafe(self.gateway.stop_listening(), self._loop).result()
+
+    def stop(self, grace: float) -> None:
+        asyncio.run_coroutine_threadsafe(self.gateway.stop(grace), self._loop).result()
+
+    def connect(self) -> Wire:
+        return Wire(socket.create_connection((self.host, self.port), timeout=60))
+
+    def ask(self, request: bytes) -> tuple[bytes, bytes]:
+        """One request on a connection of its own: the head and the unframed body of its answer."""
+        with self.connect() as wire:
+            wire.send(request)
+            return wire.answer(request.split(b" ", 1)[0])
+
+    def _end(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.run_until_complete(self._loop.shutdown_default_executor())
+        self._loop.close()
+
+
+class Wire:
+    """A client's connection."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.socket = connection
+        self._buffer = b""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.socket.close()
+
+    def send(self, data: bytes) -> None:
+        self.socket.sendall(data)
+
+    def until(self, mark: bytes) -> bytes:
+        while mark not in self._buffer:
+            self._more()
+        found, mark, self._buffer = self._buffer.partition(mark)
+        return found + mark
+
+    def exactly(self, size: int) -> bytes:
+        pieces, left = [self._buffer[:size]], size - min(size, len(self._buffer))
+        self._buffer = self._buffer[size:]
+        while left:
+            piece = self.socket.recv(min(left, 1 << 20))
+            if not piece:
+                raise EOFError(f"{left} bytes are missing")
+            pieces.append(piece)
+            left -= len(piece)
+        return b"".join(pieces)
+
+    def head(self) -> bytes:
+        return self.until(b"\r\n\r\n")
+
+    def chunk(self) -> bytes:
+        """One piece of a chunked body; empty at its end."""
+        size = int(self.until(b"\r\n"), 16)
+        return self.exactly(size + 2)[:size]
+
+    def answer(self, method: bytes = b"POST") -> tuple[bytes, bytes]:
+        head = self.head()
+        return head, self.body(head, method)
+
+    def body(self, head: bytes, method: bytes = b"POST") -> bytes:
+        lower = head.lower()
+        if method == b"HEAD" or head[9:12] in (b"204", b"304"):
+            return b""
+        if b"transfer-encoding: chunked" in lower:
+            return b"".join(iter(self.chunk, b""))
+        return self.exactly(int(lower.partition(b"content-length:")[2].partition(b"\r\n")[0]))
+
+    def is_closed(self) -> bool:
+        """Nothing more comes, ever. Waits for it."""
+        if self._buffer:
+            return False
+        try:
+            return self.socket.recv(1) == b""
+        except ConnectionResetError:
+            return True
+
+    def _more(self) -> None:
+        piece = self.socket.recv(1 << 16)
+        if not piece:
+            raise EOFError(self._buffer.decode("latin-1"))
+        self._buffer += piece
+
+
+def post(path: str = "/v1/messages", body: bytes = b'{"stream": true}', *headers: str) -> bytes:
+    lines = (f"POST {path} HTTP/1.1", "Host: 127.0.0.1", *headers, f"Content-Length: {len(body)}", "", "")
+    return "\r\n".join(lines).encode("latin-1") + body
+
+
+def _bytes(body: Body) -> bytes:
+    return b"".join(body.blocks())

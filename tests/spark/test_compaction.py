@@ -1,0 +1,330 @@
+"""Compaction and expiry of the real lake, with flushes, deliveries and queries beside it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pyarrow.parquet as pq
+import pytest
+from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.expressions import And, BooleanExpression, EqualTo, GreaterThan
+
+from hypaware.config import Config, SinkConfig
+from hypaware.engine.session import EngineSession
+from hypaware.export.driver import Driver, Terms
+from hypaware.export.lake_rows import LakeRows
+from hypaware.home import Home
+from hypaware.lake import expiry, metadata, recover, rewrite, since, spark_table, tables, turns
+from hypaware.lake.build import BuildFailure, Built
+from hypaware.lake.committer import Change, NotCommitted
+from hypaware.lake.flush import Flusher
+from hypaware.lake.landing import Landing
+from hypaware.lake.metadata import DataFile, Metadata
+from hypaware.lake.partitions import Place
+from hypaware.lake.spark_lake import SparkLake
+from hypaware.maintain import compact, expire
+from hypaware.maintain.report import Report
+from hypaware.maintain.work import Work, discard
+from hypaware.opening import OpenHome, open_home
+from hypaware.state import flushes
+from tests.light_lake import read_lake
+from tests.light_life import append
+from tests.rows import DATASET, MESSAGES, row
+
+pytestmark = pytest.mark.spark
+TABLE = tables.full_name(DATASET)
+_BEGIN = datetime(2026, 11, 2, 7, 0, tzinfo=UTC)
+
+
+@dataclass
+class Site:
+    session: EngineSession
+    opened: OpenHome
+    numbers: int = 0
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def home(self) -> Home:
+        return self.opened.home
+
+    @property
+    def lake(self) -> SparkLake:
+        return SparkLake(self.home, self.session.spark, self.opened.identity, lambda: None)
+
+    def add(self, rows: int, day: int = 0, source: str = "claude") -> None:
+        """Rows of one (source, day), which wait in the spool."""
+        batch = []
+        for _ in range(rows):
+            at = _BEGIN + timedelta(days=day, seconds=self.numbers % 40_000)
+            batch.append(row(self.numbers, message_created_at=at.isoformat(), client_name=source))
+            self.numbers += 1
+        append(self.home, batch)
+
+    def flush(self) -> None:
+        with turns.changing(DATASET, lambda: None):
+            Flusher(self.home, self.opened.store, self.lake).flush(MESSAGES, wait=0)
+
+    def commit(self, *places: tuple[str, int], rows: int = 3, times: int = 1) -> None:
+        for _ in range(times):
+            for source, day in places:
+                self.add(rows, day, source)
+            self.flush()
+
+    @contextmanager
+    def work(self, **how: Any) -> Iterator[Work]:
+        now = datetime.now(UTC)
+        with turns.running(), turns.keeping(DATASET, lambda: None):
+            yield Work(self.home, Config(), self.opened.store, self.lake, MESSAGES, now, note=self.notes.append, **how)
+
+    def keep(self, step: Callable[[Work, Report], None], **how: Any) -> Report:
+        report = Report(DATASET)
+        with self.work(**how) as work:
+            report.before(work.files())
+            step(work, report)
+            report.after(work.files())
+        return report
+
+    @property
+    def known(self) -> Metadata:
+        entry = metadata.entry(self.home, DATASET)
+        assert entry
+        return metadata.read(entry.metadata)
+
+    def files(self) -> list[DataFile]:
+        return list(metadata.live_files(self.known))
+
+    def rows(self) -> list[dict[str, Any]]:
+        return sorted(read_lake(self.home, DATASET), key=lambda each: each["_hyp_ingest_seq"])
+
+    def on_disk(self) -> set[Path]:
+        return set((self.known.path.parent.parent / "data").rglob("*.parquet"))
+
+    def planned(self, wanted: BooleanExpression) -> list[Any]:
+        """The files that PyIceberg would read."""
+        with closing(SqlCatalog(metadata.CATALOG, uri=f"sqlite:///{self.home.catalog}")) as catalog:
+            return list(catalog.load_table((metadata.NAMESPACE, DATASET)).scan(wanted).plan_files())
+
+    def sql(self, statement: str) -> list[Any]:
+        return list(self.session.spark.sql(statement).collect())
+
+
+@pytest.fixture
+def site(engine_session: EngineSession, engine_home: Home, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
+    """With an empty lake: whatever was there before is gone, and forgotten. All commits are long over."""
+    monkeypatch.setattr(expiry, "COMMIT_TAKES", 0.0)
+    opened = open_home(engine_home)
+    with closing(opened.store):
+        with opened.store.transaction() as connection:
+            flushes.lower_high_water(connection, DATASET, 0)
+            for table in ("streams", "intents", "chunks", "dead_letters", "high_water"):
+                connection.exec_driver_sql(f"DELETE FROM {table}")
+        engine_session.spark.sql(f"DROP TABLE IF EXISTS {TABLE} PURGE")
+        yield Site(engine_session, opened)
+        engine_session.spark.sql(f"DROP TABLE IF EXISTS {TABLE} PURGE")
+
+
+@pytest.mark.hazard(37)
+def test_the_same_rows_in_fewer_files_for_every_reader(site: Site) -> None:
+    site.commit(("claude", 0), ("claude", 1), ("codex", 0), rows=40, times=5)
+    site.commit(("claude", 5), ("codex", 5), times=4)
+    before = site.rows()
+    report = site.keep(compact.run)
+    assert (report.files_before, report.files_after, report.errors) == (23, 11, [])
+    assert report.reasons == [
+        "compacted 2 days of claude: 10 files became 2",
+        "compacted 1 day of codex: 5 files became 1",
+    ]
+    # By PyIceberg, by DuckDB and by Spark: each with its sequence, its id and its flush.
+    assert site.rows() == before
+    with duckdb.connect() as other:
+        paths = [str(file.path) for file in site.files()]
+        told = other.execute(
+            "SELECT _hyp_ingest_seq, _hyp_cache_row_id, _hyp_cache_batch_id, content_text"
+            f" FROM read_parquet({paths}) ORDER BY 1"
+        ).fetchall()
+    internal = ("_hyp_ingest_seq", "_hyp_cache_row_id", "_hyp_cache_batch_id", "content_text")
+    assert told == [tuple(each[name] for name in internal) for each in before]
+    assert site.sql(f"SELECT count(*), count(DISTINCT _hyp_ingest_seq) FROM {TABLE}")[0][:] == (624, 624)
+    for file in site.files():
+        seqs = pq.read_table(file.path, columns=["_hyp_ingest_seq"])["_hyp_ingest_seq"].to_pylist()
+        assert seqs == sorted(seqs)
+        assert (file.min_seq, file.max_seq) == (seqs[0], seqs[-1])
+    # A read since a sequence still plans few files, and reads little of those.
+    last = max(file.max_seq or 0 for file in site.files() if file.source == "claude" and file.rows == 200)
+    since_last = And(EqualTo("_hyp_source", "claude"), GreaterThan("_hyp_ingest_seq", last - 5))
+    assert len(site.planned(since_last)) == 1 + 4, "one file of each cold day and source, and the tail"
+    found = since.between(site.home, DATASET, "claude", last - 5, last)
+    assert len(found.rows) > 0
+    assert found.scanned <= 200, "one file of the two"
+    again = site.keep(compact.run)
+    assert (again.reasons, again.files_after) == ([], 11)
+    assert site.keep(compact.run, force=True).files_after == 5
+    assert site.keep(compact.run, force=True).reasons == []
+    assert site.rows() == before
+
+
+@pytest.mark.hazard(36)
+def test_flushes_deliveries_and_queries_go_on_beside_it(
+    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rewritten lot by lot and expired at once, while others add, deliver and ask."""
+    monkeypatch.setattr("hypaware.maintain.compact_plan._LOT_TASKS", 1)
+    site.commit(("claude", 0), ("claude", 1), ("claude", 8), rows=10, times=3)
+    started, done, troubles, counts = site.numbers, threading.Event(), [], []
+    settings = {"destination": str(tmp_path / "archive"), "encoder": "parquet"}
+    sinks = {"archive": SinkConfig("blob", "* * * * *", (DATASET,), settings)}
+
+    def beside(work: Callable[[], None]) -> threading.Thread:
+        def run() -> None:
+            try:
+                while not done.is_set():
+                    work()
+            except BaseException as error:
+                troubles.append(error)
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        return thread
+
+    def deliver() -> None:
+        driver = Driver(site.opened, Config(sinks=sinks), LakeRows(site.home), Terms(0.0, None))
+        for report in asyncio.run(driver.deliver(("archive",))):
+            assert report.status == "ok", report
+
+    def ask() -> None:
+        with turns.running():
+            counts.append(site.sql(f"SELECT count(content_text) FROM {TABLE}")[0][0])
+
+    threads = [beside(lambda: site.commit(("claude", 1), rows=5)), beside(deliver), beside(ask)]
+    try:
+        while len(counts) < 2 or site.numbers == started:
+            assert not troubles
+            time.sleep(0.01)
+        report = site.keep(compact.run, force=True)
+        expired = site.keep(expire.run, force=True)
+    finally:
+        done.set()
+        for thread in threads:
+            thread.join()
+    assert troubles == []
+    assert (report.errors, report.partitions_compacted) == ([], 3)
+    assert expired.snapshots_expired >= 1
+    site.flush()
+    deliver()
+    rows = site.rows()
+    assert Counter(each["message_index"] for each in rows) == Counter(range(site.numbers))
+    assert len({each["_hyp_ingest_seq"] for each in rows}) == len(rows)
+    assert counts == sorted(counts), "no row was missing at any moment"
+    with duckdb.connect() as other:
+        arrived = other.execute(f"SELECT message_index FROM read_parquet('{tmp_path}/archive/**/*.parquet')").fetchall()
+    assert Counter(each for (each,) in arrived) == Counter(range(site.numbers))
+
+
+@pytest.mark.hazard(42)
+def test_of_two_that_replace_the_same_files_one_wins_and_a_flush_in_between_stays(site: Site) -> None:
+    """Both loaded the table before either committed; each commit is made upon what is there then."""
+    site.commit(("claude", 0), times=3)
+    first, second = site.lake.table(MESSAGES), site.lake.table(MESSAGES)
+    files, before = site.files(), site.rows()
+    built = [_rewritten(site, files, name) for name in ("one", "two")]
+    site.commit(("claude", 0))
+    first.change(Change("compact", files, built[0].files))
+    with pytest.raises(NotCommitted):
+        second.change(Change("compact", files, built[1].files))
+    discard(built[1].files)
+    site.commit(("claude", 0))
+    after = site.rows()
+    assert after[:9] == before
+    assert Counter(each["message_index"] for each in after) == Counter(range(15))
+
+
+def _rewritten(site: Site, files: list[DataFile], name: str) -> Built:
+    table = site.lake.table(MESSAGES)
+    paths = tuple(file.path for file in files)
+    place = Place(table.data_root, name, 1)
+    task = rewrite.RewriteTask(DATASET, "claude", "2026-11-02", paths, place, table.field_ids)
+    (built,) = site.lake.run([task])
+    assert not isinstance(built, BuildFailure)
+    return built
+
+
+@pytest.mark.hazard(41)
+@pytest.mark.hazard(47)
+def test_expiry_frees_the_disk_after_its_patience_and_recovery_still_finds_a_landed_flush(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site.commit(("claude", 0), times=5)
+    site.commit(("claude", 4), times=4)
+    _land_without_a_word(site)
+    before, disk = site.rows(), site.on_disk()
+    site.keep(compact.run, force=True)
+    assert site.keep(expire.run).snapshots_expired == 0
+    # Nor does the one that flushes call in passing have less patience.
+    monkeypatch.setattr(spark_table, "_MAX_SNAPSHOTS", 2)
+    assert not site.lake.table(MESSAGES).trim()
+    assert disk <= site.on_disk()
+    report = site.keep(expire.run, force=True)
+    assert report.snapshots_expired >= 9
+    assert len(site.known.snapshots) == 1
+    assert site.rows() == before
+    recover.settle_unfinished(site.home, site.opened.store, site.lake.table(MESSAGES), DATASET)
+    with site.opened.store.reading() as connection:
+        assert flushes.unfinished(connection, DATASET) == []
+        assert flushes.high_water(connection)[DATASET] == {"claude": before[-1]["_hyp_ingest_seq"]}
+    site.keep(expire.run, force=True)
+    assert site.on_disk() == {file.path for file in site.files()}
+    assert site.rows() == before
+
+
+def _land_without_a_word(site: Site) -> None:
+    """A flush that dies when it has committed, before anything else has happened."""
+
+    def die(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    site.add(3, day=4)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Landing, "_record", die)
+        with pytest.raises(KeyboardInterrupt):
+            site.flush()
+    with site.opened.store.reading() as connection:
+        assert len(flushes.unfinished(connection, DATASET)) == 1
+
+
+@pytest.mark.hazard(45)
+def test_many_small_commits_leave_metadata_of_a_bounded_number_and_size(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spark_table, "_MAX_SNAPSHOTS", 4)
+    monkeypatch.setattr(expiry, "GRACE", 0.0)
+    site.commit(("claude", 0))
+    table = site.lake.table(MESSAGES)
+    table.iceberg.updateProperties().set("write.metadata.previous-versions-max", "3").set(
+        "commit.manifest.min-count-to-merge", "4"
+    ).commit()
+    sizes = []
+    for number in range(24):
+        site.commit(("claude", 0), rows=1)
+        site.lake.table(MESSAGES).trim()
+        if number % 8 == 7:
+            # Though the snapshots that brought its files have expired.
+            report = site.keep(compact.run, force=True)
+            assert (report.errors, report.files_before, report.files_after) == ([], 9, 1)
+            site.keep(expire.run, force=True)
+            held = [path for path in site.known.path.parent.rglob("*") if path.is_file()]
+            sizes.append((len(held), sum(path.stat().st_size for path in held)))
+    counts, bytes_ = zip(*sizes, strict=True)
+    assert counts[-1] <= counts[0] + 2
+    assert bytes_[-1] <= 1.3 * bytes_[0]
+    assert len(site.known.snapshots) <= 4
+    assert len(site.rows()) == 27

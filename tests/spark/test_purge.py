@@ -1,0 +1,245 @@
+"""Purge through Spark and Iceberg themselves: nothing is left on disk, and the others do not notice it."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hypaware.config import Config
+from hypaware.config.schema import SinkConfig
+from hypaware.engine.session import EngineSession
+from hypaware.export.driver import Driver, Terms
+from hypaware.export.lake_rows import LakeRows
+from hypaware.home import Home
+from hypaware.lake import keys, metadata, tables, tombstones, turns
+from hypaware.lake.flush import Flusher
+from hypaware.lake.spark_lake import SparkLake
+from hypaware.lake.spark_table import SparkTable
+from hypaware.maintain.purge.jobs import purge
+from hypaware.maintain.purge.selection import Selector
+from hypaware.model import datasets
+from hypaware.model.datasets import SEQ
+from hypaware.opening import open_home
+from hypaware.state import flushes
+from hypaware.verify import checks
+from hypaware.verify.checks import Audit
+from tests.light_life import append
+from tests.light_purge import holders
+from tests.rows import rows
+
+pytestmark = pytest.mark.spark
+DATASET = "ai_gateway_messages"
+MESSAGES = datasets.get(DATASET)
+TABLE = tables.full_name(DATASET)
+SECRET = "5f0f6a34-3a5e-4a57-9a1e-6c5f5f7f0b01"
+WORDS = "planted in the lake"
+
+
+def messages_in(path: Path) -> list[str]:
+    return [json.loads(line)["message_id"] for line in gzip.decompress(path.read_bytes()).splitlines()]
+
+
+def secret(count: int, start: int = 0, **columns: Any) -> list[dict[str, Any]]:
+    found = rows(count, start=start, **{"session_id": SECRET, "content_text": f"{WORDS} and nowhere else", **columns})
+    return [{**each, "message_id": f"hidden-{each['message_id']}"} for each in found]
+
+
+@dataclass
+class Context:
+    """A job's, for as long as the test runs it."""
+
+    home: Home
+    config: Config
+    session: EngineSession
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def spark(self) -> Any:
+        return self.session.spark
+
+    def progress(self, message: str, done: float | None = None, total: float | None = None, **facts: object) -> None:
+        pass
+
+    def note(self, message: str) -> None:
+        self.notes.append(message)
+
+    def emit(self, chunk: bytes) -> None:
+        raise AssertionError("a purge has no bytes to give")
+
+    def check_cancelled(self) -> None:
+        pass
+
+    def purge(self, kind: str, *values: str, **asked: Any) -> dict[str, Any]:
+        with turns.running():
+            return purge(self, {"kind": kind, "values": list(values), **asked})
+
+    def flush(self, raw: list[dict[str, Any]]) -> Any:
+        append(self.home, raw)
+        opened = open_home(self.home)
+        lake = SparkLake(self.home, self.spark, opened.identity, lambda: None)
+        with closing(opened.store), turns.running(), turns.changing(DATASET, lambda: None):
+            return Flusher(self.home, opened.store, lake).flush(MESSAGES, wait=0)
+
+    def deliver(self) -> None:
+        opened = open_home(self.home)
+        with closing(opened.store), turns.running():
+            driver = Driver(opened, self.config, LakeRows(self.home), Terms(5.0))
+            (report,) = asyncio.run(driver.deliver(tuple(self.config.sinks)))
+            assert report.status == "ok", report
+
+    def sql(self, statement: str) -> list[Any]:
+        return list(self.spark.sql(statement).collect())
+
+    def messages(self) -> Counter[str]:
+        return Counter(row[0] for row in self.sql(f"SELECT message_id FROM {TABLE}"))
+
+    def numbered(self, where: str = "") -> dict[str, int]:
+        return {row[0]: row[1] for row in self.sql(f"SELECT message_id, {SEQ} FROM {TABLE} {where}")}
+
+    def verified(self) -> list[str]:
+        """What an audit finds wrong."""
+        opened = open_home(self.home)
+        with closing(opened.store):
+            audit = Audit(self.home, opened.store, self.spark, SparkTable(self.spark, MESSAGES), MESSAGES, True)
+            found = [check(audit) for check in checks.ALL]
+        return [f"{each.name}: {each.detail}" for each in found if not each.ok]
+
+
+@pytest.fixture
+def context(engine_session: EngineSession, engine_home: Home, tmp_path: Path) -> Iterator[Context]:
+    archive = {"destination": str(tmp_path / "archive"), "encoder": "jsonl"}
+    made = Context(
+        engine_home, Config(sinks={"archive": SinkConfig("blob", "* * * * *", (DATASET,), archive)}), engine_session
+    )
+
+    def clear() -> None:
+        engine_session.spark.sql(f"DROP TABLE IF EXISTS {TABLE} PURGE")
+        keys.remove(engine_home.keys)
+        keys.remove(engine_home.tombstones)
+
+    opened = open_home(engine_home)
+    with closing(opened.store), opened.store.transaction() as connection:
+        flushes.lower_high_water(connection, DATASET, 0)
+        for table in ("streams", "intents", "chunks", "dead_letters", "high_water"):
+            connection.exec_driver_sql(f"DELETE FROM {table}")
+    clear()
+    yield made
+    clear()
+
+
+@pytest.mark.hazard(44)
+@pytest.mark.hazard(85)
+def test_a_session_is_gone_from_every_file_and_stays_gone(context: Context) -> None:
+    home = context.home
+    for day in ("2026-10-01", "2026-10-02", "2026-10-03"):
+        start = int(day[-2:]) * 100
+        columns = {"message_created_at": f"{day}T00:00:00Z"}
+        context.flush([*rows(20, start=start, **columns), *secret(5 if day < "2026-10-03" else 0, start, **columns)])
+    context.flush(secret(7, start=400, message_created_at="2026-10-04T00:00:00Z"))
+    others = context.numbered(f"WHERE session_id <> '{SECRET}'")
+    context.deliver()
+    # Rows that were shuffled for a query lie in the engine's scratch folder.
+    context.sql(f"SELECT content_text, message_id, count(*) FROM {TABLE} GROUP BY 1, 2 ORDER BY 3, 2")
+    append(home, secret(3, start=500))
+    before = {file.path for file in metadata.live_files(SparkTable(context.spark, MESSAGES).known)}
+    assert holders(home, SECRET, WORDS, "hidden-")
+
+    told = context.purge("session", SECRET)
+
+    assert told["remaining"] == []
+    assert holders(home, SECRET, WORDS, "hidden-", WORDS[:16]) == set()
+    (table,) = told["datasets"]
+    assert (table["rows"], table["files_rewritten"], table["files_removed"], table["files_looked_at"]) == (17, 2, 1, 4)
+    assert (told["spool"]["rows"], told["delivered"][0]["rows"]) == (3, 17)
+    known = SparkTable(context.spark, MESSAGES).known
+    assert len(known.snapshots) == 1
+    assert len({file.path for file in metadata.live_files(known)} & before) == 1, "a file without such a row stays"
+    assert context.numbered() == others
+    assert context.verified() == []
+
+    # Again by the client, as a fork, and after the key index was lost.
+    keys.remove(home.keys)
+    fork = [{**row, "session_id": "a-fork"} for row in secret(3, start=100)]
+    report = context.flush([*secret(9, start=100), *fork, *rows(2, start=900)])
+    assert (report.rows_written, report.rows_purged) == (2, 12)
+    context.deliver()
+    assert context.purge("session", SECRET)["datasets"][0]["rows"] == 0
+    assert context.verified() == []
+
+
+def test_all_that_a_source_has_goes_and_the_table_goes_on(context: Context) -> None:
+    context.flush([*secret(6), *rows(4, start=10, client_name="codex")])
+    floor = SparkTable(context.spark, MESSAGES).floor
+    assert context.purge("source", "claude", "codex")["remaining"] == []
+    assert holders(context.home, SECRET, WORDS) == set()
+    table = SparkTable(context.spark, MESSAGES)
+    assert (list(metadata.live_files(table.known)), table.floor) == ([], floor)
+    assert context.purge("source", "claude", "codex", allow_reimport=True)["tombstones"]["lifted"] == 2
+    assert context.flush([*secret(6), *rows(4, start=10, client_name="codex")]).rows_written == 10
+    assert context.sql(f"SELECT min({SEQ}) FROM {TABLE}")[0][0] > floor
+    assert context.verified() == []
+
+
+def test_an_unfinished_purge_is_told_with_the_command_that_finishes_it(context: Context) -> None:
+    context.flush([*secret(2), *rows(2, start=10)])
+    tombstones.set_up(context.home, Selector("session", (SECRET,)).stones, "2026-11-15T00:00:00+00:00")
+    (found,) = context.verified()
+    assert found.startswith("purged: 2 rows of the lake were purged")
+    assert f"hyp purge --session {SECRET}" in found
+    context.purge("session", SECRET)
+    assert context.verified() == []
+
+
+@pytest.mark.hazard(43)
+def test_flushes_deliveries_and_queries_go_on_beside_purges(context: Context, tmp_path: Path) -> None:
+    context.flush([*rows(40), *secret(40, start=40)])
+    done = threading.Event()
+
+    def until_done(step: Callable[[int], object]) -> int:
+        turn = 0
+        while not done.is_set():
+            turn += 1
+            step(turn)
+        return turn
+
+    def counted(_: int) -> None:
+        with turns.running():
+            (row,) = context.sql(f"SELECT count_if(session_id <> '{SECRET}'), count(*) FROM {TABLE}")
+            assert row[0] >= 40
+
+    with ThreadPoolExecutor(3) as threads:
+        flushing = threads.submit(until_done, lambda turn: context.flush(rows(5, start=1_000 + 5 * turn)))
+        delivering = threads.submit(until_done, lambda _: context.deliver())
+        asking = threads.submit(until_done, counted)
+        try:
+            first = context.purge("session", SECRET)
+            second = context.purge("before", "2026-11-15T07:00:20.000000Z")
+        finally:
+            done.set()
+        flushed = flushing.result()
+        assert delivering.result()
+        assert asking.result()
+    assert (first["remaining"], second["remaining"]) == ([], [])
+    kept = [f"message-{number}" for number in (*range(20, 40), *range(1_005, 1_005 + 5 * flushed))]
+    assert context.messages() == Counter(kept)
+    context.deliver()
+    sent = Counter(
+        message
+        for path in (tmp_path / "archive").rglob("*.jsonl.gz")
+        for message in messages_in(path)
+        if not message.startswith("hidden")
+    )
+    assert sent | Counter(kept) == sent
+    assert max(sent.values()) == 1
+    assert context.verified() == []

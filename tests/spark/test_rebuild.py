@@ -1,0 +1,215 @@
+"""Rebuilding a table for real: whole, damaged in every way, and killed on the way."""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hypaware import faults
+from hypaware.config import Config
+from hypaware.engine.session import EngineSession
+from hypaware.errors import LakeError
+from hypaware.home import Home
+from hypaware.lake import metadata, tables
+from hypaware.lake.flush import Flusher, Report
+from hypaware.lake.spark_lake import SparkLake
+from hypaware.maintain import rebuild
+from hypaware.maintain.generation import NEXT, folders
+from hypaware.maintain.report import Report as Kept
+from hypaware.maintain.work import Work
+from hypaware.model import datasets
+from hypaware.model.datasets import SEQ, Dataset
+from hypaware.opening import OpenHome, open_home
+from hypaware.state import flushes
+from tests.light_lake import read_lake
+from tests.light_life import append
+from tests.rows import rows
+
+pytestmark = pytest.mark.spark
+DATASET = "ai_gateway_messages"
+
+
+@pytest.fixture
+def opened(engine_home: Home) -> Iterator[OpenHome]:
+    found = open_home(engine_home)
+    with closing(found.store):
+        yield found
+
+
+@pytest.fixture
+def dataset(engine_session: EngineSession, opened: OpenHome) -> Iterator[Dataset]:
+    """Three commits of two rows each, in a table of its own making."""
+
+    def forget() -> None:
+        with opened.store.transaction() as connection:
+            flushes.lower_high_water(connection, DATASET, 0)
+        with closing(sqlite3.connect(opened.home.catalog, isolation_level=None)) as catalog:
+            catalog.execute("CREATE TABLE IF NOT EXISTS iceberg_tables (table_name TEXT)")
+            catalog.execute("DELETE FROM iceberg_tables WHERE table_name = ?", (DATASET,))
+        for folder in folders(opened.home, DATASET):
+            shutil.rmtree(folder)
+
+    engine_session.spark.sql(f"CREATE NAMESPACE IF NOT EXISTS {metadata.CATALOG}.{metadata.NAMESPACE}")
+    forget()
+    for number in range(3):
+        append(opened.home, rows(2, start=2 * number))
+        flush(engine_session, opened)
+    yield datasets.get(DATASET)
+    forget()
+
+
+def flush(session: EngineSession, opened: OpenHome) -> Report:
+    lake = SparkLake(opened.home, session.spark, opened.identity, lambda: None)
+    return Flusher(opened.home, opened.store, lake).flush(datasets.get(DATASET), wait=0)
+
+
+def rebuilt(session: EngineSession, opened: OpenHome, **how: Any) -> Kept:
+    lake = SparkLake(opened.home, session.spark, opened.identity, lambda: None)
+    report = Kept(DATASET)
+    rebuild.run(
+        Work(opened.home, Config(), opened.store, lake, datasets.get(DATASET), datetime.now(UTC), **how), report
+    )
+    return report
+
+
+def live(opened: OpenHome) -> list[Path]:
+    entry = metadata.entry(opened.home, DATASET)
+    assert entry
+    return [file.path for file in metadata.live_files(metadata.read(entry.metadata))]
+
+
+def by_seq(opened: OpenHome) -> list[dict[str, Any]]:
+    return sorted(read_lake(opened.home, DATASET), key=lambda row: row[SEQ])
+
+
+def properties(opened: OpenHome) -> dict[str, str]:
+    entry = metadata.entry(opened.home, DATASET)
+    assert entry
+    return {key: value for key, value in metadata.read(entry.metadata).properties.items() if key.startswith("hyp.")}
+
+
+def test_a_whole_table_is_the_same_after_a_rebuild_and_goes_on(
+    engine_session: EngineSession, opened: OpenHome, dataset: Dataset
+) -> None:
+    before, knew, old = by_seq(opened), properties(opened), live(opened)
+    assert rebuilt(engine_session, opened, dry_run=True).reasons
+    assert live(opened) == old
+    report = rebuilt(engine_session, opened)
+    assert by_seq(opened) == before
+    assert properties(opened) == knew, "floor, gateway and incarnation stay"
+    assert not report.errors
+    assert not set(live(opened)) & set(old)
+    assert metadata.entry(opened.home, DATASET, NEXT) is None
+    append(opened.home, [*rows(2, start=0), *rows(1, start=6)])
+    again = flush(engine_session, opened)
+    assert (again.rows_written, again.rows_duplicate) == (1, 2), "the keys were filled from the new generation"
+    assert by_seq(opened)[-1][SEQ] > before[-1][SEQ]
+    found = engine_session.spark.sql(f"SELECT count(*), max({SEQ}) FROM {tables.full_name(DATASET)}").collect()[0]
+    assert tuple(found) == (7, by_seq(opened)[-1][SEQ])
+
+
+@pytest.mark.parametrize("how", ["cut", "missing", "garbled"])
+def test_a_file_that_cannot_be_read_is_set_aside_and_the_rest_is_saved(
+    engine_session: EngineSession, opened: OpenHome, dataset: Dataset, how: str
+) -> None:
+    before = by_seq(opened)
+    victim = live(opened)[1]
+    gone = [row for row in before if row["_hyp_cache_batch_id"] == victim.name[:36]]
+    data = victim.read_bytes()
+    if how == "cut":
+        victim.write_bytes(data[:-100])
+    elif how == "missing":
+        victim.unlink()
+    else:
+        victim.write_bytes(data[:100] + b"\xff" * 600 + data[700:])
+    report = rebuilt(engine_session, opened)
+    assert by_seq(opened) == [row for row in before if row not in gone]
+    assert report.errors
+    assert [victim.name in told for told in report.set_aside] == [True]
+    kept = list((opened.home.lake / "set-aside").rglob(victim.name))
+    assert len(kept) == (0 if how == "missing" else 1)
+    # The lost rows may come again, under new numbers.
+    append(opened.home, rows(6))
+    assert flush(engine_session, opened).rows_written == len(gone)
+    assert by_seq(opened)[-1][SEQ] > before[-1][SEQ]
+
+
+@pytest.mark.parametrize("what", ["metadata", "manifest", "catalog"])
+def test_rows_are_found_on_disk_where_the_metadata_is_gone(
+    engine_session: EngineSession, opened: OpenHome, dataset: Dataset, what: str
+) -> None:
+    before = by_seq(opened)
+    entry = metadata.entry(opened.home, DATASET)
+    assert entry
+    known = metadata.read(entry.metadata)
+    if what == "metadata":
+        entry.metadata.write_bytes(b"{")
+    elif what == "manifest":
+        assert known.current
+        metadata.manifests(known.current)[0].path.write_bytes(b"Obj")
+    else:
+        with closing(sqlite3.connect(opened.home.catalog, isolation_level=None)) as catalog:
+            catalog.execute("DELETE FROM iceberg_tables WHERE table_name = ?", (DATASET,))
+    append(opened.home, rows(1, start=6))
+    with pytest.raises(LakeError):
+        flush(engine_session, opened)
+    report = rebuilt(engine_session, opened)
+    assert by_seq(opened) == before
+    assert "from the files on disk" in report.as_json()["reason"]
+    assert flush(engine_session, opened).rows_written == 1, "what waited in the spool goes on"
+    assert by_seq(opened)[-1][SEQ] > before[-1][SEQ]
+
+
+def test_an_unfinished_flush_is_not_saved_twice_from_disk(
+    engine_session: EngineSession, opened: OpenHome, dataset: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its rows still wait in the spool: taken from disk as well, they would be in the lake twice, or half."""
+    append(opened.home, rows(2, start=6))
+    _stop_at(monkeypatch, "lake.commit.before-commit")
+    with pytest.raises(_Stopped):
+        flush(engine_session, opened)
+    monkeypatch.undo()
+    entry = metadata.entry(opened.home, DATASET)
+    assert entry
+    entry.metadata.write_bytes(b"{")
+    rebuilt(engine_session, opened)
+    assert len(by_seq(opened)) == 6
+    assert flush(engine_session, opened).rows_written == 2
+    assert len({row["part_id"] for row in by_seq(opened)}) == len(by_seq(opened)) == 8
+
+
+@pytest.mark.parametrize("point", ["after-write", "after-fill", "before-swap", "after-swap"])
+def test_a_rebuild_that_was_stopped_is_as_if_it_had_not_been_or_had_been(
+    engine_session: EngineSession, opened: OpenHome, dataset: Dataset, point: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = by_seq(opened)
+    _stop_at(monkeypatch, f"maintain.rebuild.{point}")
+    with pytest.raises(_Stopped):
+        rebuilt(engine_session, opened)
+    monkeypatch.undo()
+    assert by_seq(opened) == before
+    append(opened.home, rows(1, start=6))
+    flush(engine_session, opened)
+    rebuilt(engine_session, opened)
+    assert [row[SEQ] for row in by_seq(opened)][:6] == [row[SEQ] for row in before]
+    assert len(by_seq(opened)) == 7
+    assert metadata.entry(opened.home, DATASET, NEXT) is None
+
+
+class _Stopped(BaseException):
+    """As good as a kill: nobody handles it on the way."""
+
+
+def _stop_at(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    def die(reached: str) -> None:
+        if reached == name:
+            raise _Stopped
+
+    monkeypatch.setattr(faults, "_reach", die)

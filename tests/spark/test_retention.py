@@ -1,0 +1,150 @@
+"""Retention through real Spark and Iceberg: by metadata alone, for good, and known to imports and to verify."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from hypaware.backfill.run import backfill
+from hypaware.config import Config, RetentionConfig
+from hypaware.engine.session import EngineSession
+from hypaware.home import Home
+from hypaware.lake import metadata, tables
+from hypaware.maintain.jobs import maintain
+from hypaware.opening import OpenHome, open_home
+from hypaware.state import flushes, sources
+from hypaware.verify.run import verify
+from tests.claude_files import grow, turns, write
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = pytest.mark.spark
+DATASET = "ai_gateway_messages"
+TABLE = tables.full_name(DATASET)
+NOW = datetime.now(UTC)
+
+
+@dataclass
+class Context:
+    """A job's, in a session that is open already."""
+
+    home: Home
+    spark: SparkSession
+    config: Config = field(default_factory=Config)
+    notes: list[str] = field(default_factory=list)
+
+    def progress(self, *_told: object, **_facts: object) -> None:
+        return None
+
+    def emit(self, _chunk: bytes) -> None:
+        return None
+
+    def note(self, message: str) -> None:
+        self.notes.append(message)
+
+    def check_cancelled(self) -> None:
+        return None
+
+    def days(self) -> list[str]:
+        found = self.spark.sql(f"SELECT DISTINCT date FROM {TABLE} ORDER BY date").collect()
+        return [row[0] for row in found]
+
+    @property
+    def table(self) -> metadata.Metadata:
+        entry = metadata.entry(self.home, DATASET)
+        assert entry
+        return metadata.read(entry.metadata)
+
+    def maintain(self, **args: Any) -> dict[str, Any]:
+        (report,) = maintain(self, {"dataset": DATASET, **args})["datasets"]
+        assert isinstance(report, dict)
+        assert report["errors"] == []
+        return report
+
+
+@pytest.fixture
+def opened(engine_home: Home) -> Iterator[OpenHome]:
+    found = open_home(engine_home)
+    with closing(found.store):
+        yield found
+
+
+@pytest.fixture
+def context(engine_session: EngineSession, opened: OpenHome) -> Iterator[Context]:
+    """With a table of its own making: whatever was there before is gone, and forgotten."""
+    with opened.store.transaction() as connection:
+        flushes.lower_high_water(connection, DATASET, 0)
+    engine_session.spark.sql(f"DROP TABLE IF EXISTS {TABLE} PURGE")
+    yield Context(opened.home, engine_session.spark)
+    engine_session.spark.sql(f"DROP TABLE IF EXISTS {TABLE} PURGE")
+
+
+def data_files(home: Home) -> dict[Path, int]:
+    return {path: path.stat().st_mtime_ns for path in home.warehouse.rglob("*.parquet")}
+
+
+@pytest.mark.hazard(84)
+@pytest.mark.hazard(74)
+def test_days_leave_the_table_for_good(context: Context, opened: OpenHome, tmp_path: Path) -> None:
+    projects = tmp_path / "claude" / "projects" / "p"
+    asked = {
+        "providers": ["claude"],
+        "environment": {"HOME": "/nonexistent", "CLAUDE_CONFIG_DIR": str(tmp_path / "claude")},
+    }
+    ages = (60, 45, 20, 1)
+    days = {age: (NOW - timedelta(days=age)).replace(hour=1) for age in ages}
+    paths = {age: write(projects / f"s{age}.jsonl", turns(f"s{age}", 3, start=start)) for age, start in days.items()}
+    backfill(context, asked)
+    assert context.days() == [f"{days[age]:%Y-%m-%d}" for age in ages]
+    before, files = context.table, data_files(context.home)
+
+    context.config = Config(retention=RetentionConfig(default_days=30))
+    foretold = context.maintain(only="expire", dry_run=True)
+    assert (foretold["rows_expired"], context.table) == (18, before)
+    report = context.maintain(only="expire")
+    assert (report["rows_expired"], report["files_after"]) == (18, 2)
+    assert context.days() == [f"{days[age]:%Y-%m-%d}" for age in (20, 1)]
+    assert data_files(context.home) == files, "no data file was written, changed or removed"
+    known = context.table
+    assert len(known.snapshots) == len(before.snapshots) + 1
+    assert known.properties[metadata.RETAINED_FROM] == str((NOW - timedelta(days=30)).date())
+    assert known.floor == before.floor
+    assert context.maintain(only="expire")["reason"] == "nothing to do"
+    assert context.table == known
+
+    # The sessions go on, and nobody remembers what imports have taken of them.
+    with opened.store.transaction() as connection:
+        sources.forget(connection, DATASET)
+    context.home.keys.unlink()
+    for age, path in paths.items():
+        grow(path, turns(f"s{age}", 1, first=3, start=days[1]))
+    (imported,) = backfill(context, asked)["providers"]
+    assert (imported["status"], imported["rows_written"]) == ("ok", 4 * 3)
+    assert context.days() == [f"{days[age]:%Y-%m-%d}" for age in (20, 1)]
+
+    # The keys of what is gone stay known, and that is nothing to mend.
+    audit = verify(context, {"deep": True, "repair": False, "accept_rollback": False})
+    assert [check for check in audit["checks"] if not check["ok"]] == []
+
+
+def test_the_first_day_kept_is_told_without_a_snapshot(context: Context, tmp_path: Path) -> None:
+    projects = tmp_path / "claude" / "projects" / "p"
+    write(projects / "s.jsonl", turns("s", 1, start=NOW - timedelta(days=3)))
+    environment = {"HOME": "/nonexistent", "CLAUDE_CONFIG_DIR": str(tmp_path / "claude")}
+    backfill(context, {"providers": ["claude"], "environment": environment})
+    before = context.table
+    context.config = Config(retention=RetentionConfig(default_days=10))
+    context.maintain(only="expire")
+    known = context.table
+    assert (known.snapshots, known.floor) == (before.snapshots, before.floor)
+    assert known.properties[metadata.RETAINED_FROM] == str((NOW - timedelta(days=10)).date())
+    context.config = Config(retention=RetentionConfig(default_days=1))
+    assert context.maintain(only="expire")["rows_expired"] == 3
+    assert (context.days(), context.table.floor) == ([], before.floor)

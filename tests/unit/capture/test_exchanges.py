@@ -1,0 +1,259 @@
+"""The raw row: everything that passed, secrets aside; a history stored once; put together again to the letter."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hypaware.capture.body_parts import PartsMissing, StoredParts, parts_of, restore
+from hypaware.capture.decoded import Decoded
+from hypaware.capture.exchanges import decoded_of, raw_row, reproject
+from hypaware.capture.project import Seen, project
+from hypaware.model.coerce import coerce_row
+from hypaware.model.datasets import Row
+from hypaware.model.exchanges import AI_GATEWAY_EXCHANGES
+from tests import wire
+from tests.strategies import json_values
+
+SAMPLES = sorted(wire.SAMPLES.rglob("*.ndjson.xz"))
+
+
+class Kept:
+    """Raw rows as they are stored, and what is remembered of their parts."""
+
+    def __init__(self) -> None:
+        self.stored, self.seen = StoredParts(), Seen()
+        self.rows: list[Row] = []
+
+    def take(self, exchange: Decoded, *, fails: bool = False) -> None:
+        raw = raw_row(exchange, project(exchange, self.seen), self.stored)
+        if not fails:
+            self.rows.append(coerce_row(AI_GATEWAY_EXCHANGES, raw.row, "gateway-1"))
+            raw.keep(self.stored)
+
+    def lookup(self, name: str) -> str | None:
+        return next((parts[name] for row in self.rows if name in (parts := parts_of(row))), None)
+
+
+def growing(calls: int, size: int, *, at: Callable[[int], dict[str, Any]] | None = None) -> list[Decoded]:
+    """A session whose requests repeat its history; each step adds a call, its result and a few words."""
+    messages: list[dict[str, Any]] = [{"role": "user", "content": "Look through all of it."}]
+    found = []
+    for number in range(calls):
+        shown = json.loads(json.dumps(messages))
+        last = shown[-1]["content"]
+        if isinstance(last, list):
+            last[-1]["cache_control"] = {"type": "ephemeral"}
+        body = {
+            "model": "model-1",
+            "system": [{"type": "text", "text": "Be kind. " * 800}],
+            "messages": shown,
+            "tools": [{"name": f"tool-{each}", "description": f"{each} does this. " * 40} for each in range(12)],
+            "metadata": {"user_id": json.dumps({"session_id": "session-1"})},
+        }
+        said = [
+            {"type": "text", "text": f"Step {number}: I read the next file, since the last one did not hold it."},
+            {"type": "tool_use", "id": f"toolu_{number}", "name": "tool-1", "input": {"path": f"/src/{number}.py"}},
+        ]
+        answer = {"id": f"msg_{number}", "content": said, "stop_reason": "tool_use", "usage": {"output_tokens": 9}}
+        more = {"exchange_id": f"exchange-{number}", **(at(number) if at else {})}
+        found.append(wire.decoded("/v1/messages", body, answer, **more))
+        result = f"{number}: " + "".join(f"line {line} of {number}\n" for line in range(size // 16))
+        messages.append({"role": "assistant", "content": said})
+        messages.append(
+            {
+                "role": "user",
+                "content": [{"type": "tool_result", "tool_use_id": f"toolu_{number}", "content": result}],
+            }
+        )
+    return found
+
+
+def test_every_recorded_exchange_is_put_together_again_exactly() -> None:
+    for path in SAMPLES:
+        kept, exchanges = Kept(), wire.sample(path)
+        for exchange in exchanges:
+            kept.take(exchange)
+        for exchange, row in zip(exchanges, kept.rows, strict=True):
+            again = decoded_of(row, kept.lookup)
+            assert again.request_text == exchange.request_text
+            assert (again.request, again.response, again.events) == (
+                exchange.request,
+                exchange.response,
+                exchange.events,
+            )
+            assert again.started_at == exchange.started_at
+            assert dict(again.request_headers) == dict(exchange.request_headers)
+
+
+def test_a_long_session_costs_little_more_than_its_last_request() -> None:
+    kept, exchanges = Kept(), growing(200, 1200)
+    for exchange in exchanges:
+        kept.take(exchange)
+    last = len(exchanges[-1].request_text or "")
+    cost = sum(len(row["request_body"]) + len(row["body_refs"]) for row in kept.rows)
+
+    assert last > 300_000
+    assert cost <= 3 * last
+    parts: dict[str, str] = {}
+    for exchange, row in zip(exchanges, kept.rows, strict=True):
+        parts |= parts_of(row)
+        assert restore(row, parts.get) == exchange.request_text
+
+
+def test_projecting_stored_exchanges_again_gives_the_same_rows() -> None:
+    for path in SAMPLES:
+        kept, live = Kept(), list[Row]()
+        for exchange in wire.sample(path):
+            live += project(exchange, kept.seen).rows
+        kept.seen.forget()
+        for exchange in wire.sample(path):
+            kept.take(exchange)
+
+        assert [row for projection in reproject(kept.rows) for row in projection.rows] == live
+
+
+def test_a_day_holds_all_that_its_rows_name() -> None:
+    """Retention drops whole days: what is left can still be read."""
+    kept, exchanges = Kept(), growing(12, 600, at=lambda number: wire.later(number * 240))
+    for exchange in exchanges:
+        kept.take(exchange)
+    days = sorted({row["ts_start"][:10] for row in kept.rows})
+    kept.rows = [row for row in kept.rows if row["ts_start"][:10] == days[-1]]
+
+    assert len(days) > 1
+    left = exchanges[-len(kept.rows) :]
+    assert [restore(row, kept.lookup) for row in kept.rows] == [exchange.request_text for exchange in left]
+
+
+def test_a_row_whose_parts_are_gone_says_which() -> None:
+    kept = Kept()
+    for exchange in growing(3, 600):
+        kept.take(exchange)
+    row = kept.rows.pop()
+    kept.rows.clear()
+
+    with pytest.raises(PartsMissing, match=r"exchange-2: [0-9]+ parts of its request are gone") as gone:
+        restore(row, kept.lookup)
+    assert gone.value.missing
+    (projection,) = reproject([row])
+    assert (projection.rows, projection.skipped) == ((), {"parts_missing": len(gone.value.missing)})
+
+
+def test_what_was_not_stored_is_not_named_by_later_rows() -> None:
+    kept = Kept()
+    for number, exchange in enumerate(growing(6, 600)):
+        kept.take(exchange, fails=number % 2 == 0)
+
+    assert [restore(row, kept.lookup) for row in kept.rows] == [
+        exchange.request_text for exchange in growing(6, 600)[1::2]
+    ]
+
+
+def test_lost_or_bounded_memory_costs_space_only() -> None:
+    kept, exchanges = Kept(), growing(12, 600)
+    kept.stored = StoredParts(max_sessions=1, max_parts=8)
+    for number, exchange in enumerate(exchanges):
+        if number == 6:
+            kept.stored = StoredParts()
+        kept.take(exchange)
+
+    for number, row in enumerate(kept.rows):
+        assert restore(row, kept.lookup) == exchanges[number].request_text
+
+
+def test_other_ways_to_write_json_are_cut_too() -> None:
+    kept = Kept()
+    for exchange in growing(20, 600):
+        spaced = json.dumps(exchange.request)
+        kept.take(wire.decoded("/v1/messages", exchange.request, {}, request_text=spaced))
+        assert restore(kept.rows[-1], kept.lookup) == spaced
+    assert len(kept.rows[-1]["request_body"]) < 4000
+
+
+def test_a_part_that_was_redacted_since_does_not_move_the_others() -> None:
+    kept = Kept()
+    for exchange in growing(4, 600):
+        kept.take(exchange)
+    for row in kept.rows:
+        row["request_body"] = row["request_body"].replace("line 7 of 1", "[secret]")
+
+    whole = growing(4, 600)[-1].request_text or ""
+    assert restore(kept.rows[-1], kept.lookup) == whole.replace("line 7 of 1", "[secret]")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"messages":[{"role":"user","content":"two"}],\n"n":1}',
+        '{"messages" : []}',
+        '{"messages":[{"role":"user","content":"\\u00e9"}]}',
+        '{"messages":[],"n":123456789012345678901234567890}',
+        '{"messages":[],"messages":[]}',
+        '{"messages":[{}],"input":[{"content":[{}, {"cache_control":1}]}]}',
+        "not json",
+        "",
+    ],
+)
+def test_a_body_that_is_written_otherwise_is_kept_whole(text: str) -> None:
+    kept = Kept()
+    kept.take(wire.decoded("/v1/messages", wire.parsed(text), {}, request_text=text))
+
+    assert restore(kept.rows[0], kept.lookup) == text
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.dictionaries(st.sampled_from(["role", "content", "x", "cache_control"]), json_values), max_size=5))
+def test_any_body_is_put_together_again(messages: list[Any]) -> None:
+    for text in (
+        json.dumps({"messages": messages, "n": 1}, separators=(",", ":"), ensure_ascii=False),
+        json.dumps({"n": 1, "input": messages}),
+    ):
+        kept = Kept()
+        kept.take(wire.decoded("/v1/messages", json.loads(text), {}, request_text=text))
+        kept.take(wire.decoded("/v1/messages", json.loads(text), {}, request_text=text))
+        assert [restore(row, kept.lookup) for row in kept.rows] == [text, text]
+
+
+@pytest.mark.hazard(55)
+def test_what_nobody_can_read_is_kept_as_it_is() -> None:
+    kept = Kept()
+    kept.take(
+        wire.decoded(
+            "/api/hello",
+            None,
+            "hello",
+            method="GET",
+            query="key=<redacted>",
+            status=404,
+            error="client_abort",
+            metadata={"dev_run_id": "run-1"},
+        )
+    )
+    (row,) = kept.rows
+
+    assert (row["decoded"], row["path"], row["status_code"]) == (False, "/api/hello?key=<redacted>", 404)
+    assert (row["response_body"], row["error"], row["metadata"]) == ("hello", "client_abort", '{"dev_run_id":"run-1"}')
+    assert "session_id" not in row
+
+
+def test_a_raw_row_says_what_the_call_was_for() -> None:
+    kept = Kept()
+    for exchange in wire.sample(wire.SAMPLES / "claude-2.1.325/interactive.ndjson.xz"):
+        kept.take(exchange)
+    kinds = [json.loads(row.get("metadata", "{}")).get("kind") for row in kept.rows]
+
+    assert kinds == [None, "title", "turn", "turn", "turn", "turn", "turn"]
+    assert {row["session_id"] for row in kept.rows[1:]} == {"8dff60ef-dbf8-402f-ba9e-53656126576b"}
+    assert [row["is_sse"] for row in kept.rows] == [False] + [True] * 6
+    assert AI_GATEWAY_EXCHANGES.source_of(kept.rows[1]) == "claude"
+
+
+def test_the_dataset_is_kept_for_two_weeks_and_counted_by_its_start() -> None:
+    assert (AI_GATEWAY_EXCHANGES.retention_days, AI_GATEWAY_EXCHANGES.time_column) == (14, "ts_start")
+    assert AI_GATEWAY_EXCHANGES.key_column == "exchange_id"

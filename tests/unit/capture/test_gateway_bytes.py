@@ -1,0 +1,365 @@
+"""What the gateway passes on is what it was given: compared byte for byte, at the provider and at the client."""
+
+from __future__ import annotations
+
+import base64
+import json
+import lzma
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hypaware.capture.routes import Route, Routes
+from tests.live_gateway import Kept, LiveGateway, post, to_stub
+from tests.upstream_stub import JSON, Answer, Headers, Seen, UpstreamStub, anthropic_events, document, gzipped
+
+WIRE = Path(__file__).parents[2] / "fixtures" / "wire"
+ONE_CONNECTION = {"connection", "keep-alive", "host", "transfer-encoding"}
+
+
+class Scripted:
+    """Answers with what the test has just set."""
+
+    def __init__(self) -> None:
+        self.answer = Answer()
+
+    def __call__(self, _seen: Seen) -> Answer:
+        return self.answer
+
+
+@pytest.fixture
+def script() -> Scripted:
+    return Scripted()
+
+
+@pytest.fixture
+def kept() -> Kept:
+    return Kept()
+
+
+@pytest.fixture
+def stub(script: Scripted) -> Iterator[UpstreamStub]:
+    with UpstreamStub(script) as found:
+        yield found
+
+
+@pytest.fixture
+def gateway(stub: UpstreamStub, kept: Kept, tmp_path: Path) -> Iterator[LiveGateway]:
+    with LiveGateway(stub, kept, tmp_path / "spill") as found:
+        yield found
+
+
+def head_lines(head: bytes) -> list[str]:
+    return head.decode("latin-1").split("\r\n")[:-2]
+
+
+def between(headers: list[list[str]]) -> list[str]:
+    """What of recorded headers is meant for the other end."""
+    return [f"{name}: {value}" for name, value in headers if name.lower() not in ONE_CONNECTION]
+
+
+def recorded(path: Path) -> list[dict[str, Any]]:
+    data = path.read_bytes()
+    lines = (lzma.decompress(data) if path.suffix == ".xz" else data).splitlines()
+    found: list[dict[str, Any]] = [json.loads(line) for line in lines]
+    return [each for each in found if each["response"]["status"] != 101 and not each["response"].get("aborted")]
+
+
+@pytest.mark.hazard(55)
+@pytest.mark.hazard(65)
+@pytest.mark.parametrize(
+    "path", sorted(WIRE.glob("*/*.ndjson*")), ids=lambda path: f"{path.parent.name}/{path.name.split('.')[0]}"
+)
+def test_recorded_traffic_goes_through_byte_for_byte_and_is_kept(
+    path: Path, script: Scripted, stub: UpstreamStub, gateway: LiveGateway, kept: Kept
+) -> None:
+    for number, each in enumerate(recorded(path), 1):
+        request, response = each["request"], each["response"]
+        first, body = f"{request['method']} {request['path']} HTTP/1.1", request["body"].encode()
+        answer = base64.b64decode(response["wire_b64"]) if "wire_b64" in response else response["body"].encode()
+        if request["method"] == "HEAD":
+            answer = b""
+        headers: Headers = tuple((name, value) for name, value in response["headers"] if name != "transfer-encoding")
+        framing: list[str] = ["Transfer-Encoding: chunked"] if len(headers) < len(response["headers"]) else []
+        script.answer = Answer(response["status"], "As Recorded", headers, (answer,), "chunked" if framing else "none")
+        written = [first, *(f"{name}: {value}" for name, value in request["headers"]), "", ""]
+
+        head, got = gateway.ask("\r\n".join(written).encode("latin-1") + body)
+
+        seen = stub.seen[-1]
+        host = f"Host: {stub.url.removeprefix('https://')}"
+        assert head_lines(seen.head) == [first, host, *between(request["headers"])]
+        assert seen.body == body
+        status = f"HTTP/1.1 {response['status']} As Recorded"
+        assert head_lines(head) == [status, *between(response["headers"]), *framing]
+        assert got == answer
+        found, request_body, response_body = kept.wait(number)[-1]
+        assert (found.status, found.error, request_body, response_body) == (response["status"], None, body, answer)
+        assert [list(pair) for pair in found.request_headers] == request["headers"]
+    assert stub.seen
+
+
+@pytest.mark.hazard(65)
+def test_a_bare_request_gets_no_header_and_no_encoding_that_it_did_not_ask_for(
+    script: Scripted, stub: UpstreamStub, gateway: LiveGateway
+) -> None:
+    script.answer = Answer(headers=(), pieces=(b"x",), framing="length")
+
+    head, body = gateway.ask(b"POST /v1/responses HTTP/1.1\r\nhost: me\r\ncontent-length: 2\r\n\r\n{}")
+
+    assert head_lines(stub.seen[0].head)[2:] == ["content-length: 2"]
+    assert head_lines(head) == ["HTTP/1.1 200 OK", "content-length: 1"]
+    assert body == b"x"
+
+
+@pytest.mark.hazard(65)
+def test_a_packed_answer_stays_packed_and_packed_requests_too(
+    script: Scripted, stub: UpstreamStub, gateway: LiveGateway, kept: Kept
+) -> None:
+    script.answer = gzipped(Answer(pieces=anthropic_events()))
+    packed = b"".join(piece for piece in script.answer.pieces if isinstance(piece, bytes))
+
+    _, body = gateway.ask(post("/v1/messages", b"\x28\xb5\x2f\xfd not really zstd", "Content-Encoding: zstd"))
+
+    assert body == packed
+    assert stub.seen[0].body == b"\x28\xb5\x2f\xfd not really zstd"
+    assert kept.only()[2] == packed
+
+
+@pytest.mark.hazard(65)
+def test_odd_headers_keep_their_spelling_their_order_and_their_number(
+    script: Scripted, stub: UpstreamStub, gateway: LiveGateway
+) -> None:
+    odd = ("x-LOWER-Upper: a", "Accept:", "X-Twice: 1", "x-between: !#$%&'*+", "X-Twice: 2", f"x-long: {'l' * 100_000}")
+    script.answer = Answer(headers=(("Set-Cookie", "a=1"), ("x-Odd", ""), ("Set-Cookie", "b=2")), framing="length")
+
+    head, _ = gateway.ask(post("/v1/messages", b"{}", *odd))
+
+    sent = head_lines(stub.seen[0].head)
+    assert [line.replace(": ", ":", 1) for line in sent[2:8]] == [line.replace(": ", ":", 1) for line in odd]
+    assert head_lines(head)[1:4] == ["Set-Cookie: a=1", "x-Odd: ", "Set-Cookie: b=2"]
+
+
+@pytest.mark.hazard(65)
+def test_values_beyond_ascii_keep_their_text(script: Scripted, stub: UpstreamStub, gateway: LiveGateway) -> None:
+    script.answer = Answer(headers=(("x-utf", "zoë".encode().decode("latin-1")),), framing="length")
+    utf8, latin1 = b"x-utf: caf\xc3\xa9", b"x-latin: caf\xe9"
+
+    head, _ = gateway.ask(b"GET /v1/models HTTP/1.1\r\nhost: me\r\n" + utf8 + b"\r\n" + latin1 + b"\r\n\r\n")
+
+    assert utf8 in stub.seen[0].head
+    assert b"x-latin: caf\xc3\xa9" in stub.seen[0].head
+    assert "x-utf: zoë".encode() in head
+
+
+def test_what_concerns_one_connection_or_the_gateway_itself_goes_no_further(
+    script: Scripted, stub: UpstreamStub, gateway: LiveGateway, kept: Kept
+) -> None:
+    script.answer = Answer(
+        headers=(("Keep-Alive", "timeout=5"), ("Connection", "x-private"), ("X-Private", "1"), ("x-public", "1")),
+        framing="length",
+    )
+    private = (
+        "Connection: keep-alive, X-Mine",
+        "X-Mine: 1",
+        "Keep-Alive: 5",
+        "Proxy-Authorization: Basic eA==",
+        "TE: trailers",
+        "X-HypAware-Session: s",
+        "x-hyp-dev-run-id: bf-1",
+    )
+
+    head, _ = gateway.ask(post("/v1/messages", b"{}", *private, "X-Kept: 1"))
+
+    assert head_lines(stub.seen[0].head)[2:] == ["X-Kept: 1", "Content-Length: 2"]
+    assert head_lines(head)[1:] == ["x-public: 1", "content-length: 0"]
+    assert ("x-hyp-dev-run-id", "bf-1") in kept.only()[0].request_headers
+
+
+@pytest.mark.hazard(61)
+@pytest.mark.parametrize(
+    "target",
+    [
+        "/v1/../../etc/passwd",
+        "/v1/%2e%2e/%2F%00?q=%20a+b&c=%C3%A9",
+        "//evil.example/v1/messages",
+        "/v1//messages/./x;y=1",
+        "/v1/messages?a=http://x/?y#",
+        "/@evil.example/",
+        "/v1/a|b^c`{}",
+    ],
+)
+def test_a_path_is_passed_on_as_it_was_written(target: str, stub: UpstreamStub, gateway: LiveGateway) -> None:
+    gateway.ask(f"GET {target} HTTP/1.1\r\nHost: me\r\n\r\n".encode())
+
+    assert stub.seen[0].target == target.rstrip("#")
+
+
+def test_a_whole_url_of_the_gateway_is_taken_for_its_path(stub: UpstreamStub, gateway: LiveGateway) -> None:
+    whole = f"http://127.0.0.1:{gateway.port}/v1/messages?beta=true"
+
+    head, _ = gateway.ask(f"GET {whole} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+
+    assert head.startswith(b"HTTP/1.1 200")
+    assert stub.seen[0].target == "/v1/messages?beta=true"
+
+
+@pytest.mark.parametrize("target", ["http://example.com/v1/messages", "https://127.0.0.1/v1", "ftp://x", "*"])
+def test_the_gateway_is_no_general_proxy(target: str, stub: UpstreamStub, gateway: LiveGateway) -> None:
+    method = "OPTIONS" if target == "*" else "GET"
+
+    head, body = gateway.ask(f"{method} {target} HTTP/1.1\r\nHost: example.com\r\n\r\n".encode())
+
+    assert head.startswith(b"HTTP/1.1 421"), head
+    assert json.loads(body)["error"]["type"] == "not_a_proxy"
+    assert stub.seen == []
+
+
+@pytest.mark.parametrize("status", [204, 304])
+def test_an_answer_without_a_body_stays_without(status: int, script: Scripted, gateway: LiveGateway) -> None:
+    script.answer = Answer(status, "Nothing", (("ETag", '"a"'),), framing="none")
+
+    with gateway.connect() as wire:
+        for _ in range(2):
+            wire.send(b"GET /v1/models HTTP/1.1\r\nHost: me\r\n\r\n")
+            assert head_lines(wire.head()) == [f"HTTP/1.1 {status} Nothing", 'ETag: "a"']
+
+
+def test_the_answer_to_head_keeps_the_length_that_it_names(script: Scripted, gateway: LiveGateway) -> None:
+    script.answer = Answer(headers=(*JSON, ("content-length", "79")), framing="none")
+
+    with gateway.connect() as wire:
+        for _ in range(2):
+            wire.send(b"HEAD /api/hello HTTP/1.1\r\nHost: me\r\n\r\n")
+            assert head_lines(wire.head())[-1] == "content-length: 79"
+
+
+def test_an_answer_that_ends_with_its_connection_gets_an_end_of_its_own(script: Scripted, gateway: LiveGateway) -> None:
+    script.answer = Answer(headers=JSON, pieces=(b'{"a"', b": 1}"), framing="close")
+
+    with gateway.connect() as wire:
+        for _ in range(2):
+            wire.send(post())
+            assert wire.answer()[1] == b'{"a": 1}'
+
+
+def test_a_chunked_request_stays_chunked_and_may_be_empty(stub: UpstreamStub, gateway: LiveGateway) -> None:
+    head = b"POST /v1/messages HTTP/1.1\r\nHost: me\r\nTransfer-Encoding: chunked\r\nTrailer: X-T\r\n\r\n"
+
+    gateway.ask(head + b"3\r\nabc\r\n2;ext=1\r\nde\r\n0\r\nX-T: 1\r\n\r\n")
+    gateway.ask(head + b"0\r\n\r\n")
+
+    assert [seen.header("transfer-encoding") for seen in stub.seen] == ["chunked", "chunked"]
+    assert [seen.header("content-length") for seen in stub.seen] == [None, None]
+    assert [seen.body for seen in stub.seen] == [b"abcde", b""]
+
+
+def test_a_client_that_waits_to_be_asked_for_its_body_is_asked(stub: UpstreamStub, gateway: LiveGateway) -> None:
+    with gateway.connect() as wire:
+        wire.send(b"POST /v1/messages HTTP/1.1\r\nHost: me\r\nExpect: 100-continue\r\nContent-Length: 4\r\n\r\n")
+        assert wire.head() == b"HTTP/1.1 100 Continue\r\n\r\n"
+        wire.send(b"body")
+        head, _ = wire.answer()
+
+    assert head.startswith(b"HTTP/1.1 200")
+    assert (stub.seen[0].body, stub.seen[0].header("expect")) == (b"body", None)
+
+
+def test_a_client_that_waits_is_not_asked_for_a_body_that_nobody_takes(kept: Kept, tmp_path: Path) -> None:
+    with LiveGateway(Routes([Route("gone", "/", "http://127.0.0.1:1", "x")]), kept, tmp_path) as gateway:
+        head, _ = gateway.ask(b"POST /v1/x HTTP/1.1\r\nHost: me\r\nExpect: 100-continue\r\nContent-Length: 4\r\n\r\n")
+
+    assert head.startswith(b"HTTP/1.1 502")
+
+
+def test_an_old_client_is_answered_in_its_way(script: Scripted, gateway: LiveGateway) -> None:
+    script.answer = Answer(pieces=(b"one", b"two"))
+
+    with gateway.connect() as wire:
+        wire.send(b"GET /v1/models HTTP/1.0\r\nHost: me\r\n\r\n")
+        head = wire.head()
+        assert wire.exactly(6) == b"onetwo"
+        assert wire.is_closed()
+
+    assert b"chunked" not in head.lower()
+
+
+def test_routes_lead_to_their_upstreams_and_say_who_called(stub: UpstreamStub, kept: Kept, tmp_path: Path) -> None:
+    routes = Routes(
+        [Route("inner", "/inner", f"{stub.url}/api/v2", "openai", strip_prefix=True), Route("all", "/", stub.url, "a")],
+        recorded=("claude",),
+    )
+    with LiveGateway(routes, kept, tmp_path, stub=stub) as gateway:
+        for path in ("/inner/x?y", "/claude/v1/messages?beta=true", "/codex/v1/responses", "/v1/messages"):
+            gateway.ask(f"GET {path} HTTP/1.1\r\nHost: me\r\n\r\n".encode())
+        found = [(recording.upstream, recording.client_name, recording.path) for recording, _, _ in kept.wait(3)]
+
+    assert [seen.target for seen in stub.seen] == [
+        "/api/v2/x?y",
+        "/v1/messages?beta=true",
+        "/v1/responses",
+        "/v1/messages",
+    ]
+    assert found == [
+        ("inner", None, "/x?y"),
+        ("all", "claude", "/v1/messages?beta=true"),
+        ("all", None, "/v1/messages"),
+    ]
+
+
+def test_what_is_added_is_measured(stub: UpstreamStub, kept: Kept, tmp_path: Path) -> None:
+    measured: list[float] = []
+    with LiveGateway(stub, kept, tmp_path, overhead=measured.append) as gateway:
+        gateway.ask(post())
+
+    assert len(measured) == 1
+    assert measured[0] > 0
+
+
+def test_a_thousand_requests_need_one_connection_on_each_side(
+    script: Scripted, stub: UpstreamStub, gateway: LiveGateway, kept: Kept
+) -> None:
+    script.answer = document({"ok": True})
+
+    with gateway.connect() as wire:
+        for number in range(1000):
+            body = b'{"n": %d}' % number
+            wire.send(post("/v1/messages", body))
+            assert wire.answer()[1] == b'{"ok": true}'
+
+    assert stub.connections == 1
+    assert [request for _, request, _ in kept.wait(1000)] == [b'{"n": %d}' % number for number in range(1000)]
+
+
+def test_requests_sent_ahead_are_answered_in_their_order(
+    script: Scripted, stub: UpstreamStub, gateway: LiveGateway
+) -> None:
+    script.answer = document({"ok": True})
+
+    with gateway.connect() as wire:
+        wire.send(b"".join(post("/v1/messages", b"%d" % number) for number in range(20)))
+        assert [wire.answer()[1] for _ in range(20)] == [b'{"ok": true}'] * 20
+
+    assert [seen.body for seen in stub.seen] == [b"%d" % number for number in range(20)]
+
+
+def test_two_clients_do_not_wait_for_each_other(script: Scripted, kept: Kept, tmp_path: Path) -> None:
+    held = threading.Event()
+
+    def answer(seen: Seen) -> Answer:
+        return Answer(pieces=(b"first", held, b"last") if seen.target == "/slow" else (b"all",))
+
+    with (
+        UpstreamStub(answer) as stub,
+        LiveGateway(to_stub(stub), kept, tmp_path, stub=stub) as gateway,
+        gateway.connect() as slow,
+    ):
+        slow.send(post("/slow"))
+        slow.head()
+        assert slow.chunk() == b"first"
+        assert gateway.ask(post("/fast"))[1] == b"all"
+        held.set()
+        assert slow.chunk() == b"last"

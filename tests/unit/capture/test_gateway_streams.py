@@ -1,0 +1,195 @@
+"""Streams: passed on as they come, as fast as the slower side, however long they are."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from hypaware.capture.recording import Recording
+from hypaware.capture.spill import Limits
+from tests.live_gateway import Kept, LiveGateway, Wire, post
+from tests.upstream_stub import Answer, Seen, UpstreamStub
+
+MIB = 1 << 20
+LARGE = 100 * MIB
+
+
+def blocks(size: int) -> Iterator[bytes]:
+    """Bytes that nobody would produce by mistake, the same ones each time."""
+    seed = b"".join(hashlib.sha256(bytes([number])).digest() for number in range(256)) * 32
+    for number in range(size // len(seed)):
+        yield number.to_bytes(8, "big") + seed[8:]
+
+
+class Digests:
+    """Keeps what the bodies hashed to, read block by block."""
+
+    def __init__(self) -> None:
+        self.found: list[tuple[str, str, bool]] = []
+
+    def __call__(self, recording: Recording) -> None:
+        hashed = []
+        for body in (recording.request, recording.response):
+            digest = hashlib.sha256()
+            for block in body.blocks():
+                digest.update(block)
+            hashed.append(digest.hexdigest())
+        self.found.append((hashed[0], hashed[1], recording.request.complete and recording.response.complete))
+
+
+@pytest.mark.hazard(65)
+def test_each_piece_is_there_before_the_next_is_sent(tmp_path: Path) -> None:
+    """The provider waits with the next one until the client has the one before: held back, it would never come."""
+    steps = [threading.Event() for _ in range(5)]
+    pieces = [part for number, step in enumerate(steps) for part in (step, b"piece %d" % number)]
+    kept = Kept()
+    with (
+        UpstreamStub(lambda _seen: Answer(pieces=pieces)) as stub,
+        LiveGateway(stub, kept, tmp_path) as gateway,
+        gateway.connect() as wire,
+    ):
+        wire.send(post())
+        assert wire.head().startswith(b"HTTP/1.1 200")
+        for number, step in enumerate(steps):
+            step.set()
+            assert wire.chunk() == b"piece %d" % number
+        assert wire.chunk() == b""
+        recording, _, body = kept.only()
+
+    assert body == b"".join(piece for piece in pieces if isinstance(piece, bytes))
+    assert recording.first_byte_ms is not None
+    assert recording.started_at <= recording.ended_at
+
+
+def test_a_request_is_passed_on_while_it_is_still_being_written(tmp_path: Path) -> None:
+    with UpstreamStub() as stub, LiveGateway(stub, Kept(), tmp_path) as gateway, gateway.connect() as wire:
+        wire.send(b"POST /v1/messages HTTP/1.1\r\nHost: me\r\nContent-Length: 30\r\n\r\n")
+        for number in range(1, 4):
+            wire.send(b"0123456789")
+            stub.wait_heard(10 * number)
+        assert wire.answer()[0].startswith(b"HTTP/1.1 200")
+
+    assert stub.seen[0].body == b"0123456789" * 3
+
+
+@pytest.mark.hazard(57)
+def test_a_hundred_megabytes_go_both_ways_unchanged_and_are_kept(tmp_path: Path) -> None:
+    expected = hashlib.sha256()
+    for block in blocks(LARGE):
+        expected.update(block)
+    kept = Digests()
+    with (
+        UpstreamStub(lambda _seen: Answer(pieces=blocks(LARGE), framing="length", length=LARGE)) as stub,
+        LiveGateway(stub, kept, tmp_path) as gateway,
+        gateway.connect() as wire,
+    ):
+        wire.send(b"POST /v1/files HTTP/1.1\r\nHost: me\r\nContent-Length: %d\r\n\r\n" % LARGE)
+        for block in blocks(LARGE):
+            wire.send(block)
+        head = wire.head()
+        got = hashlib.sha256()
+        for _ in range(LARGE // MIB):
+            got.update(wire.exactly(MIB))
+
+    assert f"content-length: {LARGE}".encode() in head
+    assert got.hexdigest() == stub.seen[0].sha256 == expected.hexdigest()
+    # Either way was kept as it was, unless the disk was slower than the stream; then it says so.
+    ((request, response, complete),) = kept.found
+    assert not complete or (request, response) == (expected.hexdigest(), expected.hexdigest())
+    assert gateway.counts.kept == 1
+    assert gateway.counts.incomplete == (not complete)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.hazard(57)
+def test_a_slow_reader_slows_its_provider_and_costs_no_memory(tmp_path: Path) -> None:
+    """At no time is more under way than the sockets and a few buffers hold."""
+    bound = 24 * MIB
+    with (
+        UpstreamStub(lambda _seen: Answer(pieces=blocks(LARGE), framing="length", length=LARGE)) as stub,
+        LiveGateway(stub, Digests(), tmp_path, limits=Limits(body=MIB)) as gateway,
+        gateway.connect() as wire,
+    ):
+        wire.send(post())
+        wire.head()
+        for taken in range(0, LARGE, MIB):
+            assert stub.sent - taken < bound
+            wire.exactly(MIB)
+
+    assert stub.sent == LARGE
+
+
+@pytest.mark.hazard(57)
+def test_a_slow_provider_slows_its_client(tmp_path: Path) -> None:
+    """It answers before it has read anything, and reads nothing: the client cannot get rid of its body."""
+    go_on = threading.Event()
+    answer = Answer(pieces=(b"begun", go_on, b"done"), before_body=True)
+    with (
+        UpstreamStub(lambda _seen: answer) as stub,
+        LiveGateway(stub, Digests(), tmp_path) as gateway,
+        gateway.connect() as wire,
+    ):
+        wire.send(b"POST /v1/x HTTP/1.1\r\nHost: me\r\nX-Answer-Early: 1\r\nContent-Length: %d\r\n\r\n" % LARGE)
+        wire.head()
+        assert wire.chunk() == b"begun"
+        sent = taken_before_it_stuck(wire)
+        go_on.set()
+
+    assert sent < 24 * MIB
+
+
+def taken_before_it_stuck(wire: Wire) -> int:
+    sent = 0
+    wire.socket.settimeout(1)
+    try:
+        for block in blocks(LARGE):
+            sent += wire.socket.send(block)
+    except TimeoutError:
+        pass
+    return sent
+
+
+@pytest.mark.hazard(57)
+def test_a_keeper_that_hangs_holds_up_no_stream_and_no_memory(tmp_path: Path) -> None:
+    hanging = threading.Event()
+    found: list[Recording] = []
+
+    def keep(recording: Recording) -> None:
+        assert hanging.wait(60)
+        found.append(recording)
+
+    limits = Limits(in_memory=10_000, room=100_000, waiting=8)
+    with (
+        UpstreamStub(lambda _seen: Answer(pieces=[b"e" * 1000] * 50)) as stub,
+        LiveGateway(stub, keep, tmp_path, limits=limits) as gateway,
+    ):
+        for _ in range(20):
+            assert len(gateway.ask(post("/v1/messages", b"r" * 5_000))[1]) == 50_000
+        hanging.set()
+
+    counts = gateway.counts
+    assert counts.kept + counts.dropped == 20
+    assert counts.dropped > 0
+    assert len(found) == counts.kept
+
+
+def test_many_streams_at_once_each_get_their_own(tmp_path: Path) -> None:
+    def answer(seen: Seen) -> Answer:
+        return Answer(pieces=[b"data: %s %d\n\n" % (seen.body, number) for number in range(50)])
+
+    kept = Kept()
+    with UpstreamStub(answer) as stub, LiveGateway(stub, kept, tmp_path) as gateway:
+        wires = [gateway.connect() for _ in range(60)]
+        for number, wire in enumerate(wires):
+            wire.send(post("/v1/messages", b"stream %d" % number))
+        for number, wire in enumerate(wires):
+            with wire:
+                assert wire.answer()[1] == b"".join(b"data: stream %d %d\n\n" % (number, at) for at in range(50))
+        found = kept.wait(60)
+
+    assert sorted(request for _, request, _ in found) == sorted(b"stream %d" % number for number in range(60))
+    assert all(response.startswith(b"data: " + request + b" 0") for _, request, response in found)

@@ -1,0 +1,427 @@
+"""What goes wrong on the way: the client hears the truth, and every exchange leaves a trace."""
+
+from __future__ import annotations
+
+import json
+import socket
+import ssl
+import threading
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+from hypaware.capture import upstreams
+from hypaware.capture.routes import Route, Routes
+from hypaware.errors import ConfigError, NotReady
+from tests.live_gateway import Kept, LiveGateway, Wire, post
+from tests.upstream_stub import Answer, Seen, UpstreamStub, anthropic_events, authority, document
+
+pytestmark = pytest.mark.hazard(55)
+
+
+@pytest.fixture
+def kept() -> Kept:
+    return Kept()
+
+
+def error(body: bytes) -> tuple[str, str]:
+    found = json.loads(body)["error"]
+    assert "HypAware" in found["message"]
+    return found["type"], found["message"]
+
+
+def refused_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port: int = server.getsockname()[1]
+        return port
+
+
+def test_a_provider_that_is_down_is_named(kept: Kept, tmp_path: Path) -> None:
+    port = refused_port()
+    with LiveGateway(Routes([Route("work", "/", f"https://127.0.0.1:{port}", "x")]), kept, tmp_path) as gateway:
+        head, body = gateway.ask(post("/v1/messages", b'{"a": 1}'))
+        recording, _, answer = kept.only()
+
+    assert head.startswith(b"HTTP/1.1 502")
+    kind, message = error(body)
+    assert kind == "upstream_unreachable"
+    assert f"127.0.0.1:{port} (work)" in message
+    assert (recording.status, recording.error, answer) == (None, "upstream_down", b"")
+
+
+def test_a_certificate_that_nobody_vouches_for_is_refused(kept: Kept, tmp_path: Path) -> None:
+    with UpstreamStub() as stub:
+        routes = Routes([Route("work", "/", stub.url, "x")])
+        with LiveGateway(routes, kept, tmp_path) as gateway:
+            head, body = gateway.ask(post())
+
+    assert head.startswith(b"HTTP/1.1 502")
+    assert error(body)[0] == "upstream_certificate"
+    assert stub.seen == []
+
+
+def test_an_authority_of_the_environment_is_trusted_besides_the_usual_ones(kept: Kept, tmp_path: Path) -> None:
+    with UpstreamStub() as stub:
+        routes = Routes([Route("work", "/", stub.url, "x")])
+        with LiveGateway(routes, kept, tmp_path, environment={"SSL_CERT_FILE": str(stub.ca_file)}) as gateway:
+            head, _ = gateway.ask(post())
+
+        own = upstreams.tls_context({"SSL_CERT_FILE": str(stub.ca_file)})
+
+    assert head.startswith(b"HTTP/1.1 200")
+    usual = upstreams.tls_context({})
+    assert own.cert_store_stats()["x509_ca"] > usual.cert_store_stats()["x509_ca"]
+    assert own.verify_mode == ssl.CERT_REQUIRED
+
+
+def test_a_file_of_authorities_that_cannot_be_read_is_named(kept: Kept, tmp_path: Path) -> None:
+    missing = {"SSL_CERT_FILE": str(tmp_path / "missing.pem")}
+    with pytest.raises(NotReady, match=r"missing\.pem, which holds no certificates"):
+        LiveGateway(Routes([]), kept, tmp_path, environment=missing).__enter__()
+
+
+def test_the_other_side_is_asked_for_life_signs() -> None:
+    with upstreams.open_socket((socket.AF_INET, socket.SOCK_STREAM, 0, "", ("127.0.0.1", 1))) as opened:
+        assert opened.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) != 0
+
+
+def test_a_path_that_no_upstream_takes_is_answered_with_json(kept: Kept, tmp_path: Path) -> None:
+    with LiveGateway(Routes([]), kept, tmp_path) as gateway:
+        head, body = gateway.ask(b"GET /favicon.ico?secret=1 HTTP/1.1\r\nHost: me\r\n\r\n")
+
+    assert head.startswith(b"HTTP/1.1 404")
+    kind, message = error(body)
+    assert kind == "no_route"
+    assert "/favicon.ico" in message
+    assert "secret" not in message
+
+
+def test_a_websocket_is_refused_clearly_and_noted(kept: Kept, tmp_path: Path) -> None:
+    asked = b"Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: eA==\r\n"
+    with UpstreamStub() as stub, LiveGateway(stub, kept, tmp_path) as gateway:
+        head, body = gateway.ask(b"GET /v1/responses HTTP/1.1\r\nHost: me\r\n" + asked + b"\r\n")
+        recording, _, _ = kept.only()
+
+    assert head.startswith(b"HTTP/1.1 426")
+    assert error(body)[0] == "websocket_refused"
+    assert (recording.status, recording.error) == (None, "websocket_refused")
+    assert stub.seen == []
+
+
+def test_a_provider_that_hangs_up_before_it_answers(kept: Kept, tmp_path: Path) -> None:
+    with UpstreamStub(lambda _seen: Answer(cut="head")) as stub, LiveGateway(stub, kept, tmp_path) as gateway:
+        head, body = gateway.ask(post("/v1/messages", b"{}"))
+        recording, request, _ = kept.only()
+
+    assert head.startswith(b"HTTP/1.1 502")
+    assert error(body)[0] == "upstream_closed"
+    assert (recording.error, request) == ("upstream_down", b"{}")
+    assert len(stub.seen) == 1, "a POST may have been heard; it is not for the gateway to say it again"
+
+
+def until_cut(pieces: Iterable[bytes]) -> bytes:
+    got = b""
+    try:
+        for piece in pieces:
+            got += piece
+    except (EOFError, ConnectionResetError):
+        return got
+    pytest.fail("it ended as if it were whole")
+
+
+@pytest.mark.parametrize("framing", ["chunked", "length"])
+def test_a_stream_that_is_cut_is_cut_for_the_client_too(framing: str, kept: Kept, tmp_path: Path) -> None:
+    answer = (
+        Answer(pieces=anthropic_events()[:3], cut="body")
+        if framing == "chunked"
+        else Answer(pieces=anthropic_events()[:3], framing="length", length=10_000, cut="body")
+    )
+    whole = b"".join(anthropic_events()[:3])
+    with UpstreamStub(lambda _seen: answer) as stub, LiveGateway(stub, kept, tmp_path) as gateway:
+        with gateway.connect() as wire:
+            wire.send(post())
+            head = wire.head()
+            pieces = iter(wire.chunk, b"") if framing == "chunked" else iter(lambda: wire.exactly(1), b"")
+            got = until_cut(pieces)
+        recording, _, body = kept.only()
+
+    assert head.startswith(b"HTTP/1.1 200")
+    assert got == body == whole
+    assert (recording.status, recording.error, recording.response.complete) == (200, "upstream_cut", True)
+
+
+def test_an_error_of_the_provider_is_passed_on_and_kept(kept: Kept, tmp_path: Path) -> None:
+    overloaded = document(
+        {"type": "error", "error": {"type": "overloaded_error", "message": "Overloaded"}}, 529, "Busy"
+    )
+    with UpstreamStub(lambda _seen: overloaded) as stub, LiveGateway(stub, kept, tmp_path) as gateway:
+        head, body = gateway.ask(post())
+        recording, _, answer = kept.only()
+
+    assert head.startswith(b"HTTP/1.1 529 Busy\r\n")
+    assert json.loads(body)["error"]["type"] == "overloaded_error"
+    assert (recording.status, recording.error, answer) == (529, None, body)
+
+
+def test_a_client_that_goes_away_frees_its_provider_and_is_noted(kept: Kept, tmp_path: Path) -> None:
+    never = threading.Event()
+    with (
+        UpstreamStub(lambda _seen: Answer(pieces=(b"first", never))) as stub,
+        LiveGateway(stub, kept, tmp_path) as gateway,
+    ):
+        with gateway.connect() as wire:
+            wire.send(post())
+            wire.head()
+            assert wire.chunk() == b"first"
+        recording, _, body = kept.only()
+        never.set()
+        assert stub.ended.acquire(timeout=30)
+
+    assert (recording.status, recording.error, body) == (200, "client_abort", b"first")
+
+
+def test_a_client_that_goes_away_before_any_answer_is_noted(kept: Kept, tmp_path: Path) -> None:
+    never = threading.Event()
+    heard = threading.Event()
+
+    def answer(_seen: Seen) -> Answer:
+        heard.set()
+        return Answer(cut="head")
+
+    with UpstreamStub(answer) as stub, LiveGateway(stub, kept, tmp_path) as gateway:
+        with gateway.connect() as wire:
+            wire.send(b"POST /v1/messages HTTP/1.1\r\nHost: me\r\nContent-Length: 100\r\n\r\nonly this")
+            stub.wait_heard(9)
+        recording, request, _ = kept.only()
+        assert stub.ended.acquire(timeout=30)
+        never.set()
+
+    assert (recording.status, recording.error, request) == (None, "client_abort", b"only this")
+
+
+def test_an_answer_that_comes_before_the_request_has_ended_is_passed_on(kept: Kept, tmp_path: Path) -> None:
+    early = Answer(413, "Too Large", pieces=(b'{"error": "too large"}',), framing="length", before_body=True)
+    with UpstreamStub(lambda _seen: early) as stub, LiveGateway(stub, kept, tmp_path) as gateway:
+        with gateway.connect() as wire:
+            wire.send(
+                b"POST /v1/messages HTTP/1.1\r\nHost: me\r\nX-Answer-Early: 1\r\nContent-Length: 100000\r\n\r\nsome"
+            )
+            head, body = wire.answer()
+        recording, _, answer = kept.only()
+
+    assert head.startswith(b"HTTP/1.1 413 Too Large")
+    assert b"connection: close" in head.lower()
+    assert body == answer == b'{"error": "too large"}'
+    assert (recording.status, recording.error) == (413, None)
+
+
+def test_a_connection_that_the_provider_closed_meanwhile_is_not_used_again(kept: Kept, tmp_path: Path) -> None:
+    with (
+        UpstreamStub(lambda _seen: document({"ok": True})) as stub,
+        LiveGateway(stub, kept, tmp_path) as gateway,
+        gateway.connect() as wire,
+    ):
+        for number in range(5):
+            wire.send(post("/v1/messages", b"%d" % number))
+            assert wire.answer()[0].startswith(b"HTTP/1.1 200")
+            stub.close_idle()
+
+    assert [seen.body for seen in stub.seen] == [b"0", b"1", b"2", b"3", b"4"]
+    assert stub.connections == 5
+
+
+def test_a_get_that_met_a_dying_connection_is_said_once_more(kept: Kept, tmp_path: Path) -> None:
+    """The provider hangs up on the second request of a connection, once."""
+    hang_up = iter((False, True))
+
+    def answer(_seen: Seen) -> Answer:
+        return Answer(cut="head") if next(hang_up, False) else document({"ok": True})
+
+    with (
+        UpstreamStub(answer) as stub,
+        LiveGateway(stub, kept, tmp_path) as gateway,
+        gateway.connect() as wire,
+    ):
+        for _ in range(2):
+            wire.send(b"GET /v1/models HTTP/1.1\r\nHost: me\r\n\r\n")
+            assert wire.answer()[0].startswith(b"HTTP/1.1 200")
+
+    assert [seen.connection for seen in stub.seen] == [0, 0, 1]
+
+
+def test_a_broken_request_is_refused_and_the_next_client_is_served(
+    kept: Kept, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with UpstreamStub() as stub, LiveGateway(stub, kept, tmp_path) as gateway:
+        with gateway.connect() as wire:
+            wire.send(b"\x16\x03\x01\x02\x00 this is TLS, not HTTP\r\n\r\n")
+            assert wire.head().startswith(b"HTTP/1.")
+        chunked = b"POST /v1/messages HTTP/1.1\r\nHost: me\r\nTransfer-Encoding: chunked\r\n\r\nnot a size\r\n"
+        with gateway.connect() as wire:
+            wire.send(chunked)
+            assert b" 400 " in wire.head()
+        assert gateway.ask(post())[0].startswith(b"HTTP/1.1 200")
+
+    assert sum(seen.complete for seen in stub.seen) == 1
+    assert "not a size" not in caplog.text, "nothing of what a client says belongs into a log"
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "0.0.0.0"])
+def test_an_upstream_that_is_the_gateway_itself_is_refused(host: str, kept: Kept, tmp_path: Path) -> None:
+    port = refused_port()
+    gateway = LiveGateway(Routes([Route("me", "/", f"http://{host}:{port}", "x")]), kept, tmp_path, port=port)
+    with pytest.raises(ConfigError, match="in circles"), gateway:
+        pass
+
+
+def test_an_address_that_is_taken_is_named_with_a_way_out(kept: Kept, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        with pytest.raises(NotReady, match=f"cannot listen on 127.0.0.1:{port}") as refused:
+            LiveGateway(Routes([]), kept, tmp_path, port=port).__enter__()
+
+    assert refused.value.repair == (f"hyp config set gateway.listen 127.0.0.1:{port + 1}",)
+
+
+def refused_when_it_stops(wire: Wire) -> tuple[bytes, bytes]:
+    while True:
+        wire.send(post("/other"))
+        head, body = wire.answer()
+        if not head.startswith(b"HTTP/1.1 200"):
+            return head, body
+
+
+def test_stopping_lets_a_stream_end_and_takes_no_new_one(kept: Kept, tmp_path: Path) -> None:
+    go_on = threading.Event()
+
+    def answer(seen: Seen) -> Answer:
+        return document({}) if seen.target == "/other" else Answer(pieces=(b"first", go_on, b"last"))
+
+    with (
+        UpstreamStub(answer) as stub,
+        LiveGateway(stub, kept, tmp_path) as gateway,
+        gateway.connect() as wire,
+        gateway.connect() as other,
+    ):
+        wire.send(post("/v1/messages"))
+        wire.head()
+        assert wire.chunk() == b"first"
+        stopping = threading.Thread(target=gateway.stop, args=(60,))
+        stopping.start()
+        refused = refused_when_it_stops(other)
+        with pytest.raises(ConnectionRefusedError):
+            gateway.connect()
+        go_on.set()
+        assert (wire.chunk(), wire.chunk()) == (b"last", b"")
+        stopping.join()
+        recording, _, body = kept.wait(1)[-1]
+
+    assert refused[0].startswith(b"HTTP/1.1 503")
+    assert error(refused[1])[0] == "stopping"
+    assert (recording.path, recording.error, body) == ("/v1/messages", None, b"firstlast")
+
+
+def test_stopping_breaks_off_what_does_not_end_in_time_and_keeps_it(kept: Kept, tmp_path: Path) -> None:
+    never = threading.Event()
+    with (
+        UpstreamStub(lambda _seen: Answer(pieces=(b"first", never))) as stub,
+        LiveGateway(stub, kept, tmp_path) as gateway,
+        gateway.connect() as wire,
+    ):
+        wire.send(post())
+        wire.head()
+        assert wire.chunk() == b"first"
+        gateway.stop(0)
+        assert wire.is_closed()
+        ((recording, _, body),) = kept.wait(1)
+        never.set()
+
+    assert (recording.status, recording.error, body) == (200, "gateway_stopped", b"first")
+
+
+def test_an_address_can_be_handed_over_and_handed_on(kept: Kept, tmp_path: Path) -> None:
+    """The socket is somebody's who keeps it: who comes after the gateway stopped listening is for the next."""
+    with (
+        socket.create_server(("127.0.0.1", 0)) as kept_open,
+        UpstreamStub() as stub,
+        LiveGateway(stub, kept, tmp_path, listen=kept_open.dup()) as gateway,
+        gateway.connect() as wire,
+    ):
+        assert gateway.port == kept_open.getsockname()[1]
+        assert gateway.ask(post())[0].startswith(b"HTTP/1.1 200")
+        gateway.stop_listening()
+        with socket.create_connection(kept_open.getsockname()), kept_open.accept()[0] as mine:
+            assert mine.getsockname() == kept_open.getsockname()
+        wire.send(post())
+        assert wire.answer()[0].startswith(b"HTTP/1.1 200"), "who is connected is still served"
+        assert len(kept.wait(2)) == 2
+
+
+def test_pages_of_its_own_are_answered_on_the_spot_and_not_recorded(kept: Kept, tmp_path: Path) -> None:
+    pages = {"/_hypaware/health": lambda: {"hypaware": "gateway"}}
+    with UpstreamStub() as stub, LiveGateway(stub, kept, tmp_path, own_pages=pages) as gateway:
+        _, body = gateway.ask(b"GET /_hypaware/health?x HTTP/1.1\r\nHost: me\r\n\r\n")
+
+    assert json.loads(body) == {"hypaware": "gateway"}
+    assert stub.seen == []
+    assert gateway.counts.kept == 0
+
+
+def test_a_gateway_behind_a_proxy_goes_out_through_it(kept: Kept, tmp_path: Path) -> None:
+    asked: list[bytes] = []
+
+    def tunnel(server: socket.socket, target: int) -> None:
+        inside, _ = server.accept()
+        with inside, socket.create_connection(("127.0.0.1", target)) as outside:
+            asked.append(inside.recv(1 << 16))
+            inside.sendall(b"HTTP/1.1 200 Connection established\r\n\r\n")
+            back = threading.Thread(target=_copy, args=(outside, inside))
+            back.start()
+            _copy(inside, outside)
+            back.join()
+
+    with UpstreamStub() as stub, socket.create_server(("127.0.0.1", 0)) as server:
+        port = int(stub.url.rpartition(":")[2])
+        passing = threading.Thread(target=tunnel, args=(server, port))
+        passing.start()
+        routes = Routes([Route("far", "/", "https://provider.example:8443", "x")])
+        environment = {"https_proxy": f"http://us%65r:pw@127.0.0.1:{server.getsockname()[1]}"}
+        authority().issue_cert("provider.example")
+        with LiveGateway(routes, kept, tmp_path, stub=stub, environment=environment) as gateway:
+            gateway.ask(post())
+        passing.join()
+
+    assert asked[0].startswith(b"CONNECT provider.example:8443 HTTP/1.1\r\n")
+    assert b"Proxy-Authorization: Basic dXNlcjpwdw==" in asked[0]
+
+
+def _copy(source: socket.socket, target: socket.socket) -> None:
+    try:
+        while piece := source.recv(1 << 16):
+            target.sendall(piece)
+        target.shutdown(socket.SHUT_WR)
+    except OSError:
+        return
+
+
+@pytest.mark.parametrize(
+    ("url", "environment", "expected"),
+    [
+        ("https://api.anthropic.com", {}, None),
+        ("https://api.anthropic.com", {"HTTPS_PROXY": "http://p:3128"}, "http://p:3128"),
+        ("https://api.anthropic.com", {"https_proxy": "p:3128"}, "http://p:3128"),
+        ("https://api.anthropic.com", {"ALL_PROXY": "http://p:1"}, "http://p:1"),
+        ("https://api.anthropic.com", {"HTTP_PROXY": "http://p:1"}, None),
+        ("http://inner.example", {"HTTP_PROXY": "http://p:1"}, "http://p:1"),
+        ("https://api.anthropic.com", {"HTTPS_PROXY": "http://p:1", "NO_PROXY": "x, .anthropic.com"}, None),
+        ("https://api.anthropic.com", {"HTTPS_PROXY": "http://p:1", "no_proxy": "*"}, None),
+        ("https://notanthropic.com", {"HTTPS_PROXY": "http://p:1", "NO_PROXY": "anthropic.com"}, "http://p:1"),
+        ("https://127.0.0.1:4000", {"HTTPS_PROXY": "http://p:1"}, None),
+        ("http://localhost:4000", {"ALL_PROXY": "http://p:1"}, None),
+    ],
+)
+def test_the_environment_says_which_proxy_to_use(url: str, environment: dict[str, str], expected: str | None) -> None:
+    found = upstreams.proxy_for(url, environment)
+
+    assert (found.url if found else None) == expected

@@ -1,0 +1,279 @@
+"""The Anthropic dialect: whole, streamed, cut short, refused; side calls, subagents and names of sessions."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from hypaware.capture.decoded import Event
+from hypaware.capture.project import Kind, Seen, project
+from hypaware.model import canonical
+from hypaware.model.datasets import Row
+from tests import wire
+
+PATH = "/v1/messages"
+CLAUDE = {"user-agent": "claude-cli/2.1.325 (external, cli)", "x-claude-code-session-id": "session-1"}
+BODY = {
+    "model": "claude-opus-5-5",
+    "system": [{"type": "text", "text": "x-anthropic-billing-header: cc=1;"}, {"type": "text", "text": "Be kind."}],
+    "tools": [{"name": "Bash"}],
+    "messages": [{"role": "user", "content": [{"type": "text", "text": "List the files."}]}],
+}
+BLOCKS: list[dict[str, Any]] = [
+    {"type": "thinking", "thinking": "Look first.", "signature": "c2ln"},
+    {"type": "text", "text": "I look."},
+    {"type": "tool_use", "id": "toolu_1", "name": "Bash", "input": {"command": "ls"}},
+]
+MESSAGE = {
+    "id": "msg_1",
+    "type": "message",
+    "role": "assistant",
+    "model": "claude-opus-5-5",
+    "content": BLOCKS,
+    "stop_reason": "tool_use",
+    "usage": {"input_tokens": 3, "output_tokens": 40, "cache_read_input_tokens": 5, "cache_creation_input_tokens": 7},
+}
+
+
+def streamed(message: dict[str, Any]) -> list[Event]:
+    """The message as the API streams it: deltas of a few letters, final counts at the end."""
+    begun = {**message, "content": [], "stop_reason": None, "usage": {**message["usage"], "output_tokens": 1}}
+    said: list[dict[str, Any]] = [{"type": "message_start", "message": begun}]
+    for index, block in enumerate(message["content"]):
+        start, deltas = _deltas(block)
+        said.append({"type": "content_block_start", "index": index, "content_block": start})
+        said.append({"type": "ping"})
+        said += [{"type": "content_block_delta", "index": index, "delta": delta} for delta in deltas]
+        said.append({"type": "content_block_stop", "index": index})
+    said.append({"type": "message_delta", "delta": {"stop_reason": "tool_use"}, "usage": message["usage"]})
+    said.append({"type": "message_stop"})
+    return [Event(each["type"], each) for each in said]
+
+
+def _deltas(block: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    match block["type"]:
+        case "text":
+            return {"type": "text", "text": ""}, [{"type": "text_delta", "text": part} for part in _cut(block["text"])]
+        case "thinking":
+            thought = [{"type": "thinking_delta", "thinking": part} for part in _cut(block["thinking"])]
+            signed = {"type": "signature_delta", "signature": block["signature"]}
+            return {"type": "thinking", "thinking": "", "signature": ""}, [*thought, signed]
+        case _:
+            given = _cut(json.dumps(block["input"]))
+            return {**block, "input": {}}, [{"type": "input_json_delta", "partial_json": part} for part in given]
+
+
+def _cut(text: str) -> list[str]:
+    return [text[at : at + 4] for at in range(0, len(text), 4)]
+
+
+def rows_of(body: Any, answer: Any, seen: Seen | None = None, **more: Any) -> list[Row]:
+    given = {"request_headers": CLAUDE, **more}
+    return list(project(wire.decoded(PATH, body, answer, **given), seen or Seen()).rows)
+
+
+def attributes(row: Row) -> dict[str, Any]:
+    found: dict[str, Any] = canonical.parse(row["attributes"])
+    return found
+
+
+def test_a_streamed_answer_gives_the_rows_of_a_whole_one() -> None:
+    whole, events = rows_of(BODY, MESSAGE), rows_of(BODY, streamed(MESSAGE))
+
+    assert events == whole
+    assert [row["part_type"] for row in whole] == ["text", "reasoning", "text", "tool_call"]
+    assert attributes(whole[-1])["usage"] == {
+        "input_tokens": 3,
+        "output_tokens": 40,
+        "cache_read_tokens": 5,
+        "cache_write_tokens": 7,
+    }
+    assert [row.get("status") for row in whole] == [None, None, None, '{"finish_reason":"tool_use"}']
+
+
+def test_an_answers_rows_carry_what_settlement_needs() -> None:
+    answer = rows_of(BODY, MESSAGE, response_headers={"request-id": "req_1"})[1:]
+
+    assert [row["request_id"] for row in answer] == ["req_1"] * 3
+    assert [attributes(row)["gateway"]["api_message_id"] for row in answer] == ["msg_1"] * 3
+    assert [attributes(row)["gateway"]["block_index"] for row in answer] == [0, 1, 2]
+    assert {attributes(row)["gateway"]["source"] for row in answer} == {"live"}
+    assert {canonical.parse(row["raw_frame"])["message_id"] for row in answer} == {"msg_1"}
+
+
+def test_a_stream_that_is_cut_anywhere_gives_what_came_and_says_that_it_was_cut() -> None:
+    events, whole = streamed(MESSAGE), rows_of(BODY, MESSAGE)
+    for length in range(len(events) - 2):
+        rows = rows_of(BODY, events[:length], error="upstream_cut")
+
+        assert rows[0] == whole[0]
+        assert (rows[-1]["part_type"], canonical.parse(rows[-1]["status"])["error_code"]) == ("error", "upstream_cut")
+        begun = sum(event.type == "content_block_start" for event in events[:length])
+        assert len(rows) <= begun + 2
+        for row, finished in zip(rows[1:-1], whole[1:], strict=False):
+            assert finished.get("content_text", "").startswith(row.get("content_text", ""))
+        if len(rows) > 2:
+            assert canonical.parse(rows[-2]["status"])["finish_reason"] == "error"
+
+
+def test_what_was_said_before_the_cut_has_the_id_that_the_history_gives_it() -> None:
+    """A client keeps the blocks that were finished and goes on from there."""
+    seen, recorded = Seen(), list[str]()
+    stops = [number for number, event in enumerate(streamed(MESSAGE)) if event.type == "content_block_stop"]
+    cut = streamed(MESSAGE)[: stops[1] + 3]
+    recorded += [row["part_id"] for row in rows_of(BODY, cut, seen, error="upstream_cut")]
+    history = [*BODY["messages"], {"role": "assistant", "content": BLOCKS[:2]}]
+    body = {**BODY, "messages": [*history, {"role": "user", "content": "Go on."}]}
+
+    assert rows_of(body, MESSAGE, seen)[0]["content_text"] == "Go on."
+    replayed = {row["part_id"] for row in rows_of(body, MESSAGE)}
+    assert set(recorded[:3]) <= replayed
+
+
+@pytest.mark.hazard(55)
+@pytest.mark.hazard(67)
+def test_each_attempt_that_failed_is_a_row_and_the_question_is_one() -> None:
+    seen, rows = Seen(), list[Row]()
+    refused = {"type": "error", "error": {"type": "overloaded_error", "message": "Overloaded"}}
+    for number in range(3):
+        rows += rows_of(BODY, refused, seen, exchange_id=f"e{number}", status=529, **wire.later(number))
+    rows += rows_of(BODY, MESSAGE, seen, exchange_id="e3", **wire.later(3))
+
+    assert Counter(row["part_type"] for row in rows) == {"text": 2, "error": 3, "reasoning": 1, "tool_call": 1}
+    assert len({row["part_id"] for row in rows}) == len(rows)
+    assert sum("usage" in attributes(row) for row in rows) == 1
+    assert rows[1]["content_text"] == "Overloaded"
+
+
+@pytest.mark.hazard(67)
+def test_a_try_that_broke_before_it_said_anything_costs_nothing_twice() -> None:
+    seen = Seen()
+    broken = rows_of(BODY, streamed(MESSAGE)[:1], seen, error="upstream_cut", exchange_id="e0")
+    again = rows_of(BODY, streamed(MESSAGE), seen, exchange_id="e1")
+
+    assert [row["part_type"] for row in broken] == ["text", "error"]
+    assert ["usage" in attributes(row) for row in broken + again] == [False] * 4 + [True]
+
+
+@pytest.mark.parametrize(
+    ("answer", "more", "code", "said"),
+    [
+        ("", {"status": None, "error": "upstream_down"}, "upstream_down", "no answer came"),
+        ("<html>Bad gateway</html>", {"status": 502}, "http_502", "<html>Bad gateway</html>"),
+        ({"error": "no such model"}, {"status": 404}, "http_404", "no such model"),
+        ("", {"status": 200, "error": "client_abort"}, "client_abort", "the answer ended before its time"),
+    ],
+)
+@pytest.mark.hazard(55)
+def test_an_answer_that_is_none_leaves_a_row(answer: Any, more: dict[str, Any], code: str, said: str) -> None:
+    *_, row = rows_of(BODY, answer, **more)
+
+    assert (row["part_type"], row["role"], row["is_error"]) == ("error", "assistant", True)
+    assert canonical.parse(row["status"]) == {"error_code": code, "error_message": said}
+
+
+def test_an_error_in_the_middle_of_a_stream_is_told_after_what_came() -> None:
+    error = {"type": "error", "error": {"type": "overloaded_error", "message": "Overloaded"}}
+    rows = rows_of(BODY, [*streamed(MESSAGE)[:9], Event("error", error)])
+
+    assert rows[-2]["part_type"] == "reasoning"
+    assert canonical.parse(rows[-1]["status"])["error_code"] == "overloaded_error"
+
+
+def test_system_prompt_and_tools_stand_on_the_first_answer_made_with_them() -> None:
+    seen = Seen()
+    first = rows_of(BODY, MESSAGE, seen)
+    more = [*BODY["messages"], {"role": "assistant", "content": BLOCKS}]
+    more.append({"role": "user", "content": [{"type": "tool_result", "tool_use_id": "toolu_1", "content": "a b"}]})
+    second = rows_of({**BODY, "messages": more}, {**MESSAGE, "id": "msg_2", "content": [BLOCKS[1]]}, seen)
+
+    assert [(row.get("system_text"), row.get("tools")) for row in first] == [
+        (None, None),
+        ("Be kind.", '[{"name":"Bash"}]'),
+        *[(None, None)] * 2,
+    ]
+    assert [row.get("system_text") for row in second] == [None, None]
+    assert second[0]["tool_name"] == "Bash"
+
+
+def test_a_subagent_is_a_thread_of_its_own() -> None:
+    seen = Seen()
+    agent = {**CLAUDE, "x-claude-code-agent-id": "a1"}
+    mine, theirs = rows_of(BODY, MESSAGE, seen), rows_of(BODY, MESSAGE, seen, request_headers=agent)
+
+    assert {(row.get("agent_id"), row["is_sidechain"]) for row in mine} == {(None, False)}
+    assert {(row["agent_id"], row["is_sidechain"]) for row in theirs} == {("a1", True)}
+    assert {row["part_id"] for row in mine}.isdisjoint(row["part_id"] for row in theirs)
+
+
+@pytest.mark.parametrize(
+    ("metadata", "headers", "session"),
+    [
+        ({"user_id": '{"device_id":"d","session_id":"s-1"}'}, CLAUDE, "s-1"),
+        ({"user_id": "user_ab12_account__session_1f2e3d4c-aaaa"}, {}, "1f2e3d4c-aaaa"),
+        ({"user_id": "somebody"}, CLAUDE, "session-1"),
+        (None, CLAUDE, "session-1"),
+    ],
+)
+def test_a_session_is_named_by_what_the_client_sends(metadata: Any, headers: dict[str, str], session: str) -> None:
+    exchange = wire.decoded(PATH, {**BODY, "metadata": metadata}, MESSAGE, request_headers=headers)
+
+    assert project(exchange, Seen()).session_id == session
+
+
+def test_a_session_without_a_name_keeps_its_hash_while_it_grows() -> None:
+    more = [*BODY["messages"], {"role": "assistant", "content": "Yes."}, {"role": "user", "content": "And?"}]
+    first = project(wire.decoded(PATH, BODY, MESSAGE), Seen())
+    second = project(wire.decoded(PATH, {**BODY, "messages": more}, MESSAGE), Seen())
+
+    assert first.session_id == second.session_id != project(wire.decoded(PATH, {}, MESSAGE), Seen()).session_id
+    assert {row.get("client_name") for row in first.rows} == {None}
+
+
+def test_side_calls_are_told_apart_and_make_no_rows() -> None:
+    found: Counter[str | None] = Counter()
+    for scenario in ("claude-1.0.128/basic", "claude-2.0.76/basic", "claude-2.1.325/interactive"):
+        for exchange in wire.sample(wire.SAMPLES / f"{scenario}.ndjson.xz"):
+            projection = project(exchange, Seen())
+            found[projection.kind] += 1
+            assert bool(projection.rows) == (projection.kind is Kind.TURN)
+    counted = project(wire.decoded(f"{PATH}/count_tokens", BODY, {"input_tokens": 9}), Seen())
+
+    assert found == {Kind.TURN: 21, Kind.SIDE: 8, Kind.WARMUP: 4, Kind.TITLE: 3, None: 1}
+    assert (counted.kind, counted.rows) == (Kind.COUNT_TOKENS, ())
+
+
+def test_the_writing_of_a_summary_is_no_part_of_the_conversation_and_the_summary_is() -> None:
+    seen = Seen()
+    made = [project(each, seen) for each in wire.sample(wire.SAMPLES / "claude-2.1.325/compact.ndjson.xz")]
+
+    assert [each.kind for each in made] == [Kind.TURN, Kind.COMPACTION, Kind.TURN]
+    assert [row.get("is_compact_summary") for row in made[2].rows].count(True) == 1
+
+
+@pytest.mark.hazard(55)
+@pytest.mark.parametrize(
+    ("method", "path", "why"),
+    [
+        ("HEAD", "/api/hello", "no_dialect:/api/hello"),
+        ("POST", "/v1/messages/batches", "no_dialect:/v1/messages/batches"),
+        ("POST", "/v9/new/thing/1234\x1b[2J", "no_dialect:/v9/new/thing"),
+        ("POST", "/v1/\x1b[2J", "no_dialect:/v1/??2J"),
+        ("POST", PATH, "unreadable_request:/v1/messages"),
+    ],
+)
+def test_what_nobody_can_read_is_counted_by_its_path(method: str, path: str, why: str) -> None:
+    body = None if path == PATH else BODY
+    projection = project(wire.decoded(path, body, MESSAGE, method=method), Seen())
+
+    assert (projection.dialect, projection.rows, projection.skipped) == (None, (), {why: 1})
+
+
+def test_what_the_hooks_noted_of_a_session_stands_in_its_rows() -> None:
+    exchange = wire.decoded(PATH, BODY, MESSAGE, request_headers=CLAUDE)
+    rows = project(exchange, Seen(), facts=lambda session: {"cwd": f"/home/dev/{session}"}).rows
+
+    assert {row["cwd"] for row in rows} == {"/home/dev/session-1"}

@@ -1,0 +1,122 @@
+"""The Chat Completions dialect: whole, streamed, cut short, refused; conversations without a name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from hypaware.capture.decoded import Event
+from hypaware.capture.project import Seen, project
+from hypaware.model import canonical
+from hypaware.model.datasets import Row
+from tests import wire
+
+PATH = "/v1/chat/completions"
+CALL = {"id": "call_1", "type": "function", "function": {"name": "ls", "arguments": '{"path": "."}'}}
+ASKED = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "List the files."}]
+BODY = {"model": "model-1", "messages": ASKED, "tools": [{"type": "function"}], "user": "somebody"}
+USAGE = {"prompt_tokens": 9, "completion_tokens": 4, "total_tokens": 13, "prompt_tokens_details": {"cached_tokens": 5}}
+ANSWER = {
+    "id": "chatcmpl-1",
+    "model": "model-1",
+    "choices": [
+        {
+            "index": 0,
+            "message": {"role": "assistant", "content": "I look.", "tool_calls": [CALL]},
+            "finish_reason": "tool_calls",
+        }
+    ],
+    "usage": USAGE,
+}
+
+
+def streamed() -> list[Event]:
+    def chunk(delta: dict[str, Any], reason: str | None = None) -> dict[str, Any]:
+        about = {"id": "chatcmpl-1", "model": "model-1"}
+        return {**about, "choices": [{"index": 0, "delta": delta, "finish_reason": reason}]}
+
+    chunks = [
+        chunk({"role": "assistant", "content": ""}),
+        chunk({"content": "I "}),
+        chunk({"content": "look."}),
+        chunk({"tool_calls": [{"index": 0, "id": "call_1", "function": {"name": "ls", "arguments": ""}}]}),
+        chunk({"tool_calls": [{"index": 0, "function": {"arguments": '{"path":'}}]}),
+        chunk({"tool_calls": [{"index": 0, "function": {"arguments": ' "."}'}}]}),
+        chunk({}, "tool_calls"),
+        {"id": "chatcmpl-1", "choices": [], "usage": USAGE},
+    ]
+    return [*(Event("message", each) for each in chunks), Event("message", "[DONE]")]
+
+
+def rows_of(body: Any, answer: Any, seen: Seen | None = None, **more: Any) -> list[Row]:
+    return list(project(wire.decoded(PATH, body, answer, **more), seen or Seen()).rows)
+
+
+@pytest.mark.hazard(55)
+def test_a_streamed_answer_gives_the_rows_of_a_whole_one() -> None:
+    whole = rows_of(BODY, ANSWER)
+
+    assert rows_of(BODY, streamed()) == whole
+    assert [(row["role"], row["part_type"]) for row in whole] == [
+        ("user", "text"),
+        ("assistant", "text"),
+        ("assistant", "tool_call"),
+    ]
+    assert (whole[1]["system_text"], whole[2]["tool_args"]) == ("Be kind.", '{"path":"."}')
+    assert canonical.parse(whole[2]["attributes"])["usage"] == {
+        "input_tokens": 4,
+        "output_tokens": 4,
+        "cache_read_tokens": 5,
+        "reasoning_tokens": 0,
+        "total_tokens": 13,
+    }
+    assert canonical.parse(whole[2]["status"]) == {"finish_reason": "tool_calls"}
+
+
+def test_a_stream_that_is_cut_anywhere_gives_what_came_and_says_that_it_was_cut() -> None:
+    for length in range(6):
+        rows = rows_of(BODY, streamed()[:length], error="upstream_cut")
+
+        assert (rows[0]["content_text"], rows[-1]["part_type"]) == ("List the files.", "error")
+        assert canonical.parse(rows[-1]["status"])["error_code"] == "upstream_cut"
+
+
+def test_a_tools_answer_has_the_name_of_its_tool() -> None:
+    seen = Seen()
+    rows_of(BODY, ANSWER, seen)
+    said = ANSWER["choices"][0]["message"]  # type: ignore[index]
+    messages = [*ASKED, said, {"role": "tool", "tool_call_id": "call_1", "content": "a b"}]
+    rows = rows_of({**BODY, "messages": messages}, {**ANSWER, "id": "chatcmpl-2"}, seen)
+
+    assert [(row["role"], row["part_type"]) for row in rows[:1]] == [("tool", "tool_result")]
+    assert (rows[0]["tool_name"], rows[0]["content_text"]) == ("ls", "a b")
+
+
+@pytest.mark.hazard(55)
+def test_an_answer_that_is_an_error_is_a_row() -> None:
+    refused = {"error": {"message": "Slow down", "type": "requests", "code": "rate_limit_exceeded"}}
+    *_, row = rows_of(BODY, refused, status=429)
+
+    assert (row["part_type"], row["content_text"], row["is_error"]) == ("error", "Slow down", True)
+
+
+@pytest.mark.hazard(53)
+def test_two_conversations_that_begin_alike_are_both_recorded() -> None:
+    seen = Seen()
+    hello = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+    answer = {"id": "c1", "choices": [{"message": {"content": "Hello."}, "finish_reason": "stop"}]}
+    rows = rows_of(hello, answer, seen) + rows_of(hello, {**answer, "id": "c2"}, seen, exchange_id="e2")
+
+    assert [row["content_text"] for row in rows] == ["hi", "Hello."] * 2
+    assert len({row["part_id"] for row in rows}) == 4
+
+
+def test_pictures_and_thoughts_are_parts_of_their_own_kind() -> None:
+    picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+    asked = [{"role": "user", "content": [{"type": "text", "text": "What is it?"}, picture]}]
+    said = {"content": "A dot.", "reasoning_content": "I look."}
+    rows = rows_of({"messages": asked}, {"choices": [{"message": said, "finish_reason": "stop"}]})
+
+    assert [row["part_type"] for row in rows] == ["text", "image", "reasoning", "text"]
+    assert "AAAA" not in str(rows)

@@ -1,0 +1,156 @@
+"""The Responses dialect: items with and without ids, whole, streamed, cut short, refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from hypaware.capture.decoded import Event
+from hypaware.capture.project import Kind, Seen, project
+from hypaware.model import canonical
+from hypaware.model.datasets import Row
+from tests import wire
+
+PATH = "/backend-api/codex/responses"
+CODEX = {"user-agent": "codex_exec/0.166.0 (Debian 12)", "session-id": "s", "thread-id": "t"}
+ASKED = {
+    "type": "message",
+    "id": "msg_1",
+    "role": "user",
+    "content": [{"type": "input_text", "text": "List the files."}],
+}
+OUTPUT: list[dict[str, Any]] = [
+    {"id": "rs_1", "type": "reasoning", "summary": [{"type": "summary_text", "text": "Look first."}]},
+    {"id": "msg_2", "type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "I look."}]},
+    {"id": "fc_1", "type": "function_call", "call_id": "call_1", "name": "shell", "arguments": '{"command": "ls"}'},
+]
+USAGE = {
+    "input_tokens": 90,
+    "input_tokens_details": {"cached_tokens": 80},
+    "output_tokens": 6,
+    "output_tokens_details": {"reasoning_tokens": 2},
+    "total_tokens": 96,
+}
+RESPONSE = {"id": "resp_1", "status": "completed", "model": "gpt-6", "output": OUTPUT, "usage": USAGE}
+BODY = {"model": "gpt-6", "instructions": "Be kind.", "input": [ASKED]}
+
+
+def streamed(*, with_output: bool) -> list[Event]:
+    said: list[dict[str, Any]] = [{"type": "response.created", "response": {"id": "resp_1", "status": "in_progress"}}]
+    for index, item in enumerate(OUTPUT):
+        begun = {**item, "summary": [], "content": [], "arguments": ""}
+        said.append({"type": "response.output_item.added", "output_index": index, "item": begun})
+        kind, text = _delta(item)
+        said += [{"type": kind, "output_index": index, "delta": text[at : at + 4]} for at in range(0, len(text), 4)]
+        said.append({"type": "response.output_item.done", "output_index": index, "item": item})
+    response = RESPONSE if with_output else {**RESPONSE, "output": []}
+    said.append({"type": "response.completed", "response": response})
+    return [Event(each["type"], each) for each in said]
+
+
+def _delta(item: dict[str, Any]) -> tuple[str, str]:
+    match item["type"]:
+        case "reasoning":
+            return "response.reasoning_summary_text.delta", item["summary"][0]["text"]
+        case "message":
+            return "response.output_text.delta", item["content"][0]["text"]
+        case _:
+            return "response.function_call_arguments.delta", item["arguments"]
+
+
+def rows_of(body: Any, answer: Any, seen: Seen | None = None, **more: Any) -> list[Row]:
+    given = {"request_headers": CODEX, **more}
+    return list(project(wire.decoded(PATH, body, answer, **given), seen or Seen()).rows)
+
+
+@pytest.mark.parametrize("with_output", [True, False])
+def test_a_streamed_answer_gives_the_rows_of_a_whole_one(with_output: bool) -> None:
+    whole = rows_of(BODY, RESPONSE)
+
+    assert rows_of(BODY, streamed(with_output=with_output)) == whole
+    assert [row["message_id"] for row in whole] == ["msg_1", "rs_1", "msg_2", "fc_1"]
+    assert [(row["session_id"], row["conversation_id"]) for row in whole] == [("s", "t")] * 4
+    assert canonical.parse(whole[-1]["attributes"])["usage"] == {
+        "input_tokens": 10,
+        "output_tokens": 6,
+        "cache_read_tokens": 80,
+        "reasoning_tokens": 2,
+        "total_tokens": 96,
+    }
+
+
+def test_a_stream_that_is_cut_anywhere_gives_what_came_and_says_that_it_was_cut() -> None:
+    events, whole = streamed(with_output=True), rows_of(BODY, RESPONSE)
+    for length in range(len(events)):
+        rows = rows_of(BODY, events[:length], error="upstream_cut")
+
+        assert rows[0] == whole[0]
+        assert (rows[-1]["part_type"], canonical.parse(rows[-1]["status"])["error_code"]) == ("error", "upstream_cut")
+        for row, finished in zip(rows[1:-1], whole[1:], strict=False):
+            assert row["message_id"] == finished["message_id"]
+            assert finished.get("content_text", "").startswith(row.get("content_text", ""))
+
+
+def test_without_ids_in_the_request_the_answers_ids_name_nothing() -> None:
+    """An old client does not keep them: its next request shows the same items without."""
+    seen = Seen()
+    asked = {name: value for name, value in ASKED.items() if name != "id"}
+    first = rows_of({**BODY, "input": [asked]}, RESPONSE, seen)
+    kept = [{name: value for name, value in item.items() if name != "id"} for item in OUTPUT]
+    done = {"type": "function_call_output", "call_id": "call_1", "output": "a b"}
+    body = {**BODY, "input": [asked, *kept, done]}
+    second = rows_of(body, {**RESPONSE, "id": "resp_2", "output": [OUTPUT[1]]}, seen)
+
+    assert [row["role"] for row in second] == ["tool", "assistant"]
+    assert second[0]["tool_name"] == "shell"
+    replayed = {row["part_id"] for row in rows_of(body, RESPONSE)}
+    assert {row["part_id"] for row in first} <= replayed
+    assert all(canonical.parse(row["attributes"])["codex"]["identity_source"] == "gateway_fallback" for row in first)
+
+
+@pytest.mark.hazard(55)
+def test_an_answer_that_failed_is_a_row() -> None:
+    failed = {"id": "resp_1", "status": "failed", "error": {"code": "server_error", "message": "Broken"}}
+    events = [Event("response.failed", {"type": "response.failed", "response": failed})]
+    refused = {"error": {"type": "invalid_request_error", "message": "Bad"}}
+
+    streamed_row, refused_row = rows_of(BODY, events)[-1], rows_of(BODY, refused, status=400)[-1]
+
+    assert (streamed_row["content_text"], refused_row["content_text"]) == ("Broken", "Bad")
+    assert canonical.parse(refused_row["status"])["error_code"] == "invalid_request_error"
+
+
+def test_an_answer_that_ran_out_of_room_says_so() -> None:
+    answer = {**RESPONSE, "status": "incomplete", "incomplete_details": {"reason": "max_output_tokens"}}
+
+    assert canonical.parse(rows_of(BODY, answer)[-1]["status"]) == {"finish_reason": "length"}
+
+
+def test_text_alone_and_messages_without_a_type_are_what_was_asked() -> None:
+    for given in ("Hello.", [{"role": "user", "content": "Hello."}]):
+        first, *_ = rows_of({**BODY, "input": given}, RESPONSE, request_headers={})
+        assert (first["role"], first["content_text"]) == ("user", "Hello.")
+
+
+@pytest.mark.parametrize(
+    ("kind", "found"), [("turn", Kind.TURN), ("compaction", Kind.COMPACTION), ("prewarm", Kind.WARMUP)]
+)
+def test_the_client_says_what_a_call_is_for(kind: str, found: Kind) -> None:
+    headers = {**CODEX, "x-codex-turn-metadata": f'{{"request_kind":"{kind}","session_id":"s"}}'}
+    projection = project(wire.decoded(PATH, BODY, RESPONSE, request_headers=headers), Seen())
+
+    assert (projection.kind, bool(projection.rows)) == (found, found is Kind.TURN)
+
+
+def test_a_subagents_thread_names_its_parent() -> None:
+    seen, rows = Seen(), list[Row]()
+    for exchange in wire.sample(wire.SAMPLES / "codex-0.166.0/subagent.ndjson.xz"):
+        rows += project(exchange, seen).rows
+    threads = {(row["conversation_id"], row.get("parent_thread_id"), row["is_sidechain"]) for row in rows}
+
+    assert len({row["session_id"] for row in rows}) == 1
+    assert sorted(sidechain for _, _, sidechain in threads) == [False, True]
+    assert {parent for _, parent, sidechain in threads if sidechain} == {
+        thread for thread, _, sidechain in threads if not sidechain
+    }

@@ -1,0 +1,237 @@
+"""Secrets in content: none survives, the same one is always the same, and what is none stays as it was."""
+
+from __future__ import annotations
+
+import json
+import lzma
+import string
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hypaware.capture import secrets_rules
+from hypaware.capture.redact import redact_json, redact_json_text, redact_row, redact_text
+from hypaware.model import canonical
+from hypaware.model.messages import AI_GATEWAY_MESSAGES
+from tests.strategies import json_values
+
+FIXTURES = Path(__file__).parents[2] / "fixtures"
+
+
+def drawn(length: int, alphabet: str = string.ascii_letters + string.digits, seed: int = 7) -> str:
+    """Text without a pattern, the same each time."""
+    found = []
+    for at in range(length):
+        seed = (seed * 1103515245 + 12345 + at) % 2**31
+        found.append(alphabet[(seed >> 16) % len(alphabet)])
+    return "".join(found)
+
+
+HEX = "0123456789abcdef"
+BASE32 = "ABCDEFGHIJKLMNOPQRSTUVWXYZ234567"
+PEM = f"-----BEGIN RSA PRIVATE KEY-----\n{drawn(64)}\n{drawn(40)}+/==\n-----END RSA PRIVATE KEY-----"
+# Put together here, so that no scanner takes this file for a leak.
+PLANTED = {
+    "anthropic-key": "sk-" + "ant-api03-" + drawn(93) + "AA",
+    "openai-key": "sk-" + "proj-" + drawn(70) + "T3BlbkFJ" + drawn(70),
+    "openrouter-key": "sk-" + "or-v1-" + drawn(64, HEX),
+    "aws-key-id": "AK" + "IA" + drawn(16, BASE32),
+    "gcp-key": "AI" + "za" + drawn(35),
+    "gcp-oauth-token": "ya" + "29." + drawn(60),
+    "github-token": "gh" + "p_" + drawn(36),
+    "gitlab-token": "gl" + "pat-" + drawn(20),
+    "slack-token": "xo" + "xb-" + drawn(12, string.digits) + "-" + drawn(12, string.digits) + "-" + drawn(24),
+    "slack-webhook": "hooks.slack" + ".com/services/T" + drawn(8) + "/B" + drawn(8) + "/" + drawn(24),
+    "stripe-key": "sk" + "_live_" + drawn(24),
+    "npm-token": "np" + "m_" + drawn(36),
+    "pypi-token": "py" + "pi-AgEIcHlwaS5vcmc" + drawn(80),
+    "huggingface-token": "h" + "f_" + drawn(34, string.ascii_letters),
+    "sendgrid-key": "S" + "G." + drawn(22) + "." + drawn(43),
+    "vault-token": "hv" + "s." + drawn(90),
+    "digitalocean-token": "do" + "p_v1_" + drawn(64, HEX),
+    "azure-client-secret": drawn(3) + "8" + "Q~" + drawn(34),
+    "jwt": "ey" + "J" + drawn(33) + ".ey" + "J" + drawn(60) + "." + drawn(43),
+    "private-key": PEM,
+}
+AROUND = ["{}", "key: {} and more", '"{}"', "({})", "https://host/?x={}&y=1", "a={}\nb=2", "<{}>", "`{}`", "über {} ☃"]
+ASSIGNED = [
+    ("DB_PASSWORD={}", "correct-horse"),
+    ("export GH_TOKEN='{}'", "abcdefgh"),
+    ('SECRET_KEY="{}"', "a b".replace(" ", "-") + "c9!x"),
+    ("AWS_SECRET_ACCESS_KEY={}", drawn(40)),
+    ("aws_secret_access_key = {}", drawn(40)),
+    ('{{"password": "{}"}}', "hunter2!x"),
+    ('{{\\"api_key\\": \\"{}\\"}}', drawn(20)),
+    ("client_secret: '{}'", drawn(24)),
+    ("x-api-key: {}", drawn(32)),
+    ("AccountKey={};EndpointSuffix=x", drawn(60) + "=="),
+    ("ssh_passphrase = '{}'", "open-sesame-77"),
+    ("curl -H 'Authorization: Bearer {}'", drawn(18)),
+    ("Authorization: Basic {}", "dXNlcjpwYXNzd29yZA=="),
+    ("postgres://app:{}@db.example:5432/app", "p4ss%2Fword"),
+    ("https://oauth2:{}@example.com/x.git", drawn(12)),
+]
+
+
+@pytest.mark.hazard(59)
+@pytest.mark.parametrize("around", AROUND)
+@pytest.mark.parametrize("kind", PLANTED)
+def test_a_known_secret_is_replaced_by_its_kind_and_a_short_hash(kind: str, around: str) -> None:
+    secret = PLANTED[kind]
+    redacted, counts = redact_text(around.format(secret))
+    assert secret not in redacted
+    assert not any(part in redacted for part in secret.split("\n") if len(part) > 12)
+    assert counts.total() == 1
+    assert redacted.count("[") == redacted.count("]") == 1
+    if around == "{}":
+        assert counts == {kind: 1}
+        assert len(redacted) == len(f"[{kind}:01234567]")
+
+
+@pytest.mark.hazard(59)
+@pytest.mark.parametrize(("around", "secret"), ASSIGNED)
+def test_what_is_assigned_to_a_name_that_speaks_of_a_secret_goes(around: str, secret: str) -> None:
+    for text in (around.format(secret), f"PATH=/usr/bin\n{around.format(secret)}\nHOME=/home/dev\n"):
+        redacted, counts = redact_text(text)
+        assert secret not in redacted
+        assert counts.total() == 1
+        assert redacted.replace(redacted[redacted.index("[") : redacted.index("]") + 1], secret) == text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "PASSWORD=$DB_PASSWORD",
+        "TOKEN=${TOKEN:-none}",
+        "api_key = os.environ['API_KEY']",
+        "password: string",
+        'password = "password"',
+        "const token = await getToken()",
+        '"input_tokens": 123456789, "max_tokens": 64000',
+        "PWD=/srv/project\nOLDPWD=/srv",
+        "the secret: nobody knows it",
+        "Authorization: Basic authentication is used here",
+        "Bearer authentication",
+        "https://example.com/@scope/package:1.0",
+        "git@example.com:team/repo.git",
+        "task-1234567890-abcdefghijklmnop",
+        "b4523ce0-57e2-4c33-a3cf-97f41b6e597e",
+        "aac7ade22329f5808f5ab0f9e04e7be02564bd93d3aa",
+        "-----BEGIN PUBLIC KEY-----\nMIIB\n-----END PUBLIC KEY-----",
+        "token_file = '/home/dev/.config/token'",
+        'key = "value-with-12-digits-34"',
+    ],
+)
+def test_what_is_no_secret_stays(text: str) -> None:
+    assert redact_text(text) == (text, {})
+
+
+def test_the_same_secret_is_the_same_everywhere_and_another_is_another() -> None:
+    key = PLANTED["github-token"]
+    first, _ = redact_text(f"a {key} b {key}")
+    second, _ = redact_json({"deep": [{"er": f"({key})"}]})
+    marker = first.split()[1]
+    assert first == f"a {marker} b {marker}"
+    assert second == {"deep": [{"er": f"({marker})"}]}
+    assert redact_text("gh" + "p_" + drawn(36, seed=8))[0] != marker
+
+
+def test_a_rule_can_be_turned_off() -> None:
+    text = f"{PLANTED['github-token']} {PLANTED['npm-token']}"
+    redacted, counts = redact_text(text, rules_off=["github-token"])
+    assert counts == {"npm-token": 1}
+    assert PLANTED["github-token"] in redacted
+    assert redact_text(text, rules_off=secrets_rules.KINDS) == (text, {})
+
+
+def test_a_private_key_whose_end_is_missing_goes_as_far_as_it_reaches() -> None:
+    cut = PEM.partition("-----END")[0]
+    assert redact_text(f"{cut}# and then")[0].startswith("[private-key:")
+    assert drawn(40) not in redact_text(f"{cut}# and then")[0]
+    escaped = json.dumps(PEM)
+    assert redact_text(escaped)[1] == {"private-key": 1}
+
+
+secrets_in_text = st.lists(
+    st.one_of(
+        st.sampled_from(sorted(PLANTED.values())),
+        st.sampled_from([around.format(secret) for around, secret in ASSIGNED]),
+        st.text(max_size=12),
+        st.sampled_from(
+            ["=", ":", '"', "\\", "\n", " ", "password", "token=", "://u:", "@", "[password:01234567]", "eyJ"]
+        ),
+    ),
+    max_size=8,
+).map("".join)
+
+
+@given(secrets_in_text)
+def test_redacting_twice_is_redacting_once(text: str) -> None:
+    once, _ = redact_text(text)
+    assert redact_text(once) == (once, {})
+
+
+@given(secrets_in_text, json_values)
+def test_json_stays_json_with_the_same_shape(text: str, value: Any) -> None:
+    whole = canonical.text({"a": text, "password": text, "other": value}) if storable(text, value) else "{}"
+    redacted, _ = redact_json_text(whole)
+    assert canonical.text(canonical.parse(redacted)) == redacted
+    assert redact_json_text(redacted) == (redacted, {})
+    assert canonical.parse(redacted).keys() == canonical.parse(whole).keys()
+    # As plain text too, for bodies that are kept as they came.
+    orjson.loads(redact_text(whole)[0])
+
+
+def storable(*values: Any) -> bool:
+    try:
+        canonical.text(list(values))
+    except ValueError:
+        return False
+    return True
+
+
+@pytest.mark.hazard(59)
+def test_no_column_of_a_row_lets_a_secret_through() -> None:
+    key, jwt = PLANTED["anthropic-key"], PLANTED["jwt"]
+    row = {
+        "part_id": "m#0",
+        "session_id": "s",
+        "content_text": f"env: {key}\nDB_PASSWORD=hunter2-x",
+        "system_text": PEM,
+        "tool_args": canonical.text({"command": f"curl -H 'x: {jwt}'", "password": "hunter2-x"}),
+        "attributes": {"claude": {"tool_use_result": {"stdout": key}}},
+        "part_index": 0,
+        "is_error": None,
+    }
+    redacted, counts = redact_row(AI_GATEWAY_MESSAGES, row)
+    shown = json.dumps(redacted)
+    assert not any(secret in shown for secret in (key, jwt, "hunter2-x", PEM.split("\n")[1]))
+    assert counts == {"anthropic-key": 2, "password": 2, "private-key": 1, "jwt": 1}
+    assert (redacted["part_id"], redacted["session_id"], redacted["part_index"]) == ("m#0", "s", 0)
+    assert redact_row(AI_GATEWAY_MESSAGES, redacted) == (redacted, {})
+
+
+def test_the_sample_transcripts_hold_no_secret_and_none_is_seen() -> None:
+    files = [path for path in FIXTURES.rglob("*") if path.suffix in (".jsonl", ".json", ".xz")]
+    assert files
+    for path in files:
+        raw = lzma.decompress(path.read_bytes()) if path.suffix == ".xz" else path.read_bytes()
+        for line in raw.decode("utf-8", "replace").splitlines():
+            assert redact_text(line)[1] == {}, path
+
+
+@pytest.mark.parametrize(
+    "unit",
+    ["a", "sk-", "ey" "J", "-ey" "J", "token=", 'token="', "TOKEN=a", "token=a1b2c3d4",
+     "password: ", "://u:", "://a:b", "@", "Bearer ", "\\", "=",
+     "-----BEGIN PRIVATE KEY-----", "-----BEGIN ", "[password:", "S" "G.aaaaaaaaaaaaaaaaaa.", "gh" "p_", "A3T",
+     "Q~", "8Q~aaaaaaaa"],
+)  # fmt: skip
+def test_nothing_makes_the_search_slow(unit: str) -> None:
+    """Twice the text is about twice the work; with a rule that tries over and over this would not end."""
+    redact_text(unit * (400_000 // len(unit)))
+    redact_text(unit * (40_000 // len(unit)) + "\n" + "x" * 40_000)

@@ -1,0 +1,218 @@
+"""`hyp client` as its user sees it: with a real listener behind it, and with others in its place."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import pytest
+
+from hypaware import lock_file
+from hypaware.capture import handover
+from hypaware.clients import undo
+from hypaware.home import Home
+from tests.processes import eventually
+
+Hyp = Callable[..., tuple[int, str, str]]
+TEXT = '{\n  "model": "opus"\n}\n'
+
+
+@pytest.fixture
+def user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Somebody with both clients, and nothing else of this machine's user."""
+    folder = tmp_path / "user"
+    for name in (".claude", ".codex"):
+        (folder / name).mkdir(parents=True)
+    (folder / ".claude/settings.json").write_text(TEXT)
+    monkeypatch.setenv("HOME", str(folder))
+    for name in ("CLAUDE_CONFIG_DIR", "CODEX_HOME", "ANTHROPIC_BASE_URL", "OPENAI_BASE_URL"):
+        monkeypatch.delenv(name, raising=False)
+    return folder
+
+
+@pytest.fixture
+def port(home: Home) -> Iterator[int]:
+    """Where the gateway of this home listens; whoever was started for it is ended with the test."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        free = int(found.getsockname()[1])
+    listen_at(home, free)
+    try:
+        yield free
+    finally:
+        end_listener(home)
+
+
+def listen_at(home: Home, port: int) -> None:
+    home.root.mkdir(mode=0o700, exist_ok=True)
+    home.config.write_text(f'version = 1\n[gateway]\nlisten = "127.0.0.1:{port}"\n')
+
+
+def end_listener(home: Home) -> None:
+    if (pid := lock_file.holder(handover.lock_path(home))) is not None:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+        eventually(lambda: not lock_file.is_taken(handover.lock_path(home)))
+
+
+def state(hyp: Hyp, name: str = "claude") -> tuple[int, str]:
+    code, out, _ = hyp("client", "status", name, "--json")
+    return code, json.loads(out)["clients"][0]["state"]
+
+
+@pytest.mark.hazard(63)
+def test_the_life_of_an_attached_client(
+    hyp: Hyp, home: Home, user: Path, port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = user / ".claude/settings.json"
+    assert state(hyp) == (0, "detached")
+    code, out, err = hyp("client", "attach", "claude")
+    assert (code, out) == (0, f"claude goes through the gateway at http://127.0.0.1:{port}/claude ({settings})\n")
+    assert "hyp daemon run" in err
+    # Nobody records, and the client works all the same.
+    assert state(hyp) == (0, "passing")
+    assert "goes there already" in hyp("client", "attach", "claude")[1]
+    with handover.take(home, f"127.0.0.1:{port}") as taken, gateway(home, taken.socket):
+        assert state(hyp) == (0, "attached")
+        home.run.joinpath("gateway.json").write_text(
+            json.dumps({"clients": {"claude": {"last_seen_at": "2999-01-01T00:00:00Z", "exchanges": 3}}})
+        )
+        report = json.loads(hyp("client", "status", "claude", "--json")[1])["clients"][0]
+        assert (report["state"], report["exchanges"], report["answered_by"]) == ("recording", 3, "gateway")
+    settings.write_text("{}")
+    code, out, _ = hyp("client", "status", "claude", "--json")
+    report = json.loads(out)
+    assert (code, report["clients"][0]["state"], report["error"]["repair"]) == (
+        1,
+        "changed",
+        ["hyp client attach claude"],
+    )
+    assert hyp("client", "attach", "claude")[0] == 0
+    end_listener(home)
+    code, out, _ = hyp("client", "status", "claude", "--json")
+    assert (code, json.loads(out)["clients"][0]["state"]) == (1, "broken")
+    # The next prompt mends that, through the hook.
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b'{"session_id": "s", "cwd": "/nonexistent"}')))
+    assert hyp("hook", "claude") == (0, "", "")
+    assert state(hyp) == (0, "passing")
+    assert hyp("client", "detach", "claude")[:2] == (0, f"claude is off the gateway ({settings})\n")
+    assert settings.read_text() == "{}"
+    assert "was not attached" in hyp("client", "detach", "claude")[1]
+
+
+class gateway:
+    """Answers on the given socket as a gateway does."""
+
+    def __init__(self, home: Home, listener: socket.socket) -> None:
+        class Answer(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                body = json.dumps(handover.health(home, "gateway")).encode()
+                self.send_response(200)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *_arguments: object) -> None:
+                pass
+
+        self._server = HTTPServer(listener.getsockname()[:2], Answer, bind_and_activate=False)
+        self._server.socket.close()
+        self._server.socket = listener.dup()
+        self._server.socket.setblocking(True)
+        self._thread = threading.Thread(target=self._server.serve_forever)
+
+    def __enter__(self) -> None:
+        self._thread.start()
+
+    def __exit__(self, *_exception: object) -> None:
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
+
+def test_all_clients_at_once_and_a_dry_run_first(hyp: Hyp, home: Home, user: Path, port: int) -> None:
+    code, out, _ = hyp("client", "attach", "--dry-run")
+    assert code == 0
+    assert f'+base_url = "http://127.0.0.1:{port}/codex/v1"' in out
+    assert f"http://127.0.0.1:{port}/claude" in out
+    assert (user / ".claude/settings.json").read_text() == TEXT
+    assert sorted(path.name for path in home.root.iterdir()) == ["config.toml"]
+    report = json.loads(hyp("client", "attach", "--json")[1])
+    assert [(each["client"], each["changed"]) for each in report["clients"]] == [("claude", True), ("codex", True)]
+    assert (user / ".codex/config.toml").read_text().startswith("# >>> hypaware")
+    report = json.loads(hyp("client", "detach", "--json")[1])
+    assert [each["changed"] for each in report["clients"]] == [True, True]
+    assert (user / ".claude/settings.json").read_text() == TEXT
+    assert not (user / ".codex/config.toml").exists()
+
+
+@pytest.mark.hazard(63)
+def test_a_client_is_not_pointed_where_another_program_listens(hyp: Hyp, home: Home, user: Path, port: int) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        listen_at(home, other.getsockname()[1])
+        threading.Thread(target=lambda: other.accept()[0].close()).start()
+        accepted = threading.Thread(target=lambda: other.accept()[0].close())
+        accepted.start()
+        code, out, _ = hyp("client", "attach", "claude", "--json")
+        accepted.join()
+    assert (code, json.loads(out)["error"]["kind"]) == (3, "gateway_address")
+    assert (user / ".claude/settings.json").read_text() == TEXT
+    assert undo.read(home, "claude") is None
+
+
+@pytest.mark.hazard(63)
+def test_the_gateway_of_another_home_is_not_taken_for_ours(
+    hyp: Hyp, home: Home, user: Path, port: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    assert hyp("client", "attach", "claude")[0] == 0
+    other = Home(tmp_path / "other")
+    listen_at(other, port)
+    monkeypatch.setenv("HYP_HOME", str(other.root))
+    assert hyp("client", "attach", "codex")[0] == 3
+    assert not (user / ".codex/config.toml").exists()
+
+
+def test_what_is_not_understood_is_refused_and_left(hyp: Hyp, home: Home, user: Path, port: int) -> None:
+    (user / ".claude/settings.json").write_text("{ // mine\n}")
+    code, out, err = hyp("client", "attach", "claude")
+    assert (code, out) == (1, "")
+    assert "line 1" in err
+    assert (user / ".claude/settings.json").read_text() == "{ // mine\n}"
+    assert sorted(path.name for path in home.root.iterdir()) == ["config.toml"]
+    assert "not understood" in hyp("client", "status", "claude")[2]
+
+
+def test_an_unknown_client_is_told_with_the_nearest_known_one(hyp: Hyp, user: Path) -> None:
+    code, _, err = hyp("client", "attach", "claud")
+    assert (code, "Did you mean claude?" in err) == (1, True)
+
+
+def test_without_any_client_one_must_be_named(hyp: Hyp, user: Path) -> None:
+    for name in (".claude", ".codex"):
+        for path in (user / name).iterdir():
+            path.unlink()
+        (user / name).rmdir()
+    assert hyp("client", "attach")[0] == 2
+    assert hyp("client", "detach")[0] == 0
+
+
+@pytest.mark.hazard(62)
+def test_an_escape_in_a_settings_file_does_nothing_to_the_terminal(hyp: Hyp, home: Home, user: Path, port: int) -> None:
+    (user / ".claude/settings.json").write_text(
+        json.dumps({"env": {"ANTHROPIC_BASE_URL": "http://x/\x1b]0;owned\x07"}}, ensure_ascii=False).replace(
+            "\\u001b", "\\u001b"
+        )
+    )
+    shown = "".join(hyp("client", "status")[1:]) + "".join(hyp("client", "attach", "claude", "--dry-run")[1:])
+    assert "\x1b" not in shown

@@ -1,0 +1,139 @@
+"""`hyp import-cache`: what it prints, what it refuses, and its exit codes. The lake behind it is a light one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hypaware.cli import import_cache
+from hypaware.home import Home
+from tests.light_lake import read_lake
+from tests.standing_home import StandingHome
+from tests.unit.takeover.light_takeover import taken
+from tests.unit.takeover.original_cache import DATASET, SAMPLE, Builder, config_of, row, spool, watermark
+
+Ran = tuple[int, str, str]
+Hyp = Callable[..., Ran]
+
+
+@pytest.fixture(autouse=True)
+def light_engine(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The job, with the arguments that travel to an engine as JSON."""
+
+    def run_job(name: str, args: dict[str, Any]) -> dict[str, Any]:
+        assert name == "import-cache"
+        sent = json.loads(json.dumps(args))
+        return taken(home, Path(sent.pop("dir")), **sent)
+
+    monkeypatch.setattr(import_cache, "run_job", run_job)
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Path:
+    """One with something of everything."""
+    root = tmp_path / "old" / "hypaware" / "cache"
+    builder = Builder(root)
+    builder.add([row(1), row(2), row(3)], [None, 2, 3])
+    builder.commit()
+    path = spool(root, [row(3), row(4, mood="calm"), row(5, role=None)])
+    with path.open("a") as file:
+        file.write("{")
+    (root / "datasets" / "logs" / "all" / "_hypaware_spool").mkdir(parents=True)
+    Builder(root, "../logs/source=x").commit()
+    return root
+
+
+def test_the_sample_is_taken_over_and_the_second_time_there_is_nothing_new(hyp: Hyp, home: Home) -> None:
+    code, out, _ = hyp("import-cache", str(SAMPLE))
+    assert code == 0
+    assert out.splitlines()[-1].split() == [DATASET, "claude", "1481", "1481", "0", "0", "0", "0"]
+    code, out, err = hyp("import-cache", str(SAMPLE))
+    assert code == 0
+    assert out.splitlines()[-1].split() == [DATASET, "claude", "1481", "0", "1481", "0", "0", "0"]
+    assert "1481 of them lie in files that were taken over before" in err
+    assert len(read_lake(home, DATASET)) == 1481
+
+
+def test_everything_that_was_not_taken_as_it_is_gets_told(hyp: Hyp, home: Home, cache: Path) -> None:
+    code, out, err = hyp("import-cache", str(cache.parents[1]))
+    assert code == 0
+    assert out.splitlines()[-1].split() == [DATASET, "claude", "6", "4", "1", "1", "1", "3"]
+    assert f"1 were refused; they are kept with the reason in {home.spool / DATASET / 'rejected'}" in err
+    assert "a spool ends in 1 bytes of a line that was never finished" in err
+    assert "kept in attributes.taken_over, for want of a column (rows): mood (1)" in err
+    assert "warning: not taken: dataset logs (0 rows): no such dataset is installed" in err
+
+
+def test_a_dry_run_makes_no_home_and_says_what_it_would_write(hyp: Hyp, home: Home, cache: Path) -> None:
+    code, out, err = hyp("import-cache", str(cache), "--dry-run")
+    assert code == 0
+    assert "would write" in out
+    assert "1 rows would be refused" in err
+    code, out, _ = hyp("import-cache", str(cache), "--dry-run", "--json")
+    report = json.loads(out)
+    assert (code, report["dry_run"], report["dir"]) == (0, True, str(cache))
+    assert report["datasets"][0]["sources"][0]["rows_written"] == 4
+    assert not home.root.exists()
+
+
+def test_the_document_says_how_far_each_sink_goes_on(hyp: Hyp, home: Home, cache: Path, tmp_path: Path) -> None:
+    StandingHome(home).declare(team=tmp_path / "delivered", second=tmp_path / "second")
+    for sink in ("team", "central", "gone"):
+        watermark(cache, sink, 2)
+    config_of(cache, team={"dir": str(tmp_path / "delivered")})
+    code, out, err = hyp("import-cache", str(cache), "--sink", "central=second", "--same-destination", "second")
+    assert code == 0, err
+    assert ["team", "claude", "2", "team", "2"] in [line.split()[:5] for line in out.splitlines()]
+    code, out, _ = hyp(
+        "import-cache", str(cache), "--other-destination", "second", "--sink", "central=second", "--json"
+    )
+    told = {each["sink"]: each for each in json.loads(out)["watermarks"]}
+    assert {name: (each["honoured"], each["to"], each["new"]) for name, each in told.items()} == {
+        "team": (True, "team", 2),
+        "central": (False, "second", None),
+        "gone": (False, None, None),
+    }
+    assert set(told["team"]) == {"sink", "dataset", "partition", "source", "old", "to", "honoured", "new", "why"}
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "kind", "why"),
+    [
+        (["--sink", "central"], 2, "usage", "THEIRS=OURS"),
+        (["--same-destination", "nobody"], 2, "unknown_sink", "no sink 'nobody'"),
+        ([], 1, "destination_unclear", "--same-destination team"),
+    ],
+)
+def test_what_is_refused_changes_nothing(
+    hyp: Hyp, home: Home, cache: Path, tmp_path: Path, args: list[str], code: int, kind: str, why: str
+) -> None:
+    StandingHome(home).declare(team=tmp_path / "delivered")
+    watermark(cache, "team", 2)
+    for dry in ([], ["--dry-run"]):
+        ended, out, _ = hyp("import-cache", str(cache), *args, *dry, "--json")
+        error = json.loads(out)["error"]
+        assert (ended, error["kind"]) == (code, kind)
+        assert why in error["message"]
+    assert list(home.root.rglob("*.parquet")) == []
+
+
+def test_a_folder_that_is_no_cache_is_told_without_an_engine(hyp: Hyp, home: Home, tmp_path: Path) -> None:
+    code, out, _ = hyp("import-cache", str(tmp_path), "--json")
+    assert (code, json.loads(out)["error"]["kind"]) == (1, "not_a_cache")
+    assert not home.root.exists()
+
+
+def test_what_cannot_be_read_stops_it_or_is_left_out_by_name(hyp: Hyp, home: Home, cache: Path) -> None:
+    (missing,) = cache.rglob("*.parquet")
+    missing.unlink()
+    code, out, _ = hyp("import-cache", str(cache), "--json")
+    assert (code, json.loads(out)["error"]["kind"]) == (1, "cache_unreadable")
+    assert read_lake(home, DATASET) == []
+    code, out, err = hyp("import-cache", str(cache), "--skip-unreadable")
+    assert code == 0
+    assert f"{missing} cannot be read" in err
+    assert out.splitlines()[-1].split()[2:4] == ["3", "2"]

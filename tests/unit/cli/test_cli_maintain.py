@@ -1,0 +1,140 @@
+"""`hyp maintain`: what it says, what it leaves alone, and when it needs an engine.
+
+The engine's job table is the light one of `tests.delivery_jobs`: retention alone, over a light lake.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hypaware.engine import client, inline
+from hypaware.engine.launch import Engine
+from hypaware.home import Home
+from hypaware.lake import metadata
+from tests import light_life
+from tests.delivery_jobs import maintenances_of
+from tests.light_lake import read_lake
+from tests.rows import rows
+
+Hyp = Callable[..., tuple[int, str, str]]
+KEYS = {
+    "dataset", "files_before", "files_after", "bytes_before", "bytes_after", "rows_expired", "rows_held",
+    "snapshots_expired", "reason",
+}  # fmt: skip
+NOW = datetime.now(UTC)
+
+
+@pytest.fixture(autouse=True)
+def light_engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("HYP_ENGINE", "inline")
+    monkeypatch.setattr(client, "Engine", lambda home: Engine(home, jobs="tests.delivery_jobs", check=lambda: None))
+    yield
+    inline.close()
+
+
+@pytest.fixture
+def lake(home: Home) -> Home:
+    """Five rows, two of them of days that are over, for a sink that has not had them."""
+    home.root.mkdir()
+    home.config.write_text(
+        'version = 1\n[retention]\ndefault_days = 30\n[sinks.archive]\nkind = "blob"\n'
+        f'destination = "{home.root.parent / "archive"}"\n'
+    )
+    for age in (90, 60):
+        created_at = (NOW - timedelta(days=age)).isoformat()
+        light_life.append(home, rows(1, start=age, message_created_at=created_at))
+    light_life.append(home, rows(3))
+    light_life.flush(home)
+    return home
+
+
+def report(ran: tuple[int, str, str]) -> dict[str, Any]:
+    (found,) = json.loads(ran[1])["datasets"]
+    assert isinstance(found, dict)
+    return found
+
+
+def files(folder: Path) -> dict[Path, bytes]:
+    beside = ("-wal", "-shm", ".lock")
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and not path.name.endswith(beside)}
+
+
+def test_a_home_without_a_lake_has_nothing_to_do_and_stays_unmade(hyp: Hyp, home: Home) -> None:
+    assert hyp("maintain") == (0, "there is nothing in the lake yet\n", "")
+    assert hyp("maintain", "--rebuild", "--json")[:2] == (0, '{\n  "datasets": []\n}\n')
+    assert not home.root.exists()
+
+
+@pytest.mark.parametrize(
+    "args",
+    [["--compact-only", "--expire-only"], ["--rebuild", "--compact-only"], ["--budget", "5"], ["--budget", "0s"]],
+)
+def test_what_makes_no_sense_is_wrong_usage(hyp: Hyp, home: Home, args: list[str]) -> None:
+    assert hyp("maintain", *args)[0] == 2
+    assert hyp("maintain", "no_such_dataset")[0] == 1
+    assert not home.root.exists()
+
+
+def test_held_rows_are_told_with_their_sink_and_what_to_do(hyp: Hyp, lake: Home) -> None:
+    code, out, _ = hyp("maintain", "--json")
+    found = report((code, out, ""))
+    assert code == 0
+    assert found.keys() >= KEYS
+    assert (found["rows_expired"], found["rows_held"], len(found["held"])) == (0, 2, 2)
+    assert found["held"][0]["sinks"] == ["archive"]
+    code, out, _ = hyp("maintain")
+    assert code == 0
+    assert "2 rows of 2 days due to go, waiting for archive" in out
+    assert "to deliver them: hyp export archive" in out
+    assert str((NOW + timedelta(days=30)).date()) in out
+    assert len(maintenances_of(lake)) == 1, "the second time nothing was due"
+
+
+def test_delivered_days_go_and_then_nothing_is_due(hyp: Hyp, lake: Home) -> None:
+    assert hyp("export")[0] == 0
+    found = report(hyp("maintain", light_life.DATASET, "--budget", "10m", "--json"))
+    assert (found["rows_expired"], found["rows_held"], found["files_before"] - found["files_after"]) == (2, 0, 2)
+    assert len(read_lake(lake, light_life.DATASET)) == 3
+    again = report(hyp("maintain", "--json"))
+    assert (again["reason"], again["files_after"]) == ("nothing to do", found["files_after"])
+    (asked,) = maintenances_of(lake)
+    assert (asked["dataset"], asked["budget"], asked["only"]) == (light_life.DATASET, 600.0, None)
+
+
+def test_a_run_is_asked_for_where_the_user_insists(hyp: Hyp, lake: Home) -> None:
+    lake.config.write_text("version = 1\n")
+    assert hyp("maintain", "--expire-only")[0] == 0
+    assert maintenances_of(lake) == []
+    assert hyp("maintain", "--compact-only", "--force")[0] == 0
+    assert hyp("maintain", "--rebuild")[0] == 0
+    asked = [(each["only"], each["force"], each["rebuild"]) for each in maintenances_of(lake)]
+    assert asked == [("compact", True, False), (None, False, True)]
+
+
+@pytest.mark.hazard(54)
+def test_a_dry_run_writes_nothing_and_starts_nothing(hyp: Hyp, lake: Home) -> None:
+    hyp("export")
+    before = files(lake.root)
+    for args in ([], ["--force"], ["--compact-only"], ["--expire-only"], ["--rebuild"]):
+        code, out, _ = hyp("maintain", "--dry-run", *args, "--json")
+        assert (code, report((code, out, ""))["files_after"]) == (0, 3)
+    assert hyp("maintain", "--dry-run")[1].count("would drop 2 rows of 2 days") == 1
+    assert files(lake.root) == before
+    assert maintenances_of(lake) == []
+    assert metadata.retained_from(lake, light_life.DATASET) is None
+
+
+def test_a_part_that_failed_makes_the_command_fail_with_its_report(hyp: Hyp, lake: Home) -> None:
+    (lake.root / "fail-maintain").touch()
+    code, out, _ = hyp("maintain", "--force", "--json")
+    document = json.loads(out)
+    assert (code, document["error"]["kind"]) == (1, "maintenance_failed")
+    assert document["datasets"][0]["errors"] == ["a part of it went wrong"]
+    code, _, err = hyp("maintain", "--force")
+    assert (code, f"{light_life.DATASET}: a part of it went wrong" in err) == (1, True)

@@ -1,0 +1,134 @@
+"""`hyp purge` before it reaches an engine: what it refuses, what it counts, how it tells it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from hypaware.cli import purge as command
+from hypaware.home import Home
+from tests.light_life import append, flush
+from tests.rows import rows
+
+Ran = tuple[int, str, str]
+Hyp = Callable[..., Ran]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        (),
+        ("--session", "a", "--source", "b"),
+        ("--cwd", "/x", "--before", "2026-01-01"),
+        ("--session", ""),
+        ("--cwd", ""),
+        ("--before", "yesterday"),
+        ("--before", "2026-02-30"),
+        ("--before", (datetime.now(UTC) + timedelta(days=3)).date().isoformat()),
+    ],
+)
+def test_a_purge_that_is_not_said_clearly_is_refused(hyp: Hyp, home: Home, options: tuple[str, ...]) -> None:
+    code, out, err = hyp("purge", *options, "--yes", "--json")
+    assert (code, json.loads(out)["error"]["kind"]) == (2, "usage")
+    assert not home.root.exists()
+    assert hyp("purge", *options, "--yes")[0] == 2
+    assert err == ""
+
+
+def test_without_a_terminal_it_needs_a_yes(hyp: Hyp, home: Home) -> None:
+    append(home, rows(1))
+    code, out, _ = hyp("purge", "--session", "session-1", "--json")
+    assert (code, json.loads(out)["error"]["kind"]) == (2, "not_confirmed")
+    assert not home.tombstones.exists()
+
+
+def test_where_there_is_no_home_there_is_nothing_to_purge(hyp: Hyp, home: Home) -> None:
+    code, out, _ = hyp("purge", "--source", "claude", "--yes", "--json")
+    told = json.loads(out)
+    assert (code, told["dry_run"], told["datasets"], told["remaining"]) == (0, False, [], [])
+    assert not home.root.exists()
+
+
+def test_a_dry_run_counts_by_dataset_and_source_without_an_engine(hyp: Hyp, home: Home) -> None:
+    append(home, [*rows(4, cwd="/work/acme"), *rows(3, start=4, client_name="codex", cwd="/work/acme/src")])
+    flush(home)
+    append(home, rows(2, start=7, cwd="/work/acme"))
+    code, out, _ = hyp("purge", "--cwd", "/work/acme/", "--dry-run", "--json")
+    told = json.loads(out)
+    assert (code, told["dry_run"], told["selector"]) == (0, True, {"kind": "cwd", "values": ["/work/acme"]})
+    assert [(each["rows"], each["sources"]) for each in told["datasets"]] == [(7, {"claude": 4, "codex": 3})]
+    assert told["spool"]["rows"] == 2
+    code, out, _ = hyp("purge", "--cwd", "/work/acme", "--cwd", "/elsewhere", "--dry-run")
+    assert code == 0
+    assert "rows that would go" in out
+    assert hyp("purge", "--cwd", "/work/ac", "--dry-run")[1] == "there are no such rows\n"
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ("/a/b/", "/a/b"),
+        ("/a/./b/../c", "/a/c"),
+        ("/", ""),
+        ("C:\\work\\acme\\", "C:\\work\\acme"),
+        ("~", str(Path.home())),
+    ],
+)
+def test_a_folder_is_meant_as_it_lies_on_the_disk(given: str, meant: str) -> None:
+    assert command._folder(given) == meant
+
+
+def test_what_remains_is_told_with_what_to_do(hyp: Hyp, home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    append(home, rows(1))
+    report = {
+        "selector": {"kind": "session", "values": ["s 1"]},
+        "dry_run": False,
+        "datasets": [
+            {
+                "dataset": "ai_gateway_messages",
+                "rows": 3,
+                "sources": {"claude": 3},
+                "files_looked_at": 9,
+                "files_rewritten": 1,
+                "files_removed": 0,
+                "orphans_removed": 0,
+            }
+        ],
+        "left_alone": ["others"],
+        "spool": {"rows": 1, "held": ["ai_gateway_messages/x.jsonl"]},
+        "rejects": 1,
+        "dead_letters": {"letters": 1, "rows": 1},
+        "delivered": [
+            {
+                "sink": "team",
+                "destination": "https://host",
+                "dataset": "ai_gateway_messages",
+                "source": "claude",
+                "rows": 2,
+                "rows_under_way": 1,
+                "unknown": False,
+            }
+        ],
+        "tombstones": {"set": 1, "lifted": 0, "parts": 4},
+        "again": False,
+        "remaining": [{"file": "logs/cli.log", "what": "ids of 1 purged rows"}],
+        "looked_for": {"rows": 3, "ids": 3},
+    }
+    monkeypatch.setattr("hypaware.cli.jobs.run_job", lambda name, args: report)
+    code, out, err = hyp("purge", "--session", "s 1", "--yes")
+    assert code == 1
+    assert "1 data files written again, 0 removed, of 9 looked at" in out
+    for told in (
+        "others has no such column",
+        "at https://host (team, claude)",
+        "logs/cli.log",
+        "hyp purge --session 's 1'",
+    ):
+        assert told in err
+    code, out, _ = hyp("purge", "--session", "s 1", "--yes", "--json")
+    told = json.loads(out)
+    assert (code, told["error"]["kind"], told["remaining"]) == (1, "purge_incomplete", report["remaining"])

@@ -1,0 +1,71 @@
+"""`hyp session` as its user sees it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from hypaware.clients import session_notes
+from hypaware.home import Home
+
+Hyp = Callable[..., tuple[int, str, str]]
+ID = "0dc91b82-3238-4907-98f3-ae0d1d845b97"
+
+
+def test_a_session_is_kept_out_and_taken_back(hyp: Hyp, home: Home) -> None:
+    assert hyp("session", "status")[:2] == (0, "no session is kept out\n")
+    assert json.loads(hyp("session", "status", "--json")[1]) == {"sessions": []}
+    assert not home.root.exists()
+    code, out, err = hyp("session", "ignore", ID)
+    assert (code, out) == (0, f"session {ID} is kept out of the record\n")
+    assert f"hyp purge --session {ID}" in err
+    again = json.loads(hyp("session", "ignore", ID, "--json")[1])
+    assert again == {"session_id": ID, "ignored": True, "changed": False}
+    (listed,) = json.loads(hyp("session", "status", "--json")[1])["sessions"]
+    assert (listed["session_id"], listed["class"], listed["at"][-1]) == (ID, "ignore", "Z")
+    assert ID in hyp("session", "status")[1]
+    assert json.loads(hyp("session", "unignore", ID, "--json")[1])["changed"] is True
+    assert hyp("session", "unignore", ID)[1] == f"session {ID} is recorded as its folder says already\n"
+
+
+def test_status_says_the_class_and_who_decided_it(hyp: Hyp, home: Home, tmp_path: Path) -> None:
+    folder = tmp_path / "work"
+    folder.mkdir()
+    home.root.mkdir()
+    session_notes.note(home, "claude", {"session_id": ID, "cwd": str(folder)})
+    found = json.loads(hyp("session", "status", ID, "--json")[1])
+    assert found == {"session_id": ID, "class": "full", "why": "nothing says otherwise", "cwd": str(folder)}
+    (folder / ".hypignore").write_text("local-only")
+    found = json.loads(hyp("session", "status", ID, "--json")[1])
+    assert (found["class"], found["why"]) == ("local-only", str(folder / ".hypignore"))
+    hyp("session", "ignore", ID)
+    assert "hyp session ignore" in hyp("session", "status", ID)[1]
+
+
+@pytest.mark.hazard(61)
+@pytest.mark.hazard(62)
+def test_what_is_no_id_is_refused_and_does_nothing_to_the_terminal(hyp: Hyp, home: Home) -> None:
+    for bad in ("", "a\x1b[2Jb", "x" * 300):
+        code, out, err = hyp("session", "ignore", bad)
+        assert (code, out) == (2, "")
+        assert "\x1b" not in err
+        assert hyp("session", "status", bad)[0] == 2
+    assert not home.root.exists()
+
+
+def test_a_broken_file_is_told_with_its_repair(hyp: Hyp, home: Home) -> None:
+    home.root.mkdir()
+    (home.root / "privacy.json").write_text("{")
+    code, out, _ = hyp("session", "status", "--json")
+    assert (code, json.loads(out)["error"]["kind"]) == (1, "privacy_unreadable")
+    assert json.loads(out)["error"]["repair"][0].startswith("mv ")
+
+
+@pytest.mark.hazard(62)
+def test_a_folder_with_an_escape_in_its_name_does_nothing_to_the_terminal(hyp: Hyp, home: Home, tmp_path: Path) -> None:
+    home.root.mkdir()
+    session_notes.note(home, "claude", {"session_id": "s", "cwd": "/nonexistent/\x1b]0;owned\x07"})
+    assert "\x1b" not in hyp("session", "status", "s")[1] + hyp("session", "status", "s", "--json")[1]

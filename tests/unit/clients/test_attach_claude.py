@@ -1,0 +1,198 @@
+"""Claude Code's settings.json: every byte that is not ours stays, whatever else its user does with the file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import settings as examples
+from hypothesis import strategies as st
+
+from hypaware.clients import attach, splice, undo
+from hypaware.clients.claude.attach import EVENTS, VARIABLE, ClaudeSettings
+from hypaware.clients.settings_file import Refused
+from hypaware.clients.undo import Record
+from hypaware.home import Home
+from tests.strategies import json_values
+
+GATEWAY = "http://127.0.0.1:18521"
+OURS = f"{GATEWAY}/claude"
+CLAUDE = ClaudeSettings()
+NO_ENVIRONMENT = {"HOME": "/home/dev"}
+
+
+def edited(text: str, environment: dict[str, str] | None = None) -> tuple[str, attach.Edit]:
+    edit = CLAUDE.attach(text, GATEWAY, environment or NO_ENVIRONMENT)
+    return splice.apply(text, edit.splices), edit
+
+
+def record_of(edit: attach.Edit, existed: bool = True) -> Record:
+    return Record("claude", "", existed, "", "", edit.splices, edit.base_url, edit.ours, edit.before, edit.upstream)
+
+
+hooks = st.lists(
+    st.fixed_dictionaries(
+        {"hooks": st.lists(st.fixed_dictionaries({"type": st.just("command"), "command": st.text()}), max_size=2)},
+        optional={"matcher": st.text()},
+    ),
+    max_size=2,
+)
+settings = st.fixed_dictionaries(
+    {},
+    optional={
+        "model": st.text(),
+        "env": st.dictionaries(st.text(), st.text(), max_size=3),
+        "hooks": st.fixed_dictionaries({}, optional={**dict.fromkeys(EVENTS, hooks), "Stop": hooks}),
+        "permissions": json_values,
+        "\u2028 odd": json_values,
+    },
+)
+own_url = st.none() | st.sampled_from(["https://proxy.example/api", "http://10.0.0.1:8080"])
+layouts = st.sampled_from([None, 2, 4, "\t", 0])
+
+
+@st.composite
+def files(draw: st.DrawFn) -> str:
+    """A settings.json as users, editors and programs write it."""
+    value = draw(settings)
+    if (url := draw(own_url)) is not None:
+        value.setdefault("env", {})[VARIABLE] = url
+    text = json.dumps(value, indent=draw(layouts), ensure_ascii=draw(st.booleans()))
+    if draw(st.booleans()):
+        text = text.replace("\n", "\r\n")
+    return draw(st.sampled_from(["", "\ufeff", " ", "\n"])) + text + draw(st.sampled_from(["", "\n", "\r\n", "  \n\n"]))
+
+
+@examples(max_examples=60)
+@given(files())
+def test_attach_adds_ours_and_nothing_else_and_taking_it_back_gives_the_same_bytes(text: str) -> None:
+    new, edit = edited(text)
+    before, after = (json.loads(each.removeprefix("\ufeff")) for each in (text, new))
+    assert after["env"][VARIABLE] == OURS == CLAUDE.base_url(new)
+    assert splice.undo(new, edit.splices) == text
+    for event in EVENTS:
+        assert after["hooks"][event][:-1] == before.get("hooks", {}).get(event, [])
+        assert after["hooks"][event][-1]["hooks"][0]["command"].endswith(" hook claude 2>/dev/null || :")
+        del after["hooks"][event]
+        before.get("hooks", {}).pop(event, None)
+    for each in (before, after):
+        each.get("env", {}).pop(VARIABLE, None)
+        for name in ("env", "hooks"):
+            if each.get(name) == {}:
+                del each[name]
+    assert after == before
+
+
+@examples(max_examples=60)
+@given(files())
+def test_attaching_twice_changes_nothing_more(text: str) -> None:
+    new, _ = edited(text)
+    assert edited(new)[1].splices == ()
+
+
+@examples(max_examples=60)
+@given(files(), st.text(), json_values, layouts)
+def test_after_a_users_edits_detach_leaves_them_and_nothing_of_ours(
+    text: str, key: str, value: Any, indent: Any
+) -> None:
+    new, edit = edited(text)
+    changed = json.loads(new.removeprefix("\ufeff"))
+    original = json.loads(text.removeprefix("\ufeff"))
+    if key not in ("env", "hooks"):
+        changed[key] = original[key] = value
+    changed["env"]["ANOTHER"] = "1"
+    original.setdefault("env", {})["ANOTHER"] = "1"
+    rewritten = json.dumps(changed, indent=indent)
+    detached = CLAUDE.detach(rewritten, record_of(edit))
+    assert json.loads(detached) == original
+    assert "hook claude" not in detached or "hook claude" in text
+    assert OURS not in detached
+
+
+@examples(max_examples=60)
+@given(files())
+def test_a_changed_value_of_the_user_is_left_alone(text: str) -> None:
+    new, edit = edited(text)
+    changed = json.loads(new.removeprefix("\ufeff"))
+    changed["env"][VARIABLE] = "https://theirs.example"
+    detached = json.loads(CLAUDE.detach(json.dumps(changed), record_of(edit)))
+    assert detached["env"][VARIABLE] == "https://theirs.example"
+
+
+def test_a_new_member_looks_like_its_neighbours() -> None:
+    new, _ = edited('{\n    "model": "opus",\n    "env": {\n        "A": "1"\n    }\n}\n')
+    assert new.startswith(
+        '{\n    "model": "opus",\n    "env": {\n        "A": "1",\n'
+        f'        "{VARIABLE}": "{OURS}"\n    }},\n    "hooks": {{\n        "SessionStart": [\n            {{\n'
+    )
+    assert json.loads(new)["hooks"]["PostToolUse"][0]["matcher"] == "Bash"
+    one_line, _ = edited('{"env": {"A": "1"}}')
+    assert "\n" not in one_line
+    assert one_line.startswith(f'{{"env": {{"A": "1", "{VARIABLE}": "{OURS}"}}, "hooks": ')
+
+
+def test_hooks_that_somebody_moved_into_another_group_are_found() -> None:
+    new, edit = edited("{}")
+    value = json.loads(new)
+    ours = value["hooks"]["PostToolUse"].pop()["hooks"][0]
+    value["hooks"]["PostToolUse"].append({"matcher": "Edit", "hooks": [{"type": "command", "command": "fmt"}, ours]})
+    detached = json.loads(CLAUDE.detach(json.dumps(value), record_of(edit)))
+    assert detached == {
+        "hooks": {"PostToolUse": [{"matcher": "Edit", "hooks": [{"type": "command", "command": "fmt"}]}]}
+    }
+
+
+@pytest.mark.hazard(63)
+def test_a_proxy_of_the_users_own_becomes_the_upstream_and_comes_back() -> None:
+    text = json.dumps({"env": {VARIABLE: "https://proxy.example/llm/"}})
+    new, edit = edited(text)
+    assert edit.upstream == undo.OwnUpstream("/claude", "https://proxy.example/llm")
+    assert json.loads(CLAUDE.detach(json.dumps(json.loads(new)), record_of(edit))) == json.loads(text)
+    _, from_environment = edited("{}", {**NO_ENVIRONMENT, VARIABLE: "https://proxy.example"})
+    assert from_environment.upstream == undo.OwnUpstream("/claude", "https://proxy.example")
+    _, ours = edited("{}", {**NO_ENVIRONMENT, VARIABLE: "http://localhost:18521/claude"})
+    assert ours.upstream is None
+
+
+def test_without_a_record_what_can_only_be_ours_is_taken_out() -> None:
+    new, _ = edited('{\n  "model": "opus"\n}')
+    assert CLAUDE.detach(new, None) == '{\n  "model": "opus"\n}'
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{ // comment\n}",
+        '{"a": 1,}',
+        "[]",
+        "nul",
+        '{"env": []}',
+        '{"env": {"ANTHROPIC_BASE_URL": 7}}',
+        '{"hooks": []}',
+        '{"hooks": {"SessionStart": {}}}',
+        '{"env": {}, "env": {}}',
+        '{"env": {"A": "1", "A": "2"}}',
+        '{"a": NaN}',
+        "{} {}",
+        "[" * 100_000,
+        '{"a": "\\ud800"} x',
+    ],
+)
+def test_what_is_not_understood_is_refused_with_its_reason(text: str) -> None:
+    with pytest.raises(Refused, match="not understood"):
+        edited(text)
+
+
+def test_clients_that_would_not_come_through_are_told_of() -> None:
+    assert "Bedrock" in edited('{"env": {"CLAUDE_CODE_USE_BEDROCK": "1"}}')[1].notes[0]
+    assert "disableAllHooks" in edited('{"disableAllHooks": true}')[1].notes[0]
+
+
+def test_the_hook_knows_a_home_that_is_not_the_usual_one(home: Home) -> None:
+    new, _ = edited("{}", {**NO_ENVIRONMENT, "HYP_HOME": "/home/dev/a b"})
+    command = json.loads(new)["hooks"]["SessionStart"][0]["hooks"][0]["command"]
+    assert command.startswith("HYP_HOME='/home/dev/a b' ")
+    assert Path(command.split()[2]).name == "hyp" or "hyp" in command

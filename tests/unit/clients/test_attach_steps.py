@@ -1,0 +1,261 @@
+"""Attach and detach on real files: in one step, never over somebody else's change, and with everything put back."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hypaware.clients import attach, settings_file, undo
+from hypaware.clients.claude.attach import ClaudeSettings
+from hypaware.clients.codex.attach import CodexSettings
+from hypaware.clients.settings_file import Refused
+from hypaware.errors import Retryable
+from hypaware.home import Home
+from tests import processes
+
+GATEWAY = "http://127.0.0.1:18521"
+CLAUDE = ClaudeSettings()
+TEXT = '{\n  "model": "opus",\n  "env": {"ANTHROPIC_AUTH_TOKEN": "very-secret-value"}\n}\n'
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> dict[str, str]:
+    (tmp_path / "user/.claude").mkdir(parents=True)
+    return {"HOME": str(tmp_path / "user")}
+
+
+@pytest.fixture
+def file(environment: dict[str, str]) -> Path:
+    path = CLAUDE.path(environment)
+    path.write_text(TEXT)
+    path.chmod(0o640)
+    return path
+
+
+def test_detach_gives_back_the_same_bytes_and_leaves_nothing_behind(
+    home: Home, environment: dict[str, str], file: Path
+) -> None:
+    done = attach.attach(home, CLAUDE, GATEWAY, environment)
+    assert (done.changed, done.base_url, done.upstream) == (True, f"{GATEWAY}/claude", None)
+    assert json.loads(file.read_text())["env"]["ANTHROPIC_BASE_URL"] == f"{GATEWAY}/claude"
+    assert stat.S_IMODE(file.stat().st_mode) == 0o640
+    assert stat.S_IMODE(undo.path_of(home, "claude").stat().st_mode) == 0o600
+    assert "very-secret-value" not in undo.path_of(home, "claude").read_text()
+    assert not attach.attach(home, CLAUDE, GATEWAY, environment).changed
+    assert attach.detach(home, CLAUDE, environment).changed
+    assert file.read_text() == TEXT
+    assert [each.name for each in file.parent.iterdir()] == ["settings.json"]
+    assert undo.read(home, "claude") is None
+    assert not attach.detach(home, CLAUDE, environment).changed
+
+
+@pytest.mark.parametrize("client", [CLAUDE, CodexSettings()], ids=lambda each: each.name)
+def test_a_file_that_was_not_there_is_gone_again(home: Home, tmp_path: Path, client: Any) -> None:
+    environment = {"HOME": str(tmp_path / "nobody")}
+    attach.attach(home, client, GATEWAY, environment)
+    assert client.base_url(client.path(environment).read_text()).startswith(GATEWAY)
+    attach.detach(home, client, environment)
+    assert not client.path(environment).exists()
+
+
+def test_detach_without_attach_touches_nothing(home: Home, environment: dict[str, str], file: Path) -> None:
+    before = file.stat()
+    assert not attach.detach(home, CLAUDE, environment).changed
+    assert not attach.detach(home, CodexSettings(), environment).changed
+    after = file.stat()
+    assert (before.st_ino, before.st_mtime_ns) == (after.st_ino, after.st_mtime_ns)
+    assert not home.root.exists()
+
+
+def test_a_dry_run_shows_the_change_and_makes_none(home: Home, environment: dict[str, str], file: Path) -> None:
+    shown = attach.attach(home, CLAUDE, GATEWAY, environment, dry_run=True)
+    assert f'+    "ANTHROPIC_BASE_URL": "{GATEWAY}/claude"' in shown.diff or GATEWAY in shown.diff
+    assert file.read_text() == TEXT
+    assert not home.root.exists()
+    attach.attach(home, CLAUDE, GATEWAY, environment)
+    written = file.read_text()
+    assert attach.detach(home, CLAUDE, environment, dry_run=True).changed
+    assert file.read_text() == written
+
+
+def test_a_link_is_followed_and_stays(home: Home, environment: dict[str, str], file: Path, tmp_path: Path) -> None:
+    dotfiles = tmp_path / "dotfiles.json"
+    file.rename(dotfiles)
+    file.symlink_to(dotfiles)
+    attach.attach(home, CLAUDE, GATEWAY, environment)
+    assert file.is_symlink()
+    assert GATEWAY in dotfiles.read_text()
+    attach.detach(home, CLAUDE, environment)
+    assert (file.is_symlink(), dotfiles.read_text()) == (True, TEXT)
+
+
+@pytest.mark.hazard(63)
+def test_when_the_port_moves_attach_goes_along_and_detach_still_restores(
+    home: Home, environment: dict[str, str], file: Path
+) -> None:
+    attach.attach(home, CLAUDE, GATEWAY, environment)
+    attach.attach(home, CLAUDE, "http://127.0.0.1:20000", environment)
+    assert json.loads(file.read_text())["env"]["ANTHROPIC_BASE_URL"] == "http://127.0.0.1:20000/claude"
+    attach.detach(home, CLAUDE, environment)
+    assert file.read_text() == TEXT
+
+
+@pytest.mark.hazard(63)
+def test_when_the_settings_moved_the_old_ones_are_restored_first(
+    home: Home, environment: dict[str, str], file: Path, tmp_path: Path
+) -> None:
+    attach.attach(home, CLAUDE, GATEWAY, environment)
+    moved = {**environment, "CLAUDE_CONFIG_DIR": str(tmp_path / "moved")}
+    assert attach.attach(home, CLAUDE, GATEWAY, moved, dry_run=True).path == tmp_path / "moved/settings.json"
+    assert GATEWAY in file.read_text()
+    attach.attach(home, CLAUDE, GATEWAY, moved)
+    assert file.read_text() == TEXT
+    assert GATEWAY in CLAUDE.path(moved).read_text()
+    attach.detach(home, CLAUDE, environment)
+    assert not CLAUDE.path(moved).exists()
+
+
+@pytest.mark.hazard(63)
+def test_a_lost_undo_record_does_not_leave_a_broken_client(home: Home, environment: dict[str, str], file: Path) -> None:
+    attach.attach(home, CLAUDE, GATEWAY, environment)
+    undo.remove(home, "claude")
+    attach.detach(home, CLAUDE, environment)
+    assert json.loads(file.read_text()) == json.loads(TEXT)
+    attach.attach(home, CLAUDE, GATEWAY, environment)
+    undo.path_of(home, "claude").write_text('{"v": 1, "client":')
+    attach.detach(home, CLAUDE, environment)
+    assert json.loads(file.read_text()) == json.loads(TEXT)
+
+
+@pytest.mark.hazard(64)
+def test_a_change_between_reading_and_writing_is_seen_and_kept(
+    home: Home, environment: dict[str, str], file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The user saves the file just as we have read it: theirs must be in what comes out."""
+    edits = iter(['{"model": "first"}', '{"model": "second"}'])
+    read = settings_file.read
+
+    def read_then_somebody_saves(path: Path) -> settings_file.Snapshot:
+        snapshot = read(path)
+        if (text := next(edits, None)) is not None:
+            file.write_text(text)
+        return snapshot
+
+    monkeypatch.setattr(settings_file, "read", read_then_somebody_saves)
+    attach.attach(home, CLAUDE, GATEWAY, environment)
+    value = json.loads(file.read_text())
+    assert (value["model"], value["env"]["ANTHROPIC_BASE_URL"]) == ("second", f"{GATEWAY}/claude")
+    attach.detach(home, CLAUDE, environment)
+    assert file.read_text() == '{"model": "second"}'
+
+
+@pytest.mark.hazard(64)
+def test_a_file_that_never_rests_is_left_alone_with_a_clear_error(
+    home: Home, environment: dict[str, str], file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = settings_file.read
+    saved: list[str] = []
+
+    def read_then_somebody_saves(path: Path) -> settings_file.Snapshot:
+        snapshot = read(path)
+        saved.append(json.dumps({"saved": len(saved)}))
+        file.write_text(saved[-1])
+        return snapshot
+
+    monkeypatch.setattr(settings_file, "read", read_then_somebody_saves)
+    with pytest.raises(Retryable, match="somebody else"):
+        attach.attach(home, CLAUDE, GATEWAY, environment)
+    assert file.read_text() == saved[-1]
+    assert [each.name for each in file.parent.iterdir()] == ["settings.json"]
+
+
+@pytest.mark.hazard(64)
+def test_many_attaches_and_detaches_at_once_end_in_one_whole_state(
+    home: Home, environment: dict[str, str], file: Path
+) -> None:
+    def many(seed: int) -> None:
+        for turn in range(10):
+            if (turn + seed) % 2:
+                attach.attach(home, CLAUDE, GATEWAY, environment)
+            else:
+                attach.detach(home, CLAUDE, environment)
+
+    assert processes.together([partial(many, seed) for seed in range(4)]) == [0] * 4
+    attach.attach(home, CLAUDE, GATEWAY, environment)
+    assert json.loads(file.read_text())["env"]["ANTHROPIC_BASE_URL"] == f"{GATEWAY}/claude"
+    attach.detach(home, CLAUDE, environment)
+    assert file.read_text() == TEXT
+
+
+KILLED = """
+import sys
+from hypaware.clients import attach
+from hypaware.clients.claude.attach import ClaudeSettings
+from hypaware.home import Home
+step, user, gateway = sys.argv[1:]
+if step == "attach":
+    attach.attach(Home.from_environment(), ClaudeSettings(), gateway, {"HOME": user})
+else:
+    attach.detach(Home.from_environment(), ClaudeSettings(), {"HOME": user})
+"""
+
+
+@pytest.mark.hazard(63)
+@pytest.mark.parametrize(
+    "point", ["clients.attach.after-record", "clients.settings.before-rename", "clients.attach.after-write"]
+)
+@pytest.mark.parametrize("attached", [False, True])
+def test_killed_while_attaching_detach_restores(
+    home: Home, environment: dict[str, str], file: Path, point: str, attached: bool
+) -> None:
+    if attached:
+        attach.attach(home, CLAUDE, "http://127.0.0.1:20000", environment)
+    done = processes.run(KILLED, home, "attach", environment["HOME"], GATEWAY, crash_at=point)
+    assert processes.was_killed(done)
+    attach.detach(home, CLAUDE, environment)
+    assert json.loads(file.read_text()) == json.loads(TEXT)
+    assert [each.name for each in file.parent.iterdir()] == ["settings.json"]
+    assert not attach.detach(home, CLAUDE, environment).changed
+
+
+@pytest.mark.hazard(63)
+@pytest.mark.parametrize("point", ["clients.detach.after-restore", "clients.detach.after-forget"])
+def test_killed_while_detaching_it_can_be_done_again(
+    home: Home, environment: dict[str, str], file: Path, point: str
+) -> None:
+    attach.attach(home, CLAUDE, GATEWAY, environment)
+    done = processes.run(KILLED, home, "detach", environment["HOME"], GATEWAY, crash_at=point)
+    assert processes.was_killed(done)
+    assert file.read_text() == TEXT
+    assert not attach.detach(home, CLAUDE, environment).changed
+    assert undo.read(home, "claude") is None
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_read_only_file_is_refused(home: Home, environment: dict[str, str], file: Path) -> None:
+    file.chmod(0o444)
+    with pytest.raises(Refused, match="read-only"):
+        attach.attach(home, CLAUDE, GATEWAY, environment)
+    assert file.read_text() == TEXT
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe{}", b"{ // x\n}", b"[]"])
+def test_what_is_refused_is_left_as_it_is(home: Home, environment: dict[str, str], file: Path, content: bytes) -> None:
+    file.write_bytes(content)
+    with pytest.raises(Refused):
+        attach.attach(home, CLAUDE, GATEWAY, environment)
+    assert file.read_bytes() == content
+    assert undo.read(home, "claude") is None
+
+
+def test_a_pipe_in_its_place_does_not_hang(home: Home, environment: dict[str, str], file: Path) -> None:
+    file.unlink()
+    os.mkfifo(file)
+    with pytest.raises(Refused, match="cannot be read"):
+        attach.attach(home, CLAUDE, GATEWAY, environment)

@@ -1,0 +1,180 @@
+"""The notes of a client's hooks: small, whole lines, whoever writes at the same time, and never in the client's way."""
+
+from __future__ import annotations
+
+import fcntl
+import io
+import json
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hypaware.clients import git, session_notes
+from hypaware.clients.claude.session_context import records
+from hypaware.home import Home
+from tests import processes
+
+
+@pytest.fixture(autouse=True)
+def exists(home: Home) -> None:
+    home.root.mkdir(mode=0o700)
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    folder = tmp_path.resolve() / "repository"
+    for command in (
+        ["init", "--quiet", "--initial-branch", "main", str(folder)],
+        ["-C", str(folder), "remote", "add", "origin", "https://me:secret@example.org/repo.git"],
+        ["-C", str(folder), "-c", "user.name=a", "-c", "user.email=a@b", "commit", "-q", "--allow-empty", "-m", "x"],
+    ):
+        subprocess.run(["git", *command], check=True)
+    return folder
+
+
+def lines(home: Home) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in session_notes.path_of(home, "claude").read_text().splitlines()]
+
+
+def test_a_note_says_where_the_session_is_at_work_and_reads_back(home: Home, repository: Path) -> None:
+    assert session_notes.note(home, "claude", {"session_id": "s", "cwd": str(repository), "prompt": "secret"})
+    (line,) = lines(home)
+    assert list(line) == ["session_id", "cwd", "git_branch", "git_remote", "head_sha", "repo_root", "at"]
+    sha = subprocess.run(["git", "-C", str(repository), "rev-parse", "HEAD"], capture_output=True, text=True).stdout
+    assert line | {"at": ""} == {
+        "session_id": "s",
+        "cwd": str(repository),
+        "git_branch": "main",
+        "git_remote": "https://example.org/repo.git",
+        "head_sha": sha.strip(),
+        "repo_root": str(repository),
+        "at": "",
+    }
+    assert records({"HYP_HOME": str(home.root)})["s"]["git_branch"] == "main"
+    assert session_notes.path_of(home, "claude").stat().st_mode & 0o777 == 0o600
+
+
+def test_only_changes_are_written(home: Home, repository: Path) -> None:
+    told = {"session_id": "s", "cwd": str(repository)}
+    assert [session_notes.note(home, "claude", told) for _ in range(3)] == [True, False, False]
+    subprocess.run(["git", "-C", str(repository), "switch", "-q", "-c", "other"], check=True)
+    assert session_notes.note(home, "claude", told)
+    assert session_notes.note(home, "claude", {**told, "session_id": "t"})
+    assert [(line["session_id"], line["git_branch"]) for line in lines(home)] == [
+        ("s", "main"),
+        ("s", "other"),
+        ("t", "other"),
+    ]
+
+
+def test_a_detached_head_and_an_empty_repository_have_no_branch(repository: Path, tmp_path: Path) -> None:
+    sha, branch = git.head(str(repository))
+    assert (len(sha or ""), branch) == (40, "main")
+    subprocess.run(["git", "-C", str(repository), "checkout", "-q", "--detach"], check=True)
+    assert git.head(str(repository)) == (sha, None)
+    subprocess.run(["git", "init", "--quiet", str(tmp_path / "empty")], check=True)
+    assert git.head(str(tmp_path / "empty")) == git.Head() == git.head("relative") == git.head("/\0")
+
+
+def test_of_an_ignored_folder_nothing_but_its_name_is_noted(home: Home, repository: Path) -> None:
+    (repository / ".hypignore").touch()
+    assert session_notes.note(home, "claude", {"session_id": "s", "cwd": str(repository)})
+    assert list(lines(home)[0]) == ["session_id", "cwd", "at"]
+
+
+@pytest.mark.hazard(61)
+@pytest.mark.parametrize(
+    "told",
+    [None, [], "x", {}, {"session_id": "s"}, {"cwd": "/x"}, {"session_id": 1, "cwd": "/x"},
+     {"session_id": "s", "cwd": 1}, {"session_id": "x" * 300, "cwd": "/x"}, {"session_id": " ", "cwd": "/"},
+     {"session_id": "s", "cwd": "/" + "x" * 5000}],
+)  # fmt: skip
+def test_what_is_no_note_leaves_no_trace(home: Home, told: Any) -> None:
+    assert not session_notes.note(home, "claude", told)
+    assert list(home.root.iterdir()) == []
+
+
+@pytest.mark.hazard(61)
+def test_a_session_id_never_becomes_a_path(home: Home) -> None:
+    assert session_notes.note(home, "claude", {"session_id": "../../../x\n\x1b[2J", "cwd": "/nonexistent\n"})
+    assert [path.name for path in home.root.rglob("*") if path.is_file()] == [
+        "session-context.jsonl",
+        "session-context.lock",
+    ] or len(lines(home)) == 1
+    assert len(session_notes.path_of(home, "claude").read_bytes().splitlines()) == 1
+
+
+def test_a_home_that_was_removed_does_not_come_back_by_a_hook(home: Home) -> None:
+    home.root.rmdir()
+    assert not session_notes.note(home, "claude", {"session_id": "s", "cwd": "/nonexistent"})
+    assert not home.root.exists()
+
+
+def test_many_at_once_write_whole_lines_within_the_bound(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session_notes, "MOST_BYTES", 20_000)
+    monkeypatch.setattr(session_notes, "_KEPT_BYTES", 10_000)
+    session_notes.note(home, "claude", {"session_id": "first", "cwd": "/nonexistent/0"})
+
+    def many(seed: int) -> None:
+        for turn in range(60):
+            session_notes.note(home, "claude", {"session_id": f"{seed}-{turn % 50}", "cwd": f"/nonexistent/{turn}"})
+
+    assert processes.together([partial(many, seed) for seed in range(4)]) == [0] * 4
+    found = lines(home)
+    assert session_notes.path_of(home, "claude").stat().st_size <= 20_000
+    assert {f"{seed}-9" for seed in range(4)} <= {line["session_id"] for line in found}
+    assert [path.name for path in session_notes.path_of(home, "claude").parent.iterdir() if "tmp" in path.name] == []
+
+
+def test_making_it_anew_keeps_the_first_and_the_last_line_of_a_session(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session_notes, "MOST_BYTES", 1_500)
+    monkeypatch.setattr(session_notes, "_KEPT_BYTES", 1_200)
+    for turn in range(30):
+        session_notes.note(home, "claude", {"session_id": "long", "cwd": f"/nonexistent/{turn}"})
+    assert (lines(home)[0]["cwd"], lines(home)[-1]["cwd"]) == ("/nonexistent/0", "/nonexistent/29")
+
+
+def test_a_torn_last_line_does_not_spoil_the_next(home: Home) -> None:
+    session_notes.note(home, "claude", {"session_id": "s", "cwd": "/nonexistent/1"})
+    with session_notes.path_of(home, "claude").open("a") as file:
+        file.write('{"session_id": "torn')
+    session_notes.note(home, "claude", {"session_id": "t", "cwd": "/nonexistent/2"})
+    assert set(records({"HYP_HOME": str(home.root)})) == {"s", "t"}
+
+
+def test_somebody_who_holds_the_lock_for_long_is_not_waited_for(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session_notes, "_LOCK_SECONDS", 0.0)
+    lock = session_notes.path_of(home, "claude").with_suffix(".lock")
+    lock.parent.mkdir(parents=True)
+    with lock.open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        assert not session_notes.note(home, "claude", {"session_id": "s", "cwd": "/nonexistent"})
+    assert session_notes.note(home, "claude", {"session_id": "s", "cwd": "/nonexistent"})
+
+
+@pytest.mark.parametrize(
+    "stdin", [b"", b"{", b"\xff", b"[]", b'{"session_id":"s","cwd":"/nonexistent"}', b"[" * 100_000]
+)
+def test_the_command_says_nothing_and_succeeds_whatever_it_is_given(
+    home: Home, stdin: bytes, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    from hypaware.cli.main import main
+
+    monkeypatch.setenv("HYP_HOME", str(home.root))
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
+    assert main(["hook", "claude"]) == 0
+    assert tuple(capfd.readouterr()) == ("", "")
+    home.root.chmod(0o500)
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
+    try:
+        assert main(["hook", "claude"]) == 0
+        assert tuple(capfd.readouterr()) == ("", "")
+    finally:
+        home.root.chmod(0o700)
+    assert [path.name for path in home.root.iterdir()] == (["clients"] if b"nonexistent" in stdin else [])

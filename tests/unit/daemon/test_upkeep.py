@@ -1,0 +1,185 @@
+"""The lake is kept in shape by the daemon: when something is due, when it suits, and beside everything else."""
+
+from __future__ import annotations
+
+import sys
+from datetime import UTC, datetime, time, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from hypaware import config as configuration
+from hypaware.config import MaintainConfig, hours
+from hypaware.daemon import condition, power
+from hypaware.daemon.upkeep import why_not_now
+from hypaware.errors import ConfigError
+from hypaware.home import Home
+from hypaware.lake import metadata
+from tests import light_life
+from tests.delivery_jobs import maintenances_of
+from tests.light_lake import read_lake
+from tests.processes import eventually
+from tests.rows import rows
+from tests.unit.daemon.test_service import arrived
+
+if TYPE_CHECKING:
+    from tests.unit.daemon.conftest import DaemonOfTests
+
+LONG_AGO = (datetime.now(UTC) - timedelta(days=90)).isoformat()
+
+
+def declare(daemon: DaemonOfTests, text: str) -> None:
+    """Sinks are in the way here, unless the test wants them."""
+    daemon.home.root.mkdir(exist_ok=True)
+    daemon.home.config.write_text(f"version = 1\n{text}")
+    configuration.load(daemon.home)
+
+
+def kept(home: Home) -> int:
+    return len(read_lake(home, light_life.DATASET))
+
+
+def told(home: Home) -> dict[str, str | None]:
+    found: dict[str, str | None] = condition.read(home).get("maintain", {})
+    return found
+
+
+def let_looks_pass(home: Home, count: int = 3) -> None:
+    for _ in range(count):
+        before = told(home).get("next_look")
+        eventually(lambda seen=before: told(home).get("next_look") not in (None, seen))  # type: ignore[misc]
+
+
+@pytest.mark.hazard(40)
+def test_days_that_are_over_go_without_anybody_asking(daemon: DaemonOfTests) -> None:
+    declare(daemon, '[retention]\ndefault_days = 30\n[maintain]\ninterval = "2m"\nbudget = "90s"\n')
+    light_life.append(daemon.home, rows(2, message_created_at=LONG_AGO) + rows(3, start=2))
+    light_life.flush(daemon.home)
+    with daemon.running() as running:
+        eventually(lambda: kept(daemon.home) == 3)
+        eventually(lambda: told(daemon.home).get("last_status") == "ok")
+        let_looks_pass(daemon.home)
+        assert "dropped 2 rows of 1 day before" in running.log
+        assert running.stop() == "\n", "it imports neither Spark nor Arrow"
+    assert maintenances_of(daemon.home) == [{"dataset": None, "budget": 90.0}]
+    assert metadata.retained_from(daemon.home, light_life.DATASET) is not None
+
+
+def test_where_nothing_is_due_or_it_is_turned_off_no_engine_is_started(daemon: DaemonOfTests) -> None:
+    declare(daemon, '[maintain]\ninterval = "1m"\n')
+    light_life.append(daemon.home, rows(3, message_created_at=LONG_AGO))
+    light_life.flush(daemon.home)
+    with daemon.running():
+        let_looks_pass(daemon.home)
+        declare(daemon, '[retention]\ndefault_days = 30\n[maintain]\ninterval = "off"\n')
+        eventually(lambda: told(daemon.home).get("next_look") is None)
+    assert (maintenances_of(daemon.home), kept(daemon.home)) == ([], 3)
+    assert not daemon.home.engine.exists()
+
+
+def test_quiet_hours_are_kept_and_end(daemon: DaemonOfTests) -> None:
+    here = datetime.now(UTC).astimezone()
+    quiet = hours.Hours(here.time(), (here - timedelta(minutes=2)).time())
+    settings = '[retention]\ndefault_days = 30\n[maintain]\ninterval = "1m"\n'
+    declare(daemon, f'{settings}quiet_hours = "{quiet}"\n')
+    light_life.append(daemon.home, rows(3, message_created_at=LONG_AGO))
+    light_life.flush(daemon.home)
+    with daemon.running() as running:
+        eventually(lambda: "maintenance waits for the end of the quiet hours" in running.log)
+        assert (maintenances_of(daemon.home), kept(daemon.home)) == ([], 3)
+        declare(daemon, settings)
+        eventually(lambda: kept(daemon.home) == 0)
+        assert running.log.count("quiet hours") == 1
+
+
+def test_maintenance_holds_up_no_delivery_and_ends_with_the_daemon(daemon: DaemonOfTests, tmp_path: Path) -> None:
+    sink = f'[sinks.archive]\nkind = "blob"\ndestination = "{tmp_path / "archive"}"\nschedule = "* * * * *"\n'
+    declare(daemon, f'[retention]\ndefault_days = 30\nwait_for_sinks = false\n[maintain]\ninterval = "1m"\n{sink}')
+    light_life.append(daemon.home, rows(3, message_created_at=LONG_AGO))
+    light_life.flush(daemon.home)
+    (daemon.home.root / "wait-maintain").touch()
+    with daemon.running() as running:
+        eventually(lambda: maintenances_of(daemon.home))
+        light_life.append(daemon.home, rows(4, start=3))
+        eventually(lambda: arrived(tmp_path / "archive") == 7)
+        running.stop()
+    eventually(lambda: (daemon.home.root / "cancelled-maintain").exists())
+    assert len(maintenances_of(daemon.home)) == 1
+
+
+def test_an_engine_that_died_at_it_is_tried_again(daemon: DaemonOfTests) -> None:
+    declare(daemon, '[retention]\ndefault_days = 30\n[maintain]\ninterval = "5m"\n')
+    light_life.append(daemon.home, rows(3, message_created_at=LONG_AGO))
+    light_life.flush(daemon.home)
+    (daemon.home.root / "die-maintain").touch()
+    with daemon.running() as running:
+        eventually(lambda: kept(daemon.home) == 0)
+        assert "the lake was not maintained: the engine died in the middle of maintain" in running.log
+        assert "again in 1 s" in running.log
+    assert len(maintenances_of(daemon.home)) == 2
+
+
+# When it suits
+
+
+@pytest.mark.parametrize(
+    ("text", "inside", "outside"),
+    [
+        ("22:00-07:00", [time(22), time(23, 59), time(0), time(6, 59)], [time(7), time(21, 59)]),
+        ("9:30 - 17:00", [time(9, 30), time(16, 59)], [time(9, 29), time(17), time(23)]),
+    ],
+)
+def test_hours_may_reach_beyond_midnight(text: str, inside: list[time], outside: list[time]) -> None:
+    found = hours.parse(text)
+    assert all(map(found.hold, inside))
+    assert not any(map(found.hold, outside))
+    assert hours.parse(str(found)) == found
+
+
+@pytest.mark.parametrize("text", ["22-7", "24:00-07:00", "22:00-22:00", "22:00", "a:00-b:00"])
+def test_what_are_no_hours_is_refused(daemon: DaemonOfTests, text: str) -> None:
+    with pytest.raises(ConfigError, match=f'quiet_hours is "{text}".* expected two times of the day'):
+        declare(daemon, f'[maintain]\nquiet_hours = "{text}"\n')
+
+
+def test_a_machine_on_its_battery_waits_unless_the_config_allows_it() -> None:
+    now = datetime.now(UTC)
+    settings = MaintainConfig()
+    assert why_not_now(settings, now, lambda: True) == "maintenance waits until the machine is plugged in"
+    assert why_not_now(settings, now, lambda: False) is None
+    assert why_not_now(settings, now, lambda: None) is None, "where nobody can tell, it runs"
+    assert why_not_now(MaintainConfig(on_battery=True), now, lambda: True) is None
+
+
+def supply(folder: Path, name: str, **files: str) -> None:
+    (folder / name).mkdir(parents=True)
+    for file, text in files.items():
+        (folder / name / file).write_text(text + "\n")
+
+
+def test_linux_tells_by_its_supplies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(power, "_SUPPLIES", tmp_path / "power_supply")
+    monkeypatch.setattr(sys, "platform", "linux")
+    assert power.on_battery() is None
+    folder = tmp_path / "power_supply"
+    supply(folder, "mouse", type="Battery", scope="Device", status="Discharging")
+    assert power.on_battery() is None
+    supply(folder, "BAT0", type="Battery", status="Discharging")
+    assert power.on_battery() is True
+    supply(folder, "AC", type="Mains", online="1")
+    assert power.on_battery() is False
+    (folder / "AC" / "online").write_text("0\n")
+    (folder / "BAT0" / "status").write_text("Full\n")
+    assert power.on_battery() is False
+
+
+def test_macos_tells_by_pmset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "darwin")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert power.on_battery() is None, "there is no pmset"
+    pmset = tmp_path / "pmset"
+    for source, expected in (("Battery Power", True), ("AC Power", False), ("Something", None)):
+        pmset.write_text(f"#!/bin/sh\necho \"Now drawing from '{source}'\"\n")
+        pmset.chmod(0o755)
+        assert power.on_battery() is expected

@@ -1,0 +1,219 @@
+"""What was purged stays out of the lake, by whatever way it comes; and it costs nothing where nothing was purged."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hypaware.backfill.dry import dry_run
+from hypaware.config import Config
+from hypaware.errors import LakeError
+from hypaware.home import Home
+from hypaware.lake import barred, tombstones
+from hypaware.lake.build import Built, row_key
+from hypaware.lake.closed import NOTHING, Closed, mark_of
+from hypaware.lake.prepare import _without_withdrawn
+from hypaware.lake.tombstones import Stone
+from hypaware.spool import segments
+from tests.claude_files import turns, write
+from tests.light_lake import read_lake
+from tests.light_life import DATASET, append, flush, import_history
+from tests.rows import MESSAGES, rows
+
+AT = "2026-11-15T00:00:00+00:00"
+
+
+def stone(kind: str, value: str) -> Stone:
+    return Stone(kind, value, f"hyp purge --{kind} {value}")
+
+
+def keys(raw: list[dict[str, Any]]) -> set[bytes]:
+    found = (row_key(MESSAGES, {**row, "part_id": f"{row['message_id']}#{row['part_index']}"}, None) for row in raw)
+    return {key for key in found if key is not None}
+
+
+def test_looking_for_tombstones_where_there_are_none_leaves_no_trace(home: Home) -> None:
+    append(home, rows(1))
+    stones = tombstones.read(home)
+    assert (stones.closed, stones.has_parts, stones.find({b"x"})) == (NOTHING, False, set())
+    assert tombstones.unfinished(home) == []
+    assert tombstones.lift(home, [stone("session", "s")], AT) == 0
+    assert not home.tombstones.exists()
+
+
+def test_where_nothing_is_closed_a_row_is_not_even_asked() -> None:
+    assert NOTHING.bar(MESSAGES) is None
+    assert Closed(frozenset([b"x"])).bar(MESSAGES) is not None
+
+
+@pytest.mark.hazard(85)
+def test_a_closed_session_keeps_out_what_waits_and_what_comes_later(home: Home) -> None:
+    append(home, [*rows(3), *rows(2, start=3, session_id="open")])
+    tombstones.set_up(home, [stone("session", "session-1")], AT)
+    told = flush(home)
+    assert (told.rows_written, told.rows_purged, told.rows_duplicate, told.rows_rejected) == (2, 3, 0, 0)
+    append(home, rows(1, start=9))
+    assert flush(home).rows_purged == 1
+    assert {row["session_id"] for row in read_lake(home, DATASET)} == {"open"}
+    assert segments.sealed_segments(segments.folder(home, DATASET)) == []
+
+
+@pytest.mark.hazard(85)
+def test_a_purged_part_stays_out_under_any_session(home: Home) -> None:
+    (purge,) = tombstones.set_up(home, [stone("source", "claude")], AT)
+    tombstones.bury(home, purge, keys(rows(3)))
+    append(home, [*rows(4, session_id="fork"), *rows(2, start=2)])
+    told = flush(home)
+    # The fourth and fifth message come once; both writings of the third are kept out.
+    assert (told.rows_written, told.rows_purged, told.rows_duplicate) == (1, 4, 1)
+    assert [row["message_id"] for row in read_lake(home, DATASET)] == ["message-3"]
+
+
+def test_time_that_is_closed_lets_the_moment_itself_pass(home: Home) -> None:
+    tombstones.set_up(home, [stone("before", "2026-11-15T07:00:02.000000Z")], AT)
+    append(home, rows(4))
+    assert flush(home).rows_purged == 2
+    assert sorted(row["message_id"] for row in read_lake(home, DATASET)) == ["message-2", "message-3"]
+
+
+def test_a_refused_row_of_a_closed_session_is_not_kept_with_its_text(home: Home) -> None:
+    folder = segments.folder(home, DATASET)
+    folder.create()
+    lines = [
+        {"n": 0, "v": 1, "row": {**rows(1)[0], "role": 7, "content_text": "planted"}},
+        {"n": 1, "v": 1, "row": {**rows(1, start=1)[0], "role": 7, "session_id": "open"}},
+        {"n": 2, "v": 1, "row": {**rows(1, start=2)[0], "role": 7, "session_id": "fork", "part_id": "message-2#0"}},
+    ]
+    (folder.sealed / segments.sealed_name(segments.new_name(), 3)).write_text(
+        "".join(json.dumps(line) + "\n" for line in lines)
+    )
+    tombstones.set_up(home, [stone("session", "session-1")], AT)
+    (purge,) = tombstones.set_up(home, [stone("source", "x")], AT)
+    tombstones.bury(home, purge, keys(rows(1, start=2)))
+    told = flush(home)
+    assert (told.rows_rejected, told.rows_purged) == (1, 2)
+    kept = "".join(path.read_text() for path in folder.rejected.iterdir())
+    assert "open" in kept
+    assert "planted" not in kept
+    assert "fork" not in kept
+
+
+def test_what_was_lifted_comes_in_again_and_the_rest_stays_out(home: Home) -> None:
+    first, _ = tombstones.set_up(home, [stone("session", "session-1"), stone("session", "second")], AT)
+    tombstones.bury(home, first, keys(rows(2)))
+    assert tombstones.lift(home, [stone("session", "session-1")], AT) == 1
+    append(home, [*rows(2), *rows(2, start=2, session_id="second")])
+    told = flush(home)
+    assert (told.rows_written, told.rows_purged) == (2, 2)
+
+
+def test_a_later_moment_lifts_the_earlier_ones_and_an_earlier_one_does_not(home: Home) -> None:
+    tombstones.set_up(home, [stone("before", "2026-10-01T00:00:00.000000Z")], AT)
+    tombstones.set_up(home, [stone("before", "2026-11-01T00:00:00.000000Z")], AT)
+    assert tombstones.lift(home, [stone("before", "2026-10-15T00:00:00.000000Z")], AT) == 1
+    assert tombstones.read(home).closed.before == "2026-11-01T00:00:00.000000Z"
+    assert tombstones.lift(home, [stone("before", "2026-12-01T00:00:00.000000Z")], AT) == 1
+    assert tombstones.read(home).closed == NOTHING
+
+
+def test_a_part_that_two_purges_took_stays_out_until_both_are_lifted(home: Home) -> None:
+    one, two = tombstones.set_up(home, [stone("session", "a"), stone("cwd", "/work")], AT)
+    for purge in (one, two):
+        tombstones.bury(home, purge, keys(rows(1)))
+    tombstones.lift(home, [stone("session", "a")], AT)
+    assert tombstones.read(home).find(keys(rows(1))) == keys(rows(1))
+    tombstones.lift(home, [stone("cwd", "/work")], AT)
+    assert not tombstones.read(home).has_parts
+
+
+def test_words_stand_only_while_a_purge_is_unfinished(home: Home) -> None:
+    (purge,) = tombstones.set_up(home, [stone("session", "a-name-to-hide")], AT)
+    assert tombstones.unfinished(home) == ["hyp purge --session a-name-to-hide"]
+    tombstones.finish(home, [purge], 1, AT)
+    assert tombstones.unfinished(home) == []
+    assert not any(b"a-name-to-hide" in path.read_bytes() for path in home.lake.iterdir())
+    assert tombstones.read(home).closed.sessions == {mark_of("session", "a-name-to-hide")}
+
+
+def test_a_record_that_cannot_be_read_lets_nothing_in(home: Home) -> None:
+    append(home, rows(3))
+    home.lake.mkdir()
+    home.tombstones.write_bytes(b"this is no database, whatever its name says" * 100)
+    with pytest.raises(LakeError) as refused:
+        flush(home)
+    assert refused.value.kind == "tombstones_unusable"
+    home.tombstones.unlink()
+    assert flush(home).rows_written == 3
+
+
+def test_very_many_keys_are_compared_at_once_with_the_same_answer(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    (purge,) = tombstones.set_up(home, [stone("source", "x")], AT)
+    tombstones.bury(home, purge, keys(rows(1_200)))
+    stones, asked = tombstones.read(home), keys(rows(1_000, start=900))
+    found = stones.find(asked)
+    assert len(found) == 300
+    monkeypatch.setattr(tombstones, "_WORTH_ALL", 10)
+    assert stones.find(asked) == found
+    monkeypatch.setattr(tombstones, "_ALL_FIT", 100)
+    assert stones.find(asked) == found
+
+
+@pytest.mark.hazard(85)
+def test_an_import_brings_nothing_back_and_a_dry_run_says_so_before(home: Home, tmp_path: Path) -> None:
+    projects = tmp_path / "claude" / "projects" / "-project"
+    environment = {"HOME": "/nonexistent", "CLAUDE_CONFIG_DIR": str(projects.parents[1])}
+    write(projects / "gone.jsonl", turns("gone", 4))
+    write(projects / "kept.jsonl", turns("kept", 3))
+    # A fork: the lines of the purged session under its own name, and two turns of its own.
+    fork = [{**line, "sessionId": "fork"} for line in turns("gone", 6)]
+    write(projects / "fork.jsonl", iter(fork))
+    tombstones.set_up(home, [stone("session", "gone")], AT)
+    (purge,) = tombstones.set_up(home, [stone("source", "x")], AT)
+    gone = {f"{line['uuid']}#0" for line in turns("gone", 4)}
+    parts = (row_key(MESSAGES, {"part_id": part}, None) for part in gone)
+    tombstones.bury(home, purge, {key for key in parts if key is not None})
+    append(home, rows(1, session_id="kept", start=77))
+    flush(home)
+    foretold = dry_run(home, Config(), {"providers": ["claude"], "environment": environment}, lambda *_: None)[
+        "providers"
+    ][0]
+    outcome = import_history(home, environment)
+    done = outcome.document()
+    for key in ("rows_written", "rows_skipped", "rows_rejected", "rows_purged", "lines_skipped", "summary"):
+        assert foretold[key] == done[key], key
+    assert (done["rows_written"], done["rows_purged"], done["rows_skipped"]) == (15, 24, 24)
+    assert done["lines_skipped"]["purged"] == 24
+    assert done["summary"]["tokens"]["output_tokens"] == 50
+    assert {row["session_id"] for row in read_lake(home, DATASET)} == {"kept", "fork"}
+    assert import_history(home, environment).files_unchanged == 3
+
+
+def test_rows_that_a_source_took_back_are_not_told_as_purged() -> None:
+    """A source that fails in the middle is due again, with all of its rows."""
+    built = Built()
+    built.purged.extend([1, 2, 11])
+    built.withdrawn.append(range(10, 20))
+    assert list(_without_withdrawn(built).purged) == [1, 2]
+
+
+def test_ten_thousand_closed_sessions_are_told_apart() -> None:
+    closed = Closed(frozenset(mark_of("session", f"purged-{number}") for number in range(10_000)))
+    bar = closed.bar(MESSAGES)
+    assert bar is not None
+    assert [bar({"session_id": name}) for name in ("purged-7", "other", "purged-9999", "purged-10000")] == [
+        True,
+        False,
+        True,
+        False,
+    ]
+
+
+def test_a_line_that_is_no_row_is_nobodys(home: Home) -> None:
+    tombstones.set_up(home, [stone("session", "session-1")], AT)
+    stones = tombstones.read(home)
+    assert not barred.bars(stones, MESSAGES, None, b"not JSON")
+    assert not barred.bars(stones, MESSAGES, None, b'["session-1"]')
+    assert barred.bars(stones, MESSAGES, None, b'{"session_id":"session-1"}')

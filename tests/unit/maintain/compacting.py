@@ -1,0 +1,98 @@
+"""A home with a light lake of many small files, kept as a maintenance job keeps one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hypaware.config import Config
+from hypaware.home import Home
+from hypaware.lake import expiry, metadata, turns
+from hypaware.lake.metadata import DataFile, Metadata
+from hypaware.maintain import compact, expire
+from hypaware.maintain.report import Report
+from hypaware.maintain.work import Work
+from hypaware.model import datasets
+from hypaware.model.datasets import SEQ
+from hypaware.opening import open_home
+from tests.light_lake import LightLake, read_lake
+from tests.light_life import DATASET, append, flush
+from tests.rows import row
+
+_BEGIN = datetime(2026, 11, 2, 7, 0, tzinfo=UTC)
+
+
+@dataclass
+class SmallFiles:
+    home: Home
+    notes: list[str] = field(default_factory=list)
+    numbers: int = 0
+
+    def commit(self, day: int = 0, rows: int = 3, source: str = "claude", times: int = 1) -> None:
+        """So many flushes, each of which makes one file of that (source, day)."""
+        self.commit_each([(source, day)], rows, times)
+
+    def commit_each(self, places: Sequence[tuple[str, int]], rows: int = 3, times: int = 1) -> None:
+        """So many flushes, each of which makes a file of each (source, day)."""
+        for _ in range(times):
+            append(self.home, [self._row(*place) for place in places for _ in range(rows)])
+            flush(self.home)
+
+    def _row(self, source: str, day: int) -> dict[str, Any]:
+        self.numbers += 1
+        created_at = (_BEGIN + timedelta(days=day, seconds=self.numbers)).isoformat()
+        return row(self.numbers, message_created_at=created_at, client_name=source)
+
+    @contextmanager
+    def work(self, **how: Any) -> Iterator[Work]:
+        with (
+            closing(open_home(self.home).store) as store,
+            closing(LightLake(self.home)) as lake,
+            turns.running(),
+            turns.keeping(DATASET, lambda: None),
+        ):
+            told = {"note": self.notes.append, **how}
+            yield Work(self.home, Config(), store, lake, datasets.get(DATASET), datetime.now(UTC), **told)
+
+    def compact(self, **how: Any) -> Report:
+        return self._run(compact.run, how)
+
+    def expire(self, **how: Any) -> Report:
+        """With all commits long over."""
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(expiry, "COMMIT_TAKES", 0.0)
+            return self._run(expire.run, how)
+
+    def _run(self, step: Any, how: dict[str, Any]) -> Report:
+        report = Report(DATASET)
+        with self.work(**how) as work:
+            report.before(work.files())
+            step(work, report)
+            report.after(work.files())
+        return report
+
+    @property
+    def entry(self) -> metadata.TableEntry:
+        found = metadata.entry(self.home, DATASET)
+        assert found
+        return found
+
+    @property
+    def known(self) -> Metadata:
+        return metadata.read(self.entry.metadata)
+
+    def files(self) -> list[DataFile]:
+        return list(metadata.live_files(self.known))
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Every row with its internal columns, by an independent reader, in the order of its sequence."""
+        return sorted(read_lake(self.home, DATASET), key=lambda each: each[SEQ])
+
+    def on_disk(self, pattern: str = "*.parquet") -> set[Path]:
+        return set(self.home.warehouse.rglob(pattern))

@@ -1,0 +1,121 @@
+"""A home with a light lake whose days run out, and sinks that may lag behind."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from datetime import UTC, date, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from hypaware.config import Config, RetentionConfig, SinkConfig
+from hypaware.export.driver import Driver, Terms
+from hypaware.export.lake_rows import LakeRows
+from hypaware.export.report import SinkReport
+from hypaware.home import Home
+from hypaware.lake import metadata
+from hypaware.lake.committer import Change
+from hypaware.maintain import retain
+from hypaware.maintain.report import Report
+from hypaware.maintain.work import Work
+from hypaware.model import datasets
+from hypaware.opening import open_home
+from hypaware.state import retention
+from hypaware.state.retention import Drop
+from hypaware.testing.destination import FOLDER, FolderDestination
+from tests.light_lake import LightLake, read_lake
+from tests.light_life import DATASET, append, flush
+from tests.rows import row
+
+NOW = datetime.now(UTC)
+TODAY = NOW.date()
+
+
+def days_ago(days: int) -> date:
+    return TODAY - timedelta(days=days)
+
+
+def later(days: int) -> datetime:
+    return NOW + timedelta(days=days)
+
+
+@dataclass
+class Keeper:
+    home: Home
+    retention: RetentionConfig = field(default_factory=lambda: RetentionConfig(default_days=30))
+    notes: list[str] = field(default_factory=list)
+    numbers: int = 0
+
+    sinks: dict[str, SinkConfig] = field(default_factory=dict)
+
+    @property
+    def config(self) -> Config:
+        return Config(retention=self.retention, sinks=self.sinks)
+
+    def declare(self, name: str, place: str | None = None, datasets: tuple[str, ...] = (DATASET,)) -> FolderDestination:
+        """A sink of the config, into a folder of its own."""
+        there = FolderDestination(self.home.root.parent / (place or name))
+        self.sinks[name] = SinkConfig(FOLDER.name, "* * * * *", datasets, {"folder": str(there.folder)})
+        return there
+
+    def keep(self, **settings: Any) -> None:
+        self.retention = replace(self.retention, **settings)
+
+    def commit(self, *ages: int, source: str = "claude") -> list[str]:
+        """One flush with a row of each age in days: the messages."""
+        rows = []
+        for age in ages:
+            created_at = (NOW - timedelta(days=age)).isoformat()
+            rows.append(row(self.numbers, message_created_at=created_at, client_name=source))
+            self.numbers += 1
+        append(self.home, rows)
+        flush(self.home)
+        return [each["message_id"] for each in rows]
+
+    def deliver(self, *sinks: str, budget: int | None = None) -> list[SinkReport]:
+        opened = open_home(self.home)
+        with closing(opened.store):
+            driver = Driver(opened, self.config, LakeRows(self.home), Terms(0.0, budget))
+            return asyncio.run(driver.deliver(sinks or tuple(self.config.sinks)))
+
+    def remember(self) -> None:
+        """As an engine does before anything goes out: the lake knows whose it is."""
+        opened = open_home(self.home)
+        opened.store.close()
+        with closing(LightLake(self.home)) as lake:
+            table = lake.table(datasets.get(DATASET))
+            table.change(Change("retain", (), properties={metadata.INCARNATION: opened.identity.incarnation}))
+
+    def retain(self, now: datetime = NOW, **how: Any) -> Report:
+        report = Report(DATASET)
+        with closing(open_home(self.home).store) as store, closing(LightLake(self.home)) as lake:
+            work = Work(self.home, self.config, store, lake, datasets.get(DATASET), now, note=self.notes.append, **how)
+            retain.run(work, report)
+        return report
+
+    def messages(self) -> list[str]:
+        return sorted((each["message_id"] for each in read_lake(self.home, DATASET)), key=_number)
+
+    @property
+    def table(self) -> metadata.Metadata:
+        entry = metadata.entry(self.home, DATASET)
+        assert entry
+        return metadata.read(entry.metadata)
+
+    @property
+    def retained_from(self) -> str | None:
+        return metadata.retained_from(self.home, DATASET)
+
+    def drops(self) -> Sequence[Drop]:
+        with closing(open_home(self.home).store) as store, store.reading() as connection:
+            return retention.drops(connection)
+
+    def data_files(self) -> dict[Path, int]:
+        """Those on disk, with the time of their last change."""
+        return {path: path.stat().st_mtime_ns for path in self.home.warehouse.rglob("*.parquet")}
+
+
+def _number(message: str) -> int:
+    return int(message.removeprefix("message-"))

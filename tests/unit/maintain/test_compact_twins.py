@@ -1,0 +1,105 @@
+"""Twins: rows with one key between them, which no flush lets in, and which compaction takes out again."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hypaware.home import Home
+from hypaware.lake.arrow import file_schema, from_json_lines, table_columns
+from hypaware.lake.build import row_key
+from hypaware.lake.keys import KeyIndex
+from hypaware.lake.partitions import parquet_writer
+from hypaware.maintain.twins import later_twins
+from hypaware.model import canonical
+from hypaware.model.datasets import BATCH_ID, ROW_ID, SEQ, SOURCE
+from tests.rows import DATASET, MESSAGES
+from tests.unit.maintain.compacting import SmallFiles
+
+SCHEMA = file_schema(MESSAGES, {column.name: place for place, column in enumerate(table_columns(MESSAGES), 1)})
+Keyed = tuple[int, dict[str, Any]]
+
+
+def write(path: Path, keyed: list[Keyed]) -> Path:
+    lines = [canonical.row_id_and_text({"part_index": 0, **columns})[1] for _, columns in keyed]
+    empty = pa.array([""] * len(keyed))
+    seqs = pa.array([seq for seq, _ in keyed], pa.int64())
+    schema = pa.schema([field.with_nullable(True) for field in SCHEMA])
+    with parquet_writer(path, schema) as writer:
+        writer.write_table(from_json_lines(schema, lines, {SEQ: seqs, SOURCE: empty, ROW_ID: empty, BATCH_ID: empty}))
+    return path
+
+
+def expected(files: list[list[Keyed]], own_gateway: str | None) -> list[int]:
+    """By the rule that flushes go by."""
+    by_key: defaultdict[bytes, list[int]] = defaultdict(list)
+    for keyed in files:
+        for seq, columns in keyed:
+            if (key := row_key(MESSAGES, {"part_index": 0, **columns}, own_gateway)) is not None:
+                by_key[key].append(seq)
+    return sorted(seq for seqs in by_key.values() for seq in seqs if seq != min(seqs))
+
+
+columns = st.fixed_dictionaries(
+    {},
+    optional={
+        "part_id": st.sampled_from(["", "m1#0", "m2#0", "m3#1"]),
+        "message_id": st.sampled_from(["m1", "m2", "m3"]),
+        "gateway_id": st.sampled_from(["ours", "theirs", ""]),
+    },
+)
+
+
+@settings(max_examples=25)
+@given(st.lists(st.lists(columns, min_size=1, max_size=6), min_size=1, max_size=4), st.sampled_from([None, "ours"]))
+def test_twins_are_what_a_flush_takes_for_duplicates(
+    tmp_path_factory: pytest.TempPathFactory, layout: list[list[dict[str, Any]]], own_gateway: str | None
+) -> None:
+    folder, numbers = tmp_path_factory.mktemp("twins"), iter(range(1, 100))
+    files = [[(next(numbers), each) for each in rows] for rows in layout]
+    paths = [write(folder / f"{place}.parquet", keyed) for place, keyed in enumerate(files)]
+    assert list(later_twins(MESSAGES, paths, own_gateway)) == expected(files, own_gateway)
+
+
+def test_a_row_that_shares_its_sequence_with_another_stays(tmp_path: Path) -> None:
+    """Rows are left out by their sequences: the other one would go too."""
+    keyed = [(1, {"part_id": "a"}), (7, {"part_id": "a"}), (7, {"part_id": "b"}), (8, {"part_id": "a"})]
+    assert later_twins(MESSAGES, [write(tmp_path / "1.parquet", keyed)], None) == (8,)
+
+
+def test_compaction_keeps_the_lowest_of_twins_and_says_so(home: Home) -> None:
+    """They came in while the key index was lost, say; whoever has delivered one keeps what it has."""
+    lake = SmallFiles(home)
+    lake.commit(0, times=4)
+    before = lake.rows()
+    _forget_keys(lake)
+    lake.numbers = 0
+    lake.commit(0, rows=5, times=1)
+    lake.commit(3, times=4)
+    rows = lake.rows()
+    assert len(rows) == 12 + 5 + 12, "the twins are in"
+    report = lake.compact()
+    assert report.twins_removed == 5
+    assert lake.notes == ["ai_gateway_messages: 5 rows that were there twice are there once now"]
+    kept = lake.rows()
+    assert kept == [*before, *rows[17:]]
+    assert lake.compact().as_json()["reason"] == "nothing to do"
+
+
+def _forget_keys(lake: SmallFiles) -> None:
+    """An index that says it is up to date and knows nothing."""
+    lake.home.keys.unlink()
+    with closing(KeyIndex(lake.home.keys)) as index:
+        index.add(DATASET, lake.known.uuid, lake.known.floor, ())
+
+
+def test_rows_of_no_key_are_never_twins(tmp_path: Path) -> None:
+    keyed = [(seq, {"role": "user"}) for seq in range(1, 5)]
+    assert later_twins(MESSAGES, [write(tmp_path / "1.parquet", keyed)], "ours") == ()

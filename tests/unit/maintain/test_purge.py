@@ -1,0 +1,377 @@
+"""Purge over a light lake: every place that can hold a row, and only the rows that were meant."""
+
+from __future__ import annotations
+
+import base64
+import json
+import sqlite3
+from collections import Counter
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hypaware.config import Config
+from hypaware.config.schema import SinkConfig
+from hypaware.home import Home
+from hypaware.lake import metadata, tombstones
+from hypaware.lake.committer import Change, NotCommitted
+from hypaware.lake.keys import KeyIndex
+from hypaware.maintain.purge import dry
+from hypaware.maintain.purge.selection import Kind, Selector
+from hypaware.model.datasets import SEQ
+from hypaware.opening import open_home
+from hypaware.spool import envelope, segments
+from hypaware.spool.writer import Spool
+from hypaware.state import dead_letters, intents, sources, streams
+from hypaware.state.source_mark import SourceMark
+from hypaware.state.stream_key import StreamKey
+from hypaware.testing.destination import FOLDER, FolderDestination
+from tests.light_lake import LightLake, LightTable, read_lake
+from tests.light_life import DATASET, NO_TIMER, append, flush
+from tests.light_purge import deliver, holders, purge
+from tests.lives import live
+from tests.rows import MESSAGES, rows
+
+SECRET = "0b7d5a52-5a0c-4c8e-9f4e-2f1f6f0e7a11"
+WORDS = "planted words"
+TEXT = f"{WORDS} that nobody may find"
+
+
+def secret(count: int, start: int = 0, **columns: Any) -> list[dict[str, Any]]:
+    found = rows(count, start=start, **{"session_id": SECRET, "content_text": TEXT, **columns})
+    return [{**each, "message_id": f"hidden-{each['message_id']}"} for each in found]
+
+
+def messages(home: Home) -> Counter[str]:
+    return Counter(row["message_id"] for row in read_lake(home, DATASET))
+
+
+def named(count: int, start: int = 0) -> Counter[str]:
+    return Counter(f"message-{number}" for number in range(start, start + count))
+
+
+def sink(folder: Path) -> Config:
+    return Config(sinks={"there": SinkConfig(FOLDER.name, "* * * * *", (DATASET,), {"folder": str(folder)})})
+
+
+def refused_line(home: Home, name: str, line: bytes) -> None:
+    folder = segments.folder(home, DATASET)
+    folder.create()
+    kept = {"segment": "s", "ordinal": 0, "reason": "r", "line_base64": base64.b64encode(line).decode()}
+    (folder.rejected / f"{name}.jsonl").write_bytes(json.dumps(kept).encode() + b"\n")
+
+
+@pytest.mark.hazard(44)
+def test_nothing_on_disk_tells_of_a_purged_session(home: Home, tmp_path: Path) -> None:
+    """Lake and its older snapshots, spool, refused rows, dead letters, orphans, free pages: all of them are looked into
+    by somebody who does not know how a purge works."""
+    there, config = FolderDestination(tmp_path / "there"), sink(tmp_path / "there")
+    append(home, [*rows(6), *secret(6, start=6)])
+    flush(home)
+    append(home, secret(4, start=12))
+    append(home, rows(4, start=16))
+    flush(home)
+    there.set_fault("refuse", "hidden-message-7\nhidden-message-8\nmessage-17")
+    deliver(home, config)
+    with closing(open_home(home).store) as store, store.reading() as connection:
+        assert len(dead_letters.all_letters(connection)) == 3
+    # Behind all that: what still waits, an active file whose producer died, what was refused, an orphan of the lake.
+    append(home, secret(3, start=20))
+    live(lambda: append(home, secret(2, start=23), seal=False))
+    refused_line(home, "one", envelope.write_lines([{**secret(1, start=30)[0], "role": 7}], 0))
+    refused_line(home, "torn", f'{{"n":0,"v":1,"row":{{"session_id":"{SECRET}","content_text":"{WORDS}'.encode())
+    refused_line(home, "another", b'{"n":0,"v":1,"row":{"session_id":"another"}}\n')
+    held = next(home.warehouse.rglob("*.parquet"))
+    held.with_name("orphan.parquet").write_bytes(held.read_bytes())
+    incoming = segments.folder(home, DATASET).path / "incoming"
+    incoming.mkdir()
+    (incoming / "x.2.jsonl").write_bytes(envelope.write_lines([rows(1, start=40)[0], secret(1, start=41)[0]], 0))
+    assert len(holders(home, SECRET, WORDS, "hidden-")) > 8
+
+    told = purge(home, "session", SECRET, config=config)
+
+    assert told["remaining"] == []
+    assert holders(home, SECRET, WORDS, "hidden-", WORDS[:16]) == set()
+    assert messages(home) == named(6) + named(4, start=16)
+    assert told["datasets"][0]["rows"] == 10
+    assert (told["spool"]["rows"], told["rejects"]) == (6, 2)
+    assert told["dead_letters"] == {"letters": 2, "rows": 2}
+    (copy,) = told["delivered"]
+    assert (copy["sink"], copy["rows"]) == ("there", 8)
+    assert [path.name for path in segments.folder(home, DATASET).rejected.iterdir()] == ["another.jsonl"]
+    assert len((incoming / "x.2.jsonl").read_bytes().splitlines()) == 2, "its ledger counts the lines"
+    with closing(open_home(home).store) as store, store.reading() as connection:
+        assert [letter.reason for letter in dead_letters.all_letters(connection)] == ["message-17 is not taken"]
+
+
+def test_a_dry_run_counts_the_same_and_changes_nothing(home: Home, tmp_path: Path) -> None:
+    config = sink(tmp_path / "there")
+    append(home, [*rows(6), *secret(6, start=6)])
+    flush(home)
+    FolderDestination(tmp_path / "there").set_fault("refuse", "hidden-message-7")
+    deliver(home, config)
+    append(home, secret(3, start=20))
+    refused_line(home, "one", envelope.write_lines([{**secret(1, start=30)[0], "role": 7}], 0))
+    open_home(home).store.close()
+    before = {path: path.read_bytes() for path in home.root.rglob("*") if path.is_file()}
+    counted = dry.count(home, Selector("session", (SECRET,)), lambda *_: None)
+    assert {path: path.read_bytes() for path in home.root.rglob("*") if path.is_file()} == before
+    told = purge(home, "session", SECRET, config=config)
+    for key in ("selector", "spool", "rejects", "dead_letters", "delivered"):
+        assert counted[key] == told[key]
+    assert [(each["rows"], each["sources"]) for each in counted["datasets"]] == [
+        (each["rows"], each["sources"]) for each in told["datasets"]
+    ]
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "stays"),
+    [
+        ("session", "a", {"b", "c", "d", "e"}),
+        ("source", "codex", {"a", "b", "c", "d"}),
+        ("cwd", "/work/acme", {"a", "c", "e"}),
+        ("before", "2026-11-15T07:00:03.000000Z", {"d", "e"}),
+    ],
+)
+def test_only_the_rows_that_are_meant_go(home: Home, kind: Kind, value: str, stays: set[str]) -> None:
+    append(
+        home,
+        [
+            *rows(1, session_id="a"),
+            *rows(1, start=1, session_id="b", cwd="/work/acme/src"),
+            *rows(1, start=2, session_id="c", cwd="/work/acme-two"),
+            *rows(1, start=3, session_id="d", cwd="/work/acme"),
+            *rows(1, start=4, session_id="e", client_name="codex", cwd="/work"),
+        ],
+    )
+    flush(home)
+    before = {row["session_id"]: row for row in read_lake(home, DATASET)}
+    assert purge(home, kind, value)["remaining"] == []
+    assert {row["session_id"]: row for row in read_lake(home, DATASET)} == {name: before[name] for name in stays}
+
+
+def test_files_without_such_a_row_are_not_written_again(home: Home) -> None:
+    for day in ("2026-10-01", "2026-10-02", "2026-10-03"):
+        append(home, rows(3, start=int(day[-2:]) * 10, message_created_at=f"{day}T00:00:00Z"))
+        flush(home)
+    append(home, secret(2, message_created_at="2026-10-02T00:00:00Z"))
+    append(home, secret(2, start=5, message_created_at="2026-10-04T00:00:00Z"))
+    flush(home)
+    entry = metadata.entry(home, DATASET)
+    assert entry
+    before = {file.path: file.day for file in metadata.live_files(metadata.read(entry.metadata))}
+    (told,) = purge(home, "session", SECRET)["datasets"]
+    assert (told["files_rewritten"], told["files_removed"]) == (0, 2)
+    entry = metadata.entry(home, DATASET)
+    assert entry
+    known = metadata.read(entry.metadata)
+    assert {file.path for file in metadata.live_files(known)} < before.keys()
+    assert len(known.snapshots) == 1
+
+
+def test_the_rows_of_a_rewritten_file_keep_their_sequences_and_flush(home: Home) -> None:
+    append(home, [*rows(20), *secret(20, start=20), *rows(20, start=40)])
+    flush(home)
+    before = {row["message_id"]: row for row in read_lake(home, DATASET)}
+    purge(home, "session", SECRET)
+    after = {row["message_id"]: row for row in read_lake(home, DATASET)}
+    assert after == {name: before[name] for name in named(20) + named(20, start=40)}
+    assert flush(home).rows_written == 0
+    append(home, rows(1, start=90))
+    flush(home)
+    assert min(row[SEQ] for row in read_lake(home, DATASET) if row["message_id"] == "message-90") > 60
+
+
+@pytest.mark.hazard(85)
+@pytest.mark.parametrize(
+    "lost", [(), ("state.db", "state.mirror.json"), ("lake/keys.db",), ("state.db", "lake/keys.db")]
+)
+def test_a_purged_session_never_comes_back_whatever_is_lost(home: Home, lost: tuple[str, ...]) -> None:
+    append(home, [*rows(5), *secret(8, start=5)])
+    flush(home)
+    purge(home, "session", SECRET)
+    for name in lost:
+        for suffix in ("", "-wal", "-shm"):
+            (home.root / f"{name}{suffix}").unlink(missing_ok=True)
+    append(home, secret(12, start=5))
+    fork = [{**row, "session_id": "a-fork"} for row in secret(10, start=5)]
+    append(home, [*fork, *rows(5)])
+    told = flush(home)
+    # Of the fork only what it has said itself; the other gateway's id is the same one.
+    assert (told.rows_purged, told.rows_duplicate, told.rows_rejected) == (20, 5, 0)
+    assert messages(home) == named(5) + Counter(["hidden-message-13", "hidden-message-14"])
+
+
+@pytest.mark.hazard(85)
+def test_rows_of_a_source_stay_out_and_new_ones_come_in(home: Home) -> None:
+    append(home, rows(5))
+    flush(home)
+    append(home, rows(2, start=5))
+    purge(home, "source", "claude")
+    append(home, rows(9))
+    told = flush(home)
+    assert (told.rows_written, told.rows_purged) == (2, 7)
+    assert messages(home) == named(2, start=7)
+
+
+@pytest.mark.hazard(85)
+def test_a_purge_that_allows_it_lets_an_import_bring_all_back(home: Home) -> None:
+    append(home, secret(6))
+    flush(home)
+    purge(home, "session", SECRET)
+    told = purge(home, "session", SECRET, allow_reimport=True)
+    assert told["tombstones"]["lifted"] == 1
+    append(home, secret(6))
+    assert flush(home).rows_written == 6
+    assert purge(home, "session", SECRET, allow_reimport=True)["remaining"] == []
+    assert messages(home) == Counter()
+    append(home, secret(6))
+    assert flush(home).rows_written == 6, "the keys went with their rows"
+
+
+def test_one_session_is_lifted_and_the_other_stays_closed(home: Home) -> None:
+    append(home, [*secret(3), *rows(3, start=3, session_id="second")])
+    flush(home)
+    purge(home, "session", SECRET, "second")
+    purge(home, "session", "second", allow_reimport=True)
+    append(home, [*secret(3), *rows(3, start=3, session_id="second")])
+    assert flush(home).rows_purged == 3
+    assert messages(home) == named(3, start=3)
+
+
+def test_lines_of_a_living_session_are_not_taken_for_those_of_its_purged_fork(home: Home) -> None:
+    """The fork copied them, the lake has them under the first session's name: they belong to that one."""
+    append(home, rows(5, session_id="first"))
+    flush(home)
+    append(home, [*rows(5, session_id="fork"), *rows(3, start=5, session_id="fork")])
+    flush(home)
+    append(home, rows(6, session_id="fork"))
+    purge(home, "session", "fork")
+    home.keys.unlink()
+    append(home, rows(5, session_id="first"))
+    told = flush(home)
+    assert (told.rows_duplicate, told.rows_purged) == (5, 0)
+    assert messages(home) == named(5)
+
+
+@pytest.mark.hazard(43)
+def test_a_plan_under_way_delivers_what_is_left_of_it_and_nothing_twice(home: Home, tmp_path: Path) -> None:
+    there, config = FolderDestination(tmp_path / "there"), sink(tmp_path / "there")
+    append(home, [*rows(4), *secret(4, start=4), *rows(4, start=8)])
+    flush(home)
+    there.set_fault("lose-answer", 1)
+    deliver(home, config)
+    with closing(open_home(home).store) as store, store.reading() as connection:
+        planned = intents.pending(connection, StreamKey("there", DATASET, "claude"))
+    assert planned
+    assert planned.due
+    arrived = Counter(there.arrived())
+    (copy,) = purge(home, "session", SECRET, config=config)["delivered"] or [{"rows": 0, "rows_under_way": 0}]
+    assert copy["rows"] + copy["rows_under_way"] >= sum(name.startswith("hidden") for name in arrived)
+    there.clear_faults()
+    append(home, rows(2, start=12))
+    flush(home)
+    for _ in range(2):
+        deliver(home, config)
+    assert Counter(there.arrived()) == arrived | named(4) | named(6, start=8)
+    with closing(open_home(home).store) as store, store.reading() as connection:
+        stream = streams.load(connection, StreamKey("there", DATASET, "claude"))
+    assert stream
+    assert stream.watermark == 14
+
+
+def test_a_segment_that_a_live_process_holds_is_told_and_the_next_purge_takes_it(home: Home) -> None:
+    append(home, rows(2))
+    flush(home)
+    with Spool(home, NO_TIMER) as spool:
+        spool.append(DATASET, secret(3))
+        told = purge(home, "session", SECRET)
+        (held,) = told["remaining"]
+        assert held["file"].startswith(f"spool/{DATASET}/active/")
+        assert told["spool"]["held"]
+        assert tombstones.unfinished(home) == [f"hyp purge --session {SECRET}"]
+    told = purge(home, "session", SECRET)
+    assert (told["remaining"], told["spool"]["rows"], tombstones.unfinished(home)) == ([], 3, [])
+    assert holders(home, SECRET, WORDS) == set()
+
+
+def test_a_table_that_is_emptied_keeps_its_floor_and_goes_on(home: Home) -> None:
+    append(home, secret(5))
+    flush(home)
+    assert purge(home, "source", "claude")["remaining"] == []
+    assert holders(home, SECRET, WORDS) == set()
+    append(home, rows(1, start=50))
+    flush(home)
+    assert [row[SEQ] for row in read_lake(home, DATASET)] == [6]
+
+
+def test_marks_of_imports_are_forgotten_only_where_rows_may_come_back(home: Home) -> None:
+    append(home, rows(1))
+    flush(home)
+
+    def marks() -> int:
+        with closing(sqlite3.connect(home.state)) as state:
+            return int(state.execute("SELECT count(*) FROM sources").fetchone()[0])
+
+    with closing(open_home(home).store) as store, store.transaction() as connection:
+        mark = SourceMark("claude", DATASET, "/x", 1, 1, 1, 1, "h", (), True, (), None, None)
+        sources.pend(connection, "f", [mark])
+        sources.promote(connection, "f")
+    purge(home, "session", "session-1")
+    assert marks() == 1
+    purge(home, "session", "session-1", allow_reimport=True)
+    assert marks() == 0
+
+
+def test_the_key_index_knows_the_rows_that_are_left_and_no_others(home: Home) -> None:
+    append(home, [*rows(7), *secret(9, start=7)])
+    flush(home)
+    purge(home, "session", SECRET)
+    with closing(KeyIndex(home.keys)) as index, closing(LightLake(home)) as lake:
+        table = lake.table(MESSAGES)
+        in_lake = {key for lot in table.key_hashes(0) for key, _ in lot}
+        assert (index.count(), set(index.find(in_lake))) == (7, in_lake)
+        assert index.through(DATASET, table.uuid) == table.floor
+
+
+def test_a_purge_of_nothing_changes_nothing_in_the_lake(home: Home) -> None:
+    append(home, rows(3))
+    flush(home)
+    append(home, rows(3, start=3))
+    flush(home)
+    before = metadata.entry(home, DATASET)
+    assert purge(home, "session", "nobody")["remaining"] == []
+    assert metadata.entry(home, DATASET) == before
+
+
+def test_a_log_that_quotes_a_row_is_found(home: Home) -> None:
+    append(home, secret(1))
+    flush(home)
+    home.logs.mkdir()
+    (home.logs / "x.log").write_text("the row hidden-message-0#0 was odd")
+    (home.logs / "y.log").write_text("the row hidden-message-01#0 was odd too, and is another's")
+    (found,) = purge(home, "session", SECRET)["remaining"]
+    assert found["file"] == "logs/x.log"
+
+
+def test_a_commit_that_did_not_happen_leaves_all_as_it_was(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows, key index and files; the tombstones stand, and the next purge finds the rows."""
+    append(home, [*rows(3), *secret(3, start=3)])
+    flush(home)
+    before = set(home.warehouse.rglob("*.parquet"))
+
+    def refuse(_table: LightTable, _change: Change) -> None:
+        raise NotCommitted("somebody was quicker")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(LightTable, "change", refuse)
+        with pytest.raises(NotCommitted):
+            purge(home, "session", SECRET)
+    assert set(home.warehouse.rglob("*.parquet")) == before
+    with closing(KeyIndex(home.keys)) as index, closing(LightLake(home)) as lake:
+        assert index.through(DATASET, lake.table(MESSAGES).uuid) == 0, "the next look takes all keys in again"
+    assert sum(messages(home).values()) == 6
+    assert purge(home, "session", SECRET)["remaining"] == []
+    assert messages(home) == named(3)

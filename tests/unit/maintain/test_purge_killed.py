@@ -1,0 +1,113 @@
+"""A purge under SIGKILL at every crash point: others lose nothing, nothing comes back, the next one finishes it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+from hypaware.config import Config
+from hypaware.config.schema import SinkConfig
+from hypaware.crash_points import all_points
+from hypaware.home import Home
+from hypaware.lake import tombstones
+from hypaware.model.datasets import SEQ
+from hypaware.opening import open_home
+from hypaware.spool import envelope, segments
+from hypaware.state import dead_letters
+from hypaware.testing.destination import FOLDER, FolderDestination
+from tests.light_lake import read_lake
+from tests.light_life import DATASET, append, flush
+from tests.light_purge import deliver, holders, purge
+from tests.lives import live
+from tests.rows import rows
+
+SECRET = "secret-session"
+POINTS = [point.name for point in all_points() if point.name.startswith(("maintain.purge.", "lake.tombstones."))]
+LATER = ["lake.tombstones.before-commit:2", "lake.tombstones.after-commit:2", "lake.tombstones.before-commit:3"]
+
+
+def secret(count: int, start: int) -> list[dict[str, Any]]:
+    found = rows(count, start=start, session_id=SECRET, content_text="planted words")
+    return [{**each, "message_id": f"hidden-{each['message_id']}"} for each in found]
+
+
+def prepare(home: Home, folder: Path) -> Config:
+    """Rows of two sessions in the lake, in a dead letter, in the spool and among the refused ones."""
+    config = Config(sinks={"there": SinkConfig(FOLDER.name, "* * * * *", (DATASET,), {"folder": str(folder)})})
+    append(home, [*rows(4), *secret(4, start=4)])
+    flush(home)
+    FolderDestination(folder).set_fault("refuse", "hidden-message-5\nmessage-2")
+    deliver(home, config)
+    append(home, [*secret(2, start=8), *rows(2, start=10)])
+    where = segments.folder(home, DATASET).rejected / "x.jsonl"
+    bad = {**secret(1, start=12)[0], "role": 7}
+    where.write_bytes(b'{"segment":"s","ordinal":0,"reason":"r","line":%b}\n' % _quoted(envelope.write_lines([bad], 0)))
+    return config
+
+
+def _quoted(line: bytes) -> bytes:
+    return orjson.dumps(line.decode())
+
+
+def messages(home: Home) -> Counter[str]:
+    return Counter(row["message_id"] for row in read_lake(home, DATASET))
+
+
+def others(home: Home) -> set[tuple[str, int]]:
+    return {
+        (row["message_id"], row[SEQ]) for row in read_lake(home, DATASET) if not row["message_id"].startswith("hidden")
+    }
+
+
+@pytest.mark.hazard(44)
+@pytest.mark.hazard(85)
+@pytest.mark.parametrize("point", [*POINTS, *LATER])
+def test_a_purge_killed_at_any_point_harms_nobody_and_is_finished_by_the_next(
+    home: Home, tmp_path: Path, point: str
+) -> None:
+    config = prepare(home, tmp_path / "there")
+    before = others(home)
+    survived = live(lambda: (purge(home, "session", SECRET, config=config), None)[1], crash_at=point)
+    assert not survived, "a point that is never reached guards nothing"
+    assert others(home) >= before
+
+    # The client goes on, and an import comes by, before anybody purges again.
+    append(home, [*secret(3, start=4), *rows(3, start=20)])
+    flush(home)
+    assert others(home) >= before
+    begun = point != "lake.tombstones.before-commit"
+    if begun:
+        assert not any(name in messages(home) for name in ("hidden-message-8", "hidden-message-9"))
+
+    told = purge(home, "session", SECRET, config=config)
+    assert (told["remaining"], told["again"]) == ([], begun)
+    assert tombstones.unfinished(home) == []
+    assert holders(home, SECRET, "planted", "hidden-") == set()
+    assert messages(home) == Counter(f"message-{number}" for number in (*range(4), 10, 11, *range(20, 23)))
+    with closing(open_home(home).store) as store, store.reading() as connection:
+        assert [letter.rows for letter in dead_letters.all_letters(connection)] == [1]
+
+    # And nothing of it comes back, nor does anything else stay out.
+    append(home, [*secret(9, start=4), *({**row, "session_id": "a-fork"} for row in secret(4, start=4)), *rows(4)])
+    done = flush(home)
+    assert (done.rows_written, done.rows_purged, done.rows_duplicate) == (0, 13, 4)
+
+
+@pytest.mark.parametrize(
+    "point",
+    ["maintain.purge.after-bury", "maintain.purge.after-rewrite", "maintain.purge.after-commit"],
+)
+def test_a_purge_of_a_folder_that_allows_a_return_is_finished_as_well(home: Home, tmp_path: Path, point: str) -> None:
+    """Killed between the commit and the key index, its rows must not be taken for ones that are there."""
+    append(home, [*rows(3), *rows(3, start=3, cwd="/work/acme")])
+    flush(home)
+    assert not live(lambda: (purge(home, "cwd", "/work/acme", allow_reimport=True), None)[1], crash_at=point)
+    assert purge(home, "cwd", "/work/acme", allow_reimport=True)["remaining"] == []
+    append(home, rows(6))
+    assert flush(home).rows_written == 3
+    assert messages(home) == Counter(f"message-{number}" for number in range(6))

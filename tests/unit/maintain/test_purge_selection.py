@@ -1,0 +1,136 @@
+"""The rule that says which rows are meant, in its forms: over a row, over columns, over what metadata tells."""
+
+from __future__ import annotations
+
+import gzip
+from dataclasses import replace
+from datetime import UTC, date, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hypaware.lake.metadata import DataFile
+from hypaware.maintain.purge import unpacking
+from hypaware.maintain.purge.finding import FindTask
+from hypaware.maintain.purge.selection import Chosen, Kind, Selector, left_alone
+from hypaware.model.columns import timestamp_text
+from hypaware.model.datasets import SEQ, SOURCE
+from tests.rows import DATASET, MESSAGES
+
+NAMES = st.sampled_from(["a", "ab", "a b", "ä", "\U0001f600", "b", "~"])
+PATHS = st.lists(st.sampled_from(["work", "acme", "acme-two", "ä", "a b"]), max_size=3).map(
+    lambda parts: "".join(f"/{part}" for part in parts) or "/"
+)
+MOMENTS = st.integers(0, 6).map(lambda hours: datetime(2026, 11, 14, 20, tzinfo=UTC) + timedelta(hours=hours))
+
+
+@st.composite
+def selectors(draw: st.DrawFn) -> Selector:
+    kind: Kind = draw(st.sampled_from(["session", "source", "cwd", "before"]))
+    if kind == "before":
+        return Selector(kind, (timestamp_text(draw(MOMENTS)),))
+    values = st.lists(PATHS.map(lambda path: path.rstrip("/")) if kind == "cwd" else NAMES, min_size=1, max_size=3)
+    return Selector(kind, tuple(draw(values)))
+
+
+ROWS = st.lists(
+    st.fixed_dictionaries(
+        {"session_id": NAMES, "client_name": NAMES, "cwd": st.none() | PATHS, "message_created_at": MOMENTS}
+    ),
+    max_size=8,
+)
+
+
+@given(selectors(), ROWS)
+def test_a_row_is_meant_by_all_forms_of_the_rule_or_by_none(selector: Selector, found: list[dict[str, Any]]) -> None:
+    table = pa.table(
+        {
+            "session_id": pa.array([row["session_id"] for row in found], pa.string()),
+            "cwd": pa.array([row["cwd"] for row in found], pa.string()),
+            SOURCE: pa.array([row["client_name"] for row in found], pa.string()),
+            "message_created_at": pa.array([row["message_created_at"] for row in found], pa.timestamp("us", "UTC")),
+        }
+    )
+    coerced = [{**row, "message_created_at": timestamp_text(row["message_created_at"])} for row in found]
+    by_row = [selector.matches(MESSAGES, {k: v for k, v in row.items() if v is not None}) for row in coerced]
+    assert Chosen(selector, DATASET).rows(table).to_pylist() == by_row
+    column = selector.column(MESSAGES)
+    assert column is not None
+    values = [value for value in table.column(column).to_pylist() if value is not None]
+    if any(by_row):
+        assert selector.may_match(min(values), max(values))
+        assert selector.may_match(None, None)
+    for row, meant in zip(found, by_row, strict=True):
+        day = row["message_created_at"].date()
+        assert not meant or selector.may_hold(_file(row["client_name"], day))
+
+
+def _file(source: str, day: date | None) -> DataFile:
+    return DataFile(Path("/x"), 1, 1, source, 1, 1, 1, day)
+
+
+@pytest.mark.parametrize(
+    ("selector", "source", "day", "held"),
+    [
+        (Selector("source", ("claude",)), "codex", date(2026, 1, 1), False),
+        (Selector("before", ("2026-10-02T05:00:00.000000Z",)), "claude", date(2026, 10, 3), False),
+        (Selector("before", ("2026-10-02T05:00:00.000000Z",)), "claude", date(2026, 10, 2), True),
+        (Selector("before", ("2026-10-02T05:00:00.000000Z",)), "claude", None, True),
+        (Selector("session", ("s",)), "claude", date(2026, 10, 2), True),
+    ],
+)
+def test_a_partition_tells_what_it_cannot_hold(selector: Selector, source: str, day: date | None, held: bool) -> None:
+    assert selector.may_hold(_file(source, day)) is held
+
+
+def test_row_groups_whose_bounds_exclude_the_session_are_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "x.parquet"
+    with pq.ParquetWriter(
+        path, pa.schema([(SEQ, pa.int64()), ("session_id", pa.string()), ("part_id", pa.string())])
+    ) as out:
+        for start, name in ((0, "a"), (10, "b"), (20, "c")):
+            out.write_table(
+                pa.table(
+                    {SEQ: [start, start + 1], "session_id": [name, f"{name}x"], "part_id": [f"{name}#0", f"{name}#1"]}
+                )
+            )
+    (found,) = FindTask(DATASET, (path,), Selector("session", ("bx", "c")), None).run().notes
+    assert (found.rows, found.of, list(found.seqs), found.ids) == (2, 6, [11, 20], ["b#1", "c#0"])
+    assert [len(packed) for packed in found.hashes] == [16, 16]
+
+
+def test_a_file_that_is_older_than_the_column_holds_no_such_row(tmp_path: Path) -> None:
+    path = tmp_path / "x.parquet"
+    pq.write_table(pa.table({SEQ: [1], "part_id": ["a#0"]}), path)
+    (found,) = FindTask(DATASET, (path,), Selector("cwd", ("/work",)), None).run().notes
+    assert (found.rows, found.of) == (0, 1)
+
+
+def test_a_dataset_without_the_column_is_left_alone() -> None:
+    bare = replace(MESSAGES, columns=tuple(each for each in MESSAGES.columns if each.name not in ("cwd", "session_id")))
+    for selector in (Selector("cwd", ("/x",)), Selector("session", ("/x",))):
+        assert left_alone(selector, [MESSAGES, bare]) == [bare.name]
+        assert not selector.matches(bare, {"cwd": "/x", "session_id": "/x"})
+    assert left_alone(Selector("source", ("claude",)), [bare]) == []
+
+
+def test_packed_files_are_looked_into(tmp_path: Path) -> None:
+    text = b"planted words " * 1000
+    zstd = pa.Codec("zstd").compress(text, asbytes=True)
+    block = pa.Codec("lz4_raw").compress(text, asbytes=True)
+    head = b"LZ4Block" + bytes([0x25]) + len(block).to_bytes(4, "little") + len(text).to_bytes(4, "little") + bytes(4)
+    end = b"LZ4Block" + bytes([0x15]) + bytes(12)
+    for name, body in (
+        ("g", gzip.compress(text)),
+        ("z", zstd),
+        ("l", head + block + end),
+        ("torn", gzip.compress(text)[:30]),
+    ):
+        (tmp_path / name).write_bytes(body)
+    found = {name: [text in each for each in unpacking.contents(tmp_path / name)] for name in ("g", "z", "l", "torn")}
+    assert found == {"g": [False, True], "z": [False, True], "l": [False, True], "torn": [False]}

@@ -1,0 +1,117 @@
+"""What real clients sent and got, as the samples in fixtures/wire hold it, and made one by one: decoded exchanges."""
+
+from __future__ import annotations
+
+import json
+import lzma
+from collections.abc import Iterable, Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from hypaware.capture import sse
+from hypaware.capture.decoded import Decoded, Event
+
+SAMPLES = Path(__file__).parent / "fixtures" / "wire"
+_BEGIN = datetime(2026, 11, 15, 8, 0, tzinfo=UTC)
+
+
+def sample(path: Path) -> list[Decoded]:
+    """The exchanges of one recorded scenario, in the order in which they ended."""
+    data = path.read_bytes()
+    lines = (lzma.decompress(data) if path.suffix == ".xz" else data).splitlines()
+    found = [json.loads(line) for line in lines]
+    found = [each for each in found if each["response"]["status"] != 101]
+    return [_decoded(f"{path.name}-{each['seq']}", each) for each in sorted(found, key=lambda each: each["t_end"])]
+
+
+def _decoded(exchange_id: str, each: dict[str, Any]) -> Decoded:
+    request, response = each["request"], each["response"]
+    path, _, query = request["path"].partition("?")
+    headers = _headers(response["headers"])
+    return decoded(
+        path,
+        parsed(request["body"]),
+        response["body"],
+        exchange_id=exchange_id,
+        method=request["method"],
+        query=query,
+        started_at=datetime.fromtimestamp(each["t"], UTC),
+        ended_at=datetime.fromtimestamp(each["t_end"], UTC),
+        status=response["status"],
+        request_headers=_headers(request["headers"]),
+        response_headers=headers,
+        request_text=request["body"],
+        error="upstream_cut" if response.get("aborted") else None,
+    )
+
+
+def decoded(path: str, body: Any, answer: str | dict[str, Any] | Iterable[Event], **more: Any) -> Decoded:
+    """An exchange; the answer as text (events, where it is a stream of them), as JSON, or as events."""
+    provider = "anthropic" if "/messages" in path else "openai"
+    events: tuple[Event, ...] | None = None
+    text = response = None
+    if isinstance(answer, str):
+        text = answer
+        if answer.lstrip().startswith(("event:", "data:")):
+            events = tuple(events_of(answer))
+        else:
+            response = parsed(answer)
+    elif isinstance(answer, dict):
+        text, response = json.dumps(answer), answer
+    else:
+        events = tuple(answer)
+        text = more.pop("response_text", None)
+        if text is None:
+            text = "".join(f"event: {event.type}\ndata: {json.dumps(event.data)}\n\n" for event in events)
+    request_text = more.pop("request_text", None)
+    if request_text is None and body is not None:
+        request_text = json.dumps(body, separators=(",", ":"), ensure_ascii=False)
+    given: dict[str, Any] = {
+        "exchange_id": "exchange-1",
+        "started_at": _BEGIN,
+        "ended_at": _BEGIN + timedelta(seconds=2),
+        "first_byte_ms": 20,
+        "upstream": provider,
+        "provider": provider,
+        "client_name": None,
+        "method": "POST",
+        "query": "",
+        "status": 200,
+        "request_headers": {},
+        "response_headers": {},
+        **more,
+    }
+    return Decoded(
+        path=path,
+        request=body,
+        request_text=request_text,
+        request_bytes=len(request_text or ""),
+        response_text=text,
+        response_bytes=len(text or ""),
+        response=response,
+        events=events,
+        **given,
+    )
+
+
+def later(minutes: float) -> dict[str, datetime]:
+    """Times of an exchange so long after the first."""
+    at = _BEGIN + timedelta(minutes=minutes)
+    return {"started_at": at, "ended_at": at + timedelta(seconds=2)}
+
+
+def events_of(text: str) -> Iterator[Event]:
+    for found in sse.events(text):
+        yield Event(found.type, parsed(found.data, found.data))
+
+
+def parsed(text: str, otherwise: Any = None) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return otherwise
+
+
+def _headers(pairs: list[list[str]]) -> dict[str, str]:
+    return {name.lower(): value for name, value in pairs}
