@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from bench import delivery, history
+from bench import compaction, delivery, history, purge, retention
 from bench.measuring import HYP, ROOT, Commands, Measured, median
 
 DATASET = "ai_gateway_messages"
@@ -100,6 +100,13 @@ def counting(bench: Bench) -> Iterator[Measured]:
     yield Measured("the same as a command, with its start", "–", f"{spent:.2f} s")
 
 
+def keeping(folder: Path, rows: int) -> Iterator[Measured]:
+    yield from compaction.measure(folder / "compaction", 1000)
+    yield from retention.measure(folder / "retention", rows)
+    with history.temporary_home(folder, "purge") as commands:
+        yield from purge.measure(commands, rows)
+
+
 @contextmanager
 def temporary_bench(rows: int) -> Iterator[Bench]:
     with tempfile.TemporaryDirectory(prefix="hyp-bench-") as folder:
@@ -114,7 +121,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Measures against the targets of docs/performance.md.")
     parser.add_argument("--rows", type=int, default=100_000, help="rows of the large flushes")
     parser.add_argument("--scale", type=float, default=1.0, help="of the history to import; 1 is 500 MB")
-    parser.add_argument("--large", action="store_true", help="deliver from a lake of 10 million rows instead of one")
+    parser.add_argument("--large", action="store_true", help="lakes of 10 million rows instead of one")
     parser.add_argument("--folder", type=Path, help="where made-up histories are kept for the next time")
     args = parser.parse_args()
     print("| work | target | measured | |\n|---|---|---|---|", flush=True)
@@ -127,6 +134,9 @@ def main() -> None:
             print(found.line(), flush=True)
     with tempfile.TemporaryDirectory(prefix="hyp-delivery-") as folder:
         for found in delivery.measure(Path(folder), args.large):
+            print(found.line(), flush=True)
+    with tempfile.TemporaryDirectory(prefix="hyp-keeping-") as folder:
+        for found in keeping(Path(folder), 10_000_000 if args.large else 1_000_000):
             print(found.line(), flush=True)
     print("\nCold start, against plain Spark:\n", flush=True)
     subprocess.run([sys.executable, ROOT / "bench" / "cold_start.py"], check=True)

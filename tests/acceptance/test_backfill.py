@@ -28,7 +28,8 @@ IMPORT_POINTS = sorted(
     point.name
     for point in all_points()
     if point.package in ("lake", "state")
-    and not point.name.startswith(("lake.step-back", "lake.rejects", "lake.reserve", "lake.remove", "lake.tombstones"))
+    and not point.name.startswith(("lake.step-back", "lake.rejects", "lake.reserve", "lake.remove"))
+    and not point.name.startswith(("lake.tombstones", "lake.relocate"))
 )
 
 

@@ -219,10 +219,17 @@ def _answer(report: dict[str, Any], selector: Selector, as_json: bool) -> None:
         for each in remaining[:_SHOWN]:
             output.warn(f"{each['file']}: {each['what']}")
     command = " ".join(f"--{selector.kind} {shlex.quote(value)}" for value in selector.values)
+    first = f"{remaining[0]['file']}: {remaining[0]['what']}"
+    holding = [each for each in remaining if not each["what"].startswith("cannot be read")]
+    if not holding:
+        raise PartlyFailed(
+            f"what could be read holds none of it; of {len(remaining)} in the home nobody can tell: {first}",
+            report,
+            kind="purge_incomplete",
+        )
     raise PartlyFailed(
-        f"{len(remaining)} files of the home still hold some of it, the first is {remaining[0]['file']} "
-        f"({remaining[0]['what']}); end what uses them, then run the same again",
+        f"{len(holding)} in the home still hold some of it ({first}); end what uses them, then run the same again",
         report,
         kind="purge_incomplete",
-        repair=["hyp engine stop", f"hyp purge {command}"],
+        repair=["hyp engine stop", f"hyp purge {command} --yes"],
     )

@@ -23,7 +23,7 @@ from tests.lives import live
 from tests.rows import rows as message_rows
 
 # Refusals and power cuts are the flush's: an import reads what coercion takes.
-_NOT_HERE = ("lake.rejects", "lake.step-back", "lake.reserve", "lake.tombstones")
+_NOT_HERE = ("lake.rejects", "lake.step-back", "lake.reserve", "lake.tombstones", "lake.relocate")
 POINTS = [
     point.name for point in all_points() if point.package in ("state", "lake") and not point.name.startswith(_NOT_HERE)
 ]

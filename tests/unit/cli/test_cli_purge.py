@@ -54,18 +54,18 @@ def test_where_there_is_no_home_there_is_nothing_to_purge(hyp: Hyp, home: Home) 
 
 
 def test_a_dry_run_counts_by_dataset_and_source_without_an_engine(hyp: Hyp, home: Home) -> None:
-    append(home, [*rows(4, cwd="/work/acme"), *rows(3, start=4, client_name="codex", cwd="/work/acme/src")])
+    append(home, [*rows(4, cwd="/home/dev/acme"), *rows(3, start=4, client_name="codex", cwd="/home/dev/acme/src")])
     flush(home)
-    append(home, rows(2, start=7, cwd="/work/acme"))
-    code, out, _ = hyp("purge", "--cwd", "/work/acme/", "--dry-run", "--json")
+    append(home, rows(2, start=7, cwd="/home/dev/acme"))
+    code, out, _ = hyp("purge", "--cwd", "/home/dev/acme/", "--dry-run", "--json")
     told = json.loads(out)
-    assert (code, told["dry_run"], told["selector"]) == (0, True, {"kind": "cwd", "values": ["/work/acme"]})
+    assert (code, told["dry_run"], told["selector"]) == (0, True, {"kind": "cwd", "values": ["/home/dev/acme"]})
     assert [(each["rows"], each["sources"]) for each in told["datasets"]] == [(7, {"claude": 4, "codex": 3})]
     assert told["spool"]["rows"] == 2
-    code, out, _ = hyp("purge", "--cwd", "/work/acme", "--cwd", "/elsewhere", "--dry-run")
+    code, out, _ = hyp("purge", "--cwd", "/home/dev/acme", "--cwd", "/elsewhere", "--dry-run")
     assert code == 0
     assert "rows that would go" in out
-    assert hyp("purge", "--cwd", "/work/ac", "--dry-run")[1] == "there are no such rows\n"
+    assert hyp("purge", "--cwd", "/home/dev/ac", "--dry-run")[1] == "there are no such rows\n"
 
 
 @pytest.mark.parametrize(

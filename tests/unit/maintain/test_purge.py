@@ -131,7 +131,7 @@ def test_a_dry_run_counts_the_same_and_changes_nothing(home: Home, tmp_path: Pat
     [
         ("session", "a", {"b", "c", "d", "e"}),
         ("source", "codex", {"a", "b", "c", "d"}),
-        ("cwd", "/work/acme", {"a", "c", "e"}),
+        ("cwd", "/home/dev/acme", {"a", "c", "e"}),
         ("before", "2026-11-15T07:00:03.000000Z", {"d", "e"}),
     ],
 )
@@ -140,9 +140,9 @@ def test_only_the_rows_that_are_meant_go(home: Home, kind: Kind, value: str, sta
         home,
         [
             *rows(1, session_id="a"),
-            *rows(1, start=1, session_id="b", cwd="/work/acme/src"),
-            *rows(1, start=2, session_id="c", cwd="/work/acme-two"),
-            *rows(1, start=3, session_id="d", cwd="/work/acme"),
+            *rows(1, start=1, session_id="b", cwd="/home/dev/acme/src"),
+            *rows(1, start=2, session_id="c", cwd="/home/dev/acme-two"),
+            *rows(1, start=3, session_id="d", cwd="/home/dev/acme"),
             *rows(1, start=4, session_id="e", client_name="codex", cwd="/work"),
         ],
     )

@@ -104,10 +104,10 @@ def test_a_purge_killed_at_any_point_harms_nobody_and_is_finished_by_the_next(
 )
 def test_a_purge_of_a_folder_that_allows_a_return_is_finished_as_well(home: Home, tmp_path: Path, point: str) -> None:
     """Killed between the commit and the key index, its rows must not be taken for ones that are there."""
-    append(home, [*rows(3), *rows(3, start=3, cwd="/work/acme")])
+    append(home, [*rows(3), *rows(3, start=3, cwd="/home/dev/acme")])
     flush(home)
-    assert not live(lambda: (purge(home, "cwd", "/work/acme", allow_reimport=True), None)[1], crash_at=point)
-    assert purge(home, "cwd", "/work/acme", allow_reimport=True)["remaining"] == []
+    assert not live(lambda: (purge(home, "cwd", "/home/dev/acme", allow_reimport=True), None)[1], crash_at=point)
+    assert purge(home, "cwd", "/home/dev/acme", allow_reimport=True)["remaining"] == []
     append(home, rows(6))
     assert flush(home).rows_written == 3
     assert messages(home) == Counter(f"message-{number}" for number in range(6))
