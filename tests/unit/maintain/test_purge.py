@@ -375,3 +375,28 @@ def test_a_commit_that_did_not_happen_leaves_all_as_it_was(home: Home, monkeypat
     assert sum(messages(home).values()) == 6
     assert purge(home, "session", SECRET)["remaining"] == []
     assert messages(home) == named(3)
+
+
+@pytest.mark.hazard(44)
+def test_what_a_killed_compaction_was_writing_does_not_stop_a_purge(home: Home) -> None:
+    """A torn file that nothing names: it goes unread, and with it whatever of the rows it holds."""
+    append(home, [*rows(3), *secret(3, start=3)])
+    flush(home)
+    some = next(home.warehouse.rglob("*.parquet"))
+    torn = some.with_name("keep-0123456789abcdef-1.parquet")
+    torn.write_bytes(some.read_bytes()[:500])
+    assert purge(home, "session", SECRET)["remaining"] == []
+    assert not torn.exists()
+    assert messages(home) == named(3)
+
+
+@pytest.mark.hazard(85)
+def test_a_row_purged_by_its_time_does_not_come_back_with_another(home: Home) -> None:
+    """A client's request repeats its history, and what nobody knows the time of has the request's."""
+    old = rows(2, message_created_at="2026-01-01T00:00:00Z")
+    append(home, [*old, *rows(1, start=2)])
+    flush(home)
+    assert purge(home, "before", "2026-06-01T00:00:00.000000Z")["remaining"] == []
+    append(home, rows(2))
+    assert flush(home).rows_written == 0
+    assert messages(home) == named(1, start=2)

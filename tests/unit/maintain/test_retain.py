@@ -30,6 +30,7 @@ from hypaware.state.stream_key import StreamKey
 from hypaware.testing.destination import FOLDER
 from tests.light_lake import read_lake
 from tests.light_life import DATASET
+from tests.unit.maintain.compacting import SmallFiles
 from tests.unit.maintain.retaining import NOW, TODAY, Keeper, days_ago, later
 
 MESSAGES = datasets.get(DATASET)
@@ -432,3 +433,28 @@ def test_the_watermark_of_a_stream_whose_rows_are_gone_stands(keeper: Keeper) ->
     with closing(open_home(keeper.home).store) as store, store.reading() as connection:
         (stream,) = streams.all_streams(connection)
         assert stream.watermark == flushes.high_water(connection)[DATASET]["claude"]
+
+
+@pytest.mark.hazard(39)
+def test_rows_that_a_compaction_joined_to_older_ones_have_their_full_time(keeper: Keeper) -> None:
+    """They came nine days after the others of their day, and would have gone with them a day later."""
+    keeper.declare("team")
+    keeper.keep(max_hold_days=10)
+    keeper.commit(40)
+    keeper.retain()
+    (late,) = keeper.commit(40)
+    keeper.retain(later(9))
+    SmallFiles(keeper.home).compact(force=True)
+    keeper.retain(later(10))
+    assert late in keeper.messages()
+    keeper.retain(later(19))
+    assert keeper.messages() == []
+
+
+def test_a_clock_that_has_leapt_ahead_drops_nothing(keeper: Keeper) -> None:
+    """A machine that wakes up in another decade must not empty its lake, nor close the days before that."""
+    messages = keeper.commit(40, 0)
+    report = keeper.retain(later(4000))
+    assert keeper.messages() == messages
+    assert "the clock may be wrong" in report.reasons[0]
+    assert keeper.retain().rows_expired == 1

@@ -1,0 +1,76 @@
+"""Whether the tables can be answered from: asked before a query, a backup, a purge or a keeper touches them."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from hypaware.errors import LakeError
+from hypaware.home import Home
+from hypaware.lake import metadata, standing
+from hypaware.maintain import generation
+from tests.light_life import DATASET, append, flush
+from tests.rows import rows
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    found = Home(tmp_path / "home")
+    for number in range(3):
+        append(found, rows(2, start=2 * number))
+        flush(found)
+    return found
+
+
+def newest(home: Home) -> Path:
+    entry = metadata.entry(home, DATASET)
+    assert entry
+    return entry.metadata
+
+
+def test_a_whole_lake_passes_and_so_does_a_home_that_has_none(home: Home, tmp_path: Path) -> None:
+    standing.check_tables(home)
+    standing.check_tables(Home(tmp_path / "nowhere"))
+    assert not (tmp_path / "nowhere").exists()
+
+
+@pytest.mark.hazard(17)
+def test_a_lost_catalog_is_not_an_empty_lake(home: Home) -> None:
+    """Else a query answers 0, and a backup holds no row and says that all went well."""
+    with closing(sqlite3.connect(home.catalog)) as catalog, catalog:
+        catalog.execute("DELETE FROM iceberg_tables")
+    with pytest.raises(LakeError, match="does not know the table") as raised:
+        standing.check_tables(home)
+    assert raised.value.repair == (f"hyp maintain {DATASET} --rebuild",)
+    standing.check_tables(home, ["another_dataset"])
+
+
+@pytest.mark.parametrize("what", ["metadata", "oldest manifest", "newest data file"])
+def test_a_table_that_cannot_be_read_is_told_at_once_with_the_way_out(home: Home, what: str) -> None:
+    """Iceberg itself tries a torn file again and again, for a minute and a half."""
+    known = metadata.read(newest(home))
+    assert known.current
+    manifests = metadata.manifests(known.current)
+    if what == "metadata":
+        newest(home).write_bytes(newest(home).read_bytes()[:1500])
+    elif what == "oldest manifest":
+        min(manifests, key=lambda each: each.path.stat().st_mtime_ns).path.unlink()
+    else:
+        added = next(each for each in manifests if each.snapshot_id == known.current_id)
+        next(metadata.data_files(known, added)).path.unlink()
+    metadata._memory = metadata._Memory(100)
+    with pytest.raises(LakeError, match="is damaged") as raised:
+        standing.check_tables(home)
+    assert raised.value.repair == (f"hyp maintain {DATASET} --rebuild",)
+
+
+def test_a_live_table_is_no_old_generation_whatever_way_its_home_is_reached(home: Home, tmp_path: Path) -> None:
+    """Through a link its folder has another spelling than in the catalog: taken for old, it would be removed."""
+    (tmp_path / "link").symlink_to(home.root)
+    left = home.warehouse / metadata.NAMESPACE / f"{DATASET}-0123abcd"
+    left.mkdir()
+    for reached in (home, Home(tmp_path / "link")):
+        assert [folder.name for folder in generation.abandoned(reached, DATASET)] == [left.name]
