@@ -16,8 +16,9 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # A slow machine is not a failure. `make test` tries the same examples each time, so that it fails for a change and not
 # by chance; a soak draws new ones.
-hypothesis.settings.register_profile("steady", deadline=None, derandomize=True, database=None)
-hypothesis.settings.register_profile("soak", deadline=None)
+_PATIENT = hypothesis.settings(deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.register_profile("steady", _PATIENT, derandomize=True, database=None)
+hypothesis.settings.register_profile("soak", _PATIENT)
 hypothesis.settings.load_profile("soak" if "HYP_SOAK" in os.environ else "steady")
 
 

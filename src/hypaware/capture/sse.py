@@ -46,7 +46,7 @@ def looks_like_events(text: str) -> bool:
 def _lines(text: str) -> list[str]:
     """Not `splitlines`, which also splits at characters that may stand within JSON."""
     lines = text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
-    # After the last end of line there is no line, and so no blank one.
-    if not lines[-1]:
+    # After the last end of line there is no line, and so no blank one; and a name that was cut may be any name.
+    if ":" not in lines[-1]:
         lines.pop()
     return lines

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hypaware.capture import sse
@@ -55,6 +55,7 @@ def test_the_last_event_counts_without_its_blank_line_and_without_any_end_of_lin
 
 
 @pytest.mark.hazard(56)
+@settings(max_examples=500)
 @given(st.lists(st.tuples(FIELD, END, st.sampled_from(("", "\n", "\r\n"))), max_size=12), st.data())
 def test_any_cut_gives_the_whole_events_before_it_and_at_most_one_begun(
     parts: list[tuple[tuple[str, str], str, str]], data: st.DataObject
