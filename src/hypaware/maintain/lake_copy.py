@@ -75,7 +75,7 @@ def copy_table(home: Home, table: TableCopy, copier: Copier) -> int:
             raise LakeError(
                 f"table {table.entry.name} misses {path}: a copy of it would miss it too",
                 kind="lake_damaged",
-                repair="hyp verify",
+                repair=f"hyp maintain {table.entry.name} --rebuild",
             ) from missing
     _, name = _named(Place.of(home), table.entry.metadata)
     copier.write(name, json.dumps(newest_only(table.held)).encode())
