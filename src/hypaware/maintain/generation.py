@@ -23,7 +23,6 @@ from hypaware.lake import metadata, secure, tables
 from hypaware.lake.committer import Change
 from hypaware.lake.metadata import CATALOG, NAMESPACE, TableEntry
 from hypaware.lake.partitions import BuiltFile
-from hypaware.lake.spark_table import SparkTable
 from hypaware.looking import look_into
 from hypaware.model.datasets import Dataset
 from hypaware.state.identity import Identity
@@ -36,6 +35,9 @@ NEXT = f"{NAMESPACE}_next"
 
 class Generation:
     def __init__(self, home: Home, spark: Any, dataset: Dataset, identity: Identity) -> None:
+        # Crash points are listed, and folders looked for, without Spark.
+        from hypaware.lake.spark_table import SparkTable
+
         self._home = home
         self._dataset = dataset
         clear(home, dataset.name)

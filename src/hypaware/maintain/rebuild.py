@@ -19,7 +19,6 @@ from hypaware.lake import keyring, turns
 from hypaware.lake.build import BuildFailure, Built
 from hypaware.lake.metadata import FLOOR, REBUILT_FROM
 from hypaware.lake.partitions import BuiltFile, Place
-from hypaware.lake.spark_lake import SparkLake
 from hypaware.maintain import generation, inventory
 from hypaware.maintain.generation import Generation
 from hypaware.maintain.inventory import Inventory
@@ -50,6 +49,8 @@ def run(work: Work, report: Report) -> None:
 
 
 def _rebuild(work: Work, report: Report, held: Inventory) -> None:
+    from hypaware.lake.spark_lake import SparkLake
+
     assert isinstance(work.lake, SparkLake)
     next_one = Generation(work.home, work.lake.spark, work.dataset, work.lake.identity)
     rewriting = _Rewriting(work, next_one, held)
