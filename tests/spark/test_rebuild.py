@@ -103,7 +103,7 @@ def test_a_whole_table_is_the_same_after_a_rebuild_and_goes_on(
     assert live(opened) == old
     report = rebuilt(engine_session, opened)
     assert by_seq(opened) == before
-    assert properties(opened) == knew, "floor, gateway and incarnation stay"
+    assert properties(opened).items() >= knew.items(), "floor, gateway and incarnation stay"
     assert not report.errors
     assert not set(live(opened)) & set(old)
     assert metadata.entry(opened.home, DATASET, NEXT) is None

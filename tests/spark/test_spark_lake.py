@@ -13,7 +13,7 @@ import pytest
 
 from hypaware.engine.session import EngineSession
 from hypaware.home import Home
-from hypaware.lake import expiry, metadata, read, spark_lake, spark_table, tables
+from hypaware.lake import metadata, read, spark_lake, tables
 from hypaware.lake.build import BuildFailure, BuildTask, Built
 from hypaware.lake.flush import Flusher, Report
 from hypaware.lake.spark_lake import SparkLake
@@ -81,29 +81,6 @@ def test_a_dataset_that_grew_gets_its_columns_and_old_rows_read_null(
     assert [row.asDict() for row in found] == [{"mood": None, "role": "assistant"}] * 2
     with pytest.raises(Exception, match="a column's type never changes"):
         lake.table(replace(dataset, columns=(*kept, Column("mood", Type.INT, "Now a number."))))
-
-
-@pytest.mark.hazard(45)
-def test_small_commits_do_not_pile_up_metadata(
-    engine_session: EngineSession, opened: OpenHome, dataset: Dataset, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """After many more commits than are kept, the number of metadata files stays where it was."""
-    monkeypatch.setattr(spark_table, "_MAX_SNAPSHOTS", 4)
-    monkeypatch.setattr(expiry, "GRACE", 0.0)
-    folder = opened.home.warehouse / "hypaware" / DATASET / "metadata"
-    counts = []
-    lake = SparkLake(opened.home, engine_session.spark, opened.identity, lambda: None)
-    for number in range(28):
-        append(opened.home, rows(1, start=number))
-        flush(engine_session, opened, dataset)
-        lake.table(dataset).trim()
-        counts.append(len(list(folder.glob("*.metadata.json"))))
-    entry = metadata.entry(opened.home, DATASET)
-    assert entry
-    assert max(counts) <= 22, "metadata.json files: the kept ones, the newest, no more"
-    assert len(metadata.read(entry.metadata).snapshots) <= 5
-    assert len(list(folder.glob("snap-*.avro"))) <= 5
-    assert len(read_lake(opened.home, DATASET)) == 28
 
 
 def test_reads_since_a_sequence_are_ordered_continued_and_pruned(

@@ -145,10 +145,11 @@ def key_index(audit: Audit) -> Check:
         if audit.deep and not ahead:
             lake = {key for lot in audit.table.key_hashes(0) for key, seq in lot if seq <= (through or 0)}
             missing = len(lake) - len(index.find(sorted(lake)))
-            # The index is shared: its size says something only where one table fills it. And what retention drops
-            # stays in it, so that it does not come again.
-            alone = len(metadata.entries(audit.home)) == 1 and metadata.RETAINED_FROM not in audit.metadata.properties
-            phantoms = index.count() - len(lake) + missing if alone else 0
+            # The index is shared: its size says something only where one table fills it. And what retention drops, or
+            # a purge by time, stays in it, so that it does not come again.
+            alone = len(metadata.entries(audit.home)) == 1
+            keeps = metadata.RETAINED_FROM in audit.metadata.properties or tombstones.read(audit.home).closed.before
+            phantoms = index.count() - len(lake) + missing if alone and not keeps else 0
     detail = f"filled through {through}, the lake's floor is {audit.table.floor}"
     if audit.deep:
         detail += f"; {missing} keys of the lake are not in it, {phantoms} are in it that the lake does not have"

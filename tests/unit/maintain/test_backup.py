@@ -379,7 +379,7 @@ def test_too_little_space_is_told_before_anything_is_written(
 
 def test_a_table_that_misses_a_file_is_not_backed_up_as_if_it_were_whole(home: Home, tmp_path: Path) -> None:
     next(home.warehouse.rglob("*.parquet")).unlink()
-    with pytest.raises(HypError, match="misses|is missing") as refused:
+    with pytest.raises(HypError, match=r"misses|is missing") as refused:
         _back_up(home, tmp_path / "backup")
     assert refused.value.repair == (f"hyp maintain {DATASET} --rebuild",)
     assert sorted(path.name for path in tmp_path.iterdir()) == [home.root.name]
