@@ -55,6 +55,7 @@ def dataset(engine_session: EngineSession, opened: OpenHome) -> Iterator[Dataset
             catalog.execute("DELETE FROM iceberg_tables WHERE table_name = ?", (DATASET,))
         for folder in folders(opened.home, DATASET):
             shutil.rmtree(folder)
+        shutil.rmtree(opened.home.lake / "set-aside", ignore_errors=True)
 
     engine_session.spark.sql(f"CREATE NAMESPACE IF NOT EXISTS {metadata.CATALOG}.{metadata.NAMESPACE}")
     forget()
