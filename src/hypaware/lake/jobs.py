@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict
 from typing import Any
 
@@ -41,7 +41,8 @@ def recover(context: JobContext) -> None:
         lake = SparkLake(context.home, context.spark, opened.identity, context.check_cancelled)
         for name in _registered(context, sorted({flush.dataset for flush in left} - damaged)):
             settle_unfinished(context.home, opened.store, lake.table(datasets.get(name)), name)
-        remember(context, opened.identity, but=damaged)
+        # Nobody else is at work yet, and the job that opened the lake may have the turn already.
+        _remember(context, opened.identity, lambda _: nullcontext(), but=damaged)
 
 
 def _step_back(context: JobContext, store: Store) -> set[str]:
@@ -56,14 +57,23 @@ def _step_back(context: JobContext, store: Store) -> set[str]:
     return damaged
 
 
-def remember(context: JobContext, identity: Identity, but: Collection[str] = ()) -> None:
+def remember(context: JobContext, identity: Identity) -> None:
     """Only a table that does not know this incarnation yet is loaded for it; else Spark is not needed."""
+    _remember(context, identity, lambda name: changing(name, context.check_cancelled))
+
+
+def _remember(
+    context: JobContext,
+    identity: Identity,
+    turn: Callable[[str], AbstractContextManager[None]],
+    but: Collection[str] = (),
+) -> None:
     for name, known in rebuild.read_facts(context.home).tables.items():
         if name in but:
             continue
         if known.properties.get(INCARNATION) == identity.incarnation or name not in datasets.names():
             continue
-        with changing(name, context.check_cancelled):
+        with turn(name):
             secure.secure(context.home, name)
             if SparkTable(context.spark, datasets.get(name)).remember(identity):
                 secure.secure(context.home, name)
