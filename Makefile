@@ -26,7 +26,7 @@ setup: engine ## Make .venv with hyp in it, check or install Java, fetch the eng
 demo: engine ## Show rows going in, a kill -9, and every row there once
 	@$(BIN)/python demo/run.py
 
-test: lint unit spark acceptance ## Everything that must hold (up to half an hour)
+test: lint unit spark acceptance ## Everything that must hold (up to three quarters of an hour)
 
 check: lint unit spark ## What to run before each commit (minutes)
 

@@ -75,7 +75,7 @@ def read(path: Path) -> Snapshot:
 def replace(snapshot: Snapshot, text: str) -> None:
     """Raises Changed, with nothing written, if the file is no longer the one that was read."""
     target = snapshot.path
-    if snapshot.exists and not os.access(target, os.W_OK):
+    if snapshot.exists and not os.access(target, os.W_OK, effective_ids=os.access in os.supports_effective_ids):
         raise Refused(f"{target} is read-only; whoever manages it must make this change")
     durable.make_dir(target.parent)
     temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")

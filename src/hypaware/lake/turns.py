@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 _LOOK_UP_EVERY = 0.2
+_POLL = 0.05
 _Turns = defaultdict[str, threading.Lock]
 _changing: _Turns = defaultdict(threading.Lock)
 _keeping: _Turns = defaultdict(threading.Lock)
@@ -59,6 +60,15 @@ def others_since(moment: float) -> int:
     """Jobs beside the one that asks that began before that time, and may be reading what was there then."""
     with _counting:
         return max(0, sum(began <= moment for began in _running.values()) - 1)
+
+
+def wait_for_others(moment: float, seconds: float, check_cancelled: Callable[[], None]) -> bool:
+    """Waits for the jobs that began before that time, so long at most: whether all of them have ended."""
+    deadline = time.monotonic() + seconds
+    while (left := others_since(moment)) and time.monotonic() < deadline:
+        check_cancelled()
+        time.sleep(_POLL)
+    return not left
 
 
 def oldest_other(mine: float) -> float:

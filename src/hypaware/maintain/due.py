@@ -16,12 +16,6 @@ if TYPE_CHECKING:
     from hypaware.state.store import Store
 
 
-def due(home: Home) -> list[str]:
-    """The tables for which compaction or expiry is."""
-    known = {entry.name: metadata.read(entry.metadata) for entry in metadata.entries(home)}
-    return [name for name, table in known.items() if _compaction(table) or expiry.is_due(table)]
-
-
 def all_due(home: Home, config: Config, store: Store, now: datetime, only: str | None = None) -> list[str]:
     """The datasets for which anything is, or the part `only`, as the job `maintain` knows it."""
     found = []

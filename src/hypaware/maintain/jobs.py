@@ -64,10 +64,14 @@ def run_steps(work: Work, steps: Any, report: Report) -> None:
     """A step that fails is told, and the next one has its turn."""
     with turns.keeping(work.dataset.name, work.check_cancelled):
         report.before(_readable(work))
+        try:
+            if rebuild.run not in steps:
+                work.refuse_damaged()
+        except HypError as trouble:
+            report.errors.append(trouble.message)
+            steps = ()
         for step in steps:
             try:
-                if step is not rebuild.run:
-                    work.refuse_damaged()
                 step(work, report)
             except Cancelled:
                 raise

@@ -40,10 +40,6 @@ class Stream:
     last_success_at: datetime | None = None
     updated_at: datetime | None = None
 
-    def rests_at(self, address: str, high_water: int) -> bool:
-        """Whether there is nothing to do for it, unless something was planned: everything is where it belongs."""
-        return self.held is None and self.address == address and self.watermark == high_water
-
 
 def load(connection: Connection, key: StreamKey) -> Stream | None:
     row = connection.execute(select(_streams).where(of(_streams, key))).first()

@@ -18,6 +18,7 @@ from hypaware.clients.settings_file import Refused
 from hypaware.errors import Retryable
 from hypaware.home import Home
 from tests import processes
+from tests.powerless import powerless
 
 GATEWAY = "http://127.0.0.1:18521"
 CLAUDE = ClaudeSettings()
@@ -237,10 +238,9 @@ def test_killed_while_detaching_it_can_be_done_again(
     assert undo.read(home, "claude") is None
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
 def test_a_read_only_file_is_refused(home: Home, environment: dict[str, str], file: Path) -> None:
     file.chmod(0o444)
-    with pytest.raises(Refused, match="read-only"):
+    with powerless(), pytest.raises(Refused, match="read-only"):
         attach.attach(home, CLAUDE, GATEWAY, environment)
     assert file.read_text() == TEXT
 

@@ -16,6 +16,7 @@ from hypaware.home import Home
 from hypaware.lake import expiry, metadata, turns
 from hypaware.lake.metadata import DataFile, Metadata
 from hypaware.maintain import compact, expire
+from hypaware.maintain.due import all_due
 from hypaware.maintain.report import Report
 from hypaware.maintain.work import Work
 from hypaware.model import datasets
@@ -96,3 +97,9 @@ class SmallFiles:
 
     def on_disk(self, pattern: str = "*.parquet") -> set[Path]:
         return set(self.home.warehouse.rglob(pattern))
+
+
+def due_now(home: Home) -> list[str]:
+    """The datasets for which anything is due, as a daemon with an empty config sees it."""
+    with closing(open_home(home).store) as store:
+        return all_due(home, Config(), store, datetime.now(UTC))

@@ -21,7 +21,7 @@ from hypaware.lake.build import BuildFailure, Built, Task
 from hypaware.lake.committer import Change
 from hypaware.lake.metadata import DataFile
 from hypaware.lake.rewrite import Rewritten
-from hypaware.maintain import compact, compact_plan, due
+from hypaware.maintain import compact, compact_plan
 from hypaware.maintain.report import Report
 from hypaware.model import datasets
 from hypaware.model.datasets import SEQ
@@ -29,7 +29,7 @@ from tests.light_lake import LightLake
 from tests.light_life import DATASET, append, flush
 from tests.lives import live
 from tests.rows import rows as message_rows
-from tests.unit.maintain.compacting import SmallFiles
+from tests.unit.maintain.compacting import SmallFiles, due_now
 
 POINTS = sorted(point.name for point in all_points() if point.name.startswith(("maintain.compact", "lake.secure")))
 
@@ -52,14 +52,14 @@ def cold_codex(lake: SmallFiles) -> DataFile:
 @pytest.mark.hazard(37)
 def test_small_files_become_one_and_a_second_run_finds_nothing(lake: SmallFiles) -> None:
     before = lake.rows()
-    assert due.due(lake.home) == [DATASET]
+    assert due_now(lake.home) == [DATASET]
     report = lake.compact()
     assert (report.files_before, report.files_after, report.partitions_compacted) == (17, 11, 3)
     assert report.as_json()["reason"] == (
         "compacted 2 days of claude: 6 files became 2; compacted 1 day of codex: 3 files became 1"
     )
     assert lake.rows() == before, "rows keep their sequences, row ids and flush ids"
-    assert due.due(lake.home) == []
+    assert due_now(lake.home) == []
     at = lake.entry
     assert lake.compact().as_json()["reason"] == "nothing to do"
     assert lake.entry == at, "nothing was committed"
@@ -311,7 +311,7 @@ def test_killed_at_any_point_no_row_is_lost_or_doubled(
     lake.expire(force=True)
     assert lake.rows()[: len(before)] == before
     assert lake.on_disk() == {file.path for file in lake.files()}, "leftovers are gone"
-    assert due.due(lake.home) == []
+    assert due_now(lake.home) == []
 
 
 def test_delete_files_of_another_program_stop_it(lake: SmallFiles, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,13 +17,13 @@ from hypaware.errors import LakeError
 from hypaware.home import Home
 from hypaware.lake import expiry, metadata, secure, turns
 from hypaware.lake.metadata import Metadata, Snapshot, TableEntry
-from hypaware.maintain import due, orphans
+from hypaware.maintain import orphans
 from hypaware.opening import open_home
 from hypaware.state import flushes
 from tests.light_life import DATASET, append, flush
 from tests.lives import live
 from tests.rows import rows as message_rows
-from tests.unit.maintain.compacting import SmallFiles
+from tests.unit.maintain.compacting import SmallFiles, due_now
 
 POINTS = sorted(
     point.name
@@ -100,7 +100,7 @@ def test_expiry_is_due_when_much_has_gathered_or_space_can_be_freed(home: Home) 
     assert expiry.is_due(_known(*range(9_000, 6_000, -100)))
     assert expiry.is_due(_known(9_000, 8_000, 7_000, operation="replace"))
     assert not expiry.is_due(_known(7_000, operation="replace"))
-    assert due.due(home) == []
+    assert due_now(home) == []
 
 
 def test_files_that_nothing_names_go_and_all_others_stay(lake: SmallFiles) -> None:

@@ -7,7 +7,7 @@ that still runs can have written goes.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from hypaware.lake import turns
@@ -15,12 +15,11 @@ from hypaware.maintain.purge.purging import Purging
 
 _LEFT_BY_QUERIES = ("blockmgr-*/*/shuffle_*", "blockmgr-*/*/temp_*", "blockmgr-*/*/rdd_*", "query-*/*")
 _FOR_QUERIES = 30.0
-_POLL = 0.1
 
 
 def clear(purging: Purging) -> None:
     moment = time.time()
-    _wait(purging, _FOR_QUERIES, lambda: not turns.others_since(moment))
+    turns.wait_for_others(moment, _FOR_QUERIES, purging.check_cancelled)
     for path in _older(purging, min(moment, turns.oldest_other(purging.began))):
         path.unlink(missing_ok=True)
 
@@ -33,11 +32,3 @@ def _older(purging: Purging, moment: float) -> Iterator[Path]:
                     yield path
             except FileNotFoundError:
                 continue
-
-
-def _wait(purging: Purging, seconds: float, until: Callable[[], bool]) -> bool:
-    deadline = time.monotonic() + seconds
-    while not (done := until()) and time.monotonic() < deadline:
-        purging.check_cancelled()
-        time.sleep(_POLL)
-    return done

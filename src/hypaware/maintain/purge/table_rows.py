@@ -44,7 +44,6 @@ _TASKS_AT_ONCE = 16
 # How long rounds of delivery may take to come to their end, and other jobs that may be reading older snapshots.
 _PATIENCE = 60.0
 _FOR_READERS = 10.0
-_POLL = 0.05
 
 
 def remove(purging: Purging, dataset: Dataset, stones: Sequence[int], gone: Gone) -> Removed:
@@ -210,12 +209,7 @@ def _forget(purging: Purging, dataset: Dataset, removed: Removed, gone: Gone) ->
 
 
 def _let_readers_finish(purging: Purging) -> None:
-    now = time.time()
-    deadline = time.monotonic() + _FOR_READERS
-    while turns.others_since(now) and time.monotonic() < deadline:
-        purging.check_cancelled()
-        time.sleep(_POLL)
-    if turns.others_since(now):
+    if not turns.wait_for_others(time.time(), _FOR_READERS, purging.check_cancelled):
         purging.note("a job that is still running may read what is removed now; if it fails, run it again")
 
 
