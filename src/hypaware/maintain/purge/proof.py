@@ -13,7 +13,8 @@ from pathlib import Path
 from hypaware.lake import metadata
 from hypaware.lake.build import KEY_BYTES, BuildFailure, row_key
 from hypaware.lake.metadata import local_path
-from hypaware.maintain.purge import letters, spooled, unpacking
+from hypaware.maintain.purge import letters, spooled
+from hypaware.maintain.purge import needles as needles_in
 from hypaware.maintain.purge.finding import FileFound, FindTask
 from hypaware.maintain.purge.purging import Gone, Purging, Report
 from hypaware.maintain.purge.sweep import avro_records
@@ -36,9 +37,11 @@ def prove(purging: Purging, report: Report, gone: Gone) -> None:
     emptied = [entry.metadata.parent for entry in metadata.entries(purging.home) if entry.name in names]
     # Hashes alone, millions of them perhaps.
     not_rows = {purging.home.lake_lock, purging.home.keys}
-    for path in sorted(purging.home.root.rglob("*")):
+    files = [path for path in sorted(purging.home.root.rglob("*")) if _is_file(path) and path not in not_rows]
+    databases = [path for path in files if needles_in.is_database(path)]
+    for path in files:
         purging.check_cancelled()
-        if not _is_file(path) or path in not_rows:
+        if path in databases:
             continue
         try:
             what = _look(purging, path, gone, needles, emptied)
@@ -47,7 +50,8 @@ def prove(purging: Purging, report: Report, gone: Gone) -> None:
         except OSError as error:
             what = f"cannot be read: {error.strerror}"
         if what:
-            found[str(path.relative_to(purging.home.root))] = what
+            found[_name(purging, path)] = what
+    found |= _in_databases(purging, databases, needles)
     if dead := _dead_letters(purging.store, purging):
         found[purging.home.state.name] = dead
     report.remaining = [{"file": name, "what": what} for name, what in found.items()]
@@ -61,19 +65,20 @@ def _look(purging: Purging, path: Path, gone: Gone, needles: list[bytes], emptie
         return _lines(purging, path, gone)
     if path.suffix == ".avro":
         return _manifest(path) if any(path.is_relative_to(table) for table in emptied) else None
-    hits = {needle for content in unpacking.contents(path) for needle in needles if _stands_in(content, needle)}
-    return f"ids of {len(hits)} purged rows" if hits else None
+    hits = needles_in.standing_in(path, needles)
+    return f"ids of {hits} purged rows" if hits else None
 
 
-def _stands_in(content: bytes, needle: bytes) -> bool:
-    """As a whole word: `message-5` does not stand in `message-57`."""
-    place = content.find(needle)
-    while place >= 0:
-        after = content[place + len(needle) : place + len(needle) + 1]
-        if not (after.isalnum() or after in (b"-", b"_")):
-            return True
-        place = content.find(needle, place + 1)
-    return False
+def _in_databases(purging: Purging, paths: list[Path], needles: list[bytes]) -> dict[str, str]:
+    try:
+        hits = needles_in.standing_in_databases(paths, needles)
+    except OSError as error:
+        return {_name(purging, path): f"cannot be read: {error.strerror}" for path in paths}
+    return {_name(purging, path): f"ids of {count} purged rows" for path, count in hits.items() if count}
+
+
+def _name(purging: Purging, path: Path) -> str:
+    return str(path.relative_to(purging.home.root))
 
 
 def _data_file(purging: Purging, path: Path, gone: Gone) -> str | None:
