@@ -3,10 +3,13 @@
 
 VENV := .venv
 BIN := $(VENV)/bin
-PYTEST := $(BIN)/python -m pytest
+# Tests start thousands of Pythons: each shall find its modules compiled, also where the shell forbids to keep them so.
+PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest
 CODE := src tests bench demo scripts examples
 # How much longer than in `make test` the randomised tests run in `make soak`.
 SOAK ?= 25
+# Where `make real-clients` puts them.
+REAL_CLIENTS ?= $(or $(TMPDIR),/tmp)/hypaware-real-clients
 
 # Stamps: each says that a step was done for the files it depends on.
 PYTHON_READY := $(VENV)/.python-ready
@@ -15,18 +18,18 @@ HYP_READY := $(VENV)/.hyp-ready
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup engine demo check test lint unit spark acceptance soak bench docs lock clean
+.PHONY: help setup engine demo check test lint unit spark acceptance real-clients soak bench docs lock clean
 
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: engine ## Make .venv with hyp in it, check or install Java, fetch the engine's jars
 	@echo "Ready: $(BIN)/hyp --help"
 
-demo: engine ## Show rows going in, a kill -9, and every row there once
-	@$(BIN)/python demo/run.py
+demo: engine ## The whole story in two minutes, in a temporary home (DEMO_HISTORY=own: your sessions; DEMO_KEEP=1)
+	@$(BIN)/python -m demo $(if $(DEMO_HISTORY),--history $(DEMO_HISTORY)) $(if $(DEMO_KEEP),--keep)
 
-test: lint unit spark acceptance ## Everything that must hold (up to three quarters of an hour)
+test: lint unit spark acceptance ## Everything that must hold (up to half an hour)
 
 check: lint unit spark ## What to run before each commit (minutes)
 
@@ -35,18 +38,23 @@ lint: $(HYP_READY) ## ruff and mypy --strict
 	$(BIN)/ruff format --check $(CODE)
 	$(BIN)/mypy $(CODE)
 
-unit: $(HYP_READY) ## Tests without a JVM
-	$(PYTEST) tests/unit
+unit: $(HYP_READY) ## Tests without a JVM, two at a time
+	$(PYTEST) -n 2 --dist worksteal tests/unit
 
 spark: engine ## Tests with Spark
 	$(PYTEST) tests/spark
 
 acceptance: engine ## Tests with real processes, killed for real
-	$(PYTEST) tests/acceptance
+	$(PYTEST) -m 'not real_clients' tests/acceptance
 
-soak: engine ## The randomised tests, much longer (SOAK=25 times)
-	HYP_SOAK=$(SOAK) $(PYTEST) -o timeout=0 tests/unit/lake tests/unit/backfill tests/unit/model tests/unit/test_claude_fuzz.py \
-		tests/unit/test_codex_fuzz.py tests/acceptance
+real-clients: engine ## Claude Code and Codex from npm, through the gateway to a stub
+	npm install --silent --no-audit --no-fund --prefix $(REAL_CLIENTS) @anthropic-ai/claude-code @openai/codex
+	HYP_REAL_CLIENTS=$(REAL_CLIENTS) $(PYTEST) -m real_clients tests/acceptance
+
+soak: engine ## The randomised tests, much longer (SOAK=25 times), and every kill
+	HYP_SOAK=$(SOAK) $(PYTEST) -o timeout=0 -m 'not real_clients' tests/unit/lake tests/unit/maintain tests/unit/backfill tests/unit/export \
+		tests/unit/model tests/unit/test_claude_fuzz.py tests/unit/test_codex_fuzz.py tests/spark/test_contract_iceberg.py \
+		tests/spark/test_contract_s3.py tests/acceptance
 
 bench: engine ## Measure against the targets of docs/performance.md
 	@$(BIN)/python -m bench.run

@@ -3,7 +3,8 @@
 Files in the home make the job `export` behave: while there is a `wait-<sink>` it goes on and only a cancellation ends
 it before, and where there is a `die-<sink>` it takes that away and kills its engine. It leaves a line of its arguments
 in `rounds` when it begins, and a file `cancelled-<sink>` when it was cancelled. So does the job `maintain`, with
-`maintain` for a sink and `maintenances` for `rounds`; a file `fail-maintain` makes a part of it fail.
+`maintain` for a sink and `maintenances` for `rounds`; a file `fail-maintain` makes a part of it fail. The job
+`backfill` imports nothing: it leaves its arguments in `imports`, and fails where there is a `fail-backfill`.
 """
 
 from __future__ import annotations
@@ -91,6 +92,14 @@ def read(context: JobContext, args: dict[str, Any]) -> dict[str, Any]:
     return {"rows": found.num_rows, "next": None}
 
 
+def backfill(context: JobContext, args: dict[str, Any]) -> dict[str, Any]:
+    with (context.home.root / "imports").open("a") as begun:
+        begun.write(json.dumps(args) + "\n")
+    failed = (context.home.root / "fail-backfill").exists()
+    status = {"status": "failed", "error": {"message": "nobody can read it"}} if failed else {"status": "ok"}
+    return {"providers": [{"provider": name, "rows_written": 3, **status} for name in args["providers"]]}
+
+
 def maintain(context: JobContext, args: dict[str, Any]) -> dict[str, Any]:
     """Retention alone, of the dataset that there is."""
     with (context.home.root / "maintenances").open("a") as begun:
@@ -124,16 +133,24 @@ def _behave(context: JobContext, sink: str) -> None:
 
 def rounds_of(home: Home) -> list[dict[str, Any]]:
     """The arguments of every job `export` that began."""
-    path: Path = home.root / "rounds"
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    return _lines(home.root / "rounds")
+
+
+def imports_of(home: Home) -> list[dict[str, Any]]:
+    """The arguments of each import that began."""
+    return _lines(home.root / "imports")
 
 
 def maintenances_of(home: Home) -> list[dict[str, Any]]:
     """The arguments of every job `maintain` that began."""
-    path: Path = home.root / "maintenances"
+    return _lines(home.root / "maintenances")
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
 _JOBS: dict[str, Job] = {
     "export": export, "replay": replay_letter, "flush": flush, "read": read, "maintain": maintain,
+    "backfill": backfill,
 }  # fmt: skip

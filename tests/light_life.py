@@ -6,10 +6,12 @@ from contextlib import closing
 from typing import Any
 
 from hypaware.backfill import registry
+from hypaware.backfill.admission import Admission
 from hypaware.backfill.lots import Lot, Origin
 from hypaware.backfill.outcome import Outcome
 from hypaware.backfill.request import Request, surveyed
 from hypaware.backfill.take_in import take_in
+from hypaware.config import Config
 from hypaware.home import Home
 from hypaware.lake.flush import Flusher, Limits, Report
 from hypaware.lake.landing import Landing
@@ -31,14 +33,14 @@ def append(home: Home, rows: list[dict[str, Any]], seal: bool = True) -> None:
         spool.close()
 
 
-def flush(home: Home, limits: Limits | None = None) -> Report:
+def flush(home: Home, limits: Limits | None = None, *, patient: bool = False) -> Report:
     """What an engine does: it looks for damage first, then recovers, then commits."""
     with closing(open_home(home).store) as store, closing(LightLake(home)) as lake:
         with store.reading() as connection:
             known = flushes.high_water(connection)
         found = step_back_where_damaged(home, {name: max(by_source.values()) for name, by_source in known.items()})
         secure_all(home, but={each.table for each in found if isinstance(each, Damaged)})
-        return Flusher(home, store, lake, limits or Limits()).flush(datasets.get(DATASET), wait=0)
+        return Flusher(home, store, lake, limits or Limits()).flush(datasets.get(DATASET), wait=0, patient=patient)
 
 
 class _Unwatched:
@@ -50,7 +52,8 @@ class _Unwatched:
 
 
 def import_history(home: Home, environment: dict[str, str], provider: str = "claude", **asked: Any) -> Outcome:
-    """What the job `backfill` does with one provider."""
+    """What the job `backfill` does with one provider; `config` is the home's, all defaults if it is not given."""
+    admission = Admission.of(home, asked.pop("config", Config()))
     entry = registry.providers().get(provider)
     assert entry is not None
     outcome = Outcome(entry)
@@ -58,9 +61,9 @@ def import_history(home: Home, environment: dict[str, str], provider: str = "cla
     with closing(open_home(home).store) as store, closing(LightLake(home)) as lake:
         request = Request.of({"providers": [provider], "environment": environment, **asked})
         with store.reading() as connection:
-            marks = sources.known(connection, provider, DATASET)
+            marks = admission.standing(sources.known(connection, provider, DATASET))
         found = surveyed(outcome, request, datasets.get(DATASET), marks, request.window)
-        origin = Origin(provider, DATASET, environment, open_home(home).gateway_id)
+        origin = Origin(provider, DATASET, environment, open_home(home).gateway_id, admission)
         if found.due:
             take_in(Landing(home, store, lake), outcome, found, origin, _Unwatched())
     return outcome

@@ -38,7 +38,7 @@ class StandingHome:
             f'[sinks.{name}]\nkind = "blob"\ndestination = "{folder}"\nschedule = "*/5 * * * *"\n'
             for name, folder in folders.items()
         ]
-        self.home.config.write_text("version = 1\n" + "".join(tables))
+        self.home.config.write_text('version = 1\n[gateway]\nlisten = "127.0.0.1:0"\n' + "".join(tables))
         return self.config
 
     @property

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import lzma
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 from hypaware.capture import sse
 from hypaware.capture.decoded import Decoded, Event
+from hypaware.capture.recording import Body, Headers, Recording
 
 SAMPLES = Path(__file__).parent / "fixtures" / "wire"
 _BEGIN = datetime(2026, 11, 15, 8, 0, tzinfo=UTC)
@@ -23,6 +24,47 @@ def sample(path: Path) -> list[Decoded]:
     found = [json.loads(line) for line in lines]
     found = [each for each in found if each["response"]["status"] != 101]
     return [_decoded(f"{path.name}-{each['seq']}", each) for each in sorted(found, key=lambda each: each["t_end"])]
+
+
+def recordings(path: Path) -> list[Recording]:
+    """The same exchanges as they passed, before anybody has read them."""
+    return [recording(each) for each in sample(path)]
+
+
+def recording(exchange: Decoded, **more: Any) -> Recording:
+    """What the gateway would have recorded of it; its bodies are not packed."""
+
+    def body(text: str | None) -> Body:
+        data = (text or "").encode()
+        return Body(data, len(data))
+
+    def headers(found: Mapping[str, str]) -> Headers:
+        return tuple((name, value) for name, value in found.items() if name != "content-encoding")
+
+    response = dict(exchange.response_headers)
+    if exchange.events is not None:
+        response["content-type"] = "text/event-stream"
+    given: dict[str, Any] = {
+        "path": f"{exchange.path}?{exchange.query}" if exchange.query else exchange.path,
+        "client_name": exchange.client_name,
+        "request_headers": headers(exchange.request_headers),
+        "error": exchange.error,
+        **more,
+    }
+    return Recording(
+        exchange_id=exchange.exchange_id,
+        started_at=exchange.started_at,
+        ended_at=exchange.ended_at,
+        first_byte_ms=exchange.first_byte_ms,
+        upstream=exchange.upstream,
+        provider=exchange.provider,
+        method=exchange.method,
+        request=body(exchange.request_text),
+        status=exchange.status,
+        response_headers=headers(response),
+        response=body(exchange.response_text),
+        **given,
+    )
 
 
 def _decoded(exchange_id: str, each: dict[str, Any]) -> Decoded:

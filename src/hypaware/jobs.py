@@ -17,6 +17,7 @@ _JOBS = {
     "read": "hypaware.lake.jobs:read",
     "query": "hypaware.query.run:run_query",
     "export": "hypaware.export.jobs:export",
+    "reproject": "hypaware.reprojection.run:reproject",
     "replay": "hypaware.export.jobs:replay",
     "maintain": "hypaware.maintain.jobs:maintain",
     "overview": "hypaware.query.overview:run_overview",

@@ -21,6 +21,8 @@ pytestmark = pytest.mark.spark
 
 CONFIG = """
 version = 1
+[gateway]
+listen = "127.0.0.1:0"
 [flush]
 interval = "1s"
 cold_interval = "1s"

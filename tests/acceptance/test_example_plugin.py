@@ -133,12 +133,12 @@ def test_the_example_imports_its_notes_once_and_then_only_what_is_new(hyp: Hyp, 
     assert [row["message_index"] for row in hyp.query(ROWS)] == [0, 1, 2, 3]
 
 
-def test_the_example_keeps_to_the_window_and_a_wider_one_takes_the_rest(inline: Hyp, machine: Machine) -> None:
+def test_the_example_keeps_to_the_window_and_a_wider_one_takes_the_rest(hyp: Hyp, machine: Machine) -> None:
     machine.write("groceries", NOTES)
 
-    assert backfill(inline, machine, "--since", "2026-11-15", "--until", "2026-11-15T08:00")["rows_written"] == 1
-    assert backfill(inline, machine)["rows_written"] == 2
-    assert [row["message_created_at"] for row in inline.query(ROWS)] == [note["at"] for note in NOTES]
+    assert backfill(hyp, machine, "--since", "2026-11-15", "--until", "2026-11-15T08:00")["rows_written"] == 1
+    assert backfill(hyp, machine)["rows_written"] == 2
+    assert [row["message_created_at"] for row in hyp.query(ROWS)] == [note["at"] for note in NOTES]
 
 
 def test_a_disabled_client_is_imported_only_by_name(inline: Hyp, machine: Machine) -> None:

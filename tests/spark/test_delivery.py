@@ -17,8 +17,10 @@ from typing import Any
 import duckdb
 import pytest
 
+from hypaware.capture import opt_outs
 from hypaware.config.schema import Config, SinkConfig
 from hypaware.engine.session import EngineSession
+from hypaware.export import letters
 from hypaware.export.driver import Driver, Terms
 from hypaware.export.lake_rows import LakeRows
 from hypaware.export.report import SinkReport
@@ -29,7 +31,7 @@ from hypaware.lake.spark_lake import SparkLake
 from hypaware.model import datasets
 from hypaware.model.datasets import SEQ
 from hypaware.opening import OpenHome, open_home
-from hypaware.state import flushes, intents, streams
+from hypaware.state import dead_letters, flushes, intents, streams
 from hypaware.state.stream_key import StreamKey
 from tests.light_life import append
 from tests.plain_server import PlainServer
@@ -258,3 +260,39 @@ def test_a_row_that_is_refused_does_not_hold_up_the_others(site: Site) -> None:
     assert (report.status, report.streams[0].dead_letters, report.streams[0].rows) == ("partial", 2, 58)
     assert site.deliver("team")["team"].status == "ok"
     assert sum(site.at_the_server().values()) == 58
+
+
+@pytest.mark.hazard(59)
+def test_what_is_to_stay_here_and_what_is_secret_reaches_no_destination(site: Site, tmp_path: Path) -> None:
+    closed, secret = tmp_path / "closed", "gh" + "p_" + "a1B2" * 9
+    closed.mkdir()
+    (closed / ".hypignore").write_text("local-only")
+    opt_outs.ignore(site.opened.home, "private")
+    try:
+        site.flush(rows(10, content_text=f"use {secret}"))
+        site.flush([*rows(5, start=10, cwd=str(closed)), *rows(5, start=15, session_id="private")])
+        for report in site.deliver().values():
+            (stream,) = report.streams
+            assert (report.status, stream.rows, stream.withheld) == ("ok", 10, 10)
+            assert stream.redacted == {"github-token": 10}
+            assert site.stream(report.sink).watermark == stream.last
+        assert [stream.rows for report in site.deliver().values() for stream in report.streams] == [0, 0]
+        site.check(range(10))
+        everything = [path.read_bytes() for path in site.archive.rglob("*.parquet")]
+        with duckdb.connect() as other:
+            files = [str(path) for path in site.archive.rglob("*.parquet")]
+            texts = other.execute(f"SELECT content_text FROM read_parquet({files})").fetchall()
+        assert [text.startswith("use [github-token:") for (text,) in texts] == [True] * 10
+        assert not any(secret.encode() in each for each in everything)
+        assert secret not in str(site.server.rows())
+        # Refused there, it is kept as it would have left.
+        site.flush(rows(1, start=20, content_text=secret))
+        site.server.refuse(lambda row: row["message_id"] == "message-20")
+        assert site.deliver("team")["team"].streams[0].dead_letters == 1
+        with site.opened.store.reading() as connection:
+            (letter,) = dead_letters.all_letters(connection)
+            body = dead_letters.payload(connection, letter.id)
+        assert body is not None
+        assert letters.unpacked(body)["content_text"].to_pylist()[0].startswith("[github-token:")
+    finally:
+        opt_outs.unignore(site.opened.home, "private")

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hypaware.backfill import lots, marks
+from hypaware.backfill.admission import Admission
 from hypaware.backfill.lots import Lot, Origin
 from hypaware.backfill.outcome import Outcome
 from hypaware.backfill.pieces import SourcePiece, refuse_faults
@@ -27,6 +28,7 @@ from hypaware.lake import barred, metadata, standing, tombstones
 from hypaware.lake.build import Built, row_key
 from hypaware.lake.closed import NOTHING, Closed
 from hypaware.lake.keys import pairs
+from hypaware.lake.meetings import Meetings, noting
 from hypaware.model import datasets
 from hypaware.model.datasets import Dataset
 from hypaware.state import mirror
@@ -46,6 +48,8 @@ class DryTask:
     pieces: tuple[SourcePiece, ...]
     own_gateway: str | None = None
     closed: Closed = NOTHING
+    meets: bool = False
+    """Whether rows may meet what was recorded live."""
 
     def run(self) -> DryBuilt:
         dataset = datasets.get(self.dataset)
@@ -56,6 +60,8 @@ class DryTask:
             given = DryBuilt(found.built)
             keys: list[tuple[int, bytes]] = []
             purged = array("q")
+            meetings = Meetings()
+            note = noting(dataset, self.own_gateway, True, meetings) if self.meets else None
             for seq, row in piece.rows(dataset, found.built):
                 if bar is not None and bar(row):
                     purged.append(seq)
@@ -64,9 +70,13 @@ class DryTask:
                 given.days.setdefault(row[dataset.time_column][:10], array("q")).append(seq)
                 if (key := row_key(dataset, row, self.own_gateway)) is not None:
                     keys.append((seq, key))
+                if note is not None:
+                    note(row, seq)
             if len(found.built.withdrawn) == before:
                 found.add(given, keys)
                 found.built.purged.extend(purged)
+                for met in meetings:
+                    found.built.meetings.add(met)
         return found
 
 
@@ -86,16 +96,17 @@ class DryBuilt:
             self.built.keys += key
 
 
-def dry_run(home: Home, _config: Config, args: Mapping[str, Any], progress: Progress) -> dict[str, Any]:
+def dry_run(home: Home, config: Config, args: Mapping[str, Any], progress: Progress) -> dict[str, Any]:
     """INTERFACE's backfill document with `dry_run: true`."""
     request = Request.of(args)
     with nothing_on_stdout():
-        return run_all(request, _DryRun(home, request, progress).run, dry_run=True)
+        return run_all(request, _DryRun(home, Admission.of(home, config), request, progress).run, dry_run=True)
 
 
 class _DryRun:
-    def __init__(self, home: Home, request: Request, progress: Progress) -> None:
+    def __init__(self, home: Home, admission: Admission, request: Request, progress: Progress) -> None:
         self._home = home
+        self._admission = admission
         self._request = request
         self._progress = progress
         self._present: dict[str, Present] = {}
@@ -103,19 +114,20 @@ class _DryRun:
 
     def run(self, outcome: Outcome, dataset: Dataset) -> None:
         home, provider = self._home, outcome.entry.name
-        known = marks.known(home, provider, dataset.name)
+        known = self._admission.standing(marks.known(home, provider, dataset.name))
         standing.check(home, dataset.name, marks.recorded_through(home, dataset.name))
         window = kept_window(self._request.window, metadata.retained_from(home, dataset.name))
         found = surveyed(outcome, self._request, dataset, known, window)
         held = mirror.read(home.mirror)
         gateway_id = held.identity.gateway_id if held else _SOME_GATEWAY
-        origin = Origin(provider, dataset.name, dict(self._request.environment), gateway_id)
+        environment = dict(self._request.environment)
+        origin = Origin(provider, dataset.name, environment, gateway_id, self._admission)
         present = self._present.setdefault(dataset.name, Present(home, dataset, gateway_id))
         stones = tombstones.read(home)
         after = read = 0
         for lot in lots.lots(found.due):
             results = []
-            for task, result in _run(list(_tasks(lot, origin, after, stones.closed))):
+            for task, result in _run(list(_tasks(lot, origin, after, stones.closed, present.meets))):
                 results.append(result)
                 read += lots.size_of(task.pieces)
                 facts = {"unit": "bytes", "rows": outcome.rows_written + sum(each.rows for each in results)}
@@ -131,8 +143,10 @@ def _settle(outcome: Outcome, present: Present, results: Sequence[DryBuilt], jud
     out = judge(built)
     keyed = (pair for each in built for pair in pairs(each.keys, each.seqs))
     losers = present.duplicates([(key, seq) for key, seq in keyed if seq not in out.written])
-    left_out = losers | out.written
-    outcome.read(reports, losers | out.all)
+    settled = present.settled(built, losers | out.written)
+    left_out = losers | out.written | settled
+    outcome.read(reports, losers | out.all | settled)
+    outcome.settled(len(settled))
     outcome.wrote(
         sum(result.rows for result in results) - len(left_out),
         len(losers),
@@ -142,9 +156,9 @@ def _settle(outcome: Outcome, present: Present, results: Sequence[DryBuilt], jud
     outcome.kept_out(len(out.all) + out.rejects)
 
 
-def _tasks(lot: Lot, origin: Origin, after: int, closed: Closed) -> Iterator[DryTask]:
+def _tasks(lot: Lot, origin: Origin, after: int, closed: Closed, meets: bool) -> Iterator[DryTask]:
     for some in lots.in_tasks(lots.pieces(lot, origin, after)):
-        yield DryTask(origin.dataset, tuple(some), origin.gateway_id, closed)
+        yield DryTask(origin.dataset, tuple(some), origin.gateway_id, closed, meets)
 
 
 def _run(tasks: list[DryTask]) -> Iterator[tuple[DryTask, DryBuilt]]:

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
+from hypaware.backfill.admission import EVERYTHING, Admission
 from hypaware.backfill.pieces import SourcePiece
 from hypaware.backfill.pinning import Due
 from hypaware.lake.build import BuildTask
@@ -52,6 +53,7 @@ class Origin:
     dataset: str
     environment: Mapping[str, str]
     gateway_id: str
+    admission: Admission = EVERYTHING
 
 
 def lots(due: Iterable[Due]) -> Iterator[Lot]:
@@ -72,6 +74,7 @@ def pieces(lot: Lot, origin: Origin, after: int) -> list[SourcePiece]:
                 each.pinned,
                 origin.environment,
                 origin.gateway_id,
+                origin.admission,
             )
         )
         base += each.max_rows

@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hypaware import telemetry
-from hypaware.backfill.pieces import SourceReport
 from hypaware.backfill.pinning import Due, Survey, path_text
 from hypaware.backfill.provider import Event
 from hypaware.backfill.registry import Registered
 from hypaware.errors import HypError
+
+if TYPE_CHECKING:
+    # It needs Arrow, and whoever only plans an import does not.
+    from hypaware.backfill.pieces import SourceReport
 
 # Problems that are told by their own log record.
 _MAX_REASONS = 50
@@ -28,6 +31,8 @@ class Outcome:
     rows_skipped: int = 0
     rows_rejected: int = 0
     rows_purged: int = 0
+    rows_settled: int = 0
+    rows_ignored: int = 0
     files: int = 0
     files_unchanged: int = 0
     files_skipped: Counter[str] = field(default_factory=Counter)
@@ -57,6 +62,7 @@ class Outcome:
         for report in reports:
             self.items += report.items
             self.sessions |= report.sessions
+            self._ignored(report.ignored)
             if self._surveys <= 1:
                 self.lines_skipped.update(report.skipped)
                 self.held += report.held
@@ -68,6 +74,12 @@ class Outcome:
                 self.files_skipped["failed"] += 1
                 self.fail(HypError(f"reading failed: {report.error}", kind="provider_error"))
 
+    def _ignored(self, rows: Counter[str]) -> None:
+        """Their user does not want them recorded."""
+        self.rows_ignored += rows.total()
+        self.rows_skipped += rows.total()
+        self.lines_skipped.update(rows)
+
     def gave_up(self, due: Due, reason: HypError) -> None:
         """The source cannot be built; it stays due, in case a newer version can."""
         self.files_skipped["failed"] += 1
@@ -78,6 +90,11 @@ class Outcome:
         self.rows_skipped += skipped
         self.rows_rejected += rejected
         self.days.update(days)
+
+    def settled(self, rows: int) -> None:
+        """They told the ids of rows that were recorded live."""
+        self.rows_settled += rows
+        self.rows_skipped += rows
 
     def kept_out(self, rows: int) -> None:
         """They were purged, and do not come back."""
@@ -119,6 +136,8 @@ class Outcome:
             "rows_skipped": self.rows_skipped,
             "rows_rejected": self.rows_rejected,
             "rows_purged": self.rows_purged,
+            "rows_settled": self.rows_settled,
+            "rows_ignored": self.rows_ignored,
             "files_unchanged": self.files_unchanged,
             "lines_skipped": dict(sorted(_bounded(self.lines_skipped).items())),
             "files": self.files,

@@ -17,6 +17,7 @@ from functools import cache
 import orjson
 
 from hypaware.backfill import registry
+from hypaware.backfill.admission import EVERYTHING, Admission, Door, both, pair_of
 from hypaware.backfill.check import ProviderFault, checked, rows_of
 from hypaware.backfill.materializer import Materializer
 from hypaware.backfill.pinned import Pinned
@@ -74,6 +75,8 @@ class SourceReport:
     items: int = 0
     sessions: set[str] = field(default_factory=set)
     skipped: Counter[str] = field(default_factory=Counter)
+    ignored: Counter[str] = field(default_factory=Counter)
+    """Reason → rows that were not taken in because their user does not want it."""
     events: list[Event] = field(default_factory=list)
     tally: Tally = field(default_factory=Tally)
     held: int = 0
@@ -87,7 +90,7 @@ class SourceReport:
     def forget_rows(self) -> None:
         """They were taken back."""
         self.rows = self.items = self.held = 0
-        self.sessions, self.tally = set(), Tally()
+        self.sessions, self.tally, self.ignored = set(), Tally(), Counter()
 
 
 def refuse_faults(reports: Iterable[SourceReport]) -> None:
@@ -106,6 +109,7 @@ class SourcePiece:
     pinned: Pinned
     environment: Mapping[str, str]
     gateway_id: str
+    admission: Admission = EVERYTHING
 
     @property
     def first_seq(self) -> int:
@@ -117,14 +121,15 @@ class SourcePiece:
 
     def rows(self, dataset: Dataset, built: Built) -> Iterator[tuple[int, Row]]:
         report = SourceReport(path_text(self.pinned.path))
+        door = self.admission.door()
         try:
             with Reading(self.pinned) as reading:
                 reading.start_over_if_rewritten()
-                yield from self._read(reading, dataset, built, report)
+                yield from self._read(reading, door, dataset, built, report)
                 _check(reading)
                 report.skipped.update(reading.skipped)
                 report.held = len(reading.held)
-                report.mark = self._mark(reading)
+                report.mark = self._mark(reading, door)
         except (SourceChanged, FileNotFoundError) as reason:
             report.changed = "changed" if isinstance(reason, SourceChanged) else "vanished"
         except OSError as error:
@@ -141,7 +146,7 @@ class SourcePiece:
         built.notes.append(report)
 
     def _read(
-        self, reading: Reading, dataset: Dataset, built: Built, report: SourceReport
+        self, reading: Reading, door: Door, dataset: Dataset, built: Built, report: SourceReport
     ) -> Iterator[tuple[int, Row]]:
         providers, materializers = _registries()
         if (entry := providers.get(self.provider)) is None:
@@ -161,10 +166,10 @@ class SourcePiece:
                 report.sessions.add(found.provenance.native_id)
                 materializer = materializers.get(found.kind)
                 assert materializer is not None
-                yield from self._rows_of(found, materializer, dataset, built, report)
+                yield from self._rows_of(found, materializer, door, dataset, built, report)
 
     def _rows_of(
-        self, item: Item, materializer: Materializer, dataset: Dataset, built: Built, report: SourceReport
+        self, item: Item, materializer: Materializer, door: Door, dataset: Dataset, built: Built, report: SourceReport
     ) -> Iterator[tuple[int, Row]]:
         fitted, tally = (complete_row if materializer.judged else coerce_row), materializer.tally
         for raw in rows_of(item, materializer, report.skipped):
@@ -173,17 +178,22 @@ class SourcePiece:
             if report.rows > self.max_rows:
                 message = f"{report.path} gave more than {self.max_rows} rows, and its provider says that it has fewer"
                 raise ProviderFault("invalid_yield", message)
+            # Its number is left out: each row has the same one however it is judged.
+            if why := door.why_not(pair_of(raw)):
+                report.ignored[why] += 1
+                continue
             if tally is not None and (numbers := tally(raw)):
                 report.tally.add(seq, numbers)
             try:
                 row = fitted(dataset, raw, self.gateway_id)
             except ValueError as reason:
-                built.rejects.append(Reject(report.path, report.rows - 1, str(reason), _as_kept(raw)))
+                refused = door.text_as_kept(_as_bytes(raw))
+                built.rejects.append(Reject(report.path, report.rows - 1, str(reason), refused))
                 report.tally.forget(seq)
                 continue
-            yield seq, row
+            yield seq, door.as_kept(dataset, row)
 
-    def _mark(self, reading: Reading) -> SourceMark:
+    def _mark(self, reading: Reading, door: Door) -> SourceMark:
         pinned, window = reading.source, reading.settle_window()
         return SourceMark(
             self.provider,
@@ -199,10 +209,11 @@ class SourcePiece:
             tuple(reading.left_out),
             window.since,
             window.until,
+            both(pinned.ignored, door.ignored),
         )
 
 
-def _as_kept(raw: Row) -> bytes:
+def _as_bytes(raw: Row) -> bytes:
     """A refused row as bytes, whatever is in it."""
     try:
         return orjson.dumps(raw, default=str, option=orjson.OPT_NON_STR_KEYS)

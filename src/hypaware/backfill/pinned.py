@@ -44,6 +44,8 @@ class Pinned:
     window: Window = Window()
     left_out: tuple[tuple[int, int], ...] = ()
     """From and to offsets of lines before `consumed` that no import took because they lay outside its window."""
+    ignored: tuple[tuple[str | None, str | None], ...] = ()
+    """(folder, session) of lines before `consumed` that no import took because they are ignored."""
 
 
 def inode_of(status: os.stat_result) -> int:

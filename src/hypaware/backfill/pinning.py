@@ -161,6 +161,7 @@ def _pin(path: Path, now_is: os.stat_result, mark: SourceMark | None, window: Wi
         prefix_hash=mark.prefix_hash,
         held=frozenset(mark.held),
         left_out=mark.left_out,
+        ignored=mark.ignored,
     )
 
 

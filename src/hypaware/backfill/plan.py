@@ -8,6 +8,7 @@ from typing import Any
 
 from hypaware import telemetry
 from hypaware.backfill import marks, pinning, registry
+from hypaware.backfill.admission import Admission
 from hypaware.backfill.outcome import Outcome
 from hypaware.backfill.pinning import Survey, path_text
 from hypaware.backfill.quiet import nothing_on_stdout
@@ -19,15 +20,17 @@ from hypaware.lake import metadata, standing
 from hypaware.model.datasets import Dataset
 
 
-def plan(home: Home, _config: Config, args: Mapping[str, Any]) -> dict[str, Any]:
+def plan(home: Home, config: Config, args: Mapping[str, Any]) -> dict[str, Any]:
     """INTERFACE's plan document; a provider that fails says so in its own entry."""
     request = Request.of(args)
     known = registry.providers()
     chosen = [entry for name in request.providers if (entry := known.get(name))]
-    return {"run_id": telemetry.dev_run_id(), "providers": [_planned(home, request, entry) for entry in chosen]}
+    admission = Admission.of(home, config)
+    planned = [_planned(home, request, entry, admission) for entry in chosen]
+    return {"run_id": telemetry.dev_run_id(), "providers": planned}
 
 
-def _planned(home: Home, request: Request, entry: Registered) -> dict[str, Any]:
+def _planned(home: Home, request: Request, entry: Registered, admission: Admission) -> dict[str, Any]:
     told: dict[str, Any] = {
         "provider": entry.name,
         "plugin": entry.plugin,
@@ -37,17 +40,17 @@ def _planned(home: Home, request: Request, entry: Registered) -> dict[str, Any]:
     found: list[Survey] = []
     with nothing_on_stdout():
         for name in entry.provider.datasets:
-            attempt(outcome, name, lambda dataset: found.append(_survey(home, request, entry, dataset)))
+            attempt(outcome, name, lambda dataset: found.append(_survey(home, request, entry, dataset, admission)))
     if outcome.error:
         return {**told, "plan": None, "error": outcome.error.as_json()}
     return {**told, "plan": _estimate(found)}
 
 
-def _survey(home: Home, request: Request, entry: Registered, dataset: Dataset) -> Survey:
+def _survey(home: Home, request: Request, entry: Registered, dataset: Dataset, admission: Admission) -> Survey:
     name = dataset.name
     standing.check(home, name, marks.recorded_through(home, name))
     window = kept_window(request.window, metadata.retained_from(home, name))
-    known = marks.known(home, entry.name, name)
+    known = admission.standing(marks.known(home, entry.name, name))
     return pinning.survey(entry.provider, request.environment, known, window, request.now, in_order=False)
 
 

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator, Sequence
-from operator import itemgetter
+from collections.abc import Container, Iterator, Sequence
+from operator import attrgetter, itemgetter
 
 from hypaware.errors import LakeError
 from hypaware.home import Home
-from hypaware.lake import metadata
-from hypaware.lake.build import row_key
+from hypaware.lake import match_index, metadata
+from hypaware.lake.build import Built, row_key
 from hypaware.lake.keys import lookup, pairs
 from hypaware.lake.metadata import Metadata
 from hypaware.lake.scan import FileScan, keys_of_file
+from hypaware.lake.settle import settle
 from hypaware.looking import has_table, look_into
 from hypaware.model.datasets import Dataset
 from hypaware.spool import reader
@@ -24,13 +25,14 @@ class Present:
         self._dataset = dataset
         self._own_gateway = own_gateway
         self._of_this_run: set[bytes] = set()
+        self._met: set[int] = set()
         entry = metadata.entry(home, dataset.name)
         self._table = metadata.read(entry.metadata) if entry else None
 
     def duplicates(self, found: list[tuple[bytes, int]]) -> frozenset[int]:
         """Sequences of those (key, sequence) whose key is there, or came before in this run."""
         asked = {key for key, _ in found}
-        seen = self._of_this_run | self._committed(asked) | asked.intersection(self._spooled())
+        seen = self._of_this_run | self.committed(asked) | asked.intersection(self._spooled())
         losers = []
         for key, seq in sorted(found, key=itemgetter(1)):
             if key in seen:
@@ -40,7 +42,27 @@ class Present:
         self._of_this_run |= asked
         return frozenset(losers)
 
-    def _committed(self, asked: set[bytes]) -> set[bytes]:
+    @property
+    def meets(self) -> bool:
+        """Whether anything was ever recorded live, so that what is imported may meet it."""
+        if self._table is None or not self._home.keys.is_file():
+            return False
+        with look_into(self._home.keys) as index:
+            return has_table(index, "matching") and match_index.is_kept(index, self._dataset.name)
+
+    def settled(self, built: Sequence[Built], left_out: Container[int]) -> frozenset[int]:
+        """Sequences of the rows that would settle one of the lake instead of becoming one."""
+        new = sorted((met for each in built for met in each.meetings if met.seq not in left_out), key=attrgetter("seq"))
+        if not new:
+            return frozenset()
+        with look_into(self._home.keys) as index:
+            known = match_index.free(index, (met.hash for met in new))
+        done = settle(new, [met for met in known if met.seq not in self._met])
+        self._met.update(done.met)
+        return frozenset(done.settled)
+
+    def committed(self, asked: set[bytes]) -> set[bytes]:
+        """Those of the keys that the lake has."""
         if self._table is None:
             return set()
         try:

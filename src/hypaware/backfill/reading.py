@@ -130,7 +130,7 @@ class Reading:
         """What earlier imports took must still stand there; else nothing is known about this source."""
         begun = self.source.consumed
         if begun and self._hash_of_prefix(begun) != self.source.prefix_hash:
-            self.source = replace(self.source, consumed=0, prefix_hash="", held=frozenset(), left_out=())
+            self.source = replace(self.source, consumed=0, prefix_hash="", held=frozenset(), left_out=(), ignored=())
 
     def lines(self) -> Iterator[Line]:
         """Every line that holds a JSON object, from the beginning of the source."""

@@ -14,6 +14,7 @@ from typing import Any
 
 from hypaware import telemetry
 from hypaware.backfill import pinning
+from hypaware.backfill.admission import Admission
 from hypaware.backfill.lots import Origin
 from hypaware.backfill.outcome import Outcome
 from hypaware.backfill.pinned import Window
@@ -39,6 +40,7 @@ class Known:
 
     marks: Mapping[str, SourceMark]
     window: Window
+    admission: Admission
 
 
 def backfill(context: JobContext, args: dict[str, Any]) -> dict[str, Any]:
@@ -55,13 +57,15 @@ def _import(context: JobContext, request: Request, outcome: Outcome, dataset: Da
             marks = sources.known(connection, outcome.entry.name, dataset.name)
             recorded = flushes.recorded_through(connection, dataset.name)
         standing.check(context.home, dataset.name, recorded)
-        known = Known(marks, kept_window(request.window, metadata.retained_from(context.home, dataset.name)))
-        found = surveyed(outcome, request, dataset, marks, known.window, partial(_looking, context, outcome))
+        window = kept_window(request.window, metadata.retained_from(context.home, dataset.name))
+        known = Known(marks, window, Admission.of(context.home, context.config))
+        looking = partial(_looking, context, outcome)
+        found = surveyed(outcome, request, dataset, known.admission.standing(marks), window, looking)
         # Nothing new costs nothing: Spark is not asked for.
         if found.due:
             with changing(dataset.name, context.check_cancelled):
                 found = _still_due(request, opened, outcome, dataset, known, found)
-                _take_in(context, request, opened, outcome, dataset, found)
+                _take_in(context, request, opened, outcome, dataset, known.admission, found)
 
 
 def _looking(context: JobContext, outcome: Outcome, number: int) -> None:
@@ -78,16 +82,18 @@ def _still_due(
         now = sources.known(connection, outcome.entry.name, dataset.name)
     if now == known.marks:
         return found
-    return pinning.survey(outcome.entry.provider, request.environment, now, known.window, request.now)
+    counting = known.admission.standing(now)
+    return pinning.survey(outcome.entry.provider, request.environment, counting, known.window, request.now)
 
 
 def _take_in(
-    context: JobContext, request: Request, opened: OpenHome, outcome: Outcome, dataset: Dataset, found: Survey
-) -> None:
+    context: JobContext, request: Request, opened: OpenHome, outcome: Outcome, dataset: Dataset, admission: Admission,
+    found: Survey,
+) -> None:  # fmt: skip
     watch = Watch(context, outcome, found)
     lake = SparkLake(context.home, context.spark, opened.identity, context.check_cancelled, watch.tasks_done)
     lake.warm_up()
-    origin = Origin(outcome.entry.name, dataset.name, dict(request.environment), opened.gateway_id)
+    origin = Origin(outcome.entry.name, dataset.name, dict(request.environment), opened.gateway_id, admission)
     take_in(Landing(context.home, opened.store, lake), outcome, found, origin, watch)
     lake_jobs.trim(context, lake.table(dataset), dataset.name)
 
@@ -100,5 +106,5 @@ def _flush_the_spool(context: JobContext, outcome: Outcome, dataset: Dataset) ->
             span.status("skipped")
             telemetry.event("backfill.flush_skipped", status="skipped", **facts)
             return
-        (report,) = lake_jobs.flush_datasets(context, [dataset.name])
+        (report,) = lake_jobs.flush_datasets(context, [dataset.name], patient=True)
         span.set(row_count=report.rows_written)

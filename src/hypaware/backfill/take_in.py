@@ -69,10 +69,11 @@ class _LotIntake:
         with telemetry.span("backfill.write", component="backfill", **self._facts) as span:
             landed = intake.land(flush, prepared, [report.mark for report in reports if report.mark is not None])
             span.set(row_count=landed.rows_written)
-        self._outcome.read(reports, prepared.duplicates | prepared.purged)
+        self._outcome.read(reports, prepared.duplicates | prepared.purged | prepared.settled)
         self._outcome.wrote(
             landed.rows_written, landed.rows_duplicate, landed.rows_rejected, {file.day for file in prepared.files}
         )
+        self._outcome.settled(landed.rows_settled)
         self._outcome.kept_out(landed.rows_purged)
         telemetry.count("hyp_rows_written", landed.rows_written, hyp_dataset=dataset)
         telemetry.count("hyp_rows_rejected", landed.rows_rejected, hyp_dataset=dataset)

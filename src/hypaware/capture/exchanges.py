@@ -6,6 +6,8 @@ with the ids that they had.
 
 `raw_row` does not note that its parts are stored, since they are not until the row is: call `RawRow.keep` after the
 append. Two rows that were made before one of them was kept both hold the part; nothing is lost by that but space.
+
+@ref capture#raw
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, Protocol
 
 import orjson
 
@@ -115,30 +117,59 @@ def decoded_of(row: Mapping[str, Any], lookup: Lookup) -> Decoded:
     )
 
 
-def reproject(rows: Iterable[Mapping[str, Any]], *, facts: SessionFacts | None = None) -> Iterator[Projection]:
+class Parts(Protocol):
+    """Parts of the stored rows that were read so far."""
+
+    def keep(self, session: str, day: str, parts: Mapping[str, str]) -> None: ...
+
+    def of(self, session: str, day: str) -> Lookup: ...
+
+
+def reproject(
+    rows: Iterable[Mapping[str, Any]],
+    *,
+    facts: SessionFacts | None = None,
+    seen: Seen | None = None,
+    parts: Parts | None = None,
+) -> Iterator[Projection]:
     """Today's rows of stored exchanges, one projection each, with the ids that they had.
 
-    The rows come in the order in which the exchanges ended. Parts live with their day, so two days' parts are in memory
-    at most. An exchange whose parts are gone gives an empty projection that says so in `skipped`.
+    The rows come in the order in which the exchanges ended. A projection is made when it is asked for, so whoever does
+    not want it can take it back (`Seen.rollback`) before the next one. An exchange whose parts are gone gives an empty
+    projection that says so in `skipped`.
     """
-    seen, parts_by_day = Seen(), dict[str, dict[str, str]]()
+    seen, parts = seen or Seen(), parts or _PartsOfTwoDays()
     for row in rows:
-        day = str(row["ts_start"])[:10]
-        parts = parts_by_day.setdefault(day, {})
-        parts |= parts_of(row)
-        for old in sorted(parts_by_day)[:-2]:
-            del parts_by_day[old]
+        session, day = row.get("session_id") or "", str(row["ts_start"])[:10]
+        if held := parts_of(row):
+            parts.keep(session, day, held)
         try:
-            decoded = decoded_of(row, parts.get)
-        except PartsMissing as gone:
-            yield _unread(row, gone)
+            decoded = decoded_of(row, parts.of(session, day))
+        except PartsMissing:
+            yield Projection(
+                session_id=row.get("session_id"),
+                client_name=row.get("client_name"),
+                skipped=Counter({"parts_missing": 1}),
+            )
             continue
         yield project(decoded, seen, facts=facts)
 
 
-def _unread(row: Mapping[str, Any], gone: PartsMissing) -> Projection:
-    skipped = Counter({"parts_missing": len(gone.missing)})
-    return Projection(session_id=row.get("session_id"), client_name=row.get("client_name"), skipped=skipped)
+class _PartsOfTwoDays:
+    """In memory. What began before midnight and ended after it stands behind rows of the next day."""
+
+    def __init__(self) -> None:
+        self._days: dict[str, dict[tuple[str, str], str]] = {}
+
+    def keep(self, session: str, day: str, parts: Mapping[str, str]) -> None:
+        held = self._days.setdefault(day, {})
+        held |= {(session, name): text for name, text in parts.items()}
+        for old in sorted(self._days)[:-2]:
+            del self._days[old]
+
+    def of(self, session: str, day: str) -> Lookup:
+        held = self._days.get(day, {})
+        return lambda name: held.get((session, name))
 
 
 def _object(value: Any) -> dict[str, Any]:

@@ -7,6 +7,8 @@ have sent it, byte for byte but for the head's first line, `Host` and the header
 its connection, so that nothing needs to know where a body ends. It ends by itself when no client points at the home,
 nobody holds its sockets and nobody has called for a while: sessions that are still open keep their base URL. And it
 makes way for one of another version when a daemon tells it to, which holds the sockets meanwhile.
+
+@ref capture#listener
 """
 
 from __future__ import annotations
@@ -28,7 +30,6 @@ from hypaware.home import Home
 
 LINGER_SECONDS = 3600.0
 _LOOK_SECONDS = 60.0
-_BACKLOG = 1024
 
 
 def _nothing() -> None:
@@ -93,18 +94,7 @@ class Fallback:
         return control
 
     def _listen(self, address: str) -> socket.socket:
-        host, _, port = address.rpartition(":")
-        host = host.strip("[]")
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        listener = socket.socket(family, socket.SOCK_STREAM)
-        try:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.setblocking(False)
-            listener.bind((host, int(port)))
-            listener.listen(_BACKLOG)
-        except BaseException:
-            listener.close()
-            raise
+        listener = handover.bound(address)
         self._keep(address, listener)
         return listener
 

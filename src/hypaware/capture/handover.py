@@ -8,6 +8,9 @@ in the daemon's place and passes requests straight to the provider, unrecorded; 
     with handover.take(home, "127.0.0.1:18521") as taken:
         … web.SockSite(runner, taken.socket) …
         taken.give_back()       # as soon as no more is accepted; at the latest the end of the process does it
+
+While no client points at the home, nobody needs that process: `open_address` then opens the address itself, and `tend`
+hands it over when the first client is attached.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ from types import TracebackType
 from urllib.parse import urlsplit
 
 from hypaware import __version__
+from hypaware.capture import own_upstreams
 from hypaware.errors import NotReady
 from hypaware.home import Home
 
@@ -34,6 +38,7 @@ _START_SECONDS = 10.0
 _ANSWER_SECONDS = 5.0
 _POLL_SECONDS = 0.01
 _SOCKET_PATH_MAX = 100
+_BACKLOG = 1024
 
 
 def socket_path(home: Home) -> Path:
@@ -64,7 +69,7 @@ def home_mark(home: Home) -> str:
 class Taken:
     """The listening socket, ours until it is given back."""
 
-    def __init__(self, home: Home, listen: str, listener: socket.socket, control: socket.socket) -> None:
+    def __init__(self, home: Home, listen: str, listener: socket.socket, control: socket.socket | None) -> None:
         self._home = home
         self._listen = listen
         self.socket = listener
@@ -76,16 +81,14 @@ class Taken:
         return str(host), int(port)
 
     def tend(self) -> bool:
-        """Sees to it that the address would outlive us. Whether `fallback` had died and was started again."""
-        try:
-            self._control.setblocking(False)
-            if self._control.recv(1, socket.MSG_PEEK):
+        """Sees to it that the address would outlive us, if a client points there. Whether `fallback` was started."""
+        if self._control is None:
+            if not own_upstreams.attached(self._home):
                 return False
-        except BlockingIOError:
+        elif _is_open(self._control):
             return False
-        except OSError:
-            pass
-        self._control.close()
+        else:
+            self._control.close()
         self._control = ensure(self._home)
         socket.send_fds(self._control, [_request("give", self._listen)], [self.socket.fileno()])
         _received(self._control)
@@ -93,6 +96,8 @@ class Taken:
 
     def renew(self) -> None:
         """Puts one of our own version in the place of the `fallback` that runs."""
+        if self._control is None:
+            return
         self._control.sendall(_request("leave", self._listen))
         self._control.settimeout(_ANSWER_SECONDS)
         with suppress(OSError):
@@ -100,9 +105,10 @@ class Taken:
         self.tend()
 
     def give_back(self) -> None:
-        """`fallback` accepts from now on."""
-        self._control.close()
+        """`fallback`, if it is needed, accepts from now on."""
         self.socket.close()
+        if self._control is not None:
+            self._control.close()
 
     def __enter__(self) -> Taken:
         return self
@@ -113,6 +119,39 @@ class Taken:
         self.give_back()
 
 
+def open_address(home: Home, listen: str) -> Taken:
+    """As `take`, where a client points at the home or its `fallback` runs; else by ourselves."""
+    if not own_upstreams.attached(home):
+        control = _connected(home)
+        if control is None:
+            try:
+                return Taken(home, listen, bound(listen), None)
+            except OSError as error:
+                raise _not_ours(listen, error.strerror) from error
+        control.close()
+    return take(home, listen)
+
+
+def bound(address: str) -> socket.socket:
+    """A socket that listens there."""
+    host, _, port = address.rpartition(":")
+    host = host.strip("[]")
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.setblocking(False)
+        listener.bind((host, int(port)))
+        listener.listen(_BACKLOG)
+    except BaseException:
+        listener.close()
+        raise
+    return listener
+
+
+def _not_ours(listen: str, why: object) -> NotReady:
+    return NotReady(f"the gateway cannot listen on {listen}: {why}", kind="gateway_address")
+
+
 def take(home: Home, listen: str) -> Taken:
     """The socket that listens at the address, from the home's `fallback`, which is started if it does not run."""
     control = ensure(home)
@@ -120,9 +159,7 @@ def take(home: Home, listen: str) -> Taken:
         control.sendall(_request("take", listen))
         answer, descriptors = _received(control)
         if "error" in answer or not descriptors:
-            raise NotReady(
-                f"the gateway cannot listen on {listen}: {answer.get('error', 'no answer')}", kind="gateway_address"
-            )
+            raise _not_ours(listen, answer.get("error", "no answer"))
     except BaseException:
         control.close()
         raise
@@ -131,6 +168,17 @@ def take(home: Home, listen: str) -> Taken:
         # One that an older installation has left. We hold the socket: nobody who calls notices the change.
         taken.renew()
     return taken
+
+
+def _is_open(control: socket.socket) -> bool:
+    """Whether the other end is still there."""
+    try:
+        control.setblocking(False)
+        return bool(control.recv(1, socket.MSG_PEEK))
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
 
 
 def _request(wants: str, address: str) -> bytes:

@@ -6,6 +6,8 @@ that their user has opted out. The strictest answer counts. Where nobody says an
 A live exchange may come before its folder is known. It is judged by its session alone then, as `full` unless the
 config's `unknown_folder` is stricter; a record of a hook, or the transcript, tells the folder later, and what has
 become of the class by then decides whether the row may leave the machine.
+
+@ref capture#privacy
 """
 
 from __future__ import annotations
@@ -15,11 +17,16 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hypaware.capture import hypignore
 from hypaware.capture.opt_outs import OptOuts
 from hypaware.capture.privacy_class import PrivacyClass
+from hypaware.capture.session_folders import SessionFolders
 from hypaware.home import Home
+
+if TYPE_CHECKING:
+    from hypaware.config import PrivacyConfig
 
 
 @dataclass(frozen=True)
@@ -29,6 +36,7 @@ class Verdict:
     """For its user: the file or the setting that decided."""
 
 
+BY_SESSION = "hyp session ignore"
 _NOBODY = Verdict(PrivacyClass.FULL, "nothing says otherwise")
 
 
@@ -51,6 +59,12 @@ class Privacy:
         self._unknown_folder = unknown_folder
         self._cwd_of = cwd_of
 
+    @classmethod
+    def of(cls, home: Home, said: PrivacyConfig) -> Privacy:
+        """By the config; a session's folder is where its client's hooks noted it."""
+        unknown = PrivacyClass.named(said.unknown_folder)
+        return cls(home, said.folders, unknown, SessionFolders(home).cwd_of)
+
     def class_of(self, cwd: str | None, session_id: str | None) -> PrivacyClass:
         return self.verdict(cwd, session_id).privacy
 
@@ -66,7 +80,7 @@ class Privacy:
 
     def _of_session(self, session_id: str | None) -> Verdict | None:
         found = self._opt_outs.class_of(session_id) if session_id else None
-        return Verdict(found, "hyp session ignore") if found is not None else None
+        return Verdict(found, BY_SESSION) if found is not None else None
 
     def _of_folder(self, cwd: str | None) -> Verdict | None:
         if not cwd or "\0" in cwd or not Path(cwd).is_absolute():

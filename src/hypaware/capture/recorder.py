@@ -6,6 +6,8 @@ durable. Nobody who streams waits for keep: with the queue full, the recording i
 
 keep may raise `Retryable` (a full disk): the same recording is tried again until the recorder stops, everything behind
 it waits. Any other is of this recording alone: it is counted, reported by its type, and the next one follows.
+
+@ref capture#recorder
 """
 
 from __future__ import annotations
@@ -29,10 +31,11 @@ from hypaware.capture.spill import Limits, Spill, Tape
 from hypaware.errors import Retryable
 
 Keep = Callable[[Recording], None]
-"""Returns when the exchange is durable. Reads the bodies while it runs; their files are gone afterwards."""
+"""Returns when the exchange is durable, or with who makes it so in a moment (`storing`). Reads the bodies while it
+runs; their files are gone afterwards."""
 
 _before_keep = faults.point("capture.keep.before-keep", "an exchange has ended; nothing of it is stored")
-_after_keep = faults.point("capture.keep.after-keep", "the exchange is stored; its spilled bodies are still there")
+_after_keep = faults.point("capture.keep.after-keep", "the exchange was handed on; its spilled bodies are still there")
 
 _SECONDS_BETWEEN_TRIES = (0.5, 1.0, 2.0, 5.0)
 

@@ -70,7 +70,7 @@ class SpillFile:
         self.failed = False
         self._fd: int | None = None
 
-    def write(self, data: bytes) -> None:
+    def write(self, data: bytes | bytearray) -> None:
         if self.failed:
             return
         try:
@@ -114,7 +114,9 @@ class Spill:
     def new_file(self) -> SpillFile:
         return SpillFile(self._folder)
 
-    def write(self, file: SpillFile, data: bytes) -> None:
+    def write(self, file: SpillFile, data: bytes | bytearray) -> None:
+        """The data is the spill's from here on."""
+
         def write() -> None:
             file.write(data)
             self.room.give(len(data))
@@ -191,5 +193,5 @@ class Tape:
         if self._held:
             # From here on the spill gives the room back.
             self._taken -= len(self._held)
-            self._spill.write(self._file, bytes(self._held))
+            self._spill.write(self._file, self._held)
             self._held = bytearray()

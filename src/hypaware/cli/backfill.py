@@ -189,19 +189,11 @@ def _run_dry(asked: _Asked) -> dict[str, Any]:
 
 def _answer(asked: _Asked, report: dict[str, Any], as_json: bool) -> None:
     """A provider that failed, or that the engine passed over, is never a success."""
+    from hypaware.backfill.verdict import trouble
     from hypaware.cli.failure import PartlyFailed
 
-    failed = [each["provider"] for each in report["providers"] if "error" in each]
-    missing = sorted(set(asked.args["providers"]) - {each["provider"] for each in report["providers"]})
-    if missing:
-        raise PartlyFailed(
-            f"the engine does not know {', '.join(missing)}: it was started without that plugin",
-            report,
-            kind="unknown_provider",
-            repair="hyp engine stop",
-        )
-    if failed:
-        raise PartlyFailed(f"it failed for {', '.join(failed)}", report, kind="providers_failed")
+    if error := trouble(report, asked.args["providers"]):
+        raise PartlyFailed(error.message, report, kind=error.kind, repair=error.repair)
     if as_json:
         output.emit_json(report)
 

@@ -60,7 +60,7 @@ def _row(each: Result) -> tuple[object, ...]:
         each["provider"],
         _Count(each["sessions_seen"]),
         _Count(each["rows_written"]),
-        _Count(each["rows_skipped"] - each.get("rows_purged", 0)),
+        _Count(each["rows_skipped"] - each.get("rows_purged", 0) - each.get("rows_ignored", 0)),
         _Count(each["rows_rejected"]),
         _Count(tokens.get("input_tokens", 0)),
         _Count(tokens.get("output_tokens", 0)),

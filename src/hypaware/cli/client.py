@@ -38,13 +38,13 @@ def attach(name: str | None, dry_run: bool, as_json: bool) -> None:
     from hypaware import config
     from hypaware.capture import handover
     from hypaware.clients import attach as steps
+    from hypaware.clients.gateway_url import gateway_url, not_answering
     from hypaware.clients.standing import asked
     from hypaware.daemon import instance
-    from hypaware.errors import NotReady
 
     home = Home.from_environment()
     listen = config.load(home).gateway.listen
-    gateway = f"http://{_reachable(listen)}"
+    gateway = gateway_url(listen)
     environment = _environment()
     done: list[Outcome] = []
     for each in _chosen(name, environment):
@@ -53,17 +53,12 @@ def attach(name: str | None, dry_run: bool, as_json: bool) -> None:
             # First somebody who answers, then the client that calls.
             handover.wake(home, shown.base_url)
             if asked(home, shown.base_url) is None:
-                raise NotReady(
-                    f"no gateway of this home answers at {listen}: another program may have taken it "
-                    f"(the log is {handover.log_path(home)}). Nothing was written",
-                    kind="gateway_address",
-                    repair="hyp config set gateway.listen 127.0.0.1:18522",
-                )
+                raise not_answering(home, listen)
             shown = steps.attach(home, each, gateway, environment)
         done.append(shown)
     _tell(done, dry_run, as_json, "goes through the gateway at {base_url}", "goes there already")
     if not dry_run and instance.running(home) is None:
-        output.note("the daemon does not run: requests pass unrecorded until it does (hyp daemon run)")
+        output.note("the daemon does not run: requests pass unrecorded until it does (hyp daemon start)")
 
 
 @client.command("detach", examples=["hyp client detach claude", "hyp client detach --dry-run"])
@@ -112,7 +107,7 @@ def status(name: str | None, as_json: bool) -> None:
         if each.problem:
             output.warn(each.problem)
         if each.state == "passing":
-            output.note(f"{each.client}: the daemon does not run, so its requests pass unrecorded (hyp daemon run)")
+            output.note(f"{each.client}: the daemon does not run, so its requests pass unrecorded (hyp daemon start)")
     if bad:
         raise PartlyFailed(
             "; ".join(f"{each.client} is {each.state}" for each in bad),
@@ -146,11 +141,6 @@ def _environment() -> Environment:
     from pathlib import Path
 
     return {**os.environ, "HOME": os.environ.get("HOME") or str(Path.home())}
-
-
-def _reachable(listen: str) -> str:
-    host, _, port = listen.rpartition(":")
-    return f"127.0.0.1:{port}" if host in ("0.0.0.0", "[::]", "localhost") else listen
 
 
 def _tell(done: list[Outcome], dry_run: bool, as_json: bool, changed: str, unchanged: str) -> None:

@@ -61,10 +61,12 @@ def list_(sink: str | None, as_json: bool) -> None:
 @json_option
 def show(letter: str, as_json: bool) -> None:
     """Show one with its rows. The beginning of its ID is enough."""
-    from hypaware.export import refused
+    from hypaware import config as configuration
+    from hypaware.export import clearance, refused
 
     with _letters([letter]) as (opened, (found,)):
-        rows = refused.rows_of(opened.store, found, _read_lake)
+        as_they_leave = clearance.of(opened.home, configuration.load(opened.home))
+        rows = refused.rows_of(opened.store, found, _read_lake, as_they_leave)
     document = {**found.as_json(), "payload": rows}
     if as_json:
         output.emit_json(document)

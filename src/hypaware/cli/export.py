@@ -97,7 +97,7 @@ def status(as_json: bool) -> None:
     if not config.sinks:
         output.note(_HOW_TO_DECLARE)
     elif instance.running(home) is None:
-        output.note("the daemon does not run, so nothing is delivered by schedule: hyp daemon run")
+        output.note("the daemon does not run, so nothing is delivered by schedule: hyp daemon start")
 
 
 export.add_command(adopt)

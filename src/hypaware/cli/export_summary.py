@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
@@ -22,6 +23,7 @@ def show_round(report: Mapping[str, Any], *, dry_run: bool) -> None:
         elif not sink.get("error"):
             output.emit("the lake has no rows for it yet")
     for sink in report["sinks"]:
+        _tell_of_clearance(sink)
         _warn_of_trouble(sink)
 
 
@@ -47,6 +49,18 @@ def _outcome(stream: Stream) -> str:
     if error:
         return "held" if error["kind"] == "held" else "partial" if stream["chunks"] else "failed"
     return f"{stream['dead_letters']} refused" if stream["dead_letters"] else "ok"
+
+
+def _tell_of_clearance(sink: Mapping[str, Any]) -> None:
+    withheld = sum(stream.get("withheld", 0) for stream in sink["streams"])
+    redacted: Counter[str] = Counter()
+    for stream in sink["streams"]:
+        redacted.update(stream.get("redacted", {}))
+    if withheld:
+        output.note(f"{sink['sink']}: {withheld} {'row stays' if withheld == 1 else 'rows stay'} on this machine")
+    if redacted:
+        rules = ", ".join(f"{rule} {count}" for rule, count in redacted.most_common())
+        output.note(f"{sink['sink']}: secrets replaced in what was sent: {rules}")
 
 
 def _warn_of_trouble(sink: Mapping[str, Any]) -> None:

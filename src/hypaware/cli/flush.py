@@ -23,6 +23,7 @@ def flush(dataset: str | None, as_json: bool) -> None:
     from hypaware.lake import pending
     from hypaware.model import datasets
     from hypaware.opening import identify
+    from hypaware.spool import segments
 
     names = [datasets.get(dataset).name] if dataset else None
     home = Home.from_environment()
@@ -30,7 +31,9 @@ def flush(dataset: str | None, as_json: bool) -> None:
     if pending.waits(home, names):
         report = run_job("flush", {"dataset": dataset})
     else:
-        report = {"datasets": [_nothing(name) for name in names or datasets.names()]}
+        # As a flush tells it: of what has come in so far.
+        known = names or segments.datasets_with_spool(home) or datasets.names()
+        report = {"datasets": [_nothing(name) for name in known]}
     if as_json:
         output.emit_json(report)
         return
@@ -46,6 +49,11 @@ def flush(dataset: str | None, as_json: bool) -> None:
     ]
     output.emit_table(["dataset", "written", "duplicate", "rejected", "up to sequence"], rows)
     for each in report["datasets"]:
+        if each.get("rows_settled"):
+            output.note(
+                f"{each['dataset']}: {each['rows_settled']} rows told the ids of rows that were recorded live; "
+                "those take them over at the next `hyp maintain`"
+            )
         if each.get("rows_purged"):
             output.note(f"{each['dataset']}: {each['rows_purged']} rows were purged before and stay out")
         if each["rows_rejected"]:

@@ -36,7 +36,13 @@ _SHOWN = 10
 )
 @click.option("--session", "sessions", multiple=True, metavar="ID", help="All rows of a session; repeat for several.")
 @click.option("--source", "sources", multiple=True, metavar="S", help="All rows of a source, for example codex.")
-@click.option("--cwd", "folders", multiple=True, metavar="PATH", help="Rows of work in a folder, or below it.")
+@click.option(
+    "--cwd",
+    "folders",
+    multiple=True,
+    metavar="PATH",
+    help="Rows of work in a folder or below it; raw exchanges of its sessions.",
+)
 @click.option("--before", "before", metavar="D", help="Rows from before D: 2026-11-15, 2026-11-15T08:00:00Z, 90d.")
 @click.option("--dry-run", is_flag=True, help="Count what would go; change nothing.")
 @click.option("--allow-reimport", is_flag=True, help="Let an import bring the rows back, also those of earlier purges.")

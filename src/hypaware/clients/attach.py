@@ -7,6 +7,8 @@
 Killed after 2, the file is as it was, and the record knows it by its hash. Killed after 3, there is nothing left to
 do. Detach goes the other way: the file first, the record last. A file that nobody touched since gets its old bytes
 back; in one that was changed, exactly what is ours is taken out, and what stood in its place before is put back.
+
+@ref capture#attach
 """
 
 from __future__ import annotations

@@ -32,8 +32,8 @@ from hypaware.home import Home
 _SECONDS = 3.0
 
 REPAIR = {
-    "passing": "hyp daemon run",
-    "broken": "hyp daemon run",
+    "passing": "hyp daemon start",
+    "broken": "hyp daemon start",
     "changed": "hyp client attach {client}",
 }
 

@@ -46,7 +46,7 @@ def set_value(home: Home, key: str, value: Any) -> Change:
     durable.make_dir(home.root)
     # A config that is a link into somebody's dotfiles stays one.
     target = home.config.resolve()
-    with _alone(home.root):
+    with alone(home.root):
         old = read_text(target)
         text = old if old is not None else _NEW_FILE
         parse_toml(text, home.config)
@@ -60,7 +60,7 @@ def _first_valid(text: str, path: tuple[str, ...], value: Any, name: Path) -> tu
     first_error: ConfigError | None = None
     for meant in _meanings(value):
         try:
-            new = _edited(text, path, meant, name)
+            new = with_value(text, path, meant, name)
             return new, read(parse_toml(new, name))
         except ConfigError as error:
             first_error = first_error or error
@@ -102,7 +102,7 @@ def _key_path(key: str) -> tuple[str, ...]:
     return tuple(path)
 
 
-def _edited(text: str, path: tuple[str, ...], raw: Any, name: Path) -> str:
+def with_value(text: str, path: tuple[str, ...], raw: Any, name: Path) -> str:
     """The text with this one key set. Every way of writing it is checked: a table begun in the middle of a file
     would take the keys after it for its own."""
     expected = _expected(text, path, raw, name)
@@ -112,6 +112,30 @@ def _edited(text: str, path: tuple[str, ...], raw: Any, name: Path) -> str:
             if tomllib.loads(new) == expected:
                 return new
     raise ConfigError(f"{dotted(path)} cannot be set without touching other keys; edit {name}")
+
+
+def without(text: str, path: tuple[str, ...], name: Path) -> str:
+    """The text without this table and all that is in it; the tables around it may go with the last one in them."""
+    document = tomlkit.parse(text)
+    _take_out(document, path)
+    new = tomlkit.dumps(document)
+    expected = tomllib.loads(text)
+    _take_out(expected, path)
+    if _filled(tomllib.loads(new)) != _filled(expected):
+        raise ConfigError(f"{dotted(path)} cannot be taken out without touching other keys; edit {name}")
+    return new
+
+
+def _take_out(table: Any, path: tuple[str, ...]) -> None:
+    for part in path[:-1]:
+        table = table[part]
+    del table[path[-1]]
+
+
+def _filled(table: dict[str, Any]) -> dict[str, Any]:
+    """Without tables that hold nothing, which mean nothing either."""
+    found = {key: _filled(value) if isinstance(value, dict) else value for key, value in table.items()}
+    return {key: value for key, value in found.items() if value != {}}
 
 
 def _written(text: str, path: tuple[str, ...], raw: Any, new_table: Callable[[], Any]) -> str:
@@ -153,7 +177,8 @@ def _at(value: Any, path: tuple[str, ...]) -> Any:
 
 
 @contextmanager
-def _alone(folder: Path) -> Iterator[None]:
+def alone(folder: Path) -> Iterator[None]:
+    """Whoever changes the config of the home in this folder holds the lock on it."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from hypaware.config import schema, secrets
@@ -22,12 +23,14 @@ from hypaware.config.schema import (
     GatewayConfig,
     LakeConfig,
     MaintainConfig,
+    PrivacyConfig,
+    RedactionConfig,
     RetentionConfig,
     Setting,
     SinkConfig,
     UpstreamConfig,
 )
-from hypaware.config.values import NAME, Kind, whole
+from hypaware.config.values import NAME, PRIVACY_CLASS, Kind, whole
 from hypaware.config.where import KeyPath, dotted
 from hypaware.nearest import nearest
 
@@ -45,6 +48,8 @@ _SECTIONS: Mapping[str, type[DataclassInstance]] = {
     "flush": FlushConfig,
     "retention": RetentionConfig,
     "maintain": MaintainConfig,
+    "redaction": RedactionConfig,
+    "privacy": PrivacyConfig,
 }
 
 
@@ -77,6 +82,8 @@ def read(table: Mapping[str, Any]) -> Config:
         "flush": lambda raw, path: _section(FlushConfig, raw, path),
         "retention": lambda raw, path: _section(RetentionConfig, raw, path, {"datasets": _days_of_datasets}),
         "maintain": lambda raw, path: _section(MaintainConfig, raw, path),
+        "redaction": lambda raw, path: _section(RedactionConfig, raw, path),
+        "privacy": lambda raw, path: _section(PrivacyConfig, raw, path, {"folders": _folders}),
         "sinks": _sinks,
     }
     return _section(Config, table, (), own)
@@ -179,6 +186,26 @@ def _days_of_datasets(raw: Any, path: KeyPath) -> dict[str, int]:
             _refuse_unknown_dataset(name, at)
         days[name] = _value(_DAYS, value, at)
     return days
+
+
+def _folders(raw: Any, path: KeyPath) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for folder, value in _table(raw, path).items():
+        if not _is_whole(folder):
+            raise Problem(
+                (*path, folder),
+                f'{dotted((*path, folder))}: expected a whole path as a key, such as "~/work" = "local-only"',
+            )
+        found[folder] = _value(PRIVACY_CLASS, value, (*path, folder))
+    return found
+
+
+def _is_whole(folder: str) -> bool:
+    try:
+        return Path(folder).expanduser().is_absolute() and "\0" not in folder
+    except RuntimeError:
+        # The home of a user that there is not.
+        return False
 
 
 def _sinks(raw: Any, path: KeyPath) -> dict[str, SinkConfig]:

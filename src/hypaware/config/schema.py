@@ -93,6 +93,19 @@ class MaintainConfig:
 
 
 @dataclass(frozen=True)
+class RedactionConfig:
+    kept: bool = _setting(values.FLAG, False, "replace secrets also in what is kept on this machine")
+    exported: bool = _setting(values.FLAG, True, "replace secrets in what a sink gets")
+    rules_off: tuple[str, ...] = _setting(values.RULES, (), "rules that are not to look for secrets")
+
+
+@dataclass(frozen=True)
+class PrivacyConfig:
+    unknown_folder: str = _setting(values.PRIVACY_CLASS, "full", "how far work goes whose folder is not known")
+    folders: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class SinkConfig:
     kind: str
     schedule: str
@@ -111,6 +124,8 @@ class Config:
     flush: FlushConfig = field(default_factory=FlushConfig)
     retention: RetentionConfig = field(default_factory=RetentionConfig)
     maintain: MaintainConfig = field(default_factory=MaintainConfig)
+    redaction: RedactionConfig = field(default_factory=RedactionConfig)
+    privacy: PrivacyConfig = field(default_factory=PrivacyConfig)
     sinks: Mapping[str, SinkConfig] = field(default_factory=dict)
 
 

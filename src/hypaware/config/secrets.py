@@ -19,10 +19,15 @@ _SECRET_IN_ADDRESS = re.compile(r"://[^/@\s]+:[^/@\s]+@|[?&;](?:password|token|s
 
 Path = tuple[str | int, ...]
 
+_FOLDERS = ("privacy", "folders")
+
 
 def find(table: Mapping[str, Any]) -> tuple[Path, str] | None:
     """The first key that holds a secret, and what to write instead."""
     for path, value in _leaves(table, ()):
+        # Their keys are paths, and a folder may be called anything.
+        if path[:-1] == _FOLDERS:
+            continue
         name = next(part for part in reversed(path) if isinstance(part, str))
         if _SECRET_KEY.search(name):
             stem = name.replace("-", "_").replace(".", "_")

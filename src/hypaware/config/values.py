@@ -6,12 +6,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
+from hypaware.capture.privacy_class import WORDS as PRIVACY_WORDS
 from hypaware.config import cron, hours
+from hypaware.nearest import nearest
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 _DURATION = re.compile(r"(\d{1,15})\s*(ms|s|m|h|d)")
@@ -167,10 +169,27 @@ def _schedule(raw: Any) -> str:
 def choice(*allowed: str) -> Kind:
     def read(raw: Any) -> str:
         if raw not in allowed:
-            raise ValueError
+            raise ValueError(_meant(raw, allowed))
         return str(raw)
 
     return Kind(f"one of {', '.join(allowed)}", f'"{allowed[0]}"', read)
+
+
+def _meant(raw: Any, known: Iterable[str]) -> str:
+    return nearest(raw, known).strip() if isinstance(raw, str) else ""
+
+
+def _rules(raw: Any) -> tuple[str, ...]:
+    from hypaware.capture.secrets_rules import KINDS
+
+    if not isinstance(raw, list | tuple) or not all(isinstance(item, str) for item in raw):
+        raise ValueError
+    for item in raw:
+        if item not in KINDS:
+            raise ValueError(f"there is no rule {item!r}. {_meant(item, KINDS)}")
+    if len(set(raw)) < len(raw):
+        raise ValueError("a name stands there twice")
+    return tuple(raw)
 
 
 CATALOG_TYPES = ("rest", "jdbc", "glue", "hive")
@@ -216,6 +235,8 @@ SERVER_URL = Kind("the server's http or https address", '"https://host.example"'
 PREFIX = Kind("a path that begins with /", '"/v1"', _prefix)
 NAME = Kind("a name of letters, digits, _ and -", '"anthropic"', _name)
 NAMES = Kind("a list of dataset names", '["ai_gateway_messages"]', _names, list)
+RULES = Kind("a list of rules' names", '["password"]', _rules, list)
+PRIVACY_CLASS = choice(*PRIVACY_WORDS)
 SCHEDULE = Kind("five cron fields (minute, hour, day, month, weekday; UTC)", '"*/5 * * * *"', _schedule)
 CATALOG = Kind("a table with the catalog's type and uri", _CATALOG_EXAMPLE, _shared_catalog, dict)
 LAKE_CATALOG = Kind(

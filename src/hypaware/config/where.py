@@ -6,6 +6,7 @@ key appears in the statement that begins right after the longest such prefix wit
 
 from __future__ import annotations
 
+import json
 import tomllib
 from typing import Any
 
@@ -48,5 +49,5 @@ def dotted(path: KeyPath) -> str:
             shown += f"[{part}]"
         else:
             bare = part.replace("-", "").replace("_", "").isalnum() and part.isascii()
-            shown += ("." if shown else "") + (part if bare else f'"{part}"')
+            shown += ("." if shown else "") + (part if bare else json.dumps(part, ensure_ascii=False))
     return shown

@@ -1,6 +1,8 @@
-"""How long to wait before the engine is tried again: twice as long after each failure, up to a limit."""
+"""How long to wait before something is tried again: twice as long after each failure, up to a limit."""
 
 from __future__ import annotations
+
+from hypaware.daemon.clock import Clock
 
 FIRST_SECONDS = 1.0
 LONGEST_SECONDS = 300.0
@@ -17,3 +19,27 @@ class Backoff:
 
     def succeeded(self) -> None:
         self._failures = 0
+
+
+class Tries:
+    """When something that failed may be tried again: `if tries.are_due(): with tries: …`"""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._backoff = Backoff()
+        self._next = 0.0
+
+    def are_due(self) -> bool:
+        return self._clock.monotonic() >= self._next
+
+    def at_once(self) -> None:
+        self._next = 0.0
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: type[BaseException] | None, _error: object, _trace: object) -> None:
+        if kind is None:
+            self._backoff.succeeded()
+        else:
+            self._next = self._clock.monotonic() + self._backoff.failed()

@@ -1,8 +1,13 @@
 """How the daemon is, for those who ask: `run/daemon.json`.
 
     {pid, started_at, version,
+     gateway: {listen, state, error, since, exchanges, recorded, incomplete, dropped, ignored, unknown, rejected_rows,
+               redacted, last_exchange_at},
      sinks: {name: {next_round, last_round, last_status}}, flush: {last_flush, last_status},
-     maintain: {next_look, waits, last_run, last_status}}
+     catch_up: {last_run, last_status, next_look}, maintain: {next_look, waits, last_run, last_status}}
+
+The gateway's state is listening, down or off; `unknown` has paths, `redacted` rules, each with a count. Its counts are
+those of this daemon's life.
 
 Replaced in one step and not synced: it means nothing after a power cut, and nothing without the daemon's lock.
 """
@@ -13,6 +18,7 @@ import json
 import logging
 import os
 import secrets
+from collections.abc import Mapping
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
@@ -43,6 +49,8 @@ class Condition:
         self._flush: dict[str, str | None] = {"last_flush": None, "last_status": None}
         self._maintain: dict[str, str | None] = dict.fromkeys(("next_look", "waits", "last_run", "last_status"))
         self._sinks: dict[str, dict[str, str | None]] = {}
+        self._gateway: dict[str, Any] = {}
+        self._catch_up: dict[str, str | None] = dict.fromkeys(("last_run", "last_status", "next_look"))
         self._head = {"pid": os.getpid(), "started_at": _text(started_at), "version": __version__}
         self._written: bytes | None = None
 
@@ -67,13 +75,32 @@ class Condition:
         self._maintain.update(last_run=_text(at), last_status=status)
         self.write()
 
+    def gateway(self, found: Mapping[str, Any]) -> None:
+        """All of it, as it is now."""
+        self._gateway = {name: _text(value) if isinstance(value, datetime) else value for name, value in found.items()}
+        self.write()
+
+    def awaits_catch_up(self, next_look: datetime) -> None:
+        self._catch_up["next_look"] = _text(next_look)
+        self.write()
+
+    def caught_up(self, at: datetime, status: str) -> None:
+        self._catch_up.update(last_run=_text(at), last_status=status)
+        self.write()
+
     def forget(self, sink: str) -> None:
         self._sinks.pop(sink, None)
         self.write()
 
     def write(self) -> None:
         """A full disk must not end the daemon: its work does not depend on this file."""
-        parts = {"sinks": self._sinks, "flush": self._flush, "maintain": self._maintain}
+        parts = {
+            "gateway": self._gateway,
+            "sinks": self._sinks,
+            "flush": self._flush,
+            "catch_up": self._catch_up,
+            "maintain": self._maintain,
+        }
         body = json.dumps({**self._head, **parts}, indent=1).encode()
         if body == self._written:
             return

@@ -1,4 +1,4 @@
-"""One daemon per home: whoever holds the lock on `run/daemon.lock` is it. Seen, and stopped, by others."""
+"""One daemon per home: whoever holds the lock on `run/daemon.lock` is it. Seen, and signalled, by others."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from hypaware import lock_file
-from hypaware.errors import NotReady, Retryable
+from hypaware.errors import NotReady
 from hypaware.home import Home
 
 # Somebody who only looks whether a daemon runs has the lock for a moment.
 _TAKE_SECONDS = 2.0
-STOP_SECONDS = 30.0
 _POLL_SECONDS = 0.02
+_PROCESSES = Path("/proc")
 
 
 def lock_path(home: Home) -> Path:
@@ -48,23 +48,64 @@ def only_one(home: Home) -> Iterator[Callable[[], bool]]:
 def running(home: Home) -> int | None:
     """The pid of the home's daemon; None when there is none."""
     path = lock_path(home)
-    return lock_file.holder(path) if lock_file.is_taken(path) else None
+    if not lock_file.is_taken(path):
+        return None
+    # One that began on a full disk could not write its pid down.
+    return lock_file.holder(path) or next((pid for pid in _processes() if _has_open(pid, path)), None)
 
 
-def stop(home: Home, wait: float = STOP_SECONDS) -> bool:
-    """Asks it to end and waits until it has. False when there was none."""
-    pid = running(home)
-    if pid is None:
-        return False
-    with suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGTERM)
-    deadline = time.monotonic() + wait
-    while running(home) == pid:
-        if time.monotonic() > deadline:
-            raise Retryable(
-                f"the daemon, process {pid}, has not ended within {wait:.0f} s",
-                kind="daemon_not_ending",
-                repair=f"kill -KILL {pid}",
+def send(home: Home, pid: int, number: signal.Signals) -> None:
+    """Signals the daemon, and nobody who has its number by now: a killed one leaves its pid behind, which another
+    process may have when the next daemon has just taken the lock. One that has ended meanwhile is no error.
+
+    Raises NotReady where the process with this number is not the one that has the lock: it runs in another container.
+    """
+    with suppress(ProcessLookupError), _held(pid) as deliver:
+        if _has_open(pid, lock_path(home)):
+            deliver(number)
+        elif running(home) == pid:
+            raise NotReady(
+                f"the daemon of {home.root} calls itself process {pid}, which is another one here: it runs in another "
+                "container, or on another machine, and must be stopped there",
+                kind="daemon_elsewhere",
             )
-        time.sleep(_POLL_SECONDS)
-    return True
+
+
+@contextmanager
+def _held(pid: int) -> Iterator[Callable[[signal.Signals], None]]:
+    """A way to signal this process and none that comes after it under its number, where the system has one."""
+    try:
+        handle = os.pidfd_open(pid)
+    except ProcessLookupError:
+        raise
+    except (AttributeError, OSError):
+        yield lambda number: os.kill(pid, number)
+        return
+    try:
+        yield lambda number: signal.pidfd_send_signal(handle, number)
+    finally:
+        os.close(handle)
+
+
+def _processes() -> list[int]:
+    """All others; nobody where that cannot be seen."""
+    try:
+        return [
+            int(each.name) for each in _PROCESSES.iterdir() if each.name.isdecimal() and int(each.name) != os.getpid()
+        ]
+    except OSError:
+        return []
+
+
+def _has_open(pid: int, path: Path) -> bool:
+    """Whether the process has the file open, as its daemon does for life; taken as given where that cannot be seen."""
+    files = _PROCESSES / str(pid) / "fd"
+    if not (_PROCESSES / "self" / "fd").is_dir():
+        return True
+    with suppress(OSError):
+        wanted = path.stat()
+        for each in files.iterdir():
+            with suppress(OSError):
+                if os.path.samestat(each.stat(), wanted):
+                    return True
+    return False

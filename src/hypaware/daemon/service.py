@@ -1,7 +1,9 @@
-"""The daemon itself: a task for each sink, one for the spool, one for the lake. Follows the config until its end.
+"""The daemon itself: the gateway, a task for each sink, and one each for spool, history and lake.
 
-A config that is broken when it changes leaves the old one in force, and says so. A new one takes effect at once: the
-rounds of sinks that it changes are cancelled, which is safe at any moment, and begun anew.
+It follows the config until its end. A config that is broken when it changes leaves the old one in force, and says so. A
+new one takes effect at once: the rounds of sinks that it changes are cancelled, which is safe at any moment, and begun
+anew; the gateway changes without a break. One part's trouble is its own. At the end the gateway has its grace, so that
+answers under way arrive whole, and what it recorded is committed if that is quick.
 """
 
 from __future__ import annotations
@@ -15,17 +17,21 @@ from contextlib import suppress
 from typing import Any
 
 from hypaware import config as configuration
+from hypaware.capture.gateway import streams_come_first
 from hypaware.config import Config
 from hypaware.daemon import instance
+from hypaware.daemon.catching_up import CatchingUp
 from hypaware.daemon.clock import Clock
 from hypaware.daemon.condition import Condition
 from hypaware.daemon.flushing import Flushing
+from hypaware.daemon.listening import Listening
 from hypaware.daemon.rounds import Rounds
 from hypaware.daemon.upkeep import Upkeep
 from hypaware.engine.launch import Engine
 from hypaware.errors import HypError
 from hypaware.home import Home
 from hypaware.opening import open_home
+from hypaware.spool.writer import Spool
 
 log = logging.getLogger("hypaware.daemon")
 
@@ -42,8 +48,9 @@ def run(home: Home, engine: Engine | None = None, clock: Clock | None = None) ->
     seen = _seen(home)
     config = configuration.load(home)
     open_home(home).store.close()
-    with instance.only_one(home) as is_ours:
-        asyncio.run(Service(engine or Engine(home), config, seen, is_ours, clock or Clock()).run())
+    streams_come_first()
+    with Spool(home) as spool, instance.only_one(home) as is_ours:
+        asyncio.run(Service(engine or Engine(home), spool, config, seen, is_ours, clock or Clock()).run())
 
 
 def _leave(_number: int, _frame: object) -> None:
@@ -51,7 +58,9 @@ def _leave(_number: int, _frame: object) -> None:
 
 
 class Service:
-    def __init__(self, engine: Engine, config: Config, seen: Seen, is_ours: Callable[[], bool], clock: Clock) -> None:
+    def __init__(
+        self, engine: Engine, spool: Spool, config: Config, seen: Seen, is_ours: Callable[[], bool], clock: Clock
+    ) -> None:
         self._engine = engine
         self._home = engine.home
         self._config = config
@@ -59,6 +68,7 @@ class Service:
         self._is_ours = is_ours
         self._clock = clock
         self._condition = Condition(self._home, clock.now())
+        self._listening = Listening(spool, lambda: self._config, self._condition, clock)
         self._sinks: dict[str, asyncio.Task[None]] = {}
         self._woken = asyncio.Event()
         self._stopping = self._reload_wanted = False
@@ -69,9 +79,13 @@ class Service:
             loop.add_signal_handler(number, self.stop)
         loop.add_signal_handler(signal.SIGHUP, self.reload)
         log.info("the daemon of %s runs as process %d", self._home.root, os.getpid())
-        self._condition.write()
         parts = (self._engine, lambda: self._config, self._condition, self._clock)
-        tasks = [asyncio.create_task(Flushing(*parts).run()), asyncio.create_task(Upkeep(*parts).run())]
+        listening, flushing = self._listening, Flushing(*parts)
+        # Whoever waits for a daemon takes the first word of its condition for "ready": so the gateway comes first.
+        await listening.begin()
+        catching_up = CatchingUp(*parts, lambda: listening.rows_came_at)
+        own = (listening.run(), flushing.run(), catching_up.run(), Upkeep(*parts).run())
+        tasks = [asyncio.create_task(each) for each in own]
         try:
             for sink in self._config.sinks:
                 self._begin_rounds(sink)
@@ -80,6 +94,8 @@ class Service:
         finally:
             log.info("the daemon ends")
             await _end([*tasks, *self._sinks.values()])
+            await listening.end()
+            await flushing.finish()
             if self._is_ours():
                 self._condition.remove()
 
@@ -110,6 +126,7 @@ class Service:
             log.error("the config is broken, so the old one stays in force: %s", error.message)
             return
         before, self._config = self._config, config
+        self._listening.reload()
         changed = [sink for sink in self._sinks if before.sinks[sink] != config.sinks.get(sink)]
         await _end([self._sinks.pop(sink) for sink in changed])
         for sink in changed:

@@ -3,6 +3,8 @@
 They lie in `<cache>/jars/<key>/`, the key made of versions and hashes, beside `verified.json`, which records size
 and mtime of each file at the moment its hash was found right. The folder appears by one rename when all of it is
 verified and durable, so it is whole or absent; installers take turns on `<cache>/jars/.lock`.
+
+@ref engine#start
 """
 
 from __future__ import annotations

@@ -3,6 +3,8 @@
 The JVM runs PySpark's own gateway and lives exactly as long as this process: it exits when its standard input
 closes, however we die. It has its own session, so Ctrl-C in the terminal does not reach it; its output goes to a log
 file; its working folder and all its temporary files are in `scratch`, which is gone when it is.
+
+@ref engine#lock
 """
 
 from __future__ import annotations

@@ -3,6 +3,8 @@
 The engine runs detached: a session of its own, `/` as its folder, nothing on stdin, stdout and stderr in
 `engine/engine.log`. Whoever starts it holds the home's lock first (see `singleton`), so at most one caller
 starts one, and the others wait for the same socket.
+
+@ref engine#jobs
 """
 
 from __future__ import annotations

@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from hypaware.export import locks, plan
-from hypaware.export.shipping import Held, encoded
+from hypaware.export.shipping import Held
 from hypaware.export.sink import Delivered, Destination, Sink
+from hypaware.export.supply import ready
 from hypaware.export.waiting import GaveUp, Patience
 from hypaware.state import dead_letters, intents, mirror, streams
 from hypaware.state.identity import Identity
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
     from sqlalchemy import Connection
 
+    from hypaware.export.clearance import Clearance
     from hypaware.export.rows import Lake
     from hypaware.home import Home
     from hypaware.state.store import Store
@@ -128,8 +130,9 @@ def check_binding(home: Home, store: Store, stream: Stream, destination: Destina
 
 
 async def find_watermark(
-    store: Store, lake: Lake, sink: Sink, identity: Identity, stream: Stream, high_water: int, patience: Patience
-) -> int:
+    store: Store, lake: Lake, clearance: Clearance, sink: Sink, identity: Identity, stream: Stream, high_water: int,
+    patience: Patience,
+) -> int:  # fmt: skip
     """The stream's watermark where the state does not know it."""
     asked = await _asked(sink, identity, stream.key, patience)
     if asked is None:
@@ -143,7 +146,7 @@ async def find_watermark(
             repair="hyp verify",
         )
     asked = _as_far_as(asked, high_water)
-    holes = await _plan_of_holes(lake, sink, identity, stream.key, asked)
+    holes = await _plan_of_holes(lake, clearance, sink, identity, stream.key, asked)
     with store.transaction() as connection:
         _drop_told_letters(connection, stream.key, asked, holes)
         if holes:
@@ -192,7 +195,7 @@ async def _asked(sink: Sink, identity: Identity, key: StreamKey, patience: Patie
 
 
 async def _plan_of_holes(
-    lake: Lake, sink: Sink, identity: Identity, key: StreamKey, asked: Delivered
+    lake: Lake, clearance: Clearance, sink: Sink, identity: Identity, key: StreamKey, asked: Delivered
 ) -> list[PlannedChunk]:
     """Refused once, and who knows whether anybody kept them: they are offered again. A hole may be large, where a user
     had rows taken as delivered: it is cut as anything else is."""
@@ -200,7 +203,7 @@ async def _plan_of_holes(
     for after, last in asked.holes:
         while after < last:
             page = await lake.page(key.dataset, key.source, after, last, sink.limits.rows)
-            supply = await encoded(sink, page.table, after, page.reached)
+            supply = await ready(clearance, sink, key.dataset, page.table, after, page.reached)
             found += plan.cut(key, identity, after, page.reached, supply.seqs, supply.payload, sink.limits)
             after = page.reached
     return found

@@ -7,12 +7,13 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequen
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from hypaware import telemetry
 from hypaware.config import Config
 from hypaware.errors import Cancelled, HypError
-from hypaware.export import bearings, configured, guarded, locks, waiting
+from hypaware.export import bearings, clearance, configured, guarded, locks, waiting
 from hypaware.export.report import SinkReport, StreamReport
 from hypaware.export.round import Round
 from hypaware.export.sink import Denied, Destination, OnSpark, Sink
@@ -73,6 +74,11 @@ class Driver:
     on_spark: OnSpark | None = None
     on_rows: Callable[[str, int, int], None] = _unheard
 
+    @cached_property
+    def clearance(self) -> clearance.Clearance:
+        """By this driver's config: whoever delivers cannot do it without."""
+        return clearance.of(self.home, self.config)
+
     async def deliver(self, chosen: Sequence[str]) -> list[SinkReport]:
         return await _all_of(self._deliver_to(name) for name in chosen)
 
@@ -111,7 +117,7 @@ class Driver:
         async with self.made(name) as sink:
             destination = await self._reach(sink, due)
             rounds = Round(
-                self.home, self.opened.store, self.opened.identity, self.lake, sink, destination,
+                self.home, self.opened.store, self.opened.identity, self.lake, self.clearance, sink, destination,
                 self._declared(), self.terms.max_wait, self.terms.budget, asyncio.Semaphore(_STREAMS_AT_ONCE),
                 lambda rows, sent: self.on_rows(name, rows, sent),
             )  # fmt: skip

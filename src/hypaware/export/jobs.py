@@ -33,7 +33,7 @@ def export(context: JobContext, args: dict[str, Any]) -> dict[str, Any]:
     try:
         # What goes out under this incarnation must be asked for under it, should state and side file be lost.
         remember(context, opened.identity)
-        troubles = _flush_first(context, chosen)
+        troubles = _flush_first(context, chosen, patient=bool(args.get("patient")))
         thread = SparkThread(context)
         terms = Terms(float(args.get("max_wait", 60.0)), args.get("budget"), bool(args.get("patient")))
         progress = _Progress(context, opened, chosen)
@@ -88,13 +88,16 @@ class _Progress:
             return 0  # a damaged lake: its own stream will say so
 
 
-def _flush_first(context: JobContext, chosen: list[str]) -> list[HypError]:
-    """What waits in the spool is on its way too. Its trouble does not keep back what the lake already has."""
+def _flush_first(context: JobContext, chosen: list[str], *, patient: bool) -> list[HypError]:
+    """What waits in the spool is on its way too. Its trouble does not keep back what the lake already has.
+
+    A round that nobody asked for leaves rows that may wait: they go out under their own ids then.
+    """
     wanted = sorted({dataset for name in chosen for dataset in context.config.sinks[name].datasets})
-    waiting = [dataset for dataset in wanted if reader.waiting(context.home, dataset).segments]
+    waiting = [dataset for dataset in wanted if reader.waiting(context.home, dataset, patient=patient).segments]
     try:
         if waiting:
-            flush_datasets(context, waiting)
+            flush_datasets(context, waiting, patient=patient)
     except Cancelled:
         raise
     except HypError as trouble:

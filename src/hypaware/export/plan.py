@@ -1,6 +1,8 @@
 """Cutting what is new into chunks: in the order of the sequence, by rows and bytes, never across two incarnations.
 
 The ranges of a plan lie end to end, so a destination's ranges have no gaps but what it refused.
+
+@ref delivery#plan
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""What the user does with dead letters on this side: list, look into, drop. `replay` sends them again."""
+"""What the user does with dead letters on this side: list, look into, drop. `replay` sends them again.
+
+@ref delivery#refusal
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,8 @@ from hypaware.state import dead_letters, mirror, streams
 from hypaware.state.dead_letters import DeadLetter
 
 if TYPE_CHECKING:
+    from hypaware.export.clearance import Clearance
+    from hypaware.model.datasets import Dataset
     from hypaware.state.store import Store
 
 __all__ = ["DeadLetter", "drop", "listed", "named", "rows_of"]
@@ -31,24 +36,30 @@ def named(store: Store, ids: Sequence[str]) -> list[DeadLetter]:
     return list({letter.id: letter for letter in found}.values())
 
 
-def rows_of(store: Store, letter: DeadLetter, read_lake: ReadLake) -> list[dict[str, Any]]:
-    """The rows as they were refused; from the lake where a lost state took that copy with it."""
-    from hypaware.export import letters
+def rows_of(store: Store, letter: DeadLetter, read_lake: ReadLake, clearance: Clearance) -> list[dict[str, Any]]:
+    """The rows as they were refused, from the lake where a lost state took that copy with it; without secrets, as they
+    would leave: who is shown a letter may want to show it to others."""
     from hypaware.model import datasets
 
     with store.reading() as connection:
         body = dead_letters.payload(connection, letter.id)
     dataset = datasets.get(letter.key.dataset)
     if body is not None:
-        return letters.shown(dataset, letters.unpacked(body))
+        return _shown(dataset, body, clearance)
     found: list[dict[str, Any]] = []
     wanted = {"dataset": letter.key.dataset, "source": letter.key.source, "until": letter.last}
     after: int | None = letter.after
     while after is not None:
         told, page = read_lake({**wanted, "since": after, "include_legacy": False})
-        found += letters.shown(dataset, letters.unpacked(page)) if page else []
+        found += _shown(dataset, page, clearance) if page else []
         after = told["next"]
     return found
+
+
+def _shown(dataset: Dataset, body: bytes, clearance: Clearance) -> list[dict[str, Any]]:
+    from hypaware.export import letters
+
+    return letters.shown(dataset, clearance.without_secrets(dataset.name, letters.unpacked(body)))
 
 
 def drop(home: Home, store: Store, chosen: Sequence[DeadLetter]) -> None:

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 from hypaware import faults
 from hypaware.errors import HypError
 from hypaware.export import bearings, letters, locks, plan
-from hypaware.export.shipping import Held, encoded
+from hypaware.export.shipping import Held
 from hypaware.export.sink import Denied, Overlap, Refused
+from hypaware.export.supply import ready
 from hypaware.export.waiting import GaveUp, Patience
 from hypaware.state import dead_letters, mirror, streams
 from hypaware.state.dead_letters import DeadLetter
@@ -18,8 +19,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from hypaware.export.driver import Driver
-    from hypaware.export.shipping import Supply
     from hypaware.export.sink import Sink
+    from hypaware.export.supply import Supply
 
 _after_answer = faults.point("export.replay.after-answer", "a dead letter arrived, the state does not know")
 _after_commit = faults.point("export.replay.after-commit", "a dead letter was delivered and is gone")
@@ -67,6 +68,8 @@ async def _send(driver: Driver, sink: Sink, letter: DeadLetter) -> str | None:
     if not await patience.until_answered(lambda: sink.landed(chunk)):
         supply = await _supply(driver, sink, letter, body)
         rows = len(supply.seqs)
+        if not rows and supply.audit.withheld:
+            raise GaveUp("withheld", "its folder or its session is not to leave this machine now; it is kept")
         if rows:
             acked_to = min(stream.watermark or 0, letter.after)
             try:
@@ -92,7 +95,7 @@ async def _supply(driver: Driver, sink: Sink, letter: DeadLetter, body: bytes | 
         table: pa.Table = letters.unpacked(body)
     else:
         table = await driver.lake.between(letter.key.dataset, letter.key.source, letter.after, letter.last)
-    return await encoded(sink, table, letter.after, letter.last)
+    return await ready(driver.clearance, sink, letter.key.dataset, table, letter.after, letter.last)
 
 
 def _still_dead(driver: Driver, letter: DeadLetter, rows: pa.Table, reason: str) -> None:

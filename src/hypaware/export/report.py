@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from hypaware import telemetry
 from hypaware.state.stream_key import StreamKey
+
+if TYPE_CHECKING:
+    from hypaware.export.clearance import Audit
 
 OK, PARTIAL, FAILED, HELD = "ok", "partial", "failed", "held"
 
@@ -19,10 +24,24 @@ class StreamReport:
     bytes: int = 0
     chunks: int = 0
     dead_letters: int = 0
+    withheld: int = 0
+    """Rows that stay on this machine; the stream has passed them."""
+    redacted: Counter[str] = field(default_factory=Counter)
+    """Rule → secrets that were replaced in what was delivered."""
     error: dict[str, Any] | None = None
     held: bool = False
     drained: bool = True
     """Whether everything that was there has been delivered; a budget may end a round before."""
+
+    def count(self, audit: Audit) -> None:
+        """Of rows that the stream has passed."""
+        rules = audit.rules
+        self.withheld += len(audit.withheld)
+        self.redacted.update(rules)
+        if audit.withheld:
+            telemetry.count("hyp_sink_rows_withheld_total", len(audit.withheld), sink=self.key.sink)
+        for rule, count in rules.items():
+            telemetry.count("hyp_redactions_total", count, sink=self.key.sink, rule=rule)
 
     @property
     def status(self) -> str:
@@ -42,6 +61,8 @@ class StreamReport:
             "bytes": self.bytes,
             "chunks": self.chunks,
             "dead_letters": self.dead_letters,
+            "withheld": self.withheld,
+            "redacted": dict(sorted(self.redacted.items())),
         }
         if self.error:
             body["error"] = self.error

@@ -1,4 +1,7 @@
-"""One round of one stream, under its lock: finish what was begun, then plan, ship and finish until nothing is new."""
+"""One round of one stream, under its lock: finish what was begun, then plan, ship and finish until nothing is new.
+
+@ref delivery#stream
+"""
 
 from __future__ import annotations
 
@@ -10,9 +13,11 @@ from typing import TYPE_CHECKING
 from hypaware import faults
 from hypaware.errors import Cancelled, HypError
 from hypaware.export import bearings, plan
+from hypaware.export.clearance import Clearance
 from hypaware.export.report import StreamReport
-from hypaware.export.shipping import Held, Shipping, Supply, encoded
+from hypaware.export.shipping import Held, Shipping
 from hypaware.export.sink import Denied, Destination, Sink
+from hypaware.export.supply import Supply, ready
 from hypaware.export.waiting import GaveUp, Patience, time_after
 from hypaware.state import flushes, intents, mirror, streams
 from hypaware.state.identity import Identity
@@ -38,6 +43,7 @@ class Round:
     store: Store
     identity: Identity
     lake: Lake
+    clearance: Clearance
     sink: Sink
     destination: Destination
     declared: bearings.Declared
@@ -80,12 +86,13 @@ class Round:
         # With a plan the watermark was found before, and rises when that is finished.
         if stream.watermark is None and self._standing(key)[1] is None:
             report.after = report.last = await bearings.find_watermark(
-                self.store, self.lake, self.sink, self.identity, stream, high_water, patience
+                self.store, self.lake, self.clearance, self.sink, self.identity, stream, high_water, patience
             )
         shipping = Shipping(
-            self.home, self.store, self.sink, self.lake, self.identity, key, report, patience, self.on_rows
-        )
-        ahead = _Ahead(self.lake, self.sink, key, high_water)
+            self.home, self.store, self.sink, self.lake, self.clearance, self.identity, key, report, patience,
+            self.on_rows,
+        )  # fmt: skip
+        ahead = _Ahead(self.lake, self.clearance, self.sink, key, high_water)
         done = 0
         try:
             while self.budget is None or done < self.budget:
@@ -155,13 +162,13 @@ class Round:
 
 
 class _Ahead:
-    """Reads and encodes the next rows while the last ones travel; never more than one page.
+    """Reads, clears and encodes the next rows while the last ones travel; never more than one page.
 
     The first page holds about a chunk, so that a backlog begins to flow at once; the next ones grow.
     """
 
-    def __init__(self, lake: Lake, sink: Sink, key: StreamKey, until: int) -> None:
-        self._lake, self._sink, self._key, self._until = lake, sink, key, until
+    def __init__(self, lake: Lake, clearance: Clearance, sink: Sink, key: StreamKey, until: int) -> None:
+        self._lake, self._clearance, self._sink, self._key, self._until = lake, clearance, sink, key, until
         self._task: asyncio.Task[Supply] | None = None
         self._after = -1
         self._most = min(sink.limits.rows, _PAGE_ROWS)
@@ -189,4 +196,4 @@ class _Ahead:
     async def _read(self, after: int) -> Supply:
         most, self._most = self._most, min(2 * self._most, _PAGE_ROWS)
         page = await self._lake.page(self._key.dataset, self._key.source, after, self._until, most)
-        return await encoded(self._sink, page.table, page.after, page.reached)
+        return await ready(self._clearance, self._sink, self._key.dataset, page.table, page.after, page.reached)

@@ -3,33 +3,34 @@
 Where a chunk may have arrived (the intent was found, or an answer was lost) the destination is asked first. The same
 id may always be sent again; another one only when it is known that the first did not arrive. Else the stream is held
 for its user, never guessed.
+
+Before each try it is asked whether the rows may still leave: a folder that was closed meanwhile counts. Without them it
+is the same chunk under the same id.
+
+@ref delivery#ship
 """
 
 from __future__ import annotations
 
 import asyncio
-from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING
 
 from hypaware import faults, telemetry
 from hypaware.export import letters, plan
+from hypaware.export.clearance import Audit, Clearance
 from hypaware.export.report import StreamReport
 from hypaware.export.sink import Denied, Overlap, Refused, Sink, Unreachable
+from hypaware.export.supply import Supply, ready
 from hypaware.export.waiting import GaveUp, Patience
-from hypaware.model.datasets import SEQ
 from hypaware.state import dead_letters, intents, mirror, streams
 from hypaware.state.identity import Identity
 from hypaware.state.intents import Intent, PlannedChunk
 from hypaware.state.stream_key import StreamKey
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
-    from hypaware.export.payload import Payload
     from hypaware.export.rows import Lake
     from hypaware.home import Home
     from hypaware.state.store import Store
@@ -53,31 +54,8 @@ class Held(Exception):
         self.why = why
 
 
-@dataclass(frozen=True)
-class Supply:
-    """Rows at hand, with their sequences, in the form in which they travel: all of (after, reached]."""
-
-    table: pa.Table
-    payload: Payload
-    after: int
-    reached: int
-
-    @cached_property
-    def seqs(self) -> Sequence[int]:
-        found: list[int] = self.table.column(SEQ).to_pylist()
-        return found
-
-    def holds(self, chunk: PlannedChunk) -> bool:
-        return self.after <= chunk.after and chunk.last <= self.reached
-
-    def part(self, chunk: PlannedChunk) -> Supply:
-        start, stop = bisect_right(self.seqs, chunk.after), bisect_right(self.seqs, chunk.last)
-        return Supply(self.table.slice(start, stop - start), self.payload.part(start, stop), chunk.after, chunk.last)
-
-
-async def encoded(sink: Sink, table: pa.Table, after: int, reached: int) -> Supply:
-    wanted = table if sink.wants_sequence else table.drop_columns([SEQ])
-    return Supply(table, await asyncio.to_thread(sink.encode, wanted), after, reached)
+class _Closed(Exception):
+    """Some of the rows are to stay here since they were read."""
 
 
 @dataclass
@@ -95,6 +73,7 @@ class Shipping:
     store: Store
     sink: Sink
     lake: Lake
+    clearance: Clearance
     identity: Identity
     key: StreamKey
     report: StreamReport
@@ -109,6 +88,8 @@ class Shipping:
             chunk = due.popleft()
             # What takes a chunk's place comes next: chunks travel in order.
             due.extendleft(reversed(await self._settle(chunk, supply, acked_to, uncertain=chunk.id in doubts)))
+        if supply and not intent.chunks:
+            self.report.count(supply.audit)
         with self.store.transaction() as connection:
             intents.finish(connection, self.key)
         _after_finish()
@@ -128,43 +109,49 @@ class Shipping:
         if uncertain:
             landed = await self.patience.until_answered(lambda: self._landed(chunk))
             if landed:
-                return self._acknowledge(chunk, chunk.rows, 0)
+                return self._acknowledge(chunk, chunk.rows, 0, Audit())
             uncertain = landed is None
-        part = await self._rows_of(chunk, supply)
-        if not part.seqs:
-            # Purged, or withheld: there is nothing to send, and nothing that could be missing.
-            return self._acknowledge(chunk, 0, 0)
+        doubt = _Doubt(uncertain, found=supply is None)
+        part = supply.part(chunk) if supply and supply.holds(chunk) else await self._read(chunk)
+        # Purged, or withheld: there is nothing to send, and nothing that could be missing.
+        while part.seqs:
+            self._about_to_send(chunk)
+            try:
+                sent = await self._ship(chunk, part, acked_to, doubt)
+            except _Closed:
+                part = await self._read(chunk)
+            except Refused as reason:
+                return self._refused(chunk, part, str(reason))
+            except Overlap as overlap:
+                return self._replan(chunk, part, overlap)
+            except (GaveUp, Denied):
+                self._note_unsent(chunk, doubt)
+                raise
+            else:
+                return self._acknowledge(chunk, len(part.seqs), sent, part.audit)
+        return self._acknowledge(chunk, 0, 0, part.audit)
+
+    def _about_to_send(self, chunk: PlannedChunk) -> None:
         if chunk.unsent:
             with self.store.transaction() as connection:
                 intents.about_to_send(connection, self.key, chunk)
             mirror.write(self.home.mirror, self.store)
-        doubt = _Doubt(uncertain, found=supply is None)
-        try:
-            sent = await self._ship(chunk, part.payload, acked_to, doubt)
-        except Refused as reason:
-            return self._refused(chunk, part, str(reason))
-        except Overlap as overlap:
-            return self._replan(chunk, part, overlap)
-        except (GaveUp, Denied):
-            self._note_unsent(chunk, doubt)
-            raise
-        return self._acknowledge(chunk, len(part.seqs), sent)
 
     def _note_unsent(self, chunk: PlannedChunk, doubt: _Doubt) -> None:
         if not doubt.uncertain:
             with self.store.transaction() as connection:
                 intents.note_unsent(connection, self.key, chunk)
 
-    async def _rows_of(self, chunk: PlannedChunk, supply: Supply | None) -> Supply:
-        if supply and supply.holds(chunk):
-            return supply.part(chunk)
+    async def _read(self, chunk: PlannedChunk) -> Supply:
         table = await self.lake.between(self.key.dataset, self.key.source, chunk.after, chunk.last)
-        return await encoded(self.sink, table, chunk.after, chunk.last)
+        return await ready(self.clearance, self.sink, self.key.dataset, table, chunk.after, chunk.last)
 
-    async def _ship(self, chunk: PlannedChunk, payload: Payload, acked_to: int, doubt: _Doubt) -> int:
+    async def _ship(self, chunk: PlannedChunk, part: Supply, acked_to: int, doubt: _Doubt) -> int:
         """The bytes that were taken; always under this chunk's id, however often it has to be tried."""
 
         async def once() -> int:
+            if not await asyncio.to_thread(self.clearance.still_holds, part.table):
+                raise _Closed
             try:
                 with telemetry.span(
                     "sink.export_batch", component="export", operation="ship", sink=self.key.sink,
@@ -172,7 +159,7 @@ class Shipping:
                 ):  # fmt: skip
                     _before_send()
                     sent = await self.sink.ship(
-                        plan.as_chunk(self.key, self.identity.gateway_id, chunk), payload, acked_to
+                        plan.as_chunk(self.key, self.identity.gateway_id, chunk), part.payload, acked_to
                     )
                     _after_answer()
                     return sent
@@ -198,13 +185,14 @@ class Shipping:
     async def _landed(self, chunk: PlannedChunk) -> bool | None:
         return await self.sink.landed(plan.as_chunk(self.key, self.identity.gateway_id, chunk))
 
-    def _acknowledge(self, chunk: PlannedChunk, rows: int, sent: int) -> Sequence[PlannedChunk]:
+    def _acknowledge(self, chunk: PlannedChunk, rows: int, sent: int, audit: Audit) -> Sequence[PlannedChunk]:
         with self.store.transaction() as connection:
             intents.acknowledge(connection, self.key, chunk, rows)
         _after_ack()
         self.report.chunks += 1
         self.report.rows += rows
         self.report.bytes += sent
+        self.report.count(audit)
         telemetry.count("hyp_sink_exports_total", 1, sink=self.key.sink)
         telemetry.count("hyp_sink_export_bytes", sent, sink=self.key.sink)
         self.on_rows(rows, sent)

@@ -1,26 +1,19 @@
-"""What leaves the machine of a page of rows: not those that are withheld, and of the others no secret.
+"""Of a table of rows: those that may leave this machine, and their texts without secrets.
 
-A lake in front of the lake: a delivery reads through it and never sees anything else, neither in a chunk nor in a dead
-letter. A withheld row is passed over for good, as a purged one is: the range is acknowledged without it. Whether a row
-is withheld is asked when it is about to leave, so that a folder that was closed meanwhile counts.
+Which rows stay here, and what a secret is, comes in as functions: nothing here knows folders or rules. Arrow looks at
+all texts for a hint of a secret; only those that have one are seen by Python.
 
-Which rows those are, and what a secret is, comes in as functions: delivery knows neither folders nor rules.
+@ref delivery#withheld
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-
-from hypaware.export.rows import Page
-
-if TYPE_CHECKING:
-    from hypaware.export.rows import Lake
 
 Withheld = Callable[[str | None, str | None], bool]
 """(cwd, session id) → whether their rows stay here."""
@@ -30,88 +23,68 @@ Redact = Callable[[str], tuple[str, "Counter[str]"]]
 _FOLDER, _SESSION = "cwd", "session_id"
 
 
-def withheld(row: Mapping[str, Any], is_withheld: Withheld) -> bool:
-    return is_withheld(row.get(_FOLDER), row.get(_SESSION))
-
-
-def without_withheld(table: pa.Table, is_withheld: Withheld) -> pa.Table:
+def any_withheld(table: pa.Table, is_withheld: Withheld) -> bool:
     """Each pair of folder and session is asked about once."""
-    if not {_FOLDER, _SESSION} & set(table.column_names) or not len(table):
-        return table
+    return any(is_withheld(*pair) for pair in _distinct(table))
+
+
+def may_leave(table: pa.Table, is_withheld: Withheld) -> Any:
+    """For each row whether it may: an Arrow array, or None where all may."""
+    verdicts = {pair: is_withheld(*pair) for pair in _distinct(table)}
+    if not any(verdicts.values()):
+        return None
+    pairs = zip(*(_texts(table, name).to_pylist() for name in (_FOLDER, _SESSION)), strict=True)
+    return pa.array([not verdicts[pair] for pair in pairs])
+
+
+def _distinct(table: pa.Table) -> list[tuple[str | None, str | None]]:
+    if not {_FOLDER, _SESSION} & set(table.column_names):
+        return []
     pairs = pa.table({name: _texts(table, name) for name in (_FOLDER, _SESSION)})
     distinct = pairs.group_by([_FOLDER, _SESSION]).aggregate([]).to_pylist()
-    kept_here = [pair for pair in distinct if withheld(pair, is_withheld)]
-    if not kept_here:
-        return table
-    if len(kept_here) == len(distinct):
-        return table.slice(0, 0)
-    stays = pa.array([False] * len(table))
-    for pair in kept_here:
-        stays = pc.or_(stays, pc.and_(_equals(pairs[_FOLDER], pair[_FOLDER]), _equals(pairs[_SESSION], pair[_SESSION])))
-    return table.filter(pc.invert(stays))
+    return [(pair[_FOLDER], pair[_SESSION]) for pair in distinct]
 
 
 def _texts(table: pa.Table, name: str) -> Any:
     return table[name] if name in table.column_names else pa.nulls(len(table), pa.string())
 
 
-def _equals(column: Any, value: str | None) -> Any:
-    return pc.is_null(column) if value is None else pc.fill_null(pc.equal(column, value), False)
+def redacted(table: pa.Table, columns: Mapping[str, Redact], hint: str) -> tuple[pa.Table, dict[int, Counter[str]]]:
+    """The table with the texts of these columns redacted, and of each row that had a secret how often each rule spoke.
 
-
-def redacted(table: pa.Table, columns: Mapping[str, Redact]) -> tuple[pa.Table, Counter[str]]:
-    """Each text once, however many rows share it; counts are of rows."""
-    counts: Counter[str] = Counter()
+    `hint`: an expression that every text with a secret matches.
+    """
+    spoke: dict[int, Counter[str]] = {}
     for name, redact in columns.items():
-        if name not in table.column_names:
+        place = table.schema.get_field_index(name)
+        if place < 0:
             continue
-        encoded = table[name].combine_chunks().dictionary_encode()
-        texts: list[str | None] = encoded.dictionary.to_pylist()
-        found = {at: redact(text) for at, text in enumerate(texts) if text}
-        changed = {at: new for at, (new, seen) in found.items() if seen}
-        if not changed:
-            continue
-        uses = Counter(encoded.indices.to_pylist())
-        for at in changed:
-            counts.update({kind: count * uses[at] for kind, count in found[at][1].items()})
-        values = pa.array([changed.get(at, text) for at, text in enumerate(texts)], encoded.dictionary.type)
-        table = table.set_column(
-            table.schema.get_field_index(name), table.schema.field(name), values.take(encoded.indices)
-        )
-    return table, counts
+        column = table.column(place)
+        chunks, start = [], 0
+        for chunk in column.chunks:
+            chunks.append(_redacted(chunk, redact, hint, start, spoke))
+            start += len(chunk)
+        if any(new is not old for new, old in zip(chunks, column.chunks, strict=True)):
+            table = table.set_column(place, table.schema.field(place), pa.chunked_array(chunks, column.type))
+    return table, spoke
 
 
-class Leaving:
-    """A `Lake` that gives out what may leave."""
-
-    def __init__(
-        self,
-        lake: Lake,
-        is_withheld: Withheld,
-        secrets_in: Callable[[str], Mapping[str, Redact]] = lambda _dataset: {},
-    ) -> None:
-        """`secrets_in`: dataset → its columns that may hold a secret; nothing, where secrets may leave."""
-        self._lake = lake
-        self._is_withheld = is_withheld
-        self._secrets_in = secrets_in
-        self.counts: Counter[str] = Counter()
-        """How often each rule spoke, and `withheld`: rows that stayed here."""
-
-    async def page(self, dataset: str, source: str, after: int, until: int, most: int) -> Page:
-        page = await self._lake.page(dataset, source, after, until, most)
-        return Page(await asyncio.to_thread(self._cleared, dataset, page.table), page.after, page.reached)
-
-    async def between(self, dataset: str, source: str, after: int, last: int) -> pa.Table:
-        table = await self._lake.between(dataset, source, after, last)
-        return await asyncio.to_thread(self._cleared, dataset, table)
-
-    def count(self, dataset: str, source: str, after: int, last: int) -> int:
-        return self._lake.count(dataset, source, after, last)
-
-    def _cleared(self, dataset: str, table: pa.Table) -> pa.Table:
-        leaving = without_withheld(table, self._is_withheld)
-        if len(leaving) < len(table):
-            self.counts["withheld"] += len(table) - len(leaving)
-        leaving, counts = redacted(leaving, self._secrets_in(dataset))
-        self.counts.update(counts)
-        return leaving
+def _redacted(texts: Any, redact: Redact, hint: str, start: int, spoke: dict[int, Counter[str]]) -> Any:
+    # As bytes: an ASCII expression goes through them faster than through characters.
+    as_bytes = texts.cast(pa.large_binary() if pa.types.is_large_string(texts.type) else pa.binary())
+    suspects = pc.fill_null(pc.match_substring_regex(as_bytes, hint), False)
+    if not suspects.true_count:
+        return texts
+    places = pc.indices_nonzero(suspects).to_pylist()
+    found = texts.take(pa.array(places, pa.int64())).to_pylist()
+    # Many rows share a text: each is looked at once.
+    seen = {text: redact(text) for text in dict.fromkeys(found)}
+    changed = [False] * len(texts)
+    values: list[str] = []
+    for place, text in zip(places, found, strict=True):
+        new, counts = seen[text]
+        if counts:
+            changed[place] = True
+            values.append(new)
+            spoke.setdefault(start + place, Counter()).update(counts)
+    return pc.replace_with_mask(texts, pa.array(changed), pa.array(values, texts.type)) if values else texts

@@ -37,6 +37,13 @@ def settle(stones: Tombstones, dataset: Dataset, own_gateway: str | None, built:
     written: set[int] = set()
     if stones.has_parts:
         found = [pair for each in built for pair in pairs(each.keys, each.seqs)]
+        # A record of a purged part under another id. What was said after the purge may be the same words again.
+        found += [
+            (met.hash, met.seq)
+            for each in built
+            for met in each.meetings
+            if met.exact or met.late or met.at <= stones.newest
+        ]
         gone = stones.find({key for key, _ in found})
         written = {seq for key, seq in found if key in gone}
     refused = [reject for each in built for reject in each.rejects]

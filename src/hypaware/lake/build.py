@@ -4,6 +4,8 @@ A piece gives its rows with their sequences, the same ones each time it is asked
 what an import reads (`backfill`). A task stamps them, writes one file per (source, day), synced, and returns what it
 wrote, the dedupe keys it saw and what was refused. The driver decides which rows are duplicates; `thin` takes those
 out of the files again.
+
+@ref flush#build
 """
 
 from __future__ import annotations
@@ -17,7 +19,9 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, Protocol
 
+from hypaware.lake import late_facts
 from hypaware.lake.closed import NOTHING, Closed
+from hypaware.lake.meetings import Meetings, noting
 from hypaware.lake.partitions import BuiltFile, PartitionWriter, Place
 from hypaware.model import datasets
 from hypaware.model.datasets import GATEWAY, Dataset, Row
@@ -65,6 +69,8 @@ class Built:
     """Sequences of rows that a piece gave and then took back; they are taken out of the files again."""
     purged: array[int] = field(default_factory=lambda: array("q"))
     """Sequences of rows that belong to what was purged; they were not written."""
+    meetings: Meetings = field(default_factory=Meetings)
+    """By what rows can meet other records of the same thing."""
 
     @property
     def rows(self) -> int:
@@ -84,6 +90,10 @@ class BuildTask:
     """Whose home this is: rows of other gateways have keys of their own."""
     closed: Closed = NOTHING
     """What was purged for good: such rows are counted, and not written."""
+    meets_all: bool = False
+    """Whether native rows are noted in `Built.meetings`, too."""
+    facts: late_facts.Facts = field(default_factory=dict)
+    """What was noted of sessions since their rows were recorded."""
 
     @property
     def suspects(self) -> tuple[str, ...]:
@@ -95,6 +105,7 @@ class BuildTask:
         place = Place(self.data_root, self.flush_id, self.pieces[0].first_seq)
         writer = PartitionWriter(dataset, place, self.field_ids)
         bar = self.closed.bar(dataset)
+        note = noting(dataset, self.own_gateway, self.meets_all, built.meetings)
         try:
             with _no_garbage_collection():
                 for piece in self.pieces:
@@ -102,9 +113,13 @@ class BuildTask:
                         if bar is not None and bar(row):
                             built.purged.append(seq)
                             continue
+                        if self.facts:
+                            late_facts.fill(dataset, row, self.facts)
                         if (key := row_key(dataset, row, self.own_gateway)) is not None:
                             built.seqs.append(seq)
                             built.keys += key
+                        if note is not None:
+                            note(row, seq)
                         writer.add(row, seq)
                 built.files = writer.close()
         except BaseException:

@@ -1,6 +1,8 @@
 """Flush: the spool's way into the lake. Everything here may be killed at any point and is finished or undone later.
 
 recover · reserve · build · settle · commit · secure · record · remove
+
+@ref flush#reserve
 """
 
 from __future__ import annotations
@@ -14,11 +16,11 @@ from pathlib import Path
 from hypaware import durable, faults, telemetry
 from hypaware.errors import Retryable
 from hypaware.home import Home
-from hypaware.lake import isolate, recover
+from hypaware.lake import isolate, late_facts, recover
 from hypaware.lake.build import BuildTask
 from hypaware.lake.committer import Lake, LakeTable
-from hypaware.lake.landing import Landing, Ready
-from hypaware.lake.prepare import RowsAtFault, prepare
+from hypaware.lake.landing import Landing
+from hypaware.lake.prepare import Ready, RowsAtFault, prepare
 from hypaware.lake.slices import Slice
 from hypaware.model.datasets import Dataset
 from hypaware.spool import reader, repair, segments
@@ -56,12 +58,19 @@ class Report:
     flush_id: str | None = None
     still_active: list[str] = field(default_factory=list)
 
+    @property
+    def done(self) -> int:
+        """Rows that need nothing more."""
+        kept_out = self.rows_rejected + self.rows_purged
+        return self.rows_written + self.rows_duplicate + self.rows_settled + kept_out
+
     def add(self, flush: Flush, outcome: Outcome) -> None:
         self.segments += len(flush.segments)
         self.rows_written += outcome.rows_written
         self.rows_duplicate += outcome.rows_duplicate
         self.rows_rejected += outcome.rows_rejected
         self.rows_purged += outcome.rows_purged
+        self.rows_settled += outcome.rows_settled
         self.seq_after = flush.after if self.seq_after is None else self.seq_after
         self.seq_last = flush.last
         self.flush_id = flush.id
@@ -80,15 +89,15 @@ class Flusher:
     progress: Callable[[str, int, int], None] = _quiet
     check_cancelled: Callable[[], None] = _quiet
 
-    def flush(self, dataset: Dataset, wait: float = _WAIT_FOR_PRODUCERS) -> Report:
-        """Commits everything of the dataset that waits in the spool now."""
+    def flush(self, dataset: Dataset, wait: float = _WAIT_FOR_PRODUCERS, *, patient: bool = False) -> Report:
+        """Commits everything of the dataset that is in the spool now; with `patient`, not what may wait."""
         try:
-            return self._flush(dataset, wait)
+            return self._flush(dataset, wait, patient)
         except OSError as error:
             message = f"{dataset.name}: {error}; the rows wait in the spool"
             raise Retryable(message, kind="flush_failed") from error
 
-    def _flush(self, dataset: Dataset, wait: float) -> Report:
+    def _flush(self, dataset: Dataset, wait: float, patient: bool) -> Report:
         report = Report(dataset.name)
         folder = segments.folder(self.home, dataset.name)
         folder.create()
@@ -97,13 +106,17 @@ class Flusher:
         landing = Landing(self.home, self.store, self.lake)
         with landing.ready(dataset) as ready:
             # What waits now: producers that never pause must not keep this flush from ending.
-            due = {segment.name: segment.rows for segment in self._waiting(dataset.name)}
+            now = time.time()
+            due = {
+                segment.name: segment.rows
+                for segment in self._waiting(dataset.name)
+                if not (patient and segment.waits(now))
+            }
             total = sum(due.values())
             while chosen := self._choose([each for each in self._waiting(dataset.name) if each.name in due]):
                 self.check_cancelled()
                 self._flush_once(landing, ready, dataset.name, chosen, report)
-                done = report.rows_written + report.rows_duplicate + report.rows_rejected + report.rows_purged
-                self.progress(f"committing {dataset.name}", done, max(total, done))
+                self.progress(f"committing {dataset.name}", report.done, max(total, report.done))
         return report
 
     def _flush_once(self, landing: Landing, ready: Ready, dataset: str, chosen: list[Segment], report: Report) -> None:
@@ -115,7 +128,7 @@ class Flusher:
             _after_reserve()
             try:
                 paths = {segment.name: segment.path for segment in chosen}
-                prepared = prepare(self.home, self.lake, ready.index, flush, _tasks(ready.table, flush, paths))
+                prepared = prepare(self.home, self.lake, ready, flush, _tasks(self.home, ready.table, flush, paths))
             except RowsAtFault as fault:
                 # Nothing is lost: the segments wait, and a third failure singles the guilty rows out.
                 recover.burn(self.home, self.store, ready.table, flush, guilty=fault.segments)
@@ -161,7 +174,7 @@ class Flusher:
         return chosen
 
 
-def _tasks(table: LakeTable, flush: Flush, paths: dict[str, Path]) -> list[BuildTask]:
+def _tasks(home: Home, table: LakeTable, flush: Flush, paths: dict[str, Path]) -> list[BuildTask]:
     """Slices of about equal bytes; a large segment is shared out, small neighbours share a task."""
     lots: list[list[Slice]] = [[]]
     filled = 0
@@ -177,8 +190,9 @@ def _tasks(table: LakeTable, flush: Flush, paths: dict[str, Path]) -> list[Build
             filled += size // pieces
     field_ids = dict(table.field_ids)
     own = table.gateway_id
+    facts = late_facts.read(home) if any(segments.may_wait(segment.name) for segment in flush.segments) else {}
     return [
-        BuildTask(flush.dataset, tuple(lot), flush.id, table.data_root, field_ids, own_gateway=own)
+        BuildTask(flush.dataset, tuple(lot), flush.id, table.data_root, field_ids, own_gateway=own, facts=facts)
         for lot in lots
         if lot
     ]

@@ -16,8 +16,8 @@ from hypaware import faults
 from hypaware.lake import recover
 from hypaware.lake.build import BuildTask
 from hypaware.lake.committer import LakeTable
-from hypaware.lake.landing import Landing, Ready
-from hypaware.lake.prepare import Prepared, prepare
+from hypaware.lake.landing import Landing
+from hypaware.lake.prepare import Prepared, Ready, prepare
 from hypaware.state import flushes, sources
 from hypaware.state.flushes import Flush, Outcome
 from hypaware.state.source_mark import SourceMark
@@ -41,7 +41,7 @@ class Intake:
         _after_reserve()
         with self._burnt_unless_done(flush):
             tasks = tasks_of(flush, self.ready.table)
-            prepared = prepare(self.landing.home, self.landing.lake, self.ready.index, flush, tasks)
+            prepared = prepare(self.landing.home, self.landing.lake, self.ready, flush, tasks)
             judge(prepared)
         return flush, prepared
 

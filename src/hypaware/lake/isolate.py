@@ -3,6 +3,8 @@
 A segment may fail PATIENCE times with its neighbours; the next time it is built alone, in halves, until the guilty
 rows stand alone. They are set aside with the reason, the rest is committed. A crash counts as a failure as well (the
 rows may have caused it), but only a build that failed under our eyes is held against a row.
+
+@ref flush#build
 """
 
 from __future__ import annotations

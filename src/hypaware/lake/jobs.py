@@ -85,12 +85,13 @@ def recorded_through(store: Store) -> dict[str, int]:
 
 
 def flush(context: JobContext, args: dict[str, Any]) -> dict[str, Any]:
-    """args: `dataset`, or all that have a spool. Result: INTERFACE's flush document."""
+    """args: `dataset`, or all that have a spool; `patient` leaves what may wait. Result: INTERFACE's flush document."""
     wanted = [args["dataset"]] if args.get("dataset") else segments.datasets_with_spool(context.home)
-    return {"datasets": [_as_json(report) for report in flush_datasets(context, wanted)]}
+    reports = flush_datasets(context, wanted, patient=bool(args.get("patient")))
+    return {"datasets": [_as_json(report) for report in reports]}
 
 
-def flush_datasets(context: JobContext, names: list[str]) -> list[Report]:
+def flush_datasets(context: JobContext, names: list[str], *, patient: bool = False) -> list[Report]:
     """One dataset's trouble does not hold the others up; the first is raised when all had their turn."""
     limits = Limits(context.config.flush.max_rows, context.config.flush.max_bytes)
     reports: list[Report] = []
@@ -101,7 +102,7 @@ def flush_datasets(context: JobContext, names: list[str]) -> list[Report]:
         flusher = Flusher(context.home, opened.store, lake, limits, _progress_to(context), context.check_cancelled)
         for name in _registered(context, names):
             try:
-                reports.append(_flush_table(context, flusher, lake, datasets.get(name)))
+                reports.append(_flush_table(context, flusher, lake, datasets.get(name), patient))
             except Cancelled:
                 raise
             except HypError as trouble:
@@ -111,9 +112,9 @@ def flush_datasets(context: JobContext, names: list[str]) -> list[Report]:
     return reports
 
 
-def _flush_table(context: JobContext, flusher: Flusher, lake: SparkLake, dataset: Dataset) -> Report:
+def _flush_table(context: JobContext, flusher: Flusher, lake: SparkLake, dataset: Dataset, patient: bool) -> Report:
     with changing(dataset.name, context.check_cancelled):
-        report = flusher.flush(dataset)
+        report = flusher.flush(dataset, patient=patient)
         if report.rows_written:
             trim(context, lake.table(dataset), dataset.name)
     for held in report.still_active:

@@ -11,37 +11,40 @@ from itertools import pairwise
 from operator import itemgetter
 
 from hypaware.home import Home
-from hypaware.lake import keys
+from hypaware.lake import keys, meeting
 from hypaware.lake.build import Built
-from hypaware.lake.committer import LakeTable
+from hypaware.lake.committer import Lake, LakeTable
 from hypaware.lake.keys import KeyIndex, pairs
+from hypaware.model.datasets import Dataset
 
 
-def opened(home: Home, table: LakeTable, dataset: str) -> KeyIndex:
-    """The index, brought up to the table's floor."""
-    index = KeyIndex(home.keys)
+def opened(home: Home, lake: Lake, table: LakeTable, dataset: Dataset) -> KeyIndex:
+    """The index, brought up to the table's floor, and to the settlements that wait."""
+    index, name = KeyIndex(home.keys), dataset.name
     try:
-        through = index.through(dataset, table.uuid)
-        if through is None and index.made_for(dataset) != table.rebuilt_from:
+        through = index.through(name, table.uuid)
+        if through is None and index.made_for(name) != table.rebuilt_from:
             index.close()
             keys.remove(home.keys)
             index, through = KeyIndex(home.keys), 0
         elif through is None or through > table.floor:
-            index.start_over(dataset, table.uuid, table.floor)
+            index.start_over(name, table.uuid, table.floor)
             through = 0
         if through < table.floor:
-            fill(index, table, dataset, through)
+            _fill(home, lake, index, table, dataset, through)
+        meeting.take_in_settlements(home, index, table, dataset)
     except BaseException:
         index.close()
         raise
     return index
 
 
-def fill(index: KeyIndex, table: LakeTable, dataset: str, after: int) -> None:
+def _fill(home: Home, lake: Lake, index: KeyIndex, table: LakeTable, dataset: Dataset, after: int) -> None:
     """Takes in what the lake holds above a sequence; `through` moves last, so an interrupted fill starts over."""
     for lot in table.key_hashes(after):
-        index.add(dataset, table.uuid, after, lot)
-    index.add(dataset, table.uuid, table.floor, ())
+        index.add(dataset.name, table.uuid, after, lot)
+    meeting.fill(home, lake, index, table, dataset, after)
+    index.add(dataset.name, table.uuid, table.floor, ())
 
 
 def duplicates(index: KeyIndex, results: Sequence[Built]) -> frozenset[int]:

@@ -5,6 +5,8 @@ behind it, the missing range is read from the lake; ahead of it (the lake went b
 this one, the table is taken in once more; made for another table, it is filled anew. Keys of rows that retention has
 dropped stay: nothing but the index knows of them, so it is carried along wherever a home goes. Trouble in reading it is
 an error for the flush; it never means that a row may be dropped.
+
+@ref keys#dedupe
 """
 
 from __future__ import annotations
@@ -19,7 +21,9 @@ from typing import Any
 
 from hypaware import faults
 from hypaware.errors import LakeError
+from hypaware.lake import match_index
 from hypaware.lake.build import KEY_BYTES
+from hypaware.lake.meetings import Met
 
 _before_add = faults.point("lake.keys.before-commit", "a flush is recorded, its keys are not in the index")
 _after_add = faults.point("lake.keys.after-commit", "the keys of a flush are in the index")
@@ -44,6 +48,8 @@ class KeyIndex:
             self._db.execute(
                 "CREATE TABLE IF NOT EXISTS applied (dataset TEXT PRIMARY KEY, uuid TEXT, through INTEGER)"
             )
+            for statement in match_index.SCHEMA:
+                self._db.execute(statement)
         except sqlite3.Error as error:
             raise _unreadable(path, error) from error
 
@@ -67,15 +73,45 @@ class KeyIndex:
         except sqlite3.Error as error:
             raise _unreadable(self.path, error) from error
 
+    def matches(self, dataset: str) -> bool:
+        """Whether it is kept by what rows of the dataset can meet others."""
+        with self._reading() as db:
+            return match_index.is_kept(db, dataset)
+
+    def free(self, hashes: Iterable[bytes]) -> list[Met]:
+        """Rows of the lake that have such a key to meet by, and have not met yet."""
+        with self._reading() as db:
+            return match_index.free(db, hashes)
+
+    def taken_in(self) -> set[str]:
+        """Names of the settlements that it knows."""
+        with self._reading() as db:
+            return match_index.taken_in(db)
+
+    @contextmanager
+    def changing(self) -> Iterator[sqlite3.Connection]:
+        """One transaction, on disk when it returned, and with it all before it."""
+        with self._reading() as db:
+            db.execute("PRAGMA synchronous=FULL").close()
+            db.execute("BEGIN IMMEDIATE")
+            try:
+                yield db
+            except BaseException:
+                db.execute("ROLLBACK")
+                raise
+            db.execute("COMMIT")
+
     def add(self, dataset: str, table_uuid: str, through: int, keys: Iterable[tuple[bytes, int]]) -> None:
         """Takes keys in, and says up to where, in one transaction. The lowest sequence of a key stays."""
         with self.staged(keys) as staged:
             staged.commit(dataset, table_uuid, through)
 
     @contextmanager
-    def staged(self, keys: Iterable[tuple[bytes, int]]) -> Iterator[Staged]:
+    def staged(
+        self, keys: Iterable[tuple[bytes, int]], meetings: Iterable[Met] = (), met: Iterable[int] = ()
+    ) -> Iterator[Staged]:
         """Takes keys in beside whatever else is done; they count from `commit` on, and never without it."""
-        staged = Staged(self._db, self.path, keys)
+        staged = Staged(self._db, self.path, keys, meetings, met)
         try:
             yield staged
         finally:
@@ -95,6 +131,7 @@ class KeyIndex:
             db.execute("CREATE TEMP TABLE IF NOT EXISTS going (seq INTEGER PRIMARY KEY)")
             db.executemany("INSERT OR IGNORE INTO going VALUES (?)", ((seq,) for seq in seqs))
             db.execute("DELETE FROM keys WHERE seq IN (SELECT seq FROM going)")
+            match_index.forget(db, "SELECT seq FROM going")
             db.execute("DROP TABLE going")
             db.execute("UPDATE applied SET through = 0 WHERE dataset = ?", (dataset,))
 
@@ -110,6 +147,7 @@ class KeyIndex:
         """
         with self._alone() as db:
             db.execute("DELETE FROM keys WHERE seq > ?", (floor,))
+            match_index.forget_above(db, floor)
             db.execute("UPDATE applied SET through = min(through, ?)", (floor,))
             db.execute("INSERT OR REPLACE INTO applied VALUES (?, ?, 0)", (dataset, table_uuid))
 
@@ -140,9 +178,23 @@ class KeyIndex:
             return str(error)
         return None if found == "ok" else str(found)
 
+    def keys_of(self, seqs: Iterable[int]) -> set[bytes]:
+        """Every key under which these rows are known, those of records that met them included."""
+        with self._reading() as db:
+            db.execute("CREATE TEMP TABLE IF NOT EXISTS asked (seq INTEGER PRIMARY KEY)")
+            db.executemany("INSERT OR IGNORE INTO asked VALUES (?)", ((seq,) for seq in seqs))
+            found = db.execute("SELECT hash FROM keys WHERE seq IN (SELECT seq FROM asked)").fetchall()
+            db.execute("DROP TABLE asked")
+        return {bytes(key) for (key,) in found}
+
     def _read(self, statement: str, values: Sequence[object]) -> list[Any]:
+        with self._reading() as db:
+            return db.execute(statement, values).fetchall()
+
+    @contextmanager
+    def _reading(self) -> Iterator[sqlite3.Connection]:
         try:
-            return self._db.execute(statement, values).fetchall()
+            yield self._db
         except sqlite3.Error as error:
             raise _unreadable(self.path, error) from error
 
@@ -150,12 +202,19 @@ class KeyIndex:
 class Staged:
     """Keys on their way into the index: one transaction, filled by a thread of its own."""
 
-    def __init__(self, db: sqlite3.Connection, path: Path, keys: Iterable[tuple[bytes, int]]) -> None:
+    def __init__(
+        self,
+        db: sqlite3.Connection,
+        path: Path,
+        keys: Iterable[tuple[bytes, int]],
+        meetings: Iterable[Met],
+        met: Iterable[int],
+    ) -> None:
         self._db = db
         self._path = path
         self._trouble: Exception | None = None
         self._open = False
-        self._filling = threading.Thread(target=self._fill, args=(keys,), name="keys")
+        self._filling = threading.Thread(target=self._fill, args=(keys, meetings, met), name="keys")
         self._filling.start()
 
     def commit(self, dataset: str, table_uuid: str, through: int) -> None:
@@ -178,7 +237,7 @@ class Staged:
             with contextlib.suppress(sqlite3.Error):
                 self._db.execute("ROLLBACK")
 
-    def _fill(self, keys: Iterable[tuple[bytes, int]]) -> None:
+    def _fill(self, keys: Iterable[tuple[bytes, int]], meetings: Iterable[Met], met: Iterable[int]) -> None:
         try:
             self._db.execute("BEGIN IMMEDIATE")
             self._open = True
@@ -186,6 +245,7 @@ class Staged:
                 "INSERT INTO keys VALUES (?, ?) ON CONFLICT (hash) DO UPDATE SET seq = min(seq, excluded.seq)",
                 sorted(keys),
             )
+            match_index.add(self._db, meetings, met)
         except Exception as error:
             self._trouble = error
 

@@ -2,6 +2,8 @@
 
 The caller holds the lake's lock (one JVM per home) and this table's mutex: nobody else reserves or commits between
 our reserve and our record, so rows become visible in the order of their sequences.
+
+@ref flush#commit @ref flush#record
 """
 
 from __future__ import annotations
@@ -15,8 +17,8 @@ from hypaware.errors import Retryable
 from hypaware.home import Home
 from hypaware.lake import keyring, recover, secure, standing
 from hypaware.lake.committer import Lake, LakeTable, NotCommitted
-from hypaware.lake.keys import KeyIndex, Staged
-from hypaware.lake.prepare import Prepared
+from hypaware.lake.keys import Staged
+from hypaware.lake.prepare import Prepared, Ready
 from hypaware.model.datasets import Dataset
 from hypaware.state import flushes
 from hypaware.state.flushes import Flush, Outcome
@@ -27,14 +29,6 @@ _after_commit = faults.point("lake.commit.after-commit", "the flush is in the la
 _after_record = faults.point("lake.record.after-commit", "the flush is recorded, its segment files are still there")
 _before_remove = faults.point("lake.remove.before-unlink", "keys are indexed, the segment files are still there")
 _after_remove = faults.point("lake.remove.after-unlink", "the segment files are gone")
-
-
-@dataclass(frozen=True)
-class Ready:
-    """A table that may be written to, and the index of its keys, brought up to it."""
-
-    table: LakeTable
-    index: KeyIndex
 
 
 @dataclass(frozen=True)
@@ -53,17 +47,17 @@ class Landing:
         # Whoever committed last may have died before it was durable; nothing may follow before it is.
         secure.secure(self.home, dataset.name)
         recover.settle_unfinished(self.home, self.store, table, dataset.name)
-        with closing(keyring.opened(self.home, table, dataset.name)) as index:
+        with closing(keyring.opened(self.home, self.lake, table, dataset)) as index:
             yield Ready(table, index)
 
     def land(self, ready: Ready, flush: Flush, prepared: Prepared) -> Outcome:
         """commit · secure · record · index · remove."""
         # The keys of a large import take a while; they are written beside the commit, and count after the record.
-        with ready.index.staged(prepared.keys) as staged:
+        with ready.index.staged(prepared.keys, prepared.meetings, prepared.met) as staged:
             self._commit(ready.table, flush, prepared)
             outcome = prepared.outcome()
             try:
-                self._record(ready.table, flush, prepared, outcome, staged)
+                self._record(ready, flush, prepared, outcome, staged)
             except OSError as error:
                 # It has landed. Whatever fails from here on, it stays reserved, and recovery finishes it.
                 raise Retryable(
@@ -72,14 +66,13 @@ class Landing:
                 ) from error
         return outcome
 
-    def _record(self, table: LakeTable, flush: Flush, prepared: Prepared, outcome: Outcome, staged: Staged) -> None:
+    def _record(self, ready: Ready, flush: Flush, prepared: Prepared, outcome: Outcome, staged: Staged) -> None:
         if prepared.files:
             _after_commit()
             secure.secure(self.home, flush.dataset)
         recover.record(self.home, self.store, flush, outcome)
         _after_record()
-        if prepared.files:
-            staged.commit(flush.dataset, table.uuid, table.floor)
+        staged.commit(flush.dataset, ready.table.uuid, ready.table.floor)
         _before_remove()
         recover.remove_segments(self.home, flush)
         _after_remove()

@@ -15,10 +15,13 @@ if TYPE_CHECKING:
     from hypaware.state.store import Store
 
 
-def waits(home: Home, names: Collection[str] | None = None, *, make: bool = True) -> bool:
-    """Rows in the spool, or a flush that somebody left unfinished; the folders are asked first, they are cheap."""
+def waits(home: Home, names: Collection[str] | None = None, *, make: bool = True, patient: bool = False) -> bool:
+    """Rows in the spool, or a flush that somebody left unfinished; the folders are asked first, they are cheap.
+
+    With `patient`, rows that may wait longer do not count.
+    """
     wanted = segments.datasets_with_spool(home) if names is None else names
-    if any(reader.waiting(home, name).segments for name in wanted):
+    if any(reader.waiting(home, name, patient=patient).segments for name in wanted):
         return True
     with closing(open_home(home, make=make).store) as store:
         return any(names is None or dataset in names for dataset in unfinished(store))

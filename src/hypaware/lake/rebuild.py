@@ -2,6 +2,8 @@
 
 It never starts again at 1: the next sequence lies above the mirror's, above every table's floor and above every row.
 A rebuilt state is a new incarnation; the old one is kept, so that a destination can still be asked under it.
+
+@ref homes#state
 """
 
 from __future__ import annotations

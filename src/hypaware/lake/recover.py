@@ -1,4 +1,7 @@
-"""Settling what an earlier process left unfinished: each reserved flush either landed, and is recorded, or is burnt."""
+"""Settling what an earlier process left unfinished: each reserved flush either landed, and is recorded, or is burnt.
+
+@ref flush#recover
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ from collections.abc import Collection
 
 from hypaware import durable
 from hypaware.home import Home
-from hypaware.lake import rejects
+from hypaware.lake import rejects, settlements
 from hypaware.lake.committer import LakeTable
 from hypaware.spool import segments
 from hypaware.state import flushes, mirror
@@ -50,6 +53,7 @@ def burn(home: Home, store: Store, table: LakeTable, flush: Flush, guilty: Colle
     """The flush did not land. Its data files carry its id in their names and are named by nothing."""
     files = list(table.data_root.glob(f"*/*/{flush.id}-*.parquet"))
     rejects.discard(home, flush)
+    settlements.discard(home, flush)
     for path in files:
         path.unlink(missing_ok=True)
     with store.transaction() as connection:

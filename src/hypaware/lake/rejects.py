@@ -2,6 +2,8 @@
 
 A line is `{"segment", "ordinal", "reason", "line"}`; `line` is the segment's line as text, or `line_base64` where it
 is not UTF-8. The file is durable before the flush commits, so a recorded flush never forgets what it refused.
+
+@ref flush#refused
 """
 
 from __future__ import annotations

@@ -7,6 +7,8 @@ again, it changes nothing. Only for who knows that no engine is at work here.
 
 Of the earlier forms of a table the one before the newest is kept, which a power cut may have to step back to, and with
 them every snapshot that they know.
+
+@ref homes#relocation
 """
 
 from __future__ import annotations

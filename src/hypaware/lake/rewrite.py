@@ -28,6 +28,14 @@ from hypaware.model import datasets
 from hypaware.model.datasets import SEQ
 
 _GROUP_BYTES = 4 << 20
+_BATCH_ROWS = 2_000
+
+
+class Amend(Protocol):
+    """Changes columns of rows, never how many they are, nor their sequences. A plain value, it travels to the tasks."""
+
+    def of(self, rows: pa.Table) -> pa.Table:
+        """The same rows, in their order."""
 
 
 class LeaveOut(Protocol):
@@ -65,6 +73,7 @@ class RewriteTask:
     place: Place
     field_ids: Mapping[str, int]
     leave_out: LeaveOut | None = None
+    amend: Amend | None = None
     target_bytes: int = TARGET_BYTES
 
     def run(self) -> Built:
@@ -79,6 +88,8 @@ class RewriteTask:
                     unwanted = pc.fill_null(self.leave_out.rows(rows), False)
                     tally.left_out += rows.filter(unwanted).column(SEQ).to_pylist()
                     rows = rows.filter(pc.invert(unwanted))
+                if self.amend is not None:
+                    rows = self.amend.of(rows)
                 tally.passed(rows)
                 writer.add(rows)
             files = writer.close(self.source, self.day)
@@ -133,6 +144,13 @@ def read_columns(path: Path, names: Sequence[str]) -> pa.Table:
     with _naming(path), pq.ParquetFile(path) as held:
         present = set(held.schema_arrow.names)
         return held.read(columns=[name for name in names if name in present], use_threads=False)
+
+
+def read_batches(path: Path, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    """The same, some rows at a time."""
+    with _naming(path), pq.ParquetFile(path) as held:
+        present = set(held.schema_arrow.names)
+        yield from held.iter_batches(_BATCH_ROWS, columns=[name for name in names if name in present])
 
 
 class _Reader:

@@ -9,18 +9,17 @@ from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from hypaware.lake.build import row_key
+from hypaware.lake.coerced import coerced_rows
 from hypaware.lake.keys import pairs
 from hypaware.lake.metadata import DataFile
 from hypaware.model import canonical, datasets
-from hypaware.model.columns import Type
-from hypaware.model.datasets import GATEWAY, ROW_ID, SEQ, Dataset
+from hypaware.model.datasets import GATEWAY, ROW_ID, SEQ
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -92,11 +91,13 @@ def row_ids_of_file(scan: FileScan) -> RowIds:
     dataset = datasets.get(scan.dataset)
     looked = missing = wrong = 0
     for batch in _batches(scan, [ROW_ID, *(column.name for column in dataset.columns)]):
-        for row in _coerced(dataset, batch):
+        for row in coerced_rows(dataset, batch):
             told = row.pop(ROW_ID, None)
             looked += 1
             missing += told is None
-            wrong += told is not None and told != canonical.row_id(row)
+            # A settled row has its native columns, and the id that it was recorded under.
+            settled = dataset.settling is not None and dataset.settling.former_keys(row)
+            wrong += told is not None and not settled and told != canonical.row_id(row)
             if looked == scan.most:
                 return RowIds(looked, missing, wrong)
     return RowIds(looked, missing, wrong)
@@ -107,15 +108,3 @@ def _batches(scan: FileScan, columns: list[str]) -> Iterator[pa.RecordBatch]:
     with pq.ParquetFile(scan.path) as file:
         present = [name for name in columns if name in file.schema_arrow.names]
         yield from file.iter_batches(_BATCH_ROWS, columns=present)
-
-
-def _coerced(dataset: Dataset, batch: pa.RecordBatch) -> Iterator[dict[str, Any]]:
-    """Rows in the form that their id was computed over: coerced, without nulls."""
-    table = pa.Table.from_batches([batch])
-    for column in dataset.columns:
-        if column.type is Type.TIMESTAMP and column.name in table.column_names:
-            place = table.schema.get_field_index(column.name)
-            text = pc.strftime(table.column(place).cast(pa.timestamp("us", "UTC")), format="%Y-%m-%dT%H:%M:%SZ")
-            table = table.set_column(place, column.name, text)
-    for row in table.to_pylist():
-        yield {name: value for name, value in row.items() if value is not None}

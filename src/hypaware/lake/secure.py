@@ -2,6 +2,8 @@
 
 Every commit is made durable before the next one may follow. So only the newest commit of a table can be damaged, and
 the metadata before it is whole: if the files that the newest one added are missing or short, the catalog steps back.
+
+@ref flush#commit
 """
 
 from __future__ import annotations

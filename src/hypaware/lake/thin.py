@@ -5,15 +5,16 @@ Nothing names the files yet. A file that holds no such row stays as it is; one t
 
 from __future__ import annotations
 
-from collections.abc import Container
-from dataclasses import dataclass, replace
+from collections.abc import Container, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from hypaware.lake import row_groups
+from hypaware.lake import row_groups, settlements
 from hypaware.lake.build import KEY_BYTES, Built
 from hypaware.lake.partitions import BuiltFile, Place, finish, parquet_writer
 from hypaware.model import datasets
@@ -26,8 +27,15 @@ class ThinTask:
     built: Built
     place: Place
     drop: frozenset[int]
+    settles: Mapping[int, int] = field(default_factory=dict)
+    """Those of the dropped rows that settle a row of the lake; they are kept for it."""
+    settlement: Path | None = None
+    """Where."""
 
     def run(self) -> Built:
+        if self.settles:
+            assert self.settlement is not None
+            settlements.write(self.settlement, [self._settling(file) for file in self.built.files], self.settles)
         files = [self._thinned(file) for file in self.built.files]
         kept = without_keys(self.built, self.drop)
         return replace(kept, files=[file for file in files if file is not None], withdrawn=[])
@@ -41,6 +49,10 @@ class ThinTask:
             thinned = self._rewrite(file, held, kept) if len(kept) else None
         file.path.unlink(missing_ok=True)
         return thinned
+
+    def _settling(self, file: BuiltFile) -> pa.Table:
+        rows = pq.read_table(file.path, partitioning=None)
+        return rows.filter(pc.is_in(rows.column(SEQ), value_set=pa.array(self.settles, pa.int64())))
 
     def _wanted(self, seqs: Any) -> Any:
         unwanted = pc.is_in(seqs, value_set=pa.array(self.drop, pa.int64()))
@@ -66,7 +78,7 @@ class ThinTask:
 
 def without_keys(built: Built, drop: Container[int]) -> Built:
     """What the driver knows of the rows, without those that were dropped."""
-    thinned = replace(built, seqs=built.seqs[:0], keys=bytearray())
+    thinned = replace(built, seqs=built.seqs[:0], keys=bytearray(), meetings=built.meetings.without(drop))
     packed = bytes(built.keys)
     for place, seq in enumerate(built.seqs):
         if seq not in drop:

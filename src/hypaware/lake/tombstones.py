@@ -14,6 +14,7 @@ import sqlite3
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 
 from hypaware import durable, faults
@@ -63,6 +64,8 @@ class Tombstones:
     path: Path
     closed: Closed = NOTHING
     has_parts: bool = False
+    newest: float = 0.0
+    """When the last of the purges was that stand, as a timestamp."""
 
     def find(self, hashes: Collection[bytes]) -> set[bytes]:
         """Those of the key hashes that were purged."""
@@ -84,11 +87,11 @@ def read(home: Home) -> Tombstones:
         if not has_table(db, "parts"):
             return Tombstones(home.tombstones)
         standing = db.execute("SELECT kind, mark, before FROM purges WHERE lifted_at IS NULL").fetchall()
+        (newest,) = db.execute("SELECT max(at) FROM purges WHERE lifted_at IS NULL").fetchone()
         has_parts = db.execute("SELECT 1 FROM parts LIMIT 1").fetchone() is not None
     sessions = frozenset(bytes(mark) for kind, mark, _ in standing if kind == "session")
-    return Tombstones(
-        home.tombstones, Closed(sessions, max((before for *_, before in standing if before), default=None)), has_parts
-    )
+    closed = Closed(sessions, max((before for *_, before in standing if before), default=None))
+    return Tombstones(home.tombstones, closed, has_parts, datetime.fromisoformat(newest).timestamp() if newest else 0.0)
 
 
 def unfinished(home: Home) -> list[str]:

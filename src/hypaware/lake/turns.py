@@ -4,6 +4,8 @@ Two turns, so that long work does not hold up short work. Whoever *keeps* a tabl
 rebuilds) does so alone for as long as it takes, while flushes go on beside it. Whoever *changes* a table (a flush, or
 a keeper for the moment of its commit) does that alone. Who needs both takes `keeping` first; who needs the locks of
 streams as well takes them in between.
+
+@ref keeping#turns
 """
 
 from __future__ import annotations

@@ -5,6 +5,8 @@ files that the tables name at that moment never change, and are copied afterward
 of itself that it lies nowhere: wherever it is opened, also without `hyp restore`, it is a copy, with a life of its own.
 
 What a home makes anew is left out: `engine/`, `run/`, `logs/`, `telemetry/`, locks.
+
+@ref keeping#backup
 """
 
 from __future__ import annotations
@@ -129,6 +131,7 @@ def make(home: Home, to: Path, hold: Hold, progress: Progress, check: Check) -> 
             made_at = datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
             copier.database(home.state, "state.db")
             lake_copy.databases(home, copier)
+            lake_copy.waiting_settlements(home, copier)
             tables = lake_copy.tables(home)
             spool_copy.copy(home, copier)
         _after_moment()

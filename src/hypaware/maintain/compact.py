@@ -4,6 +4,10 @@ What is due is told from metadata (`compact_plan`); tasks write the new files be
 puts them in their place, while flushes, deliveries and queries go on. A row stays what it was. Killed at any point, the
 table has all rows once: before the commit the new files are named by nothing, and go with the next expiry; after it the
 old ones do. A part whose files cannot be read, or whose rows do not add up, is told and left as it was.
+
+Rows that were recorded before their own id was known, and have met it since, get it here (`settling`).
+
+@ref keeping#compaction
 """
 
 from __future__ import annotations
@@ -20,9 +24,10 @@ from hypaware.lake.build import BuildFailure, Built
 from hypaware.lake.committer import Change, LakeTable, NotCommitted
 from hypaware.lake.partitions import Place
 from hypaware.lake.rewrite import RewriteTask, Rewritten
-from hypaware.maintain import compact_plan
+from hypaware.maintain import compact_plan, settling
 from hypaware.maintain.compact_plan import Partition, Rewriting
 from hypaware.maintain.report import Report
+from hypaware.maintain.settling import Pending
 from hypaware.maintain.twins import TwinlessTask
 from hypaware.maintain.work import Work, discard
 
@@ -32,6 +37,11 @@ _after_commit = faults.point("maintain.compact.after-commit", "they took the old
 
 # What several tasks left of one day comes together in the next pass; flushes must not keep a run going for ever.
 _PASSES = 8
+
+
+def settle(work: Work, report: Report) -> None:
+    """Only what waits to be settled, all of it."""
+    _Compaction(work, report, settling_only=True).run()
 
 
 def run(work: Work, report: Report) -> None:
@@ -77,7 +87,9 @@ class _Done:
 
 
 class _Compaction:
-    def __init__(self, work: Work, report: Report) -> None:
+    def __init__(self, work: Work, report: Report, *, settling_only: bool = False) -> None:
+        self._pending = Pending.of(work.home, work.dataset)
+        self._settling_only = settling_only
         self._work = work
         self._report = report
         self._name = work.dataset.name
@@ -94,9 +106,10 @@ class _Compaction:
                 left = self._rewrite_all(rewritings) if rewritings else []
                 self._report.partitions_left = compact_plan.partitions(left)
                 if left or not (rewritings := self._due()):
-                    return
+                    break
         finally:
             self._tell()
+            settling.finish(self._work, self._pending)
 
     def _due(self) -> list[Rewriting]:
         known = self._work.known
@@ -106,7 +119,10 @@ class _Compaction:
                 kind="delete_files",
                 repair=f"hyp maintain {self._name} --rebuild",
             )
-        found = compact_plan.due(metadata.remembered_files(known), force=self._work.force)
+        files = list(metadata.remembered_files(known))
+        if self._settling_only:
+            files = [file for file in files if self._pending.concerns(file)]
+        found = compact_plan.due(files, force=self._work.force, concerned=self._pending.concerns)
         return [rewriting for rewriting in found if rewriting.partition not in self.failed]
 
     def _rewrite_all(self, rewritings: list[Rewriting]) -> list[Rewriting]:
@@ -160,6 +176,7 @@ class _Compaction:
                 self._fail(rewriting, error.message)
             return
         for rewriting, built in sound:
+            self._pending.carried_out(rewriting.files)
             self.done[rewriting.source].add(rewriting, built, self._work.id)
             self._report.twins_removed += len(_balance(built).left_out)
         self._report.partitions_compacted = sum(len(each.days) for each in self.done.values())
@@ -167,7 +184,15 @@ class _Compaction:
     def _task(self, rewriting: Rewriting, table: LakeTable) -> TwinlessTask:
         place = Place(table.data_root, self._work.id, rewriting.files[0].min_seq or 0)
         paths = tuple(file.path for file in rewriting.files)
-        task = RewriteTask(self._name, rewriting.source, rewriting.day.isoformat(), paths, place, table.field_ids)
+        task = RewriteTask(
+            self._name,
+            rewriting.source,
+            rewriting.day.isoformat(),
+            paths,
+            place,
+            table.field_ids,
+            amend=self._pending.amendment(rewriting.files),
+        )
         return TwinlessTask(task, table.gateway_id)
 
     def _is_whole(self, rewriting: Rewriting, built: Built) -> bool:
@@ -189,6 +214,11 @@ class _Compaction:
         for source, done in sorted(self.done.items()):
             self._report.reasons.append(
                 f"compacted {_days(done.days)} of {source}: {done.files_in:,} files became {done.files_out:,}"
+            )
+        for path in self._pending.damaged:
+            self._report.errors.append(
+                f"{self._name}: {path.name} of the settlements cannot be read and was removed; the rows keep the ids "
+                "that they were recorded under, unless their transcripts are imported again"
             )
         if twins := self._report.twins_removed:
             self._work.note(f"{self._name}: {twins:,} rows that were there twice are there once now")

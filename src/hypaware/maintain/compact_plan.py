@@ -8,7 +8,7 @@ nothing is due unless it at least halves the number of the files that it takes.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import date
 
@@ -51,8 +51,21 @@ class Rewriting:
         return sum(file.rows for file in self.files)
 
 
-def due(files: Iterable[DataFile], *, force: bool = False, target: int = TARGET_BYTES) -> list[Rewriting]:
-    """The worst partition first. With `force` the tail too, and whatever gets fewer files."""
+def _nobody(_: DataFile) -> bool:
+    return False
+
+
+def due(
+    files: Iterable[DataFile],
+    *,
+    force: bool = False,
+    target: int = TARGET_BYTES,
+    concerned: Callable[[DataFile], bool] = _nobody,
+) -> list[Rewriting]:
+    """The worst partition first. With `force` the tail too, and whatever gets fewer files.
+
+    Files that are `concerned` hold rows that must change, and are due however many or large they are.
+    """
     numbered = [file for file in files if is_numbered(file)]
     tail = set() if force else _tail(numbered)
     by_partition: defaultdict[Partition, list[DataFile]] = defaultdict(list)
@@ -61,11 +74,16 @@ def due(files: Iterable[DataFile], *, force: bool = False, target: int = TARGET_
             by_partition[file.source, file.day].append(file)
     found: list[list[Rewriting]] = []
     for (source, day), held in by_partition.items():
+        must = {file for file in held if concerned(file)}
         small = [file for file in held if file not in tail and is_small(file, target)]
+        worth: list[Rewriting] = []
         if len(small) >= (_COLD_FROM if tail.isdisjoint(held) else _HOT_FROM):
             cuts = [Rewriting(source, day, cut) for cut in _cuts(small)]
-            if worth := [cut for cut in cuts if _pays(cut, force, target)]:
-                found.append(worth)
+            worth = [cut for cut in cuts if _pays(cut, force, target)]
+        if left := must.difference(*(cut.files for cut in worth)):
+            worth += [Rewriting(source, day, cut) for cut in _cuts(left)]
+        if worth:
+            found.append(worth)
     found.sort(key=lambda worth: (-sum(len(cut.files) for cut in worth), worth[0].source, worth[0].day))
     return [cut for worth in found for cut in worth]
 

@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from hypaware.home import Home
-from hypaware.lake import expiry, metadata
+from hypaware.lake import expiry, metadata, settlement_files
 from hypaware.lake.metadata import Metadata
 from hypaware.maintain import compact_plan, retention
 from hypaware.model import datasets
@@ -24,7 +24,7 @@ def all_due(home: Home, config: Config, store: Store, now: datetime, only: str |
         if entry.name not in datasets.names():
             continue
         table = metadata.read(entry.metadata)
-        compaction = only != "expire" and _compaction(table)
+        compaction = only != "expire" and _compaction(home, entry.name, table)
         rest = only != "compact" and (
             expiry.is_due(table) or retention.is_due(home, config, store, datasets.get(entry.name), now)
         )
@@ -33,5 +33,6 @@ def all_due(home: Home, config: Config, store: Store, now: datetime, only: str |
     return found
 
 
-def _compaction(table: Metadata) -> bool:
-    return bool(compact_plan.due(metadata.remembered_files(table)))
+def _compaction(home: Home, dataset: str, table: Metadata) -> bool:
+    """Rows that wait to be settled count, however few."""
+    return bool(settlement_files.files(home, dataset) or compact_plan.due(metadata.remembered_files(table)))

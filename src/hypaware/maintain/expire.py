@@ -2,6 +2,8 @@
 
 Rows stay. The caller keeps the table; while files go nobody changes it either, and what is current is durable before
 the first one goes.
+
+@ref keeping#expiry
 """
 
 from __future__ import annotations

@@ -54,6 +54,12 @@ def databases(home: Home, copier: Copier) -> None:
             copier.database(path, f"lake/{path.name}")
 
 
+def waiting_settlements(home: Home, copier: Copier) -> None:
+    """Small, and in step with the keys."""
+    for path in sorted((home.lake / "settlements").glob("*/*.parquet")):
+        copier.copy(path, path.relative_to(home.root).as_posix())
+
+
 def files(home: Home, table: TableCopy) -> Iterator[tuple[Path, str]]:
     """Every file that the newest snapshot needs, and its name in the copy."""
     if table.known.current is None:

@@ -4,6 +4,8 @@ For a change of how a table is laid out, and for repair: files that cannot be re
 `lake/set-aside/`, and told. Rows keep their sequences, so watermarks stay true; the floor stays, so no sequence is
 given out again. Flushes wait until it is done; queries and deliveries go on with the old generation and then find the
 new one.
+
+@ref keeping#rebuild
 """
 
 from __future__ import annotations
@@ -77,7 +79,7 @@ def _rebuild(work: Work, report: Report, held: Inventory) -> None:
         with work.store.transaction() as connection:
             sources.forget(connection, work.dataset.name)
     # Derived, and made now: the next flush, and whoever audits the lake, find it whole.
-    keyring.opened(work.home, work.table(), work.dataset.name).close()
+    keyring.opened(work.home, work.lake, work.table(), work.dataset).close()
 
 
 class _Rewriting:

@@ -4,6 +4,8 @@ One commit for all due days of a dataset, together with the table property `hyp.
 kept; it only rises, and imports bring back nothing older). Decided again under the turn in which it is committed, so
 that no word of the user (`hyp export resend`) is missed while somebody else had that turn. What goes undelivered is in
 the state before it goes; whoever finds such a word without the deed looks at the files to learn what happened.
+
+@ref keeping#retention
 """
 
 from __future__ import annotations

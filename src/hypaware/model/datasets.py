@@ -16,6 +16,7 @@ from typing import Any
 
 from hypaware.errors import HypError
 from hypaware.model.columns import Column, Type, coercer
+from hypaware.model.settling import Settling
 
 # Internal columns of every table: stored, never shown to readers, never shipped.
 SEQ = "_hyp_ingest_seq"
@@ -52,6 +53,8 @@ class Dataset:
     """(row, gateway id) -> columns that follow from the others: filled where absent, checked where present."""
     retention_days: int | None = None
     """Kept for so long unless the config says otherwise; None leaves it to `retention.default_days`."""
+    settling: Settling | None = field(default=None, compare=False)
+    """How two records of one thing meet, where rows can come before their own id is known."""
 
     def __post_init__(self) -> None:
         names = [column.name for column in self.columns]

@@ -7,6 +7,7 @@ from typing import Any
 
 from hypaware.model.columns import Column, Type
 from hypaware.model.datasets import Dataset, Row
+from hypaware.model.matching import SETTLING
 
 SCHEMA_VERSION = 7
 
@@ -94,4 +95,5 @@ AI_GATEWAY_MESSAGES = Dataset(
     key_column="part_id",
     key_parts=("message_id", "part_index"),
     derive=_derive,
+    settling=SETTLING,
 )

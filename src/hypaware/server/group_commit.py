@@ -7,6 +7,8 @@ the second is answered only when the first is committed.
 
 No transaction begins before every move of the group before it is durable: ids are forgotten in transactions, and a
 file in incoming/ whose id was forgotten would be taken for one that nobody was told of.
+
+@ref delivery#server
 """
 
 from __future__ import annotations

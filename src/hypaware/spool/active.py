@@ -6,6 +6,8 @@ Invariants
 - After an error or an interrupt the file is cut back to its last whole line before anything follows, or given up:
   half a line can never be glued to a later one, and an fsync is never tried twice over the same bytes.
 - A forked child holds none of its parent's files: it closes its copies, which leaves the parent's locks alone.
+
+@ref spool#acknowledge @ref spool#active
 """
 
 from __future__ import annotations
@@ -45,9 +47,9 @@ class GivenUp(OSError):
 
 
 class ActiveSegment:
-    def __init__(self, folder: Folder) -> None:
+    def __init__(self, folder: Folder, *, waits: bool = False) -> None:
         self._folder = folder
-        self.name = segments.new_name()
+        self.name = segments.new_name(waits=waits)
         self.path = folder.active / f"{self.name}{segments.SUFFIX}"
         self._write = threading.RLock()
         self._sync = threading.Lock()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,12 +41,16 @@ def read_spooled_rows(home: Home, dataset: str, columns: Sequence[str] | None = 
                     yield row if columns is None else {name: row.get(name) for name in columns}
 
 
-def waiting(home: Home, dataset: str) -> Waiting:
+def waiting(home: Home, dataset: str, *, patient: bool = False) -> Waiting:
+    """With `patient`, without the sealed segments that may wait longer."""
     where = segments.folder(home, dataset)
     # In this order: a file that is sealed meanwhile is counted in its new place, and only there.
     active = {path.stem: _size(path) for path in segments.active_files(where)}
     sealed = {segment.name: segment for segment in segments.sealed_segments(where)}
     moved = {_stem(name) for name in sealed}
+    if patient:
+        now = time.time()
+        sealed = {name: segment for name, segment in sealed.items() if not segment.waits(now)}
     sizes = {name: size for name, size in active.items() if size and name not in moved}
     oldest = min([*sealed, *sizes], default="").partition("-")[0]
     return Waiting(

@@ -2,6 +2,8 @@
 
 An orphan is known by its free lock. What is cut was never acknowledged: an acknowledged row ends in a newline that
 was fsynced with it.
+
+@ref spool#orphans
 """
 
 from __future__ import annotations

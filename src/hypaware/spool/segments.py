@@ -2,7 +2,10 @@
 
 `spool/<dataset>/active/<time>-<random>.jsonl` while its producer holds it (by flock), then
 `spool/<dataset>/sealed/<time>-<random>.<rows>.jsonl`. Names sort by the time of creation; those of one process are
-always in its order.
+always in its order. Rows that may wait for a better source of the same parts are in segments of their own, with
+`-waits` after the random part.
+
+@ref spool#waiting
 """
 
 from __future__ import annotations
@@ -19,6 +22,10 @@ from hypaware.home import Home
 
 SUFFIX = ".jsonl"
 NEW_PREFIX = ".new-"
+
+_WAITS = "-waits"
+PATIENCE_SECONDS = 600.0
+"""How long rows wait that may: long enough for a transcript to be imported."""
 
 _secured: set[Path] = set()
 _naming = threading.Lock()
@@ -64,6 +71,16 @@ class Segment:
     rows: int
     bytes: int
 
+    def waits(self, now: float) -> bool:
+        """Whether a flush that is in no hurry leaves it for later. A clock that went back ends the waiting."""
+        born = self.name.partition("-")[0]
+        return may_wait(self.name) and born.isdecimal() and 0 <= now - int(born) / 1000 < PATIENCE_SECONDS
+
+
+def may_wait(name: str) -> bool:
+    """Whether it holds rows that may wait for a better source, by its name."""
+    return name.partition(".")[0].endswith(_WAITS)
+
 
 def folder(home: Home, dataset: str) -> Folder:
     return Folder(dataset, home.spool / dataset)
@@ -73,12 +90,12 @@ def datasets_with_spool(home: Home) -> list[str]:
     return sorted(path.name for path in home.spool.iterdir() if path.is_dir()) if home.spool.is_dir() else []
 
 
-def new_name() -> str:
+def new_name(*, waits: bool = False) -> str:
     """Later than every name that this process has given: two segments of one millisecond keep their order."""
     global _last_millisecond
     with _naming:
         _last_millisecond = max(time.time_ns() // 1_000_000, _last_millisecond + 1)
-        return f"{_last_millisecond:013d}-{secrets.token_hex(6)}"
+        return f"{_last_millisecond:013d}-{secrets.token_hex(6)}{_WAITS if waits else ''}"
 
 
 def sealed_name(name: str, rows: int) -> str:

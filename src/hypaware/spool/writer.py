@@ -2,6 +2,8 @@
 
 Each process has active segments of its own, so producers need no lock between them. A segment is sealed when it is
 large, or a short while after its first row, so that a flush in another process never waits long for it.
+
+@ref spool#active
 """
 
 from __future__ import annotations
@@ -28,6 +30,9 @@ from hypaware.spool.active import ActiveSegment, Closed
 
 _spools: weakref.WeakSet[Spool] = weakref.WeakSet()
 
+_Kind = tuple[str, bool]
+"""A dataset, and whether its rows may wait."""
+
 
 @dataclass(frozen=True)
 class SealRule:
@@ -43,15 +48,18 @@ class Spool:
         self.gateway_id = identify(self.home).gateway_id
         self._rule = rule or SealRule()
         self.sealed_by_size = 0
-        self._segments: dict[str, ActiveSegment] = {}
+        self._segments: dict[_Kind, ActiveSegment] = {}
         self._sealer: threading.Thread | None = None
         self._closed = False
         self._guard = threading.RLock()
         self._lingering = threading.Condition(self._guard)
         _spools.add(self)
 
-    def append(self, dataset: str, rows: Iterable[Any]) -> int:
-        """Coerces and stores all of the rows, or none: the number stored, which are then durable."""
+    def append(self, dataset: str, rows: Iterable[Any], *, waits: bool = False) -> int:
+        """Coerces and stores all of the rows, or none: the number stored, which are then durable.
+
+        Rows that `waits` may be held back by a flush for some minutes, until a better source has the same parts.
+        """
         kind = datasets.get(dataset)
         coerced = []
         for index, row in enumerate(rows):
@@ -59,14 +67,14 @@ class Spool:
                 coerced.append(coerce_row(kind, row, self.gateway_id))
             except RowRejected as reason:
                 raise HypError(f"{dataset}: row {index}: {reason}", kind="row_rejected") from None
-        return self.append_coerced(dataset, coerced)
+        return self.append_coerced(dataset, coerced, waits=waits)
 
-    def append_coerced(self, dataset: str, rows: Sequence[Row]) -> int:
+    def append_coerced(self, dataset: str, rows: Sequence[Row], *, waits: bool = False) -> int:
         if not rows:
             return 0
         with telemetry.span("spool.append", component="spool", operation="append", hyp_dataset=dataset) as span:
             try:
-                segment = self._append(dataset, rows)
+                segment = self._append((dataset, waits), rows)
             except OSError as error:
                 raise Retryable(
                     f"the spool of {dataset} could not take {len(rows)} rows, none was acknowledged: {error}",
@@ -74,14 +82,14 @@ class Spool:
                 ) from error
             span.set(row_count=len(rows))
         if segment.rows >= self._rule.max_rows or segment.bytes >= self._rule.max_bytes:
-            self.sealed_by_size += self._seal(dataset, segment)
+            self.sealed_by_size += self._seal((dataset, waits), segment)
         return len(rows)
 
     def seal(self) -> int:
         """Seals every active segment of this process: the number that held rows."""
         with self._guard:
             active = list(self._segments.items())
-        return sum(self._seal(dataset, segment) for dataset, segment in active)
+        return sum(self._seal(kind, segment) for kind, segment in active)
 
     def close(self) -> None:
         with self._lingering:
@@ -95,9 +103,9 @@ class Spool:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _append(self, dataset: str, rows: Sequence[Row]) -> ActiveSegment:
+    def _append(self, kind: _Kind, rows: Sequence[Row]) -> ActiveSegment:
         while True:
-            segment = self._active(dataset)
+            segment = self._active(kind)
             try:
                 segment.append(rows)
                 return segment
@@ -107,25 +115,26 @@ class Spool:
                 segment.abandon()
                 raise
 
-    def _active(self, dataset: str) -> ActiveSegment:
+    def _active(self, kind: _Kind) -> ActiveSegment:
         with self._guard:
             if self._closed:
                 raise HypError("this spool was closed", kind="spool_closed")
-            segment = self._segments.get(dataset)
+            segment = self._segments.get(kind)
             if segment is None or not segment.usable:
+                dataset, waits = kind
                 folder = segments.folder(self.home, dataset)
                 folder.create()
-                segment = self._segments[dataset] = ActiveSegment(folder)
+                segment = self._segments[kind] = ActiveSegment(folder, waits=waits)
                 if self._sealer is None and self._rule.linger < float("inf"):
                     self._sealer = threading.Thread(target=self._seal_lingering, name="spool-sealer", daemon=True)
                     self._sealer.start()
             return segment
 
-    def _seal(self, dataset: str, segment: ActiveSegment) -> bool:
+    def _seal(self, kind: _Kind, segment: ActiveSegment) -> bool:
         """A seal that fails leaves a durable file that nobody holds: no row is lost, the next flush repairs it."""
         with self._guard:
-            if self._segments.get(dataset) is segment:
-                del self._segments[dataset]
+            if self._segments.get(kind) is segment:
+                del self._segments[kind]
         try:
             return segment.seal() is not None
         except OSError:
@@ -141,12 +150,12 @@ class Spool:
                         return
                     oldest = min(segment.opened_at for segment in self._segments.values())
                     self._lingering.wait(oldest + self._rule.linger - time.monotonic())
-            for dataset, segment in due:
-                self._seal(dataset, segment)
+            for kind, segment in due:
+                self._seal(kind, segment)
 
-    def _due(self) -> list[tuple[str, ActiveSegment]]:
+    def _due(self) -> list[tuple[_Kind, ActiveSegment]]:
         now = time.monotonic()
-        return [(name, held) for name, held in self._segments.items() if held.opened_at + self._rule.linger <= now]
+        return [(kind, held) for kind, held in self._segments.items() if held.opened_at + self._rule.linger <= now]
 
     def _after_fork(self) -> None:
         """In a child: it must not share its parent's files, locks or threads."""

@@ -2,6 +2,8 @@
 
 A flush is `reserved`, then `committed` or `burnt`; its range (after, last] is never given out again. A segment is
 `waiting` (it has failed before), `reserved` by a flush, or `committed`; one that the state does not know waits too.
+
+@ref flush#sequence
 """
 
 from __future__ import annotations
@@ -53,6 +55,8 @@ class Outcome:
     rows_rejected: int
     rows_purged: int = 0
     """Kept out, because they were purged before: told, and not remembered."""
+    rows_settled: int = 0
+    """Records of things that have a row already, under another id, which they settle: told, and not remembered."""
 
 
 def next_seq(connection: Connection) -> int:

@@ -3,6 +3,8 @@
 A home is the same home while its path, its inode and its machine are the same; elsewhere with the same inode, it was
 moved; with another one, or on another machine, it is a copy, wherever it lies. `incarnation` is drawn anew whenever
 its memory may have forked (a copy, a rebuilt state), so that nothing sent under the old one is confused with the new.
+
+@ref homes#identity
 """
 
 from __future__ import annotations

@@ -115,6 +115,11 @@ def _takeover(connection: Connection) -> None:
     )
 
 
+def _ignored(connection: Connection) -> None:
+    for table in ("sources", "pending_sources"):
+        connection.execute(text(f"ALTER TABLE {table} ADD COLUMN ignored TEXT NOT NULL DEFAULT '[]'"))
+
+
 STEPS: tuple[tuple[str, Step], ...] = (
     ("0001_foundation", _foundation),
     ("0002_sources", _sources),
@@ -122,6 +127,7 @@ STEPS: tuple[tuple[str, Step], ...] = (
     ("0004_server", _server),
     ("0005_retention", _retention),
     ("0006_takeover", _takeover),
+    ("0007_ignored", _ignored),
 )
 
 

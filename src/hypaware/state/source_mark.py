@@ -29,11 +29,15 @@ class SourceMark:
     since: str | None
     until: str | None
     """The window that all of them lie outside of."""
+    ignored: tuple[tuple[str | None, str | None], ...] = ()
+    """(folder, session) of lines that were not taken because their user did not want it; due when that is lifted."""
 
 
 def from_row(row: Mapping[str, Any]) -> SourceMark:
     lists = {"held": tuple(orjson.loads(row["held"])), "left_out": tuple(map(tuple, orjson.loads(row["left_out"])))}
-    return SourceMark(**{**row, **lists, "quiet": bool(row["quiet"])})
+    # A state that nobody has opened since then does not have it yet.
+    ignored = tuple(map(tuple, orjson.loads(row.get("ignored", b"[]"))))
+    return SourceMark(**{**row, **lists, "quiet": bool(row["quiet"]), "ignored": ignored})
 
 
 def to_row(mark: SourceMark) -> dict[str, object]:
@@ -41,4 +45,5 @@ def to_row(mark: SourceMark) -> dict[str, object]:
         **asdict(mark),
         "held": orjson.dumps(mark.held).decode(),
         "left_out": orjson.dumps(mark.left_out).decode(),
+        "ignored": orjson.dumps(mark.ignored).decode(),
     }

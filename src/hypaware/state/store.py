@@ -4,6 +4,8 @@ WAL with synchronous FULL: a transaction that returned is on disk. A transaction
 beginning (BEGIN IMMEDIATE), so what it read is still true when it writes. Damage that anybody meets leaves a mark
 beside the file (`state.db.suspect`), so that the next opening looks at all of it. A forked child uses connections of
 its own.
+
+@ref homes#state
 """
 
 from __future__ import annotations

@@ -74,6 +74,7 @@ def _mark_columns() -> list[Column[Any]]:
         Column("left_out", Text, nullable=False),
         Column("since", Text),
         Column("until", Text),
+        Column("ignored", Text, nullable=False),
     ]
 
 

@@ -20,8 +20,8 @@ from hypaware.lake import recover
 from hypaware.lake.build import BuildTask
 from hypaware.lake.committer import LakeTable
 from hypaware.lake.intake import Intake
-from hypaware.lake.landing import Landing, Ready
-from hypaware.lake.prepare import Prepared
+from hypaware.lake.landing import Landing
+from hypaware.lake.prepare import Prepared, Ready
 from hypaware.model.datasets import Dataset
 from hypaware.state import takeovers
 from hypaware.state.flushes import Flush

@@ -25,6 +25,8 @@ Counter = Literal[
     "hyp_sink_exports_total",
     "hyp_sink_export_bytes",
     "hyp_sink_export_failures_total",
+    "hyp_sink_rows_withheld_total",
+    "hyp_redactions_total",
 ]
 Histogram = Literal["hyp_flush_seconds", "hyp_gateway_overhead_ms"]
 Gauge = Literal["hyp_sink_lag_rows", "hyp_spool_bytes"]

@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from hypaware.config.schema import Config, SinkConfig
+from hypaware.config.schema import Config, PrivacyConfig, SinkConfig
 from hypaware.export import binding, configured, replay
 from hypaware.export.driver import Driver, Terms
 from hypaware.export.report import SinkReport
@@ -52,8 +52,13 @@ class Place:
     lake: SampleLake
     config: Config
 
-    def commit(self, count: int, start: int = 0, sources: tuple[str, ...] = _SOURCES) -> None:
-        rows = [sample_row(number, sources[number % len(sources)]) for number in range(start, start + count)]
+    def commit(
+        self, count: int, start: int = 0, sources: tuple[str, ...] = _SOURCES, cwds: tuple[str, ...] = ("/open",)
+    ) -> None:
+        rows = [
+            {**sample_row(number, sources[number % len(sources)]), "cwd": cwds[number % len(cwds)]}
+            for number in range(start, start + count)
+        ]
         with self.opened() as opened:
             self.lake.commit(opened, rows)
 
@@ -184,6 +189,23 @@ class SinkContract:
             Between(tmp_path / "faults").clear()
             assert place.deliver().status == "ok"
             assert self.arrived(tmp_path, place.config.sinks[SINK].options) == []
+
+    def test_rows_that_are_to_stay_here_never_arrive_and_hold_up_nothing(self, tmp_path: Path) -> None:
+        with self.place(tmp_path, lose_answer=1) as opened:
+            opened.commit(20, cwds=("/open", "/closed"))
+            closed = {f"message-{number}" for number in range(1, 20, 2)}
+            privacy = PrivacyConfig(folders={"/closed": "local-only"})
+            place = replace(opened, config=replace(opened.config, privacy=privacy))
+            place.deliver(max_wait=0.0)
+            Between(tmp_path / "faults").clear()
+            assert place.deliver().status == "ok"
+            place.commit(6, start=20, cwds=("/closed",))
+            closed |= {f"message-{number}" for number in range(20, 26)}
+            report = place.deliver()
+            assert (report.status, sum(stream.withheld for stream in report.streams)) == ("ok", 6)
+            # Allowed again, they stay undelivered: nobody asked for all of it to be sent anew.
+            assert sum(stream.rows for stream in opened.deliver().streams) == 0
+            self.check(tmp_path, place, without=closed)
 
     def test_a_home_that_has_moved_goes_on_where_it_was(self, tmp_path: Path) -> None:
         with self.place(tmp_path, lose_answer=2) as place:

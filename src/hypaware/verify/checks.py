@@ -11,7 +11,9 @@ from hypaware.home import Home
 from hypaware.lake import keys, metadata, rejects, scan, tables, tombstones
 from hypaware.lake.closed import SESSION, Closed, mark_of
 from hypaware.lake.keys import KeyIndex
+from hypaware.lake.spark_lake import SparkLake
 from hypaware.lake.spark_table import SparkTable, key_sql
+from hypaware.maintain.settling import Pending
 from hypaware.model.datasets import SEQ, SOURCE, Dataset
 from hypaware.spool import reader
 from hypaware.state import dead_letters, flushes, intents, streams
@@ -38,10 +40,14 @@ class Check:
 class Audit:
     home: Home
     store: Store
-    spark: SparkSession
+    lake: SparkLake
     table: SparkTable
     dataset: Dataset
     deep: bool
+
+    @property
+    def spark(self) -> SparkSession:
+        return self.lake.spark
 
     @property
     def name(self) -> str:
@@ -128,8 +134,10 @@ def unfinished(audit: Audit) -> Check:
         left = flushes.unfinished(connection, audit.dataset.name)
     waiting = reader.waiting(audit.home, audit.dataset.name)
     refused = rejects.total(audit.home, audit.dataset.name)
+    unsettled = Pending.of(audit.home, audit.dataset).rows
     detail = (
-        f"{len(left)} unfinished; {waiting.segments} segments wait in the spool; {refused} rows were refused and kept"
+        f"{len(left)} unfinished; {waiting.segments} segments wait in the spool; {refused} rows were refused and kept; "
+        f"{unsettled} rows get their own ids at the next compaction"
     )
     return audit.check("flushes", not left, detail)
 
@@ -146,9 +154,13 @@ def key_index(audit: Audit) -> Check:
             lake = {key for lot in audit.table.key_hashes(0) for key, seq in lot if seq <= (through or 0)}
             missing = len(lake) - len(index.find(sorted(lake)))
             # The index is shared: its size says something only where one table fills it. And what retention drops, or
-            # a purge by time, stays in it, so that it does not come again.
+            # a purge by time, stays in it, so that it does not come again; so do other ids of one row.
             alone = len(metadata.entries(audit.home)) == 1
-            keeps = metadata.RETAINED_FROM in audit.metadata.properties or tombstones.read(audit.home).closed.before
+            keeps = (
+                metadata.RETAINED_FROM in audit.metadata.properties
+                or tombstones.read(audit.home).closed.before
+                or index.matches(audit.dataset.name)
+            )
             phantoms = index.count() - len(lake) + missing if alone and not keeps else 0
     detail = f"filled through {through}, the lake's floor is {audit.table.floor}"
     if audit.deep:

@@ -17,7 +17,7 @@ def repair(audit: Audit) -> Iterator[str]:
     if not checks.key_index(audit).ok:
         keys.remove(audit.home.keys)
         yield "the key index was made anew"
-    keyring.opened(audit.home, audit.table, audit.dataset.name).close()
+    keyring.opened(audit.home, audit.lake, audit.table, audit.dataset).close()
     if not (checks.high_water(audit).ok and checks.allocation(audit).ok):
         with audit.store.transaction() as connection:
             rebuild.raise_to(connection, rebuild.read_facts(audit.home), mirror.read(audit.home.mirror))

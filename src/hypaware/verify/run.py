@@ -17,7 +17,7 @@ from hypaware.engine.jobs import JobContext
 from hypaware.errors import LakeError
 from hypaware.lake import metadata, secure
 from hypaware.lake.jobs import recorded_through
-from hypaware.lake.spark_lake import known_datasets
+from hypaware.lake.spark_lake import SparkLake, known_datasets
 from hypaware.lake.spark_table import SparkTable
 from hypaware.lake.turns import changing
 from hypaware.opening import open_home
@@ -30,6 +30,7 @@ def verify(context: JobContext, args: dict[str, Any]) -> dict[str, Any]:
     spark = context.spark
     found: list[Check] = []
     opened = open_home(context.home)
+    lake = SparkLake(context.home, spark, opened.identity, context.check_cancelled)
     try:
         for dataset in known_datasets(context.home):
             # Nobody commits between two looks at the same table.
@@ -40,9 +41,7 @@ def verify(context: JobContext, args: dict[str, Any]) -> dict[str, Any]:
                     repair_ = f" ({error.repair[0]})" if error.repair else ""
                     found.append(Check("table", dataset.name, False, f"{error.message}{repair_}"))
                     continue
-                audit = Audit(
-                    context.home, opened.store, spark, SparkTable(spark, dataset), dataset, bool(args["deep"])
-                )
+                audit = Audit(context.home, opened.store, lake, SparkTable(spark, dataset), dataset, bool(args["deep"]))
                 if args["accept_rollback"]:
                     _tell(context, audit, repair.accept_rollback(audit))
                 if args["repair"]:

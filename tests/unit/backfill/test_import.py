@@ -342,10 +342,10 @@ def test_a_source_that_fails_half_way_gives_no_rows_at_all_and_stays_due(
     write(projects / "b.jsonl", copied, age=claude_files.LONG_AGO - 60)
     real = SourcePiece._mark
 
-    def fails(self: SourcePiece, reading: Any) -> Any:
+    def fails(self: SourcePiece, *read: Any) -> Any:
         if self.pinned.path.name == "a.jsonl":
             raise RuntimeError("broken")
-        return real(self, reading)
+        return real(self, *read)
 
     with monkeypatch.context() as broken:
         broken.setattr(SourcePiece, "_mark", fails)

@@ -21,7 +21,7 @@ from tests.claude_files import turns
 from tests.light_lake import read_lake
 from tests.light_life import DATASET, import_history
 
-_WALKS = 25 * int(os.environ.get("HYP_SOAK", "1"))
+_WALKS = 25 * int(os.environ["HYP_SOAK"]) if "HYP_SOAK" in os.environ else 12
 
 
 def _history(chance: random.Random) -> list[dict[str, Any]]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import shutil
 from collections import Counter, defaultdict
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -52,7 +53,7 @@ DIFFERENCES: dict[str, dict[str, str]] = {
     "codex": {
         **dict.fromkeys(("message_id", "part_id"), "clients before 0.100 show no ids, and count otherwise"),
         **dict.fromkeys(("message_created_at", "conversation_started_at"), _TIMES),
-        **dict.fromkeys(("cwd", "head_sha", "permission_mode"), "old clients do not show them"),
+        **dict.fromkeys(("head_sha", "permission_mode"), "old clients do not show them"),
         "git_branch": "not on the wire",
         "request_id": "rollouts do not have it",
         "tools": "rollouts do not have them",
@@ -101,8 +102,11 @@ def _time(row: Row) -> str:
 
 @pytest.fixture(scope="module")
 def imported(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Row]]:
+    return transcript_rows(tmp_path_factory.mktemp("transcripts"))
+
+
+def transcript_rows(folder: Path) -> dict[str, list[Row]]:
     """Session → the rows of its transcripts, each part once."""
-    folder = tmp_path_factory.mktemp("transcripts")
     found: dict[str, Row] = {}
     for path in claude_transcripts.unpacked(folder / "claude"):
         for row in rows_of(claude_transcripts.PROVIDER, path, quiet=True)[0]:
@@ -123,13 +127,13 @@ def imported(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Row]]:
 def joined(imported: dict[str, list[Row]]) -> dict[str, Joined]:
     made = {}
     for scenario in SCENARIOS:
-        live = list(_live(scenario))
+        live = list(live_rows(scenario))
         sessions = sorted({row["session_id"] for row in live})
         made[scenario] = Joined([row for session in sessions for row in imported[session]], live)
     return made
 
 
-def _live(scenario: str) -> Iterator[Row]:
+def live_rows(scenario: str) -> Iterator[Row]:
     seen, parts = Seen(), set[str]()
     for exchange in wire.sample(wire.SAMPLES / f"{scenario}.ndjson.xz"):
         for row in project(exchange, seen).rows:

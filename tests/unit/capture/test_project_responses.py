@@ -154,3 +154,21 @@ def test_a_subagents_thread_names_its_parent() -> None:
     assert {parent for _, parent, sidechain in threads if sidechain} == {
         thread for thread, _, sidechain in threads if not sidechain
     }
+
+
+def test_the_folder_is_where_the_client_says_that_it_is_at_work() -> None:
+    """Outside of a repository no header names it; within one, the header names the repository's top."""
+    told = [f"<environment_context>\n  <cwd>{each}</cwd>\n</environment_context>" for each in ("/a", "/a &amp; b/c")]
+    moved = [{"type": "message", "role": "user", "content": [{"type": "input_text", "text": each}]} for each in told]
+    metadata = '{"workspaces": {"/top": {"latest_git_commit_hash": "abc"}}}'
+    headers = {**CODEX, "x-codex-turn-metadata": metadata}
+
+    for shown, sent, folder in (
+        ([*moved, ASKED], CODEX, "/a & b/c"),
+        ([*moved, ASKED], headers, "/a & b/c"),
+        ([ASKED], headers, "/top"),
+        ([ASKED], CODEX, None),
+    ):
+        body = {**BODY, "input": shown}
+        rows = project(wire.decoded(PATH, body, RESPONSE, request_headers=sent), Seen()).rows
+        assert {row.get("cwd") for row in rows} == {folder}

@@ -77,7 +77,7 @@ def test_the_life_of_an_attached_client(
     assert state(hyp) == (0, "detached")
     code, out, err = hyp("client", "attach", "claude")
     assert (code, out) == (0, f"claude goes through the gateway at http://127.0.0.1:{port}/claude ({settings})\n")
-    assert "hyp daemon run" in err
+    assert "hyp daemon start" in err
     # Nobody records, and the client works all the same.
     assert state(hyp) == (0, "passing")
     assert "goes there already" in hyp("client", "attach", "claude")[1]

@@ -17,7 +17,7 @@ ID = "0dc91b82-3238-4907-98f3-ae0d1d845b97"
 
 def test_a_session_is_kept_out_and_taken_back(hyp: Hyp, home: Home) -> None:
     assert hyp("session", "status")[:2] == (0, "no session is kept out\n")
-    assert json.loads(hyp("session", "status", "--json")[1]) == {"sessions": []}
+    assert json.loads(hyp("session", "status", "--json")[1]) == {"sessions": [], "here": []}
     assert not home.root.exists()
     code, out, err = hyp("session", "ignore", ID)
     assert (code, out) == (0, f"session {ID} is kept out of the record\n")
@@ -43,6 +43,29 @@ def test_status_says_the_class_and_who_decided_it(hyp: Hyp, home: Home, tmp_path
     assert (found["class"], found["why"]) == ("local-only", str(folder / ".hypignore"))
     hyp("session", "ignore", ID)
     assert "hyp session ignore" in hyp("session", "status", ID)[1]
+
+
+def test_without_an_id_it_is_the_session_that_is_at_work_here(
+    hyp: Hyp, home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "work/deeper").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "work/deeper")
+    code, _, err = hyp("session", "ignore")
+    assert (code, "hyp client status" in err) == (2, True)
+    assert not home.root.exists()
+    home.root.mkdir()
+    session_notes.note(home, "claude", {"session_id": "elsewhere", "cwd": str(tmp_path / "other")})
+    session_notes.note(home, "claude", {"session_id": ID, "cwd": str(tmp_path / "work")})
+    assert hyp("session", "ignore")[1] == f"session {ID} is kept out of the record\n"
+    (here,) = json.loads(hyp("session", "status", "--json")[1])["here"]
+    assert (here["session_id"], here["class"], here["why"]) == (ID, "ignore", "hyp session ignore")
+    assert "at work here" in hyp("session", "status")[1]
+    code, _, err = hyp("session", "unignore")
+    assert (code, "hyp backfill" in err) == (0, True)
+    session_notes.note(home, "claude", {"session_id": "another", "cwd": str(tmp_path / "work")})
+    code, _, err = hyp("session", "ignore", "--json")
+    assert code == 2
+    assert json.loads(hyp("session", "status", "--json")[1])["sessions"] == []
 
 
 @pytest.mark.hazard(61)

@@ -40,7 +40,7 @@ def test_a_home_without_a_daemon_is_told_with_the_command_that_starts_one(hyp: H
     code, out, _ = hyp("daemon", "status", "--json")
     report = json.loads(out)
     assert (code, report["state"], report["error"]["kind"]) == (3, "stopped", "daemon_not_running")
-    assert report["error"]["repair"] == ["hyp daemon run"]
+    assert report["error"]["repair"] == ["hyp daemon start"]
     assert hyp("daemon", "status")[0] == 3
     assert hyp("daemon", "stop", "--json")[:2] == (0, '{\n  "stopped": false\n}\n')
     assert not home.root.exists()
@@ -68,10 +68,37 @@ def test_what_a_killed_daemon_left_behind_counts_for_nothing(hyp: Hyp, home: Hom
         process.send_signal(signal.SIGKILL)
         process.communicate(timeout=60)
     assert condition.read(home)["pid"] == process.pid
-    assert hyp("daemon", "status")[0] == 3
+    code, _, err = hyp("daemon", "status")
+    assert code == 3
+    assert f"it ended without a word as process {process.pid}" in err
     assert hyp("daemon", "stop")[0] == 0
     with daemon(home) as again:
         assert instance.running(home) == again.pid
+
+
+def test_a_daemon_of_an_older_version_is_told_with_the_command_that_replaces_it(hyp: Hyp, home: Home) -> None:
+    with instance.only_one(home):
+        condition.path_of(home).write_text(json.dumps({"pid": os.getpid(), "version": "0.0.1"}))
+        code, out, err = hyp("daemon", "status", "--json")
+    assert (code, json.loads(out)["version"]) == (0, "0.0.1")
+    assert "still runs version 0.0.1" in err
+    assert "hyp daemon restart" in err
+
+
+def test_a_restart_with_a_broken_config_leaves_the_one_that_runs(hyp: Hyp, home: Home) -> None:
+    with instance.only_one(home):
+        home.config.write_text("version = 1\n[sinks.team]\nkind = 'forwrd'\n")
+        code, _, err = hyp("daemon", "restart")
+        assert instance.running(home) == os.getpid()
+    assert code == 1
+    assert "Did you mean forward?" in err
+
+
+@pytest.mark.parametrize("text", ["soon", "-1", "5x"])
+def test_a_timeout_that_is_none_is_refused(hyp: Hyp, text: str) -> None:
+    code, _, err = hyp("daemon", "stop", "--timeout", text)
+    assert code == 2
+    assert "such as 90s or 10m" in err
 
 
 def test_a_second_daemon_exits_3_and_names_the_first(home: Home) -> None:

@@ -105,7 +105,7 @@ def test_what_waits_is_delivered_and_shown(hyp: Hyp, standing: StandingHome, tmp
         ("codex", 3, 1),
     ]
     assert set(sink["streams"][0]) == {
-        *("dataset", "source", "after", "last", "rows", "bytes", "chunks", "dead_letters"),
+        *("dataset", "source", "after", "last", "rows", "bytes", "chunks", "dead_letters", "withheld", "redacted"),
     }
     assert delivered_rows(tmp_path / "archive") == 9
     light_life.append(standing.home, rows(2, start=20))
@@ -113,6 +113,27 @@ def test_what_waits_is_delivered_and_shown(hyp: Hyp, standing: StandingHome, tmp
     assert code == 0
     assert "archive: ok" in out
     assert "delivering to archive" in err
+
+
+@pytest.mark.hazard(59)
+def test_what_stays_here_and_which_rules_spoke_is_told_and_nothing_of_it_is_shown(
+    hyp: Hyp, standing: StandingHome, tmp_path: Path
+) -> None:
+    secret = "gh" + "p_" + "a1B2" * 9
+    (tmp_path / "closed").mkdir()
+    (tmp_path / "closed/.hypignore").write_text("local-only")
+    closed = rows(2, start=3, cwd=str(tmp_path / "closed"))
+    light_life.append(standing.home, [*rows(3, content_text=f"use {secret}"), *closed])
+    code, out, err = hyp("export")
+    assert code == 0
+    assert "archive: 2 rows stay on this machine" in err
+    assert "secrets replaced in what was sent: github-token 3" in err
+    assert delivered_rows(tmp_path / "archive") == 3
+    # Its own copy is gone with a state that was lost, so it comes from the lake.
+    standing.buried(key(), "ab" * 16, 2)
+    _, shown, _ = hyp("export", "dead-letters", "show", "ab", "--json")
+    assert "[github-token:" in shown
+    assert secret not in out + err + shown
 
 
 def test_a_round_with_nothing_new_asks_no_engine(hyp: Hyp, standing: StandingHome) -> None:
@@ -275,7 +296,7 @@ def test_the_status_says_what_is_in_the_way_and_what_to_do_about_it(
     assert "hyp export dead-letters list --sink archive" in out
     assert "no answer (again in 10 min); to try now: hyp export team" in out
     assert "\x1b" not in out
-    assert "hyp daemon run" in err
+    assert "hyp daemon start" in err
 
 
 @pytest.mark.hazard(87)

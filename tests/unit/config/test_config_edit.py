@@ -102,6 +102,9 @@ def test_what_would_not_validate_is_refused_and_leaves_the_file_alone(
         ("clients.claude.enabled", "true", True),
         ("sinks.team.schedule", "*/5 * * * *", "*/5 * * * *"),
         ("lake.catalog", '{ type = "glue" }', {"type": "glue"}),
+        ("redaction.rules_off", '["password"]', ["password"]),
+        ("privacy.unknown_folder", "local-only", "local-only"),
+        ('privacy.folders."~/a.b/token"', "ignore", "ignore"),
     ],
 )
 def test_text_becomes_what_the_setting_needs(write: Write, key: str, value: str, stored: object) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hypaware import config as configuration
-from hypaware.config import ClientConfig, Config, SinkConfig, UpstreamConfig
+from hypaware.config import ClientConfig, Config, PrivacyConfig, RedactionConfig, SinkConfig, UpstreamConfig
 from hypaware.errors import ConfigError
 from hypaware.home import Home
 from hypaware.model import datasets
@@ -52,6 +52,15 @@ wait_for_sinks = false
 max_hold_days = 0
 [retention.datasets]
 ai_gateway_messages = 365
+[redaction]
+kept = true
+exported = false
+rules_off = ["password", "bearer-token"]
+[privacy]
+unknown_folder = "local-only"
+[privacy.folders]
+"~/work" = "full"
+"/srv/a b/api.token" = "ignore"
 [sinks.team]
 kind = "forward"
 url = "https://host.example"
@@ -92,6 +101,8 @@ def test_without_a_file_every_setting_has_its_documented_default(home: Home) -> 
     retention = found.retention
     assert (retention.default_days, retention.wait_for_sinks, retention.max_hold_days) == (0, True, 30)
     assert retention.datasets == {"ai_gateway_exchanges": 14}
+    assert (found.redaction.kept, found.redaction.exported, found.redaction.rules_off) == (False, True, ())
+    assert (found.privacy.unknown_folder, found.privacy.folders) == ("full", {})
     assert found.sinks == {}
 
 
@@ -131,6 +142,8 @@ def test_every_documented_key_is_read_into_its_type(write: Write) -> None:
     assert (found.flush.max_rows, found.flush.max_bytes) == (5, 64_000)
     assert found.retention.datasets == {"ai_gateway_exchanges": 14, "ai_gateway_messages": 365}
     assert not found.retention.wait_for_sinks
+    assert found.redaction == RedactionConfig(kept=True, exported=False, rules_off=("password", "bearer-token"))
+    assert found.privacy == PrivacyConfig("local-only", {"~/work": "full", "/srv/a b/api.token": "ignore"})
     assert found.sinks["team"] == SinkConfig(
         kind="forward",
         schedule="0,30 8-18/2 * * 1-5",
@@ -218,6 +231,15 @@ def test_an_unknown_key_that_resembles_nothing_shows_what_there_is(write: Write)
         ('[lake]\nwarehouse = "s3://bucket"\n', "needs a shared catalog"),
         ("[clients]\nclaude = true\n", "expected a table, [clients.claude]"),
         ("[clients.cladue]\n", "there is no client 'cladue'. Did you mean claude?"),
+        ('[privacy]\nunknown_folder = "local"\n', "Did you mean local-only?"),
+        ("[privacy]\nunknown_folder = 1\n", "expected one of full, local-only, ignore"),
+        ('[privacy.folders]\n"/a" = "ingore"\n', 'line 2: privacy.folders."/a" is "ingore" (Did you mean ignore?)'),
+        ('[privacy.folders]\n"work" = "ignore"\n', "privacy.folders.work: expected a whole path"),
+        ('[privacy.folders]\n"~nobody-of-that-name/a" = "ignore"\n', "expected a whole path"),
+        ('[redaction]\nrules_off = ["pasword"]\n', "there is no rule 'pasword'. Did you mean password?"),
+        ('[redaction]\nrules_off = "password"\n', "expected a list of rules' names"),
+        ('[redaction]\nrules_off = ["password", "password"]\n', "twice"),
+        ("[redaction]\nkeep = true\n", "Did you mean redaction.kept?"),
         ('[sinks.a]\nurl = "https://a.example"\n', "sinks.a has no kind"),
         ('[sinks.a]\nkind = "forwrd"\n', "there is no kind of sink 'forwrd'. Did you mean forward?"),
         ('[sinks.a]\nkind = "forward"\n', "sinks.a has no url"),
@@ -302,6 +324,13 @@ def test_a_secret_in_the_config_is_refused_and_never_shown(write: Write, text: s
     assert "_file" in message
     assert "_env" in message
     assert "hunter2" not in message
+
+
+@pytest.mark.parametrize("name", ["token", "my.password", "api_key", "a?token=b"])
+def test_a_folder_may_be_called_anything(write: Write, name: str) -> None:
+    found = configuration.load(write(f'[privacy.folders]\n"/srv/{name}" = "ignore"\n'))
+
+    assert found.privacy.folders == {f"/srv/{name}": "ignore"}
 
 
 @pytest.mark.hazard(28)

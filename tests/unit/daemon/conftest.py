@@ -41,11 +41,11 @@ class Quick(Clock):
 logging.basicConfig(filename=sys.argv[1], level=logging.INFO, format="%(message)s")
 home = Home.from_environment()
 try:
-    service.run(home, Engine(home, jobs="tests.delivery_jobs", check=lambda: None), Quick())
+    service.run(home, Engine(home, jobs=sys.argv[2], check=lambda: None), Quick())
 except HypError as error:
     print(error.message)
     sys.exit(error.exit_code)
-print(*sorted({"pyspark", "py4j", "pyarrow", "obstore", "aiohttp", "pyiceberg"} & set(sys.modules)))
+print(*sorted({"pyspark", "py4j", "pyarrow", "obstore", "pyiceberg"} & set(sys.modules)))
 """
 
 
@@ -72,6 +72,7 @@ class DaemonOfTests:
 
     standing: StandingHome
     folder: Path
+    jobs: str = "tests.delivery_jobs"
 
     @property
     def home(self) -> Home:
@@ -86,7 +87,7 @@ class DaemonOfTests:
     @contextmanager
     def started(self) -> Iterator[Daemon]:
         log_file = self.folder / "daemon.log"
-        with processes.running(_DAEMON, self.home, log_file) as process:
+        with processes.running(_DAEMON, self.home, log_file, self.jobs) as process:
             yield Daemon(process, log_file)
 
 

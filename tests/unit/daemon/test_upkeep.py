@@ -32,7 +32,7 @@ LONG_AGO = (datetime.now(UTC) - timedelta(days=90)).isoformat()
 def declare(daemon: DaemonOfTests, text: str) -> None:
     """Sinks are in the way here, unless the test wants them."""
     daemon.home.root.mkdir(exist_ok=True)
-    daemon.home.config.write_text(f"version = 1\n{text}")
+    daemon.home.config.write_text(f'version = 1\n[gateway]\nlisten = "127.0.0.1:0"\n{text}')
     configuration.load(daemon.home)
 
 

@@ -390,7 +390,7 @@ def test_a_cancellation_is_not_swallowed_while_the_page_ahead_is_given_up() -> N
             raise AssertionError("it waits for ever")
 
     async def closes() -> None:
-        ahead = _Ahead(Slow(), mock.Mock(spec=Sink, limits=Limits(3, 100)), KEY, 10)  # type: ignore[arg-type]
+        ahead = _Ahead(Slow(), mock.Mock(), mock.Mock(spec=Sink, limits=Limits(3, 100)), KEY, 10)  # type: ignore[arg-type]
         ahead.start(0)
         await asyncio.sleep(0)
         await ahead.close()

@@ -18,7 +18,7 @@ import pytest
 from tests.delivery_world import World, world
 
 # `make test` takes the same schedules each time; a soak draws new ones. A failure says its seed, for `run`.
-SCHEDULES = 400 * int(os.environ["HYP_SOAK"]) if "HYP_SOAK" in os.environ else 48
+SCHEDULES = 400 * int(os.environ["HYP_SOAK"]) if "HYP_SOAK" in os.environ else 24
 _BLOCKS = 8
 
 # How often each step is drawn.

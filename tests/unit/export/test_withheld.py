@@ -1,8 +1,7 @@
-"""What leaves: no row of a folder or session that is to stay here, and no secret."""
+"""What leaves of a table: no row of a folder or session that is to stay here, and no secret."""
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 from functools import partial
 from pathlib import Path
@@ -13,9 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hypaware.capture.privacy import Privacy
-from hypaware.capture.redact import columns_with_text
-from hypaware.export.rows import Page
-from hypaware.export.withheld import Leaving, redacted, withheld, without_withheld
+from hypaware.capture.redact import columns_with_text, redact_row, redact_text
+from hypaware.capture.secrets_hint import HINT
+from hypaware.export.clearance import Clearance
+from hypaware.export.withheld import any_withheld, may_leave, redacted
 from hypaware.home import Home
 from hypaware.model.messages import AI_GATEWAY_MESSAGES
 
@@ -28,40 +28,27 @@ SCHEMA = pa.schema([("cwd", pa.string()), ("session_id", pa.string()), ("n", pa.
 
 
 @given(rows, st.sets(st.tuples(names, st.sampled_from(["s", "t"]))))
-def test_the_table_form_keeps_back_the_same_rows_as_the_row_form(
+def test_of_each_row_its_folder_and_its_session_are_asked_about(
     found: list[dict[str, object]], closed: set[tuple[str | None, str]]
 ) -> None:
     def is_withheld(cwd: str | None, session: str | None) -> bool:
         return (cwd, session) in closed
 
-    table = without_withheld(pa.Table.from_pylist(found, SCHEMA), is_withheld)
-    assert table.to_pylist() == [row for row in found if not withheld(row, is_withheld)]
-    assert table.schema == SCHEMA
+    table = pa.Table.from_pylist(found, SCHEMA)
+    stay = [(row["cwd"], row["session_id"]) in closed for row in found]
+    leaves = may_leave(table, is_withheld)
+    assert (leaves.to_pylist() if leaves is not None else [True] * len(found)) == [not each for each in stay]
+    assert any_withheld(table, is_withheld) == any(stay)
 
 
 def test_a_dataset_without_folder_and_session_has_nothing_to_keep_back() -> None:
-    table = pa.table({"x": [1]})
-    assert without_withheld(table, lambda cwd, session: True) is table
-    only_session = pa.table({"session_id": ["s", "t"]})
-    assert without_withheld(only_session, lambda cwd, session: session == "s").to_pylist() == [{"session_id": "t"}]
-
-
-class OnePage:
-    def __init__(self, table: pa.Table) -> None:
-        self.table = table
-
-    async def page(self, dataset: str, source: str, after: int, until: int, most: int) -> Page:
-        return Page(self.table, after, until)
-
-    async def between(self, dataset: str, source: str, after: int, last: int) -> pa.Table:
-        return self.table
-
-    def count(self, dataset: str, source: str, after: int, last: int) -> int:
-        return len(self.table)
+    assert may_leave(pa.table({"x": [1]}), lambda cwd, session: True) is None
+    only_session = may_leave(pa.table({"session_id": ["s", "t"]}), lambda cwd, session: session == "s")
+    assert only_session.to_pylist() == [False, True]
 
 
 @pytest.mark.hazard(59)
-def test_a_delivery_sees_only_what_may_leave_and_the_range_stays_whole(home: Home, tmp_path: Path) -> None:
+def test_what_is_cleared_has_neither_closed_rows_nor_secrets_and_says_so(home: Home, tmp_path: Path) -> None:
     (tmp_path / "here").mkdir()
     (tmp_path / "here/.hypignore").write_text("local-only")
     table = pa.table(
@@ -75,23 +62,42 @@ def test_a_delivery_sees_only_what_may_leave_and_the_range_stays_whole(home: Hom
         }
     )
     columns = {name: partial(redact, rules_off=()) for name, redact in columns_with_text(AI_GATEWAY_MESSAGES).items()}
-    leaving = Leaving(OnePage(table), Privacy(home).withheld, lambda _dataset: columns)
-    page = asyncio.run(leaving.page("ai_gateway_messages", "claude", 0, 3, 10))
-    assert (page.after, page.reached, page.table["_hyp_ingest_seq"].to_pylist()) == (0, 3, [2, 3])
-    assert KEY not in str(page.table.drop_columns(["part_id"]).to_pylist())
-    assert page.table["part_id"].to_pylist() == ["b#0", KEY]
-    assert page.table.schema == table.schema
-    assert leaving.counts == {"withheld": 1, "github-token": 2, "assigned-secret": 1}
-    assert asyncio.run(leaving.between("ai_gateway_messages", "claude", 0, 3)) == page.table
-    assert leaving.count("ai_gateway_messages", "claude", 0, 3) == 3
+    clearance = Clearance(Privacy(home).withheld, lambda _dataset: columns)
+    found, audit = clearance.cleared("ai_gateway_messages", table)
+    assert found["_hyp_ingest_seq"].to_pylist() == [2, 3]
+    assert KEY not in str(found.drop_columns(["part_id"]).to_pylist())
+    assert found["part_id"].to_pylist() == ["b#0", KEY]
+    assert found.schema == table.schema
+    assert audit.withheld == (1,)
+    assert audit.secrets == {2: {"github-token": 1, "assigned-secret": 1}, 3: {"github-token": 1}}
+    assert (audit.part(2, 3).withheld, audit.part(2, 3).rules) == ((), {"github-token": 1})
+    assert not clearance.still_holds(table)
+    assert clearance.still_holds(found)
+    (tmp_path / "here/.hypignore").unlink()
+    assert clearance.still_holds(table)
 
 
-def test_a_text_that_many_rows_share_is_looked_at_once() -> None:
+texts = st.none() | st.lists(st.sampled_from([KEY, "password=", "hunter2!x", " ", "text", '"', "ü"])).map("".join)
+
+
+@given(st.lists(st.lists(st.fixed_dictionaries({"content_text": texts, "cwd": texts}), max_size=4), max_size=3))
+def test_the_table_form_finds_the_same_as_the_row_form(chunks: list[list[dict[str, str | None]]]) -> None:
+    schema = pa.schema([("content_text", pa.string()), ("cwd", pa.large_string())])
+    table = pa.concat_tables([schema.empty_table(), *(pa.Table.from_pylist(each, schema) for each in chunks)])
+    found, spoke = redacted(table, {"content_text": redact_text, "cwd": redact_text, "absent": redact_text}, HINT)
+    expected = [redact_row(AI_GATEWAY_MESSAGES, row) for chunk in chunks for row in chunk]
+    assert found.to_pylist() == [row for row, _ in expected]
+    assert spoke == {place: counts for place, (_, counts) in enumerate(expected) if counts}
+    assert found.schema == schema
+
+
+def test_a_text_that_many_rows_share_is_looked_at_once_and_one_without_a_hint_never() -> None:
     seen: list[str] = []
 
     def redact(text: str) -> tuple[str, Counter[str]]:
         seen.append(text)
         return ("-", Counter(x=1)) if text == "secret" else (text, Counter())
 
-    table, counts = redacted(pa.table({"a": ["secret", "plain", "secret", None]}), {"a": redact, "absent": redact})
-    assert (table["a"].to_pylist(), counts, sorted(seen)) == (["-", "plain", "-", None], {"x": 2}, ["plain", "secret"])
+    table, spoke = redacted(pa.table({"a": ["secret", "plain", "secret", None, "secretary"]}), {"a": redact}, "secret")
+    assert table["a"].to_pylist() == ["-", "plain", "-", None, "secretary"]
+    assert (spoke, sorted(seen)) == ({0: {"x": 1}, 2: {"x": 1}}, ["secret", "secretary"])

@@ -131,7 +131,7 @@ class SpoolAndFlush(RuleBasedStateMachine):
 
 TestSpoolAndFlush = pytest.mark.hazard(72)(pytest.mark.hazard(50)(SpoolAndFlush.TestCase))
 TestSpoolAndFlush.settings = settings(
-    max_examples=30 * int(os.environ.get("HYP_SOAK", "1")),
+    max_examples=30 * int(os.environ["HYP_SOAK"]) if "HYP_SOAK" in os.environ else 15,
     stateful_step_count=15,
     deadline=None,
     suppress_health_check=list(HealthCheck),

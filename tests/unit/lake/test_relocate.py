@@ -24,6 +24,7 @@ from hypaware.lake.places import Place
 from hypaware.model import datasets
 from hypaware.opening import OpenHome, identify, open_home
 from hypaware.state import flushes, whose
+from tests.kept_home import KeptHome
 from tests.light_lake import LightLake, read_lake
 from tests.light_life import DATASET, append, flush
 from tests.processes import run, running, together, was_killed
@@ -38,14 +39,21 @@ _STEPS = [
 ]  # fmt: skip
 
 
-@pytest.fixture
-def home(tmp_path: Path) -> Home:
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> KeptHome:
     """With three commits; the name is one that a user may give."""
-    made = Home(tmp_path / f"my höme {OLD}")
-    for start in (0, 10, 20):
-        append(made, rows(10, start=start))
-        flush(made)
-    return made
+
+    def make(home: Home) -> None:
+        for start in (0, 10, 20):
+            append(home, rows(10, start=start))
+            flush(home)
+
+    return KeptHome(tmp_path_factory.mktemp("relocated"), make, f"my höme {OLD}")
+
+
+@pytest.fixture
+def home(kept: KeptHome) -> Home:
+    return kept.as_made()
 
 
 def _opened(home: Home) -> OpenHome:

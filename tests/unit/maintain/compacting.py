@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -22,6 +22,7 @@ from hypaware.maintain.work import Work
 from hypaware.model import datasets
 from hypaware.model.datasets import SEQ
 from hypaware.opening import open_home
+from tests.kept_home import KeptHome
 from tests.light_lake import LightLake, read_lake
 from tests.light_life import DATASET, append, flush
 from tests.rows import row
@@ -97,6 +98,23 @@ class SmallFiles:
 
     def on_disk(self, pattern: str = "*.parquet") -> set[Path]:
         return set(self.home.warehouse.rglob(pattern))
+
+
+class KeptSmallFiles:
+    """Small files made once for many tests."""
+
+    def __init__(self, folder: Path, make: Callable[[SmallFiles], None]) -> None:
+        self._numbers = 0
+
+        def made(home: Home) -> None:
+            found = SmallFiles(home)
+            make(found)
+            self._numbers = found.numbers
+
+        self._kept = KeptHome(folder, made)
+
+    def as_made(self) -> SmallFiles:
+        return SmallFiles(self._kept.as_made(), numbers=self._numbers)
 
 
 def due_now(home: Home) -> list[str]:

@@ -168,7 +168,7 @@ from hypaware.spool.writer import SealRule, Spool
 from tests.rows import rows
 spool = Spool(os.environ["HYP_HOME"], SealRule(linger=float("inf")))
 spool.append("ai_gateway_messages", rows(3, start=50))
-segment = spool._segments["ai_gateway_messages"]
+(segment,) = spool._segments.values()
 os.write(segment._fd, b'{"half a line')
 print("held", flush=True)
 sys.stdin.readline()

@@ -23,7 +23,7 @@ from hypaware.state import flushes
 from tests.light_life import DATASET, append, flush
 from tests.lives import live
 from tests.rows import rows as message_rows
-from tests.unit.maintain.compacting import SmallFiles, due_now
+from tests.unit.maintain.compacting import KeptSmallFiles, SmallFiles, due_now
 
 POINTS = sorted(
     point.name
@@ -32,12 +32,18 @@ POINTS = sorted(
 )
 
 
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> KeptSmallFiles:
+    def make(made: SmallFiles) -> None:
+        made.commit(0, times=3)
+        made.commit(3, times=4)
+
+    return KeptSmallFiles(tmp_path_factory.mktemp("small-files"), make)
+
+
 @pytest.fixture
-def lake(home: Home) -> SmallFiles:
-    made = SmallFiles(home)
-    made.commit(0, times=3)
-    made.commit(3, times=4)
-    return made
+def lake(kept: KeptSmallFiles) -> SmallFiles:
+    return kept.as_made()
 
 
 def test_what_was_compacted_goes_with_the_snapshots_that_named_it(lake: SmallFiles) -> None:

@@ -20,6 +20,7 @@ from hypaware.opening import open_home
 from hypaware.spool import envelope, segments
 from hypaware.state import dead_letters
 from hypaware.testing.destination import FOLDER, FolderDestination
+from tests.kept_home import KeptHome
 from tests.light_lake import read_lake
 from tests.light_life import DATASET, append, flush
 from tests.light_purge import deliver, holders, purge
@@ -36,18 +37,29 @@ def secret(count: int, start: int) -> list[dict[str, Any]]:
     return [{**each, "message_id": f"hidden-{each['message_id']}"} for each in found]
 
 
-def prepare(home: Home, folder: Path) -> Config:
+def there(home: Home) -> Path:
+    return home.root.with_name("there")
+
+
+def config_of(home: Home) -> Config:
+    return Config(sinks={"there": SinkConfig(FOLDER.name, "* * * * *", (DATASET,), {"folder": str(there(home))})})
+
+
+def prepare(home: Home) -> None:
     """Rows of two sessions in the lake, in a dead letter, in the spool and among the refused ones."""
-    config = Config(sinks={"there": SinkConfig(FOLDER.name, "* * * * *", (DATASET,), {"folder": str(folder)})})
     append(home, [*rows(4), *secret(4, start=4)])
     flush(home)
-    FolderDestination(folder).set_fault("refuse", "hidden-message-5\nmessage-2")
-    deliver(home, config)
+    FolderDestination(there(home)).set_fault("refuse", "hidden-message-5\nmessage-2")
+    deliver(home, config_of(home))
     append(home, [*secret(2, start=8), *rows(2, start=10)])
     where = segments.folder(home, DATASET).rejected / "x.jsonl"
     bad = {**secret(1, start=12)[0], "role": 7}
     where.write_bytes(b'{"segment":"s","ordinal":0,"reason":"r","line":%b}\n' % _quoted(envelope.write_lines([bad], 0)))
-    return config
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> KeptHome:
+    return KeptHome(tmp_path_factory.mktemp("told-of"), prepare)
 
 
 def _quoted(line: bytes) -> bytes:
@@ -67,10 +79,9 @@ def others(home: Home) -> set[tuple[str, int]]:
 @pytest.mark.hazard(44)
 @pytest.mark.hazard(85)
 @pytest.mark.parametrize("point", [*POINTS, *LATER])
-def test_a_purge_killed_at_any_point_harms_nobody_and_is_finished_by_the_next(
-    home: Home, tmp_path: Path, point: str
-) -> None:
-    config = prepare(home, tmp_path / "there")
+def test_a_purge_killed_at_any_point_harms_nobody_and_is_finished_by_the_next(kept: KeptHome, point: str) -> None:
+    home = kept.as_made()
+    config = config_of(home)
     before = others(home)
     survived = live(lambda: (purge(home, "session", SECRET, config=config), None)[1], crash_at=point)
     assert not survived, "a point that is never reached guards nothing"

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hypaware.lake.build import KEY_BYTES
 from hypaware.lake.metadata import DataFile
 from hypaware.maintain.purge import unpacking
 from hypaware.maintain.purge.finding import FindTask
@@ -101,7 +102,7 @@ def test_row_groups_whose_bounds_exclude_the_session_are_not_read(tmp_path: Path
             )
     (found,) = FindTask(DATASET, (path,), Selector("session", ("bx", "c")), None).run().notes
     assert (found.rows, found.of, list(found.seqs), found.ids) == (2, 6, [11, 20], ["b#1", "c#0"])
-    assert [len(packed) for packed in found.hashes] == [16, 16]
+    assert all(packed and len(packed) % KEY_BYTES == 0 for packed in found.hashes)
 
 
 def test_a_file_that_is_older_than_the_column_holds_no_such_row(tmp_path: Path) -> None:

@@ -30,7 +30,10 @@ def test_the_schema_is_shown_with_types_and_meaning(capfd: Capture) -> None:
 def test_the_schema_needs_no_home_and_makes_none(capfd: Capture, home: Path) -> None:
     assert main(["query", "schema", "--json"]) == 0
 
-    assert [each["name"] for each in json.loads(capfd.readouterr().out)["datasets"]] == ["ai_gateway_messages"]
+    assert [each["name"] for each in json.loads(capfd.readouterr().out)["datasets"]] == [
+        "ai_gateway_exchanges",
+        "ai_gateway_messages",
+    ]
     assert not home.exists()
 
 

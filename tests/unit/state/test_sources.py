@@ -9,7 +9,7 @@ import pytest
 from hypaware.errors import StateError
 from hypaware.state import flushes, sources
 from hypaware.state.flushes import Flush, Outcome
-from hypaware.state.source_mark import SourceMark
+from hypaware.state.source_mark import SourceMark, from_row, to_row
 from hypaware.state.store import Store
 
 _DATASET = "ai_gateway_messages"
@@ -83,3 +83,13 @@ def test_a_range_that_would_end_the_numbers_of_a_home_is_refused(store: Store) -
         flushes.reserve_blocks(connection, _DATASET, 2**63 - 10)
     with store.transaction() as connection:
         assert flushes.reserve_blocks(connection, _DATASET, 10).last == 10
+
+
+def test_a_mark_from_before_rows_could_be_ignored_is_read(store: Store) -> None:
+    mark = replace(_MARK, ignored=(("/a", None), (None, "s")))
+    row = to_row(mark)
+    assert from_row(row) == mark
+    del row["ignored"]
+    assert from_row(row) == _MARK
+    _record(store, _pending(store, mark))
+    assert _known(store) == {mark.path: mark}

@@ -13,6 +13,7 @@ from hypaware.home import Home
 from hypaware.model.datasets import SEQ
 from hypaware.opening import open_home
 from hypaware.state import flushes, streams
+from tests.kept_home import KeptHome
 from tests.light_lake import read_lake
 from tests.light_life import append, flush
 from tests.lives import live
@@ -32,34 +33,42 @@ _OFTEN = [(point.name, times) for point in all_points() if point.package == "sta
 CASES = [*((name, 1) for name in _ONCE), *_OFTEN]
 
 
-@pytest.fixture
-def home(tmp_path: Path) -> Home:
-    """One that has rows of its own, all of them delivered."""
-    made = Home(tmp_path / "home")
-    StandingHome(made).declare(team=tmp_path / "delivered")
-    append(made, message_rows(2, attributes=None))
-    flush(made)
-    assert deliver(made, "team") == "ok"
-    return made
+def delivered(home: Home) -> Path:
+    return home.root.with_name("delivered")
 
 
-@pytest.fixture
-def cache(tmp_path: Path) -> Path:
-    root = tmp_path / "old" / "hypaware" / "cache"
+def cache_beside(home: Home) -> Path:
+    return home.root.with_name("old") / "hypaware" / "cache"
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> KeptHome:
+    """One that has rows of its own, all of them delivered, and a cache of the original beside it."""
+
+    def make(home: Home) -> None:
+        StandingHome(home).declare(team=delivered(home))
+        append(home, message_rows(2, attributes=None))
+        flush(home)
+        assert deliver(home, "team") == "ok"
+        _make_cache(cache_beside(home), delivered(home))
+
+    return KeptHome(tmp_path_factory.mktemp("takeover"), make)
+
+
+def _make_cache(root: Path, delivered_to: Path) -> None:
     builder = Builder(root)
     builder.add([row(number) for number in (1, 2, 5, 6)], [None, 2, 5, 6])
     builder.add([row(number) for number in (3, 4, 2)], [3, 4, 9])
     builder.commit()
     spool(root, [row(6), row(7), row(8, role=None)])
     watermark(root, "team", 4)
-    config_of(root, team={"dir": str(tmp_path / "delivered")})
-    return root
+    config_of(root, team={"dir": str(delivered_to)})
 
 
 @pytest.mark.parametrize(("point", "times"), CASES)
-def test_a_take_over_killed_at_any_point_is_finished_by_the_next(
-    home: Home, cache: Path, tmp_path: Path, point: str, times: int
-) -> None:
+def test_a_take_over_killed_at_any_point_is_finished_by_the_next(kept: KeptHome, point: str, times: int) -> None:
+    home = kept.as_made()
+    cache = cache_beside(home)
     lived = live(lambda: (taken(home, cache), None)[1], crash_at=f"{point}:{times}")
     assert not lived or times > 1, "a point that is never reached guards nothing"
     # Whoever comes next recovers what was left; nothing that the original delivered may go out then.
@@ -72,7 +81,7 @@ def test_a_take_over_killed_at_any_point_is_finished_by_the_next(
     rows = read_lake(home, DATASET)
     assert Counter(each["part_id"] for each in rows) == Counter([*mine, *(f"old-{n}#0" for n in range(1, 8))])
     assert len({each[SEQ] for each in rows}) == len(rows)
-    assert Counter(arrived(tmp_path / "delivered")) == Counter([*mine, *(f"old-{n}#0" for n in (5, 6, 7))])
+    assert Counter(arrived(delivered(home))) == Counter([*mine, *(f"old-{n}#0" for n in (5, 6, 7))])
     with closing(open_home(home).store) as store, store.reading() as connection:
         assert flushes.unfinished(connection) == []
         stream = streams.load(connection, key("team"))

@@ -75,6 +75,7 @@ class _Walk:
         last = models[-1] if models else -1
         if models and self._changes.created:
             self._origin = seen.origin_of(self._changes, [keys[index] for index in lasting if index <= last])
+            self._changes.forked = bool(self._origin)
         recorded = next((index for index in reversed(models) if keys[index] in self._known.keys), -1)
         if not self._is_repeated([index for index in lasting if index <= recorded], history, keys):
             recorded = -1

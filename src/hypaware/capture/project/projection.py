@@ -7,6 +7,8 @@ seen in a history, so that nobody knows when it was said.
 
 Calls that are no part of the conversation (`Kind`) make no rows. An answer that is an error makes one row of type
 `error`, for every attempt; what the user said is recorded with the first. Nothing here raises.
+
+@ref capture#projection
 """
 
 from __future__ import annotations

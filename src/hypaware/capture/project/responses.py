@@ -8,6 +8,8 @@ session stand in the body's `client_metadata`, else in the header x-codex-turn-m
 
 from __future__ import annotations
 
+import html
+import re
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any
@@ -24,7 +26,9 @@ from hypaware.clients.codex.usage import Figure, figure
 
 DIALECT = "openai_responses"
 
-_FLEETING = ("<environment_context>", "<user_instructions>", "# AGENTS.md instructions")
+_ENVIRONMENT = "<environment_context>"
+_CWD = re.compile(r"<cwd>([^<]+)</cwd>")
+_FLEETING = (_ENVIRONMENT, "<user_instructions>", "# AGENTS.md instructions")
 _DELTAS = {
     "response.output_text.delta": "text",
     "response.reasoning_summary_text.delta": "summary",
@@ -55,7 +59,7 @@ def read(decoded: Decoded) -> Turn:
         client_version=sender.version,
         system_text=text(body.get("instructions")),
         tools=body.get("tools") or None,
-        columns={"model": text(body.get("model"))} | (_codex_columns(told, headers) if is_codex else {}),
+        columns={"model": text(body.get("model"))} | (_codex_columns(told, headers, shown) if is_codex else {}),
         attributes={"codex": _codex_attributes(told, headers, session, thread)} if is_codex else {},
     )
 
@@ -73,12 +77,12 @@ def _unnamed(body: dict[str, Any]) -> str:
     return named or digest(DIALECT, *begins_with(body.get("instructions"), _shown(body.get("input"))))
 
 
-def _codex_columns(told: dict[str, Any], headers: Mapping[str, str]) -> dict[str, Any]:
+def _codex_columns(told: dict[str, Any], headers: Mapping[str, str], shown: list[dict[str, Any]]) -> dict[str, Any]:
     source, (folder, workspace) = text(told.get("thread_source")), _workspace(told)
     parent = text(headers.get("x-codex-parent-thread-id")) or text(told.get("parent_thread_id"))
     return {
         "conversation_source": "codex",
-        "cwd": folder,
+        "cwd": _folder(shown) or folder,
         "head_sha": text(workspace.get("latest_git_commit_hash")),
         "entrypoint": text(headers.get("originator")),
         "user_type": source,
@@ -104,6 +108,15 @@ def _codex_attributes(
         "has_changes": has_changes if isinstance(has_changes, bool) else None,
     }
     return {name: value for name, value in found.items() if value is not None}
+
+
+def _folder(shown: list[dict[str, Any]]) -> str | None:
+    """Where the client says that it is at work, the last time it says so; outside of a repository nothing else does."""
+    for item in reversed(shown):
+        said = joined_texts(item.get("content")) if item.get("role") == "user" else None
+        if said and said.startswith(_ENVIRONMENT) and (found := _CWD.search(said)):
+            return html.unescape(found[1])
+    return None
 
 
 def _workspace(told: dict[str, Any]) -> tuple[str | None, dict[str, Any]]:

@@ -45,6 +45,8 @@ class Changes:
     scope: str
     conversation: Conversation
     created: bool
+    forked: bool = False
+    """Whether the conversation was found to begin with another's history."""
     undo: list[Undo] = field(default_factory=list)
 
     def note(self, into: dict[str, Any], key: str, value: Any) -> None:

@@ -12,7 +12,7 @@ import pyarrow as pa
 from hypaware.errors import LakeError
 from hypaware.home import Home
 from hypaware.lake import metadata, standing
-from hypaware.maintain.purge import copies, letters, spooled
+from hypaware.maintain.purge import at_work, copies, letters, spooled
 from hypaware.maintain.purge.finding import FindTask, candidates, tasks
 from hypaware.maintain.purge.purging import Gone, Removed, Report
 from hypaware.maintain.purge.selection import Selector, left_alone
@@ -29,13 +29,14 @@ def count(home: Home, selector: Selector, progress: Progress) -> dict[str, Any]:
     standing.check_tables(home)
     report, seqs = Report(selector, dry_run=True), Seqs()
     report.left_alone = left_alone(selector, datasets.all())
+    told = at_work.told(home, selector, _waiting)
     for dataset in datasets.all():
-        if selector.column(dataset) is not None:
-            if removed := _in_table(home, selector, dataset, seqs, progress):
+        if (within := selector.within(dataset, told)) is not None:
+            if removed := _in_table(home, within, dataset, seqs, progress):
                 report.datasets.append(removed)
-            report.spool_rows += sum(selector.matches(dataset, row) for row in _waiting(home, dataset))
+            report.spool_rows += sum(within.matches(dataset, row) for row in _waiting(home, dataset))
             folder = segments.folder(home, dataset.name)
-            meant = spooled.judge(selector, dataset, Gone(), None)
+            meant = spooled.judge(within, dataset, Gone(), None)
             report.rejects += sum(
                 meant(line) for path in spooled.rejected_files(folder) for line in spooled.kept_lines(path)
             )

@@ -14,7 +14,8 @@ from typing import Any
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from hypaware.lake.build import Built, row_key
+from hypaware.lake.build import Built, key_hash, row_key
+from hypaware.lake.meetings import Meetings
 from hypaware.lake.metadata import DataFile
 from hypaware.maintain.purge.selection import Selector
 from hypaware.model import datasets
@@ -61,7 +62,7 @@ class FindTask:
         with pq.ParquetFile(path) as held:
             found = FileFound(path, of=held.metadata.num_rows, hashes=[bytearray() for _ in self.selector.values])
             if column in held.schema_arrow.names:
-                for group in _groups(held, column, self.selector):
+                for group in groups(held, column, self.selector):
                     mask = self.selector.mask(held.read_row_group(group, columns=[column]).column(column))
                     if pc.any(mask).as_py():
                         self._take(dataset, column, held, group, mask, found)
@@ -70,20 +71,34 @@ class FindTask:
     def _take(
         self, dataset: Dataset, column: str, held: pq.ParquetFile, group: int, mask: Any, found: FileFound
     ) -> None:
-        wanted = dict.fromkeys([SEQ, GATEWAY, column, dataset.key_column, *dataset.key_parts])
+        keyed = dict.fromkeys([GATEWAY, dataset.key_column, *dataset.key_parts])
+        met = [dataset.time_column, *dataset.settling.columns] if dataset.settling else []
+        wanted = dict.fromkeys([SEQ, *keyed, column, *met])
         names = [name for name in wanted if name in held.schema_arrow.names]
         rows = held.read_row_group(group, columns=names).filter(mask)
         found.rows += rows.num_rows
         if SEQ in names:
             found.seqs.extend(pc.drop_null(rows.column(SEQ)).to_pylist())
-        keys = rows.select([name for name in names if name not in (SEQ, column)]).to_pylist()
+        keys = rows.to_pylist()
         for of_value, each in zip(found.hashes, self.selector.each, strict=True):
             meant = each.mask(rows.column(column)).to_pylist() if len(found.hashes) > 1 else [True] * len(keys)
             for row, is_meant in zip(keys, meant, strict=True):
-                if is_meant and (key := row_key(dataset, row, self.own_gateway)) is not None:
-                    of_value += key
+                if is_meant:
+                    of_value += self._hashes(dataset, row)
         for row in keys[: max(0, _TOLD - len(found.ids))]:
-            found.ids += [value for name, value in row.items() if name != GATEWAY and isinstance(value, str) and value]
+            told = (row.get(name) for name in keyed if name not in (GATEWAY, column))
+            found.ids += [value for value in told if isinstance(value, str) and value]
+
+    def _hashes(self, dataset: Dataset, row: dict[str, Any]) -> bytes:
+        """Of its key, of those that it had before, and of what another record of the same could be known by."""
+        found = bytearray(row_key(dataset, row, self.own_gateway) or b"")
+        if dataset.settling is not None and self.own_gateway in (None, row.get(GATEWAY)):
+            for before in dataset.settling.former_keys(row):
+                found += key_hash(dataset.name, before)
+            meetings = Meetings()
+            meetings.note(dataset, row, 0)
+            found += meetings.hashes
+        return bytes(found)
 
 
 def tasks(
@@ -107,7 +122,8 @@ def candidates(files: Sequence[DataFile], selector: Selector) -> list[tuple[Path
     return [(file.path, file.bytes) for file in files if selector.may_hold(file)]
 
 
-def _groups(held: pq.ParquetFile, column: str, selector: Selector) -> Iterator[int]:
+def groups(held: pq.ParquetFile, column: str, selector: Selector) -> Iterator[int]:
+    """Those that may hold such a row."""
     place = held.schema_arrow.get_field_index(column)
     for number in range(held.num_row_groups):
         told = held.metadata.row_group(number).column(place).statistics

@@ -83,9 +83,9 @@ def _name(purging: Purging, path: Path) -> str:
 
 def _data_file(purging: Purging, path: Path, gone: Gone) -> str | None:
     for dataset in datasets.all():
-        if purging.selector.column(dataset) is None:
+        if (selector := purging.within(dataset)) is None:
             continue
-        (result,) = purging.lake.run([FindTask(dataset.name, (path,), purging.selector, purging.own_gateway)])
+        (result,) = purging.lake.run([FindTask(dataset.name, (path,), selector, purging.own_gateway)])
         if isinstance(result, BuildFailure):
             if not path.exists() or time.time() - path.stat().st_mtime < _JUST_NOW:
                 return None  # being written, or gone since
@@ -114,7 +114,7 @@ def _lines(purging: Purging, path: Path, gone: Gone) -> str | None:
         rows = sum(any(word in line for word in words) for line in spooled.kept_lines(path))
         return f"{rows} lines that name it, of a dataset that is not installed" if rows else None
     if path.parent.name == "rejected":
-        meant = spooled.judge(purging.selector, dataset, gone, purging.own_gateway)
+        meant = spooled.judge(purging.within(dataset) or purging.selector, dataset, gone, purging.own_gateway)
         rows = sum(map(meant, spooled.kept_lines(path)))
         return f"{rows} refused rows" if rows else None
     rows = sum(1 for row in spooled.rows_of(dataset, path) if _is_meant(purging, dataset, row, gone))

@@ -17,6 +17,7 @@ from hypaware.home import Home
 from hypaware.lake import metadata
 from hypaware.lake.committer import Lake, LakeTable
 from hypaware.maintain.purge.selection import Selector
+from hypaware.model.datasets import Dataset
 from hypaware.state import whose
 from hypaware.state.store import Store
 
@@ -48,6 +49,8 @@ class Purging:
     selector: Selector
     history: History
     allow_reimport: bool = False
+    sessions: tuple[str, ...] = ()
+    """Of a purge by folder: the sessions that worked there."""
     again: bool = False
     """Whether an earlier try was left unfinished, so that nothing is taken for done."""
     wait: float = 5.0
@@ -68,6 +71,9 @@ class Purging:
         with self.store.reading() as connection:
             known = whose.load(connection)
         return known.gateway_id if known else None
+
+    def within(self, dataset: Dataset) -> Selector | None:
+        return self.selector.within(dataset, self.sessions)
 
     @property
     def closes(self) -> bool:
@@ -119,7 +125,7 @@ class Report:
     dry_run: bool
     datasets: list[Removed] = field(default_factory=list)
     left_alone: list[str] = field(default_factory=list)
-    """Datasets without the column that decides."""
+    """Datasets without a column that decides."""
     spool_rows: int = 0
     """That waited, and were kept out of the lake; the others of the spool went into it first."""
     spool_held: list[str] = field(default_factory=list)

@@ -1,4 +1,7 @@
-"""One purge from its tombstones to its proof, in the order in which a kill at any moment does no harm."""
+"""One purge from its tombstones to its proof, in the order in which a kill at any moment does no harm.
+
+@ref keeping#purge
+"""
 
 from __future__ import annotations
 
@@ -8,10 +11,11 @@ from datetime import UTC, datetime
 from hypaware import faults
 from hypaware.errors import Cancelled, HypError
 from hypaware.lake import keys, metadata, standing, tombstones
-from hypaware.maintain.purge import free_pages, letters, proof, scratch, spooled, table_rows
+from hypaware.maintain.purge import at_work, free_pages, letters, proof, scratch, spooled, table_rows
 from hypaware.maintain.purge.purging import MOST_HASHES, Gone, Purging, Report
-from hypaware.maintain.purge.selection import left_alone
+from hypaware.maintain.purge.selection import Selector, left_alone
 from hypaware.model import datasets
+from hypaware.model.datasets import Dataset
 from hypaware.state import sources
 
 _after_lake = faults.point("maintain.purge.after-lake", "the lake is clean, refused rows and dead letters are not")
@@ -28,6 +32,7 @@ def run(purging: Purging) -> Report:
     report.left_alone = left_alone(purging.selector, datasets.all())
     spooled.bury(purging, stones)
     spooled.flush(purging, report)
+    purging = replace(purging, sessions=at_work.sessions(purging))
     _tables(purging, report, gone, stones)
     _after_lake()
     spooled.scrub(purging, report, gone)
@@ -66,16 +71,24 @@ def _tables(purging: Purging, report: Report, gone: Gone, stones: list[int]) -> 
     """One table's trouble does not hold the others up; the first is raised when all had their turn."""
     present = {entry.name for entry in metadata.entries(purging.home)}
     troubles: list[HypError] = []
-    for dataset in datasets.all():
-        if dataset.name in present and purging.selector.column(dataset) is not None:
+    for dataset, selector in _in_order(purging):
+        if dataset.name in present:
+            own = selector is purging.selector
+            within = purging if own else replace(purging, selector=selector)
             try:
-                report.datasets.append(table_rows.remove(purging, dataset, stones, gone))
+                report.datasets.append(table_rows.remove(within, dataset, stones if own else (), gone))
             except Cancelled:
                 raise
             except HypError as trouble:
                 troubles.append(trouble)
     if troubles:
         raise troubles[0]
+
+
+def _in_order(purging: Purging) -> list[tuple[Dataset, Selector]]:
+    """What is known by sessions goes before the rows that tell those sessions: killed in between, they still tell."""
+    found = [(dataset, selector) for dataset in datasets.all() if (selector := purging.within(dataset))]
+    return sorted(found, key=lambda each: each[1] is purging.selector)
 
 
 def _forget_marks(purging: Purging) -> None:

@@ -58,6 +58,16 @@ class Selector:
         name = {"session": SESSION, "source": SOURCE, "cwd": CWD, "before": dataset.time_column}[self.kind]
         return name if name == SOURCE or name in dataset.coercers else None
 
+    def within(self, dataset: Dataset, sessions: Sequence[str]) -> Selector | None:
+        """What it means in one dataset; None: its rows are left alone.
+
+        Rows that say no folder are known by their session: `sessions` are those that worked in the folders.
+        """
+        if self.column(dataset) is not None:
+            return self
+        by_session = self.kind == "cwd" and SESSION in dataset.coercers
+        return Selector("session", tuple(sessions)) if by_session else None
+
     def matches(self, dataset: Dataset, row: Mapping[str, Any]) -> bool:
         """Of a coerced row."""
         if self.kind == "source":
@@ -114,8 +124,8 @@ class Chosen:
 
 
 def left_alone(selector: Selector, kinds: Sequence[Dataset]) -> list[str]:
-    """Datasets without the column that decides."""
-    return [dataset.name for dataset in kinds if selector.column(dataset) is None]
+    """Datasets without a column that decides."""
+    return [dataset.name for dataset in kinds if selector.within(dataset, ()) is None]
 
 
 def _lies_in(path: str, folder: str) -> bool:

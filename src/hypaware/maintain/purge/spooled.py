@@ -79,7 +79,7 @@ def flush(purging: Purging, report: Report) -> None:
 def scrub(purging: Purging, report: Report, gone: Gone) -> None:
     """Refused rows, and batches that a dead server left."""
     for dataset in datasets.all():
-        meant = judge(purging.selector, dataset, gone, purging.own_gateway)
+        meant = judge(purging.within(dataset) or purging.selector, dataset, gone, purging.own_gateway)
         folder = segments.folder(purging.home, dataset.name)
         for path in rejected_files(folder):
             report.rejects += _without(path, partial(_kept_line, meant=meant))

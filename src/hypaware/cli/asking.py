@@ -1,0 +1,37 @@
+"""One question on a terminal: drawn on stderr; Ctrl-C, Esc or the end of the input cancels the command."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+from hypaware.errors import Cancelled
+
+if TYPE_CHECKING:
+    from questionary import Question
+
+
+def answer(question: Question) -> Any:
+    from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent, merge_key_bindings
+    from prompt_toolkit.keys import Keys
+
+    leaving = KeyBindings()
+
+    @leaving.add(Keys.Escape, eager=True)
+    def _leave(event: KeyPressEvent) -> None:
+        event.app.exit(exception=KeyboardInterrupt)
+
+    application = question.application
+    own = application.key_bindings
+    application.key_bindings = merge_key_bindings([own, leaving] if own else [leaving])
+    try:
+        return question.unsafe_ask()
+    except (KeyboardInterrupt, EOFError):
+        raise Cancelled from None
+
+
+def drawn() -> dict[str, Any]:
+    """Options of every question: what the command reports goes to stdout, and may be piped away."""
+    from prompt_toolkit.output import create_output
+
+    return {"output": create_output(stdout=sys.stderr)}

@@ -1,0 +1,84 @@
+"""`hyp reproject`: raw exchanges of the lake through today's decoders."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from hypaware.cli import output
+from hypaware.cli.group import Command, json_option
+from hypaware.cli.jobs import run_job
+
+if TYPE_CHECKING:
+    from hypaware.backfill.pinned import Window
+    from hypaware.home import Home
+
+
+@click.command(
+    "reproject",
+    cls=Command,
+    examples=["hyp reproject", "hyp reproject --since 7d --dry-run", "hyp reproject --since 2026-11-01 --json"],
+)
+@click.option("--since", metavar="DATE", help="No exchange that began before it: 2026-11-15, 2026-11-15T08:00Z, 7d.")
+@click.option("--until", metavar="DATE", help="None that began after it; a day alone is the whole day.")
+@click.option("--dry-run", is_flag=True, help="Write nothing; count what would be added.")
+@json_option
+def reproject(since: str | None, until: str | None, dry_run: bool, as_json: bool) -> None:
+    """Put the raw exchanges that are kept through today's decoders, and add what older ones missed.
+
+    Messages that are there already keep their place and come no second time, so it is safe at any time. Raw exchanges
+    are kept for some days only: retention.datasets.ai_gateway_exchanges says for how many. Sessions that are ignored
+    now are left out, and what was purged stays out.
+    """
+    from hypaware.home import Home
+
+    window = _window(since, until)
+    home = Home.from_environment()
+    if dry_run or not home.state.is_file():
+        report = {**_count(home, window), "dry_run": dry_run}
+    else:
+        report = run_job("reproject", {"since": window.since, "until": window.until})
+    if as_json:
+        output.emit_json(report)
+    else:
+        _show(report)
+
+
+def _window(since: str | None, until: str | None) -> Window:
+    from datetime import UTC, datetime
+
+    from hypaware.backfill.window import resolve
+
+    return resolve(since, until, 0, 0, datetime.now(UTC))
+
+
+def _count(home: Home, window: Window) -> dict[str, Any]:
+    from hypaware import config as configuration
+    from hypaware.cli.progress import display
+    from hypaware.reprojection.dry import count
+
+    shown = display()
+    try:
+        return count(
+            home, configuration.load(home), window, lambda words, done, total: shown.report(words, done, total)
+        )
+    finally:
+        shown.clear()
+
+
+def _show(report: dict[str, Any]) -> None:
+    if not report["exchanges"] and not report["skipped"]:
+        output.emit("there are no raw exchanges of that time")
+        return
+    written = "would be added" if report["dry_run"] else "added"
+    output.emit(
+        f"{report['exchanges']:,} exchanges of {report['sessions']:,} sessions give {report['rows_projected']:,} rows: "
+        f"{report['rows_written']:,} {written}, {report['rows_duplicate']:,} were there"
+    )
+    if report["rows_purged"]:
+        output.note(f"{report['rows_purged']:,} rows were purged before and stay out")
+    if report["rows_rejected"]:
+        output.warn(f"{report['rows_rejected']:,} rows do not fit their table; the raw exchanges still hold them")
+    if report["skipped"]:
+        output.emit_table(["gave no rows", "count"], sorted(report["skipped"].items()))

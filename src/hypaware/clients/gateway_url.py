@@ -1,0 +1,23 @@
+"""Where a client reaches the gateway, and what to say when nobody answers there."""
+
+from __future__ import annotations
+
+from hypaware.capture import handover
+from hypaware.errors import NotReady
+from hypaware.home import Home
+
+
+def gateway_url(listen: str) -> str:
+    """From `gateway.listen`; who listens everywhere is called at home."""
+    host, _, port = listen.rpartition(":")
+    return f"http://127.0.0.1:{port}" if host in ("0.0.0.0", "[::]", "localhost") else f"http://{listen}"
+
+
+def not_answering(home: Home, listen: str, reason: str | None = None) -> NotReady:
+    """`reason` is what the gateway itself says, where it does."""
+    why = reason or f"another program may have taken it (the log is {handover.log_path(home)})"
+    return NotReady(
+        f"no gateway of this home answers at {listen}: {why}. Nothing was written",
+        kind="gateway_address",
+        repair="hyp config set gateway.listen 127.0.0.1:18522",
+    )

@@ -1,0 +1,15 @@
+"""Where settlements lie: `lake/settlements/<dataset>/<flush id>-<n>.parquet`; `lake.settlements` says what they are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from hypaware.home import Home
+
+
+def folder(home: Home, dataset: str) -> Path:
+    return home.lake / "settlements" / dataset
+
+
+def files(home: Home, dataset: str) -> list[Path]:
+    return sorted(folder(home, dataset).glob("*.parquet"))

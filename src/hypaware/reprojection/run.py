@@ -1,0 +1,44 @@
+"""The job `reproject`: what the lake has not yet goes through the spool and a flush, like everything else.
+
+args: `since`, `until` (UTC text of the one written form, or None). Result: `Outcome`'s document.
+"""
+
+from __future__ import annotations
+
+from contextlib import closing
+from typing import Any
+
+from hypaware import faults
+from hypaware.backfill.pinned import Window
+from hypaware.engine.jobs import JobContext
+from hypaware.lake import jobs as lake_jobs
+from hypaware.lake import pending
+from hypaware.model.exchanges import AI_GATEWAY_EXCHANGES
+from hypaware.model.messages import AI_GATEWAY_MESSAGES
+from hypaware.opening import open_home
+from hypaware.reprojection import stored
+from hypaware.reprojection.adding import add
+from hypaware.reprojection.outcome import Outcome
+
+_before_flush = faults.point("reprojection.flush.before-flush", "all rows wait in the spool, none is in the lake")
+
+_BOTH = (AI_GATEWAY_EXCHANGES.name, AI_GATEWAY_MESSAGES.name)
+
+
+def reproject(context: JobContext, args: dict[str, Any]) -> dict[str, Any]:
+    if due := [name for name in _BOTH if pending.waits(context.home, [name])]:
+        lake_jobs.flush_datasets(context, due)
+    outcome, total = Outcome(dry_run=False), stored.count(context.home)
+
+    def progress(number: int) -> None:
+        context.check_cancelled()
+        if number % 100 == 0:
+            context.progress("reading raw exchanges", number, total, unit="exchanges", rows=outcome.rows_projected)
+
+    opened = open_home(context.home)
+    with closing(opened.store):
+        added = add(opened, context.config, Window(args.get("since"), args.get("until")), outcome, progress)
+    if added:
+        _before_flush()
+        outcome.flushed(added, lake_jobs.flush_datasets(context, [AI_GATEWAY_MESSAGES.name]))
+    return outcome.as_json()

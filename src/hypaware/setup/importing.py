@@ -1,0 +1,93 @@
+"""The import of the chosen clients' history within a set-up: consent, window, and the span `walkthrough.backfill`.
+
+It is bounded by the retention and by the moment at which the set-up began, so that it never overlaps what the gateway
+records. One client's failure is its own; the others are imported all the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from hypaware import telemetry
+from hypaware.backfill import registry
+from hypaware.backfill.verdict import trouble
+from hypaware.backfill.wanted import Wanted, understand
+from hypaware.config import Config
+from hypaware.setup.plan import Plan, Step
+
+Run = Callable[[dict[str, Any]], dict[str, Any]]
+"""From the arguments of a backfill to its report."""
+
+
+def wanted(plan: Plan, config: Config, clients: Sequence[str]) -> Wanted | None:
+    """None where none of them keeps history."""
+    providers = registry.providers()
+    names = [name for name in clients if providers.get(name)]
+    if not names:
+        return None
+    until = plan.now.isoformat()
+    return understand(plan.home, config, providers, names=names, until=until, now=plan.now, variables=plan.variables)
+
+
+def take_in(plan: Plan, asked: Wanted | None, run: Run, *, dry_run: bool) -> Step:
+    """`run` is called if the user agreed; what it raises is the step's failure."""
+    if asked is None:
+        none_found = "no client was found on this machine"
+        why = none_found if plan.choices.clients is None else "no chosen client keeps history"
+        return Step("import", "skipped", why, ("hyp backfill list",))
+    args = asked.as_args(telemetry.dev_run_id())
+    with _span(plan, args, dry_run=dry_run, consent=plan.choices.imports) as span:
+        if not plan.choices.imports:
+            span.set(providers_run=0, rows_written=0)
+            span.status("skipped")
+            return Step("import", "skipped", "not wanted", later=("hyp backfill",))
+        report = run(args)
+        error = trouble(report, args["providers"])
+        rows = sum(each["rows_written"] for each in report["providers"])
+        span.set(providers_run=len(report["providers"]), rows_written=rows)
+        span.status("failed" if error else "ok")
+    facts: dict[str, Any] = {"backfill": report}
+    sessions = sum(each["sessions_seen"] for each in report["providers"])
+    if error:
+        return Step("import", "failed", error.message, ("hyp backfill",), facts=facts, error=error)
+    if dry_run:
+        size = _bytes(plan, asked)
+        said = f"{rows:,} rows of {sessions:,} sessions would be imported; {size:,} bytes would be read"
+        return Step("import", "would" if rows else "unchanged", said, facts={**facts, "bytes": size})
+    if not rows:
+        return Step("import", "unchanged", "nothing new", facts=facts)
+    return Step("import", "done", f"{rows:,} rows of {sessions:,} sessions", facts=facts)
+
+
+def consent_cancelled(plan: Plan, clients: Sequence[str], config: Config) -> None:
+    """Tells telemetry that the user broke off at the question."""
+    if (asked := wanted(plan, config, clients)) is not None:
+        args = asked.as_args(telemetry.dev_run_id())
+        with _span(plan, args, dry_run=False, consent=False, consent_cancelled=True) as span:
+            span.set(providers_run=0, rows_written=0)
+            span.status("cancelled")
+
+
+def _bytes(plan: Plan, asked: Wanted) -> int:
+    names = [each.name for each in asked.selection.chosen]
+    since = datetime.fromisoformat(asked.window.since) if asked.window.since else None
+    return sum(each.estimate(since).bytes for each in plan.found if each.name in names)
+
+
+def _span(
+    plan: Plan, args: Mapping[str, Any], *, dry_run: bool, consent: bool, consent_cancelled: bool = False
+) -> telemetry.Span:
+    return telemetry.span(
+        "walkthrough.backfill",
+        component="walkthrough",
+        provider_count=len(args["providers"]),
+        providers=",".join(args["providers"]),
+        dry_run=dry_run,
+        interactive=plan.choices.interactive,
+        consent=consent,
+        consent_cancelled=consent_cancelled,
+        retention_days=args["retention_days"],
+        until=args["until"],
+    )

@@ -1,0 +1,67 @@
+"""Live rows and their transcript, as a user has them: one row for each part, delivered once, whatever dies when."""
+
+from __future__ import annotations
+
+from collections import Counter
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hypaware.home import Home
+from hypaware.model.datasets import SEQ
+from tests.acceptance.test_keeping import Site
+from tests.command import Hyp
+from tests.light_lake import read_lake
+from tests.live_rows import Part
+from tests.rows import DATASET
+
+NOW = datetime.now(UTC).isoformat()
+WHEN: dict[str, Any] = {"message_created_at": NOW, "conversation_started_at": NOW}
+KINDS = ("user", "answer", "call")
+# Each costs the start of a Spark; tests/unit/lake/test_settlement.py kills at every point.
+KILLED_FLUSHES = ("lake.thin.after-write", "lake.record.after-commit")
+KILLED_COMPACTIONS = ("maintain.compact.after-commit",)
+
+
+@pytest.mark.hazard(68)
+@pytest.mark.hazard(83)
+def test_a_conversation_comes_twice_and_is_one_in_the_lake_and_at_the_sink(hyp: Hyp, tmp_path: Path) -> None:
+    site = Site(hyp, tmp_path / "archive")
+    parts = [Part(number, KINDS[number % 3]) for number in range(30)]
+    delivered: Counter[str] = Counter()
+    for start in range(0, 30, 6):
+        some = parts[start : start + 6]
+        site.flush(*(part.live(**WHEN) for part in some))
+        if start % 12 == 0:
+            # Half of it leaves before its own id is known; that is how the destination has it for good.
+            hyp.ok("export")
+            delivered.update(f"live-{part.number}#0" for part in some)
+        else:
+            delivered.update(f"{part.native_id}#0" for part in some)
+        hyp.ingest([part.native(**WHEN) for part in some])
+        if start // 6 < len(KILLED_FLUSHES):
+            killed = hyp.run("flush", HYP_CRASH_AT=KILLED_FLUSHES[start // 6])
+            assert killed.code != 0, killed.out
+        (report,) = hyp.ok("flush")["datasets"]
+        assert report["rows_written"] == 0
+        if start // 6 < len(KILLED_COMPACTIONS):
+            killed = hyp.run("maintain", "--compact-only", HYP_CRASH_AT=KILLED_COMPACTIONS[start // 6])
+            assert killed.code != 0, killed.out
+        site.kept("--compact-only")
+    sequences = {row["part_id"]: row[SEQ] for row in read_lake(Home(hyp.home), DATASET)}
+    assert set(sequences) == {f"{part.native_id}#0" for part in parts}
+    assert site.lake().total() == 30
+    hyp.ok("export")
+    assert site.delivered() == delivered
+    # The client shows its history once more, and the transcript is read again.
+    site.flush(*(part.live(**WHEN) for part in parts), *(part.native(**WHEN) for part in parts))
+    site.kept("--force")
+    hyp.ok("export")
+    assert {row["part_id"]: row[SEQ] for row in read_lake(Home(hyp.home), DATASET)} == sequences
+    assert site.delivered() == delivered
+    rows = hyp.query(f"SELECT count(*) n, count(DISTINCT cwd) folders FROM {DATASET} WHERE git_branch = 'main'")
+    assert rows == [{"n": 30, "folders": 1}]
+    audit = hyp.run("verify", "--deep", "--json")
+    assert audit.code == 0, audit.out

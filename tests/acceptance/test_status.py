@@ -1,0 +1,59 @@
+"""`hyp status` beside a real daemon: what it says while that runs, and when it was killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from hypaware import lock_file
+from hypaware.capture import handover
+from hypaware.home import Home
+from tests.command import Hyp
+from tests.processes import eventually
+
+
+@contextmanager
+def free_port(home: Home) -> Iterator[int]:
+    """A port that nobody has now; whoever keeps it open for the home is ended."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port: int = taken.getsockname()[1]
+    try:
+        yield port
+    finally:
+        if lock_file.is_taken(handover.lock_path(home)) and (pid := lock_file.holder(handover.lock_path(home))):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGTERM)
+
+
+def test_a_daemon_is_seen_at_work_and_missed_when_it_was_killed(tmp_path: Path) -> None:
+    hyp, user = Hyp(tmp_path / "home"), tmp_path / "user"
+    (user / ".claude").mkdir(parents=True)
+    mine = {"HOME": str(user), "CLAUDE_CONFIG_DIR": str(user / ".claude"), "HYP_CACHE": str(tmp_path / "cache")}
+    assert hyp.ok("status", **mine)["overall"] == "down"
+    assert not hyp.home.exists()
+
+    with free_port(Home(hyp.home)) as port:
+        hyp.home.mkdir(mode=0o700)
+        (hyp.home / "config.toml").write_text(
+            f'version = 1\n[gateway]\nlisten = "127.0.0.1:{port}"\n[clients.claude]\n'
+        )
+        with hyp.start("daemon", "run", **mine) as daemon:
+            try:
+                eventually(lambda: hyp.ok("status", **mine)["sources"][0]["answered_by"] == "gateway")
+                hyp.ok("client", "attach", "claude", **mine)
+                found = hyp.ok("status", **mine)
+                assert (found["daemon"]["state"], found["daemon"]["pid"]) == ("running", daemon.pid)
+                assert found["clients"][0]["state"] == "attached"
+                # Told from this machine's empty cache: nothing else is wrong.
+                assert {each["kind"] for each in found["diagnostics"]} == {"client_unseen", "engine_not_installed"}
+            finally:
+                daemon.kill()
+        eventually(lambda: hyp.ok("status", **mine)["clients"][0]["state"] == "passing")
+        found = hyp.ok("status", **mine)
+        assert (found["overall"], found["diagnostics"][0]["kind"]) == ("down", "daemon_down")
+        assert "client_unrecorded" in {each["kind"] for each in found["diagnostics"]}
+        assert hyp.run("status", "--check", **mine).code == 1

@@ -1,0 +1,90 @@
+"""A program on a pseudo-terminal: what it shows, as text, and keys for it."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import select
+import struct
+import subprocess
+import termios
+import time
+from collections.abc import Mapping, Sequence
+from fcntl import ioctl
+from types import TracebackType
+from typing import Self
+
+DOWN, ENTER, ESCAPE, CTRL_C, CTRL_D, CTRL_U = "\x1b[B", "\r", "\x1b", "\x03", "\x04", "\x15"
+_SECONDS = 120.0
+_CONTROL = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b[@-Z\\-_]|\x1b[()].|[\r\x07]")
+
+
+class PseudoTerminal:
+    """The program's stdin, stdout and stderr are the terminal; it asks where the cursor is, and is told."""
+
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
+        self._fd, inner = pty.openpty()
+        ioctl(inner, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 160, 0, 0))
+        self._process = subprocess.Popen(
+            command,
+            stdin=inner,
+            stdout=inner,
+            stderr=inner,
+            env={**environment, "TERM": "xterm"},
+            start_new_session=True,
+            preexec_fn=lambda: ioctl(0, termios.TIOCSCTTY, 0),
+        )
+        os.close(inner)
+        self._raw = ""
+        self._read_to = 0
+
+    @property
+    def shown(self) -> str:
+        return _CONTROL.sub("", self._raw)
+
+    def expect(self, text: str) -> str:
+        """Waits until it shows the text, behind what was expected before; everything up to there."""
+        deadline = time.monotonic() + _SECONDS
+        while (at := self.shown.find(text, self._read_to)) < 0:
+            if not self._read(deadline):
+                raise AssertionError(f"it ended and never showed {text!r}:\n{self.shown}")
+        before, self._read_to = self.shown[self._read_to : at], at + len(text)
+        return before
+
+    def press(self, *keys: str) -> None:
+        for key in keys:
+            os.write(self._fd, key.encode())
+
+    def end(self) -> int:
+        """Its exit code, when it has ended by itself."""
+        deadline = time.monotonic() + _SECONDS
+        while self._read(deadline):
+            pass
+        return self._process.wait(_SECONDS)
+
+    def _read(self, deadline: float) -> bool:
+        ready, _, _ = select.select([self._fd], [], [], max(0.0, deadline - time.monotonic()))
+        if not ready:
+            raise AssertionError(f"nothing came for {_SECONDS:.0f} s after:\n{self.shown}")
+        try:
+            data = os.read(self._fd, 65536)
+        except OSError:
+            # Linux says so when the last one has closed the other side.
+            return False
+        text = data.decode(errors="replace")
+        self._raw += text
+        for _ in range(text.count("\x1b[6n")):
+            os.write(self._fd, b"\x1b[1;1R")
+        return bool(data)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        if self._process.poll() is None:
+            self._process.kill()
+            self._process.wait()
+        os.close(self._fd)

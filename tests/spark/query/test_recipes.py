@@ -1,0 +1,27 @@
+"""The queries of docs/recipes.md run, through the guard, as a user would ask them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.spark.query.asking import Asking
+
+pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")]
+
+PAGE = (Path(__file__).parents[3] / "docs" / "recipes.md").read_text(encoding="utf-8")
+RECIPES = re.findall(r"## ([^\n]+)\n\n```sql\n(.*?)```", PAGE, re.DOTALL)
+# What the small table of these tests has something to say about.
+ANSWERED = {"The longest sessions", "One session, from its beginning"}
+
+
+def test_every_block_of_sql_is_a_recipe() -> None:
+    assert len(RECIPES) == PAGE.count("```sql") > 5
+
+
+@pytest.mark.parametrize(("name", "sql"), RECIPES, ids=[name for name, _ in RECIPES])
+def test_a_recipe_runs(asking: Asking, name: str, sql: str) -> None:
+    rows = asking.rows(sql)
+    assert rows or name not in ANSWERED

@@ -1,0 +1,101 @@
+"""`reproject` with Spark: raw exchanges of real clients, with and without the messages that were made of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from hypaware.backfill.pinned import Window
+from hypaware.config import Config
+from hypaware.engine.session import EngineSession
+from hypaware.home import Home
+from hypaware.lake import jobs, tables
+from hypaware.model.coerce import coerce_row
+from hypaware.model.datasets import Row
+from hypaware.model.messages import AI_GATEWAY_MESSAGES
+from hypaware.reprojection import dry
+from hypaware.reprojection.run import reproject
+from hypaware.spool.writer import Spool
+from tests.raw_exchanges import EXCHANGES, MESSAGES, recorded, taken_down
+
+pytestmark = pytest.mark.spark
+
+CLAUDE = ("claude-2.1.325/tools", "claude-2.1.325/subagent", "claude-2.1.325/compact", "claude-2.1.325/resume")
+CODEX = ("codex-0.166.0/tools", "codex-0.166.0/resume", "codex-0.166.0/subagent")
+
+
+@dataclass
+class Context:
+    home: Home
+    session: EngineSession
+    config: Config = field(default_factory=Config)
+    said: list[str] = field(default_factory=list)
+
+    @property
+    def spark(self) -> Any:
+        return self.session.spark
+
+    def progress(self, message: str, *_: object, **__: object) -> None:
+        self.said.append(message)
+
+    def note(self, message: str) -> None:
+        self.said.append(message)
+
+    def emit(self, chunk: bytes) -> None:
+        raise AssertionError("it has no bytes to give")
+
+    def check_cancelled(self) -> None:
+        pass
+
+
+def test_raw_exchanges_give_what_a_live_projection_gives_and_nothing_twice(
+    engine_session: EngineSession, engine_home: Home
+) -> None:
+    """Of Claude's sessions every third message is missing, as an older decoder would have left it; of Codex's all."""
+    context = Context(engine_home, engine_session)
+    claude_raw, claude_made = taken_down(recorded(*CLAUDE))
+    codex_raw, codex_made = taken_down(recorded(*CODEX))
+    missed = {row["message_id"] for row in claude_made[::3]}
+    with Spool(engine_home) as spool:
+        spool.append(EXCHANGES, [*claude_raw, *codex_raw])
+        spool.append(MESSAGES, [row for row in claude_made if row["message_id"] not in missed])
+        wanted = [coerce_row(AI_GATEWAY_MESSAGES, row, spool.gateway_id) for row in (*claude_made, *codex_made)]
+    jobs.flush_datasets(context, [EXCHANGES, MESSAGES])
+    there = stored(context, wanted)
+
+    told = dry.count(engine_home, Config(), Window(), lambda *_: None)
+    found = reproject(context, {})
+
+    assert stored(context, wanted) == sorted(wanted, key=_part)
+    assert found["exchanges"] == len(claude_raw) + len(codex_raw)
+    assert found["sessions"] == len({row["session_id"] for row in wanted})
+    assert found["rows_projected"] == len(wanted)
+    assert (found["rows_written"], found["rows_duplicate"]) == (len(wanted) - len(there), len(there))
+    assert {**told, "dry_run": False} == found
+    again = reproject(context, {})
+    assert (again["rows_written"], again["rows_duplicate"]) == (0, len(wanted))
+    assert again["skipped"] == found["skipped"]
+    assert "reading raw exchanges" in context.said
+
+
+def stored(context: Context, wanted: list[Row]) -> list[Row]:
+    """Of these sessions, as they were coerced."""
+    from pyspark.sql import functions as F
+
+    sessions = sorted({row["session_id"] for row in wanted})
+    columns = [column.name for column in AI_GATEWAY_MESSAGES.columns]
+    found = context.spark.table(tables.full_name(MESSAGES)).where(F.col("session_id").isin(sessions)).select(*columns)
+    rows = [
+        coerce_row(AI_GATEWAY_MESSAGES, _without_nulls(row), row["gateway_id"]) for row in found.toArrow().to_pylist()
+    ]
+    return sorted(rows, key=_part)
+
+
+def _without_nulls(row: Row) -> Row:
+    return {name: value for name, value in row.items() if value is not None}
+
+
+def _part(row: Row) -> str:
+    return str(row["part_id"])

@@ -1,0 +1,152 @@
+"""A home as `hyp status` finds it, put into any condition, without a daemon, an engine or a client that runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+from hypaware import __version__, lock_file
+from hypaware.clients import attach
+from hypaware.clients.claude import CLIENT
+from hypaware.daemon import condition, instance
+from hypaware.engine import jars
+from hypaware.home import Home
+from hypaware.opening import open_home
+from hypaware.status.diagnostic import Diagnostic
+from hypaware.status.gathering import gather
+from hypaware.status.snapshot import Snapshot
+from tests.light_life import append, flush
+from tests.rows import rows
+
+SETTINGS = CLIENT.settings
+assert SETTINGS is not None
+
+
+@dataclass(frozen=True)
+class StatusHome:
+    """The user's own folder, the engine's cache and the clients' programs lie beside the home."""
+
+    home: Home
+    now: datetime = field(default_factory=lambda: datetime.now(UTC))
+
+    @property
+    def user(self) -> Path:
+        return self.home.root.parent / "user"
+
+    @property
+    def programs(self) -> Path:
+        return self.home.root.parent / "programs"
+
+    @property
+    def cache(self) -> Path:
+        return self.home.root.parent / "cache"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return {"HOME": str(self.user), "PATH": str(self.programs), "HYP_HOME": str(self.home.root)}
+
+    def look(self, now: datetime | None = None) -> Snapshot:
+        return gather(self.home, self.environment, now or self.now, self.cache)
+
+    def said(self, kind: str, now: datetime | None = None) -> Diagnostic:
+        """The one diagnostic of that kind; it must be there."""
+        found = self.look(now).diagnostics
+        assert [each.kind for each in found].count(kind) == 1, found
+        return next(each for each in found if each.kind == kind)
+
+    def kinds(self, now: datetime | None = None) -> set[str]:
+        return {each.kind for each in self.look(now).diagnostics}
+
+    def with_engine(self) -> StatusHome:
+        """As if its jars were installed; by name and size they are."""
+        where = jars.folder(self.cache, jars.locked())
+        where.mkdir(parents=True, exist_ok=True)
+        for jar in jars.locked():
+            with (where / jar.file_name).open("wb") as file:
+                file.truncate(jar.size)
+        return self
+
+    def made(self) -> StatusHome:
+        """With a state, and nothing in it yet."""
+        open_home(self.home).store.close()
+        return self
+
+    def with_rows(self, count: int = 20, start: int = 0, **columns: Any) -> StatusHome:
+        append(self.home, rows(count, start, **columns))
+        flush(self.home)
+        return self
+
+    def with_client(self, name: str = "claude") -> StatusHome:
+        self.programs.mkdir(exist_ok=True)
+        program = self.programs / name
+        program.write_text(f"#!/bin/sh\necho '1.2.3 ({name})'\n")
+        program.chmod(0o755)
+        (self.user / f".{name}").mkdir(parents=True, exist_ok=True)
+        return self
+
+    def attached(self, port: int) -> StatusHome:
+        self.with_client()
+        assert SETTINGS is not None
+        attach.attach(self.home, SETTINGS, f"http://127.0.0.1:{port}", self.environment)
+        return self
+
+    def write_config(self, text: str) -> StatusHome:
+        self.home.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.home.config.write_text(f"version = 1\n{text}")
+        return self
+
+    @contextmanager
+    def daemon(self, **parts: object) -> Iterator[None]:
+        """This process, holding the daemon's lock and telling this of itself."""
+        with instance.only_one(self.home):
+            told = {"pid": os.getpid(), "started_at": self.now.isoformat(), "version": __version__, **parts}
+            condition.path_of(self.home).write_text(json.dumps(told))
+            assert lock_file.is_taken(instance.lock_path(self.home))
+            yield
+
+    @contextmanager
+    def change(self) -> Iterator[Any]:
+        with closing(open_home(self.home).store) as store, store.transaction() as connection:
+            yield connection
+
+
+def everything_under(root: Path) -> dict[str, tuple[int, bytes]]:
+    """Every file with its mode and bytes, every folder with its mode."""
+    return {
+        str(path.relative_to(root)): (path.lstat().st_mode, path.read_bytes() if path.is_file() else b"")
+        for path in sorted(root.rglob("*"))
+        if not path.is_socket()
+    }
+
+
+@contextmanager
+def answering(body: object) -> Iterator[int]:
+    """Somebody who says this to whoever asks, at a port of the machine."""
+
+    class Answer(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            data = json.dumps(body).encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Answer) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            yield server.server_address[1]
+        finally:
+            server.shutdown()
+            thread.join()

@@ -1,0 +1,153 @@
+"""History of folders and sessions that are ignored is not imported, and is when they no longer are."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hypaware.backfill import dry
+from hypaware.backfill.admission import EVERYTHING, Admission
+from hypaware.capture import opt_outs
+from hypaware.clients import session_notes
+from hypaware.config import Config, PrivacyConfig, RedactionConfig
+from hypaware.home import Home
+from tests.claude_files import grow, turns, write
+from tests.light_lake import read_lake
+from tests.light_life import DATASET, import_history
+
+KEY = "gh" + "p_" + "a1B2" * 9
+
+
+@pytest.fixture
+def projects(tmp_path: Path) -> Path:
+    return tmp_path / "claude" / "projects" / "-project"
+
+
+@pytest.fixture
+def environment(projects: Path) -> dict[str, str]:
+    return {"HOME": "/nonexistent", "CLAUDE_CONFIG_DIR": str(projects.parents[1])}
+
+
+@pytest.fixture
+def work(tmp_path: Path) -> Path:
+    (tmp_path / "work").mkdir()
+    return tmp_path / "work"
+
+
+def at(folder: Path | None, lines: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    return ({**line, "cwd": str(folder) if folder else ""} for line in lines)
+
+
+def sessions(home: Home) -> list[str]:
+    found = [row["session_id"] for row in read_lake(home, DATASET)]
+    assert len({row["part_id"] for row in read_lake(home, DATASET)}) == len(found), "a part is there twice"
+    return sorted(found)
+
+
+def would(home: Home, environment: dict[str, str], config: Config | None = None) -> dict[str, Any]:
+    args = {"providers": ["claude"], "environment": environment}
+    (found,) = dry.dry_run(home, config or Config(), args, lambda *_: None)["providers"]
+    assert isinstance(found, dict)
+    return found
+
+
+@pytest.mark.hazard(50)
+def test_an_ignored_folder_is_not_imported_until_it_is_opened(
+    home: Home, projects: Path, environment: dict[str, str], work: Path
+) -> None:
+    (work / ".hypignore").touch()
+    path = write(projects / "a.jsonl", chain(turns("open", 2), at(work, turns("closed", 3))))
+    told = would(home, environment)
+    first = import_history(home, environment)
+    for found in (told, first.document()):
+        assert (found["rows_written"], found["rows_skipped"], found["rows_ignored"]) == (6, 9, 9)
+        assert found["lines_skipped"] == {"folder_ignored": 9}
+        assert found["summary"]["tokens"] == first.document()["summary"]["tokens"]
+    assert sessions(home) == ["open"] * 6
+    # Unchanged, and not opened; what is added to it is judged as well, and what was ignored before is not forgotten.
+    path.chmod(0)
+    assert import_history(home, environment).files_unchanged == 1
+    path.chmod(0o600)
+    grow(path, turns("open", 1, first=2))
+    assert import_history(home, environment).rows_written == 3
+    (work / ".hypignore").write_text("local-only")
+    assert would(home, environment)["rows_written"] == 9
+    again = import_history(home, environment)
+    assert (again.rows_written, again.rows_ignored, again.rows_skipped) == (9, 0, 9)
+    assert sessions(home) == ["closed"] * 9 + ["open"] * 9
+    assert import_history(home, environment).files_unchanged == 1
+
+
+def test_an_opted_out_session_is_not_imported_until_it_is_taken_back(
+    home: Home, projects: Path, environment: dict[str, str]
+) -> None:
+    write(projects / "a.jsonl", turns("mine", 2))
+    write(projects / "b.jsonl", turns("yours", 1))
+    opt_outs.ignore(home, "mine")
+    assert would(home, environment)["lines_skipped"] == {"session_ignored": 6}
+    assert import_history(home, environment).lines_skipped == {"session_ignored": 6}
+    assert sessions(home) == ["yours"] * 3
+    # Another one that is ignored or taken back leaves the marks of these alone.
+    opt_outs.ignore(home, "unheard-of")
+    assert import_history(home, environment).files_unchanged == 2
+    opt_outs.unignore(home, "mine")
+    assert import_history(home, environment).rows_written == 6
+    # What is in the lake stays there, and what comes to it does not.
+    opt_outs.ignore(home, "mine")
+    grow(projects / "a.jsonl", turns("mine", 1, first=2))
+    assert import_history(home, environment).rows_ignored == 3
+    assert len(sessions(home)) == 9
+
+
+def test_the_config_decides_about_folders_and_about_those_that_nobody_knows(
+    home: Home, projects: Path, environment: dict[str, str], work: Path
+) -> None:
+    write(projects / "a.jsonl", at(work / "gone", turns("closed", 1)))
+    write(projects / "b.jsonl", at(None, turns("nowhere", 1)))
+    write(projects / "c.jsonl", at(None, turns("noted", 1)))
+    (home.root / "clients").mkdir(parents=True)
+    session_notes.note(home, "claude", {"session_id": "noted", "cwd": str(work)})
+    closed = Config(privacy=PrivacyConfig("ignore", {str(work / "gone"): "ignore"}))
+    assert would(home, environment, closed)["lines_skipped"] == {"folder_ignored": 6}
+    assert import_history(home, environment, config=closed).lines_skipped == {"folder_ignored": 6}
+    assert sessions(home) == ["noted"] * 3
+    assert import_history(home, environment).rows_written == 6
+
+
+@pytest.mark.hazard(59)
+def test_secrets_are_replaced_in_what_is_kept_where_that_is_asked_for(
+    home: Home, projects: Path, environment: dict[str, str]
+) -> None:
+    lines = [{**line, "message": {"role": "user", "content": f"use {KEY}"}} for line in turns("s", 1, lines=0)]
+    write(projects / "a.jsonl", iter(lines))
+    import_history(home, environment, config=Config(redaction=RedactionConfig(kept=True)))
+    (row,) = read_lake(home, DATASET)
+    assert KEY not in str(row)
+    assert "[github-token:" in row["content_text"]
+    assert import_history(home, environment).files_unchanged == 1
+
+
+def test_where_nobody_can_say_what_is_ignored_nothing_is_imported(
+    home: Home, projects: Path, environment: dict[str, str]
+) -> None:
+    write(projects / "a.jsonl", turns("s", 1))
+    home.root.mkdir()
+    opt_outs.path_of(home).write_text("{")
+    assert would(home, environment)["error"]["kind"] == "privacy_unreadable"
+    with pytest.raises(opt_outs.Unreadable):
+        import_history(home, environment)
+    opt_outs.path_of(home).unlink()
+    assert import_history(home, environment).rows_written == 3
+
+
+def test_what_goes_along_to_the_tasks_is_small(home: Home) -> None:
+    admission = Admission.of(home, Config(privacy=PrivacyConfig(folders={"~/a": "ignore"})))
+    packed = pickle.dumps(admission)
+    assert pickle.loads(packed) == admission
+    assert len(packed) < 1000
+    assert EVERYTHING.door().why_not(("/a", "s")) is None

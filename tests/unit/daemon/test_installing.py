@@ -1,0 +1,355 @@
+"""The daemon as a service: what is written, what is not touched, and who then starts and stops it."""
+
+from __future__ import annotations
+
+import json
+import os
+import plistlib
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from hypaware.daemon import command_line, installing, instance, starting, stopping, supervisor
+from hypaware.daemon.launchd import Launchd
+from hypaware.daemon.systemd import Systemd
+from hypaware.errors import ConfigError, HypError, NotReady
+from hypaware.home import Home
+from tests import processes
+from tests.processes import eventually
+from tests.unit.daemon.fake_supervisors import FakeSupervisors
+from tests.unit.daemon.test_starting import CONFIG
+
+_INSTALL = """
+from hypaware.daemon import installing
+from hypaware.home import Home
+installing.install(Home.from_environment())
+"""
+_UNINSTALL = """
+from hypaware.daemon import installing
+from hypaware.home import Home
+installing.uninstall(Home.from_environment())
+"""
+
+
+@pytest.fixture
+def fakes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSupervisors:
+    """A user of their own, whose supervisor is not the one of this machine."""
+    monkeypatch.setenv("HOME", str(tmp_path / "user"))
+    (tmp_path / "user").mkdir()
+    for name in ("XDG_CONFIG_HOME", "HYP_CRASH_AT", *command_line.FOLDERS):
+        monkeypatch.delenv(name, raising=False)
+    found = FakeSupervisors(tmp_path / "supervisor", tmp_path / "bin")
+    monkeypatch.setenv("PATH", f"{found.bin}{os.pathsep}{os.environ['PATH']}")
+    return found
+
+
+@pytest.fixture
+def home(fakes: FakeSupervisors, tmp_path: Path) -> Iterator[Home]:
+    """The one that a user has by default."""
+    home = Home(tmp_path / "user" / ".hyp")
+    home.root.mkdir()
+    home.config.write_text(CONFIG)
+    yield home
+    stopping.stop(home, force=True)
+
+
+def unit(home: Home) -> Path:
+    return home.root.parent / ".config" / "systemd" / "user" / "hypaware.service"
+
+
+def settings(text: bytes) -> dict[str, str]:
+    """The last value of each key."""
+    return dict(line.split("=", 1) for line in text.decode().splitlines() if "=" in line and not line.startswith("#"))
+
+
+def everything(folder: Path) -> set[Path]:
+    return set(folder.rglob("*"))
+
+
+# systemd
+
+
+def test_a_daemon_that_runs_by_hand_is_taken_over_and_is_then_the_supervisors(
+    home: Home, fakes: FakeSupervisors
+) -> None:
+    by_hand = starting.start(home, wait=60)
+    pid = installing.install(home)
+    assert pid != by_hand
+    assert (instance.running(home), installing.started_by(home, pid)) == (pid, "systemd")
+    found = installing.installed(home)
+    assert found is not None
+    assert (found.kind, found.name, found.path, found.is_current) == ("systemd", "hypaware.service", unit(home), True)
+    assert list(found.command) == command_line.hyp("daemon", "run")
+    assert psutil.Process(pid).environ()["HYP_HOME"] == str(home.root)
+
+    assert installing.install(home) == pid, "what is so already stays as it is"
+    unit(home).write_bytes(unit(home).read_bytes())
+    pid, before = installing.install(home), pid
+    assert pid != before, "one that was started by an older file is started by the new one"
+    os.kill(pid, signal.SIGKILL)
+    eventually(lambda: instance.running(home) is None)
+    assert installing.trouble(home) is not None
+    asked = len(fakes.calls)
+    again = starting.start(home, wait=60)
+    assert "--user start hypaware.service" in fakes.calls[asked:]
+    assert installing.started_by(home, again) == "systemd"
+    assert stopping.stop(home)
+    assert "--user stop --no-block hypaware.service" in fakes.calls[asked:]
+
+    assert installing.uninstall(home)
+    assert (instance.running(home), installing.installed(home), installing.uninstall(home)) == (None, None, False)
+    assert [path.name for path in everything(unit(home).parent)] == ["default.target.wants"]
+    assert list((unit(home).parent / "default.target.wants").iterdir()) == []
+
+
+def test_a_supervisor_that_does_not_answer_is_done_without_and_that_is_said(home: Home, fakes: FakeSupervisors) -> None:
+    unit(home).parent.mkdir(parents=True)
+    unit(home).write_bytes(Systemd(home).text())
+    fakes.go_down()
+    told: list[str] = []
+    pid = starting.start(home, wait=60, tell=told.append)
+    assert told == [
+        "the daemon is installed as hypaware.service, but systemd does not answer (Failed to connect to bus: No medium "
+        "found): done without it"
+    ]
+    assert installing.started_by(home, pid) == "hand"
+    assert installing.uninstall(home, tell=told.append)
+    assert instance.running(home) is None
+    assert not unit(home).exists()
+
+
+@pytest.mark.parametrize("how", ["down", "absent", "looks elsewhere"])
+def test_without_a_supervisor_nothing_is_written_and_the_way_out_is_told(
+    home: Home, fakes: FakeSupervisors, how: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    if how == "down":
+        fakes.go_down()
+    elif how == "absent":
+        monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
+    else:
+        monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "xdg"))
+    before = everything(tmp_path / "user")
+    with pytest.raises(NotReady) as failed:
+        installing.install(home)
+    assert (failed.value.exit_code, failed.value.repair) == (3, ("hyp daemon start",))
+    assert f"@reboot HYP_HOME={home.root} {sys.executable} -P -m hypaware.cli daemon start" in failed.value.message
+    assert everything(tmp_path / "user") == before
+    assert not (tmp_path / "xdg").exists()
+    assert installing.plan(home).why_not is not None
+
+
+def test_a_dry_run_shows_the_file_and_writes_nothing(home: Home, fakes: FakeSupervisors, tmp_path: Path) -> None:
+    before = everything(tmp_path / "user")
+    plan = installing.plan(home)
+    assert (plan.path, plan.change, plan.why_not) == (unit(home), "new", None)
+    assert plan.text.encode() == Systemd(home).text()
+    assert everything(tmp_path / "user") == before
+    assert {call.split()[1] for call in fakes.calls} == {"show"}
+
+
+@pytest.mark.parametrize("text", [b"[Service]\nExecStart=/bin/true\n", b"", b"\xff\xfe"])
+def test_a_file_that_is_not_ours_is_left_alone(home: Home, text: bytes) -> None:
+    unit(home).parent.mkdir(parents=True)
+    unit(home).write_bytes(text)
+    for step in (installing.install, installing.uninstall, installing.plan):
+        with pytest.raises(HypError, match="left alone") as failed:
+            step(home)
+        assert failed.value.kind == "service_not_ours"
+    assert unit(home).read_bytes() == text
+    assert installing.installed(home) is None
+
+
+def test_the_file_of_another_home_is_not_ours(home: Home, tmp_path: Path) -> None:
+    unit(home).parent.mkdir(parents=True)
+    other = Systemd(Home(tmp_path / "other"))
+    unit(home).write_bytes(other.text())
+    assert installing.installed(home) is None
+    assert other.name != "hypaware.service"
+    assert other.name.startswith("hypaware-")
+
+
+def test_the_unit_restarts_what_fails_and_spares_the_engine_and_holds_no_secret(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ANTHROPIC_API_KEY", "sk-ant-secret")
+    monkeypatch.setenv("HYP_CACHE", "cache")
+    monkeypatch.setenv("CLAUDE_CONFIG_DIR", "~/claude")
+    text = Systemd(home).text()
+    found = settings(text)
+    assert (found["Restart"], found["RestartSec"], found["KillMode"]) == ("on-failure", "5", "process")
+    assert (found["OOMPolicy"], found["WantedBy"], found["UMask"]) == ("continue", "default.target", "0077")
+    lines = text.decode().splitlines()
+    assert f'Environment="HYP_HOME={home.root}"' in lines
+    assert f'Environment="HYP_CACHE={Path("cache").absolute()}"' in lines
+    assert f'Environment="CLAUDE_CONFIG_DIR={Path.home() / "claude"}"' in lines
+    assert b"sk-ant-secret" not in text
+
+
+def test_odd_paths_survive_the_unit(tmp_path: Path, fakes: FakeSupervisors, monkeypatch: pytest.MonkeyPatch) -> None:
+    odd = Home(tmp_path / 'a "quoted" $home \\ 100%')
+    monkeypatch.setattr(sys, "executable", '/opt/my python/$x/50%/"p"')
+    found = Systemd(odd)
+    assert found.command_in(found.text()) == tuple(command_line.hyp("daemon", "run"))
+    assert b"100%%" in found.text()
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed here")
+def test_systemd_itself_finds_nothing_wrong_with_the_unit(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "hypaware.service").write_bytes(Systemd(home).text())
+    (tmp_path / "run").mkdir(mode=0o700)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "run"))
+    said = subprocess.run(
+        ["systemd-analyze", "--user", "--man=no", "verify", tmp_path / "hypaware.service"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    # An older one does not know how to make the pauses longer, and says that it ignores it.
+    complaints = [
+        line
+        for line in said.stderr.splitlines()
+        if "hypaware.service" in line and "RestartSteps" not in line and "RestartMaxDelaySec" not in line
+    ]
+    assert complaints == []
+
+
+def test_a_unit_of_an_installation_that_is_gone_is_told_and_replaced(home: Home, fakes: FakeSupervisors) -> None:
+    unit(home).parent.mkdir(parents=True)
+    text = Systemd(home).text().replace(sys.executable.encode(), b"/gone/bin/python")
+    unit(home).write_bytes(text)
+    found = installing.installed(home)
+    assert found is not None
+    assert (found.command[0], found.is_current) == ("/gone/bin/python", False)
+    assert installing.plan(home).change == "replace"
+    installing.install(home)
+    found = installing.installed(home)
+    assert found is not None
+    assert found.is_current
+    assert installing.plan(home).change == "none"
+
+
+def test_a_daemon_that_dies_under_its_supervisor_is_told_with_what_it_said(
+    home: Home, fakes: FakeSupervisors, tmp_path: Path
+) -> None:
+    unit(home).parent.mkdir(parents=True)
+    (tmp_path / "sitecustomize.py").write_text("import os, sys\nprint('no luck today', file=sys.stderr)\nos._exit(9)\n")
+    lines = Systemd(home).text().replace(b"\nRestart=", f'\nEnvironment="PYTHONPATH={tmp_path}"\nRestart='.encode())
+    unit(home).write_bytes(lines)
+    with pytest.raises(NotReady, match=r"ended while starting: exit-code, 9\nno luck today$") as failed:
+        starting.start(home, wait=60)
+    assert failed.value.repair == ("journalctl --user -u hypaware.service -n 50",)
+
+
+def test_a_broken_config_is_told_before_anything_is_written(home: Home) -> None:
+    home.config.write_text("version = 1\n[sinks.team]\nkind = 'forwrd'\n")
+    with pytest.raises(ConfigError):
+        installing.install(home)
+    assert not unit(home).exists()
+
+
+@pytest.mark.parametrize("point", ["before-write", "after-write"])
+def test_an_installation_that_was_killed_is_done_again(home: Home, point: str) -> None:
+    assert processes.was_killed(processes.run(_INSTALL, home, crash_at=f"daemon.install.{point}"))
+    assert unit(home).exists() == (point == "after-write")
+    assert {path.name for path in everything(unit(home).parent)} <= {"hypaware.service"}
+    assert installing.started_by(home, installing.install(home)) == "systemd"
+
+
+@pytest.mark.parametrize("point", ["before-remove", "after-remove"])
+def test_a_removal_that_was_killed_is_done_again(home: Home, fakes: FakeSupervisors, point: str) -> None:
+    unit(home).parent.mkdir(parents=True)
+    unit(home).write_bytes(Systemd(home).text())
+    Systemd(home).enable()
+    assert processes.was_killed(processes.run(_UNINSTALL, home, crash_at=f"daemon.uninstall.{point}"))
+    assert unit(home).exists() == (point == "before-remove")
+    assert installing.uninstall(home) == (point == "before-remove")
+    assert installing.installed(home) is None
+
+
+def test_what_a_user_may_not_expect_of_a_service_is_said(home: Home, fakes: FakeSupervisors) -> None:
+    (linger,) = installing.hints(home)
+    assert "loginctl enable-linger" in linger
+    (fakes.state / "linger").write_text("yes\n")
+    assert installing.hints(home) == []
+    home.config.write_text(CONFIG + '[sinks.team]\nkind = "forward"\nurl = "https://host"\ntoken_env = "TEAM_TOKEN"\n')
+    (variables,) = installing.hints(home)
+    assert "TEAM_TOKEN" in variables
+
+
+# launchd
+
+
+@pytest.fixture
+def mac(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor, "of_this_machine", Launchd)
+
+
+@pytest.mark.usefixtures("mac")
+def test_an_agent_of_launchd_starts_with_the_login_and_again_when_it_failed(home: Home, fakes: FakeSupervisors) -> None:
+    pid = installing.install(home)
+    assert installing.started_by(home, pid) == "launchd"
+    found = installing.installed(home)
+    assert found is not None
+    assert found.path == home.root.parent / "Library" / "LaunchAgents" / "io.hypaware.daemon.plist"
+    assert (found.name, found.is_current) == ("io.hypaware.daemon", True)
+    agent = plistlib.loads(found.path.read_bytes())
+    assert agent["ProgramArguments"] == command_line.hyp("daemon", "run", "--quiet")
+    assert (agent["RunAtLoad"], agent["KeepAlive"]) == (True, {"SuccessfulExit": False})
+    assert agent["EnvironmentVariables"]["HYP_HOME"] == str(home.root)
+    assert Path(agent["StandardErrorPath"]).parent.is_dir()
+    assert installing.install(home) == pid, "what is so already stays as it is"
+    assert stopping.stop(home)
+    assert f"bootout gui/{os.getuid()}/io.hypaware.daemon" in fakes.calls
+    assert installing.started_by(home, starting.start(home, wait=60)) == "launchd"
+    assert installing.uninstall(home)
+    assert (instance.running(home), found.path.exists()) == (None, False)
+
+
+@pytest.mark.usefixtures("mac")
+@pytest.mark.parametrize("text", [b"not a plist", plistlib.dumps({"Label": "io.hypaware.daemon"}), plistlib.dumps([1])])
+def test_an_agent_that_is_not_ours_is_left_alone(home: Home, text: bytes) -> None:
+    path = Launchd(home).path
+    path.parent.mkdir(parents=True)
+    path.write_bytes(text)
+    with pytest.raises(HypError, match="left alone"):
+        installing.install(home)
+    assert path.read_bytes() == text
+
+
+# The command
+
+
+def test_the_command_tells_who_has_started_what_runs(home: Home, fakes: FakeSupervisors) -> None:
+    def hyp(*args: str) -> tuple[int, dict[str, object]]:
+        done = subprocess.run(
+            [*command_line.hyp("daemon", *args), "--json"],
+            env={**os.environ, "HYP_HOME": str(home.root)},
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        return done.returncode, json.loads(done.stdout)
+
+    assert hyp("install", "--dry-run")[1]["change"] == "new"
+    code, found = hyp("install")
+    assert (code, found["pid"]) == (0, instance.running(home))
+    code, found = hyp("status")
+    assert (code, found["started_by"], found["state"]) == (0, "systemd", "running")
+    assert isinstance(found["installed"], dict)
+    assert found["installed"]["path"] == str(unit(home))
+    before = found["pid"]
+    code, found = hyp("restart")
+    assert (code, found["started"], found["pid"] != before) == (0, True, True)
+    assert hyp("uninstall") == (0, {"uninstalled": True})
+    code, found = hyp("status")
+    assert (code, found["state"], found["died"], found["installed"]) == (3, "stopped", None, None)

@@ -1,0 +1,267 @@
+"""The gateway within a daemon that really runs: what it records, what it survives, and that no client notices."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from hypaware import lock_file
+from hypaware.capture import handover
+from hypaware.clients import undo
+from hypaware.clients.undo import OwnUpstream, Record
+from hypaware.daemon import condition
+from hypaware.home import Home
+from hypaware.spool.reader import read_spooled_rows
+from tests.live_gateway import Wire, post
+from tests.processes import eventually, kill
+from tests.upstream_stub import Answer, Seen, UpstreamStub, anthropic_events, in_dialect
+
+if TYPE_CHECKING:
+    from tests.unit.daemon.conftest import DaemonOfTests
+
+BODY = b'{"model": "m", "messages": [{"role": "user", "content": "hello"}], "stream": true}'
+
+
+@pytest.fixture
+def stub(monkeypatch: pytest.MonkeyPatch) -> Iterator[UpstreamStub]:
+    with UpstreamStub() as found:
+        monkeypatch.setenv("SSL_CERT_FILE", str(found.ca_file))
+        yield found
+
+
+@pytest.fixture
+def quiet_end(home: Home) -> Iterator[None]:
+    """Whoever kept the address open for a daemon is ended with the test."""
+    yield
+    if (pid := lock_file.holder(handover.lock_path(home))) is not None:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+        eventually(lambda: not lock_file.is_taken(handover.lock_path(home)))
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+def declare(daemon: DaemonOfTests, stub: UpstreamStub, port: int, more: str = "") -> None:
+    upstream = f'[[gateway.upstreams]]\nname = "stub"\nbase_url = "{stub.url}"\nprovider = "anthropic"\n'
+    daemon.home.root.mkdir(exist_ok=True)
+    daemon.home.config.write_text(f'version = 1\n[gateway]\nlisten = "127.0.0.1:{port}"\n{upstream}{more}')
+
+
+def told(home: Home) -> dict[str, Any]:
+    found: dict[str, Any] = condition.read(home).get("gateway", {})
+    return found
+
+
+def connect(port: int) -> Wire:
+    return Wire(socket.create_connection(("127.0.0.1", port), timeout=60))
+
+
+def ask(port: int, path: str = "/claude/v1/messages") -> bytes:
+    with connect(port) as wire:
+        wire.send(post(path, BODY))
+        head, body = wire.answer()
+    assert head.startswith(b"HTTP/1.1 200"), head
+    return body
+
+
+def who(port: int) -> str:
+    """Who answers there."""
+    with connect(port) as wire:
+        wire.send(b"GET %s HTTP/1.1\r\nHost: x\r\n\r\n" % handover.HEALTH.encode())
+        head = wire.head()
+        return str(json.loads(wire.body(head, b"GET"))["hypaware"])
+
+
+def attach(home: Home, port: int, upstream: OwnUpstream | None = None) -> None:
+    """As `hyp client attach` leaves it."""
+    undo.write(
+        home,
+        Record(
+            client="claude",
+            path="/nowhere/settings.json",
+            existed=True,
+            original_sha256="",
+            written_sha256="",
+            splices=(),
+            base_url=f"http://127.0.0.1:{port}/claude",
+            ours={},
+            before={},
+            upstream=upstream,
+            at="2026-11-15T00:00:00Z",
+        ),
+    )
+
+
+def recorded(home: Home) -> list[str]:
+    return [str(row["path"]) for row in read_spooled_rows(home, "ai_gateway_exchanges")]
+
+
+class Slow:
+    """A provider whose answers end when the test says so."""
+
+    def __init__(self) -> None:
+        self.go_on = threading.Event()
+
+    def __call__(self, seen: Seen) -> Answer:
+        if b'"slow"' not in seen.body:
+            return in_dialect(seen)
+        first, *rest = anthropic_events()
+        return Answer(pieces=(first, self.go_on, *rest))
+
+
+SLOW = BODY.replace(b'"hello"', b'"slow"')
+
+
+def test_an_exchange_is_recorded_and_counted(daemon: DaemonOfTests, stub: UpstreamStub) -> None:
+    port = free_port()
+    declare(daemon, stub, port)
+    with daemon.running() as running:
+        eventually(lambda: told(daemon.home).get("state") == "listening")
+        assert who(port) == "gateway"
+        assert ask(port) == b"".join(anthropic_events())
+        with connect(port) as wire:
+            wire.send(post("/v2/unheard-of", b"{}"))
+            assert wire.answer()[0].startswith(b"HTTP/1.1 404")
+        eventually(lambda: told(daemon.home)["recorded"] == 2)
+        assert recorded(daemon.home) == ["/v1/messages", "/v2/unheard-of"], "durable long before the end"
+        found = told(daemon.home)
+        assert running.stop() == "\n", "it imports neither Spark nor Arrow"
+    assert {name: found[name] for name in ("listen", "error", "exchanges", "dropped", "ignored", "rejected_rows")} == {
+        "listen": f"127.0.0.1:{port}",
+        "error": None,
+        "exchanges": 2,
+        "dropped": 0,
+        "ignored": 0,
+        "rejected_rows": 0,
+    }
+    assert found["unknown"] == {"/v2/unheard-of": 1}
+    assert found["since"] < found["last_exchange_at"]
+    assert not lock_file.is_taken(handover.lock_path(daemon.home)), "nobody is attached, so nobody stays behind"
+    with pytest.raises(ConnectionRefusedError):
+        connect(port)
+
+
+@pytest.mark.hazard(63)
+@pytest.mark.usefixtures("quiet_end")
+def test_a_killed_daemon_leaves_a_client_that_works_and_the_next_one_takes_over(
+    daemon: DaemonOfTests, stub: UpstreamStub
+) -> None:
+    port = free_port()
+    declare(daemon, stub, port)
+    with daemon.running() as first:
+        eventually(lambda: told(daemon.home).get("state") == "listening")
+        attach(daemon.home, port)
+        eventually(lambda: "a listener stands by" in first.log)
+        ask(port)
+        eventually(lambda: recorded(daemon.home))
+        kill(first.process)
+    assert who(port) == "fallback"
+    assert ask(port) == b"".join(anthropic_events())
+    with daemon.running() as second:
+        eventually(lambda: who(port) == "gateway")
+        ask(port)
+        second.stop()
+    assert recorded(daemon.home) == ["/v1/messages"] * 2, "all but the one that nobody recorded"
+    assert who(port) == "fallback"
+    assert ask(port)
+
+
+@pytest.mark.usefixtures("quiet_end")
+def test_a_stop_lets_answers_end_and_keeps_them_while_others_are_served_already(
+    daemon: DaemonOfTests, stub: UpstreamStub
+) -> None:
+    port, slow = free_port(), Slow()
+    stub.answer = slow
+    declare(daemon, stub, port)
+    with daemon.running() as running:
+        attach(daemon.home, port)
+        eventually(lambda: "a listener stands by" in running.log)
+        with connect(port) as wire:
+            wire.send(post("/claude/v1/messages", SLOW))
+            head = wire.head()
+            assert wire.chunk() == anthropic_events()[0]
+            running.process.send_signal(signal.SIGTERM)
+            eventually(lambda: who(port) == "fallback")
+            slow.go_on.set()
+            assert wire.body(head) == b"".join(anthropic_events()[1:])
+        running.process.communicate(timeout=60)
+        assert running.process.returncode == 0
+    (row,) = read_spooled_rows(daemon.home, "ai_gateway_exchanges")
+    assert (row.get("error"), row["response_body"]) == (None, b"".join(anthropic_events()).decode())
+    assert not list(daemon.home.spool.glob("*/active/*")), "everything is sealed"
+
+
+def test_an_address_that_a_stranger_has_is_said_and_holds_nothing_up(daemon: DaemonOfTests, stub: UpstreamStub) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as stranger:
+        port = stranger.getsockname()[1]
+        declare(daemon, stub, port, '[maintain]\ninterval = "1m"\n')
+        with daemon.running() as running:
+            eventually(lambda: told(daemon.home).get("state") == "down")
+            assert f"cannot listen on 127.0.0.1:{port}: Address already in use" in told(daemon.home)["error"]
+            assert running.log.count("nothing is recorded") == 1
+            look = condition.read(daemon.home)["maintain"]["next_look"]
+            eventually(lambda: condition.read(daemon.home)["maintain"]["next_look"] != look)
+            stranger.close()
+            eventually(lambda: told(daemon.home)["state"] == "listening")
+            assert told(daemon.home)["error"] is None
+            assert who(port) == "gateway"
+            running.stop()
+
+
+@pytest.mark.usefixtures("quiet_end")
+def test_routes_change_under_a_stream_that_runs(daemon: DaemonOfTests, stub: UpstreamStub) -> None:
+    """A client that had a proxy of its own keeps it; disabled clients are served and leave no trace."""
+    port, moved, slow = free_port(), free_port(), Slow()
+    asked: list[bytes] = []
+    stub.answer = slow
+    declare(daemon, stub, port)
+    with UpstreamStub() as other, daemon.running() as running:
+        eventually(lambda: told(daemon.home).get("state") == "listening")
+        with connect(port) as wire:
+            wire.send(post("/claude/v1/messages", SLOW))
+            head = wire.head()
+            daemon.home.config.write_text(f'version = 1\n[gateway]\nlisten = "127.0.0.1:{port}"\n')
+            attach(daemon.home, port, OwnUpstream("/claude", f"{other.url}/mine"))
+            eventually(lambda: asked.append(ask(port)) or other.seen)  # type: ignore[func-returns-value]
+            assert other.seen[-1].target == "/mine/v1/messages"
+            declare(daemon, stub, moved, "[clients.claude]\nenabled = false\n[clients.codex]\nenabled = false\n")
+            eventually(lambda: told(daemon.home)["listen"] == f"127.0.0.1:{moved}")
+            assert who(moved) == "gateway"
+            ask(moved)
+            slow.go_on.set()
+            assert wire.body(head) == b"".join(anthropic_events())
+            assert who(port) == "fallback", "whoever still calls there is served"
+        running.stop()
+    rows = list(read_spooled_rows(daemon.home, "ai_gateway_exchanges"))
+    assert {row["upstream"] for row in rows} == {"stub", "claude-own"}
+    assert [row.get("error") for row in rows] == [None] * len(rows)
+    assert len(rows) == 1 + len(asked), "what a disabled client says is not kept"
+
+
+def test_where_nobody_could_call_nobody_listens(daemon: DaemonOfTests) -> None:
+    port = free_port()
+    text = f'version = 1\n[gateway]\nlisten = "127.0.0.1:{port}"\n'
+    off = "[clients.claude]\nenabled = false\n[clients.codex]\nenabled = false\n"
+    daemon.home.root.mkdir(exist_ok=True)
+    daemon.home.config.write_text(text + off)
+    with daemon.running() as running:
+        eventually(lambda: told(daemon.home).get("state") == "off")
+        with pytest.raises(ConnectionRefusedError):
+            connect(port)
+        daemon.home.config.write_text(text)
+        eventually(lambda: told(daemon.home)["state"] == "listening")
+        daemon.home.config.write_text(text + off)
+        eventually(lambda: told(daemon.home)["state"] == "off")
+        running.stop()

@@ -1,0 +1,172 @@
+"""A daemon in the background: one, ready, away from its terminal; and its end, which hits nobody else."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from hypaware import lock_file
+from hypaware.daemon import command_line, condition, instance, starting, stopping
+from hypaware.errors import ConfigError, NotReady, Retryable
+from hypaware.home import Home
+from tests import processes
+from tests.processes import eventually
+
+# No clients: its gateway has nobody to listen for.
+CONFIG = "version = 1\n[clients.claude]\nenabled = false\n[clients.codex]\nenabled = false\n"
+
+# A daemon as others see it, which does not want to end.
+_STUBBORN = """
+import signal, sys, time
+from hypaware.daemon import instance
+from hypaware.home import Home
+
+signal.signal(signal.SIGTERM, lambda *_: print("asked", flush=True))
+with instance.only_one(Home.from_environment()):
+    print("runs", flush=True)
+    while True:
+        time.sleep(60)
+"""
+
+
+sees_open_files = pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="who has a file open is not told here")
+
+
+@pytest.fixture
+def home(home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Home]:
+    """A user of their own, without a supervisor."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in ("XDG_CONFIG_HOME", "XDG_RUNTIME_DIR", "HYP_CRASH_AT"):
+        monkeypatch.delenv(name, raising=False)
+    home.root.mkdir()
+    home.config.write_text(CONFIG)
+    yield home
+    stopping.stop(home, force=True)
+
+
+@contextmanager
+def stubborn(home: Home) -> Iterator[subprocess.Popen[str]]:
+    with processes.running(_STUBBORN, home) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "runs\n"
+        yield process
+
+
+def test_two_starts_at_once_make_one_daemon_that_is_ready_and_away_from_the_terminal(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("HYP_HOME", "elsewhere")
+    monkeypatch.setenv("CODEX_HOME", "relative")
+    pids: list[int] = []
+    starts = [threading.Thread(target=lambda: pids.append(starting.start(home, wait=60))) for _ in range(3)]
+    for each in starts:
+        each.start()
+    for each in starts:
+        each.join()
+    (pid,) = set(pids)
+    assert len(pids) == 3
+    assert (instance.running(home), condition.read(home)["pid"]) == (pid, pid)
+    process = psutil.Process(pid)
+    assert (os.getsid(pid), process.cwd(), process.terminal()) == (pid, "/", None)
+    assert "daemon" in process.cmdline()
+    given = process.environ()
+    assert (given["HYP_HOME"], given["CODEX_HOME"]) == (str(home.root), str(Path("relative").absolute()))
+    assert "TERM" not in given
+    assert (home.logs / "daemon.log").stat().st_mode & 0o777 == 0o600
+    assert f"runs as process {pid}" in (home.logs / "daemon.log").read_text()
+    assert (home.logs / "daemon-start.log").read_text() == ""
+    assert stopping.stop(home)
+    assert not stopping.stop(home)
+    assert condition.read(home) == {}
+
+
+def test_a_daemon_that_dies_first_is_told_with_its_last_words(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text("import os, sys\nprint('no luck today', file=sys.stderr)\nos._exit(9)\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with pytest.raises(NotReady, match=r"ended while starting: exit code 9\nno luck today$") as failed:
+        starting.start(home)
+    assert failed.value.repair == (f"tail -n 50 {home.logs / 'daemon-start.log'} {home.logs / 'daemon.log'}",)
+    assert not lock_file.is_taken(home.run / "daemon-start.lock")
+
+
+def test_a_start_that_takes_too_long_is_told_and_goes_on(home: Home) -> None:
+    with stubborn(home) as process:
+        with pytest.raises(NotReady, match="still starting") as failed:
+            starting.start(home, wait=0.0)
+        assert failed.value.kind == "daemon_not_ready"
+        assert process.poll() is None
+        processes.kill(process)
+
+
+def test_what_would_end_it_at_once_is_raised_before_a_process_is_made(home: Home) -> None:
+    home.config.write_text("version = 1\n[sinks.team]\nkind = 'forwrd'\n")
+    with pytest.raises(ConfigError, match="Did you mean forward"):
+        starting.start(home)
+    assert not home.logs.exists()
+
+
+def test_a_daemon_that_does_not_end_is_killed_only_if_the_user_says_so(home: Home) -> None:
+    told: list[str] = []
+    with stubborn(home) as process:
+        with pytest.raises(Retryable, match=f"process {process.pid}, was asked to end and has not") as failed:
+            stopping.stop(home, wait=0.0, tell=told.append)
+        assert "hyp daemon stop --force" in failed.value.repair
+        assert process.stdout is not None
+        assert process.stdout.readline() == "asked\n"
+        assert process.poll() is None
+        assert stopping.stop(home, wait=0.0, force=True, tell=told.append)
+        assert process.wait(60) == -signal.SIGKILL
+    assert told == [f"the daemon, process {process.pid}, is killed"]
+
+
+@sees_open_files
+def test_a_pid_that_belongs_to_somebody_else_by_now_is_left_alone(home: Home) -> None:
+    """A killed daemon leaves its number in the lock file, and the next one has not written its own yet."""
+    with stubborn(home) as daemon, subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other:
+        instance.lock_path(home).write_text(f"{other.pid}\n")
+        with pytest.raises(NotReady, match="another container") as failed:
+            stopping.stop(home, wait=0.0)
+        assert failed.value.kind == "daemon_elsewhere"
+        assert (daemon.poll(), other.poll()) == (None, None)
+        other.communicate(b"\n", timeout=60)
+        assert other.returncode == 0
+        processes.kill(daemon)
+
+
+@sees_open_files
+def test_a_daemon_that_could_not_write_its_number_is_found_by_its_lock(home: Home) -> None:
+    with stubborn(home) as daemon:
+        instance.lock_path(home).write_text("")
+        assert instance.running(home) == daemon.pid
+        assert stopping.stop(home, wait=0.0, force=True)
+        assert daemon.wait(60) == -signal.SIGKILL
+    assert instance.running(home) is None
+
+
+def test_a_daemon_that_ended_just_now_is_no_error(home: Home) -> None:
+    with stubborn(home) as daemon:
+        processes.kill(daemon)
+    eventually(lambda: not psutil.pid_exists(daemon.pid))
+    instance.send(home, daemon.pid, signal.SIGTERM)
+
+
+def test_the_command_does_not_depend_on_where_and_how_hyp_was_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir("/")
+    monkeypatch.setenv("PATH", "")
+    version = subprocess.run([*command_line.hyp("version", "--json")], capture_output=True, text=True, timeout=60)
+    assert version.returncode == 0, version.stderr
+    assert command_line.is_ours(command_line.hyp("daemon", "run"))
+    assert not command_line.is_ours(["/gone/python", *command_line.hyp()[1:]])
+    assert not command_line.is_ours([])

@@ -1,0 +1,248 @@
+"""What may befall a daemon and what it minds: kills, sleep, clocks that jump, a full disk, a network that is gone."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import socket
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from hypaware import config as configuration
+from hypaware.config import MaintainConfig
+from hypaware.daemon import condition, instance
+from hypaware.daemon.clock import Clock
+from hypaware.daemon.condition import Condition
+from hypaware.daemon.rounds import Rounds
+from hypaware.daemon.upkeep import why_not_now
+from hypaware.engine import client
+from hypaware.engine.launch import Engine
+from hypaware.home import Home
+from tests import light_life, processes, small_disk
+from tests.delivery_jobs import rounds_of
+from tests.processes import eventually
+from tests.rows import rows
+from tests.standing_home import StandingHome, key
+from tests.unit.daemon.test_service import arrived, last_status
+from tests.unit.daemon.test_starting import CONFIG
+
+if TYPE_CHECKING:
+    from tests.unit.daemon.conftest import Daemon, DaemonOfTests
+
+_FAILED = "the spool was not committed"
+NOON = datetime(2026, 11, 15, 12, tzinfo=UTC)
+
+
+def engine_pid(home: Home) -> int | None:
+    found = client.status(home)
+    return int(found["pid"]) if found["state"] == "running" else None
+
+
+def committed(running: Daemon) -> int:
+    return sum(map(int, re.findall(r"(\d+) rows committed", running.log)))
+
+
+def told(home: Home, part: str) -> str:
+    return str(condition.read(home).get(part, {}).get("last_status"))
+
+
+# Kills
+
+
+def test_a_killed_daemon_leaves_nothing_that_the_next_one_stumbles_over(daemon: DaemonOfTests, tmp_path: Path) -> None:
+    (daemon.home.root / "wait-archive").touch()
+    light_life.append(daemon.home, rows(6))
+    with daemon.running() as first:
+        eventually(lambda: rounds_of(daemon.home))
+        processes.kill(first.process)
+    assert instance.running(daemon.home) is None
+    assert condition.read(daemon.home)["pid"] == first.process.pid, "it had no chance to take that away"
+    light_life.append(daemon.home, rows(2, start=6))
+    (daemon.home.root / "wait-archive").unlink()
+    with daemon.running() as second:
+        eventually(lambda: arrived(tmp_path / "archive") == 8)
+        assert condition.read(daemon.home)["pid"] == second.process.pid
+        second.stop()
+
+
+def test_an_engine_that_keeps_dying_is_tried_less_and_less_often_and_one_that_was_killed_is_started_again(
+    daemon: DaemonOfTests,
+) -> None:
+    daemon.home.config.write_text(CONFIG)
+    (daemon.home.root / "die-flush").write_text("2")
+    light_life.append(daemon.home, rows(6))
+    with replace(daemon, jobs="tests.unit.daemon.dying_jobs").running() as running:
+        eventually(lambda: committed(running) == 6)
+        assert re.findall(r"the engine died in the middle of flush.*; again in (\d+) s", running.log) == ["1", "2"]
+        eventually(lambda: told(daemon.home, "flush") == "ok")
+        first = engine_pid(daemon.home)
+        assert first is not None
+        os.kill(first, signal.SIGKILL)
+        processes.wait_until_gone(first)
+        light_life.append(daemon.home, rows(3, start=6))
+        eventually(lambda: committed(running) == 9)
+        assert engine_pid(daemon.home) not in (None, first)
+        running.stop()
+
+
+# Trouble around it
+
+
+@pytest.mark.hazard(13)
+def test_on_a_full_disk_it_fails_and_lives_and_goes_on_when_there_is_room(
+    daemon: DaemonOfTests, tmp_path: Path
+) -> None:
+    with small_disk.mounted(tmp_path / "disk", "16m") as disk:
+        there = replace(daemon, standing=StandingHome(Home(disk.root / "home")))
+        there.standing.declare(archive=tmp_path / "archive")
+        try:
+            with there.running() as running:
+                sent = 0
+
+                def is_over() -> bool:
+                    return _FAILED in running.log or arrived(tmp_path / "archive") == sent
+
+                while _FAILED not in running.log:  # it may be quicker than the filling
+                    if sent:
+                        disk.make_room()
+                    light_life.append(there.home, rows(6, start=sent))
+                    sent += 6
+                    with suppress(OSError):
+                        disk.fill()
+                    eventually(is_over)
+                assert running.process.poll() is None
+                disk.make_room()
+                eventually(lambda: arrived(tmp_path / "archive") == sent)
+                running.stop()
+        finally:
+            client.stop(there.home)
+
+
+def test_a_destination_that_cannot_be_reached_is_visited_less_often_and_holds_no_other(
+    daemon: DaemonOfTests, tmp_path: Path
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as port:
+        nobody = f"http://127.0.0.1:{port.getsockname()[1]}"
+    token = tmp_path / "token"
+    token.write_text("a-token")
+    token.chmod(0o600)
+    daemon.standing.declare(archive=tmp_path / "archive")
+    with daemon.home.config.open("a") as config:
+        config.write(f'[sinks.team]\nkind = "forward"\nurl = "{nobody}"\ntoken_file = "{token}"\n')
+    light_life.append(daemon.home, rows(6))
+    with daemon.running() as running:
+        eventually(lambda: last_status(daemon.home, "team") == "failed")
+        eventually(lambda: arrived(tmp_path / "archive") == 6)
+        eventually(lambda: daemon.standing.stream(key("team")).attempts >= 3)
+        stream = daemon.standing.stream(key("team"))
+        assert (stream.watermark, stream.held) == (None, None)
+        assert stream.retry_at is not None
+        assert stream.updated_at is not None
+        assert stream.retry_at - stream.updated_at > timedelta(seconds=2)
+        light_life.append(daemon.home, rows(4, start=6))
+        eventually(lambda: arrived(tmp_path / "archive") == 10)
+        assert "cannot be reached" in running.log
+        running.stop()
+
+
+# Sleep and clocks
+
+
+class Scripted(Clock):
+    """Each sleep ends when the script says that the wall clock stands there; after the last one the test is over."""
+
+    def __init__(self, now: datetime, wakes: Iterable[datetime]) -> None:
+        self._now = now
+        self._wakes = iter(wakes)
+        self.slept: list[float] = []
+
+    def now(self) -> datetime:
+        return self._now
+
+    async def sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+        try:
+            self._now = next(self._wakes)
+        except StopIteration:
+            raise asyncio.CancelledError from None
+
+
+class Seen(Condition):
+    """Remembers when each round was over, and what was said to come next."""
+
+    def __init__(self, home: Home, clock: Clock) -> None:
+        super().__init__(home, clock.now())
+        self._clock = clock
+        self.rounds: list[tuple[datetime, datetime]] = []
+
+    def awaits(self, sink: str, next_round: datetime) -> None:
+        self.rounds.append((self._clock.now(), next_round))
+
+
+def rounds(home: Home, schedule: str, clock: Scripted) -> list[tuple[datetime, datetime]]:
+    """The rounds of a sink that has nothing to deliver: (when, the next one). Its first entry is the beginning."""
+    home.root.mkdir(exist_ok=True)
+    home.config.write_text(f'version = 1\n[sinks.a]\nkind = "blob"\ndestination = "/x"\nschedule = "{schedule}"\n')
+    seen = Seen(home, clock)
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(Rounds(Engine(home), configuration.load(home), "a", seen, clock).run())
+    return seen.rounds
+
+
+def test_after_eight_hours_of_sleep_there_is_one_round_and_then_the_schedule_goes_on(home: Home) -> None:
+    woken = NOON + timedelta(hours=8, minutes=31)
+    clock = Scripted(NOON + timedelta(minutes=30), [woken, woken + timedelta(minutes=29)])
+    assert rounds(home, "0 * * * *", clock) == [
+        (NOON + timedelta(minutes=30), NOON + timedelta(hours=1)),
+        (woken, NOON + timedelta(hours=9)),
+        (NOON + timedelta(hours=9), NOON + timedelta(hours=10)),
+    ]
+    assert max(clock.slept) <= 15, "a sleep of the machine is noticed soon after its end"
+
+
+def test_a_clock_that_went_back_an_hour_keeps_its_schedule_and_has_no_round_twice(home: Home) -> None:
+    steps = [timedelta(hours=1), timedelta(minutes=1), timedelta(minutes=30), timedelta(hours=1), timedelta(hours=2)]
+    clock = Scripted(NOON + timedelta(minutes=50), [NOON + each for each in steps])
+    assert [at for at, _ in rounds(home, "0 * * * *", clock)[1:]] == [
+        NOON + timedelta(hours=1),
+        # The clock was set back to 12:01: its second 13:00 is one of the schedule, its 12:30 is not.
+        NOON + timedelta(hours=1),
+        NOON + timedelta(hours=2),
+    ]
+
+
+@pytest.fixture
+def berlin(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("TZ", "Europe/Berlin")
+    time.tzset()
+    yield
+    monkeypatch.undo()
+    time.tzset()
+
+
+@pytest.mark.usefixtures("berlin")
+@pytest.mark.parametrize("night", [datetime(2026, 3, 28, 22, tzinfo=UTC), datetime(2026, 10, 24, 22, tzinfo=UTC)])
+def test_the_night_on_which_the_hour_changes_has_a_round_each_hour(home: Home, night: datetime) -> None:
+    hours = [night + timedelta(hours=count) for count in range(1, 9)]
+    assert [at for at, _ in rounds(home, "0 * * * *", Scripted(night, hours))[1:]] == hours
+
+
+@pytest.mark.usefixtures("berlin")
+def test_quiet_hours_follow_the_clock_on_the_wall_when_the_hour_changes() -> None:
+    quiet = MaintainConfig(quiet_hours="22:00-07:00", on_battery=True)
+
+    def waits(day: int, hour: int, minute: int) -> bool:
+        return why_not_now(quiet, datetime(2026, 3, day, hour, minute, tzinfo=UTC), lambda: None) is not None
+
+    # 07:00 on the wall is 06:00 in winter and 05:00 from the 29th of March on.
+    assert (waits(28, 5, 59), waits(28, 6, 0)) == (True, False)
+    assert (waits(29, 4, 59), waits(29, 5, 0)) == (True, False)

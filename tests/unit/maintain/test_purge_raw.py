@@ -1,0 +1,128 @@
+"""A purge takes raw exchanges along, whatever it goes by, and leaves those of others whole."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from hypaware.capture.body_parts import PartsMissing
+from hypaware.capture.exchanges import decoded_of, reproject
+from hypaware.home import Home
+from hypaware.maintain.purge import dry
+from hypaware.maintain.purge.selection import Kind, Selector
+from hypaware.model.columns import timestamp_text
+from hypaware.model.datasets import Row
+from tests import wire
+from tests.light_lake import read_lake
+from tests.light_purge import holders, purge
+from tests.lives import live
+from tests.raw_exchanges import EXCHANGES, MESSAGES, append, flush, taken_down
+
+SECRET, OPEN = "secret-session", "open-session"
+WORDS = "planted words that nobody may find"
+SHARED = "words that both of them say, long enough to be a part of their own: " + "and so on " * 30
+
+
+def session(name: str, words: str, begin: float, calls: int = 4) -> list[Any]:
+    """Requests that repeat their history, and a call beside the conversation that repeats the user's words."""
+    messages: list[dict[str, Any]] = [{"role": "user", "content": f"{SHARED}{words}"}]
+    metadata = {"user_id": f'{{"session_id": "{name}"}}'}
+    found = []
+    for number in range(calls):
+        said = [{"type": "text", "text": f"{words} answered {number}: {SHARED}"}]
+        answer = {"id": f"msg_{name}_{number}", "content": said, "stop_reason": "end_turn"}
+        body = {"model": "m", "messages": list(messages), "metadata": metadata, "system": f"{SHARED}{name}"}
+        times = wire.later(begin + number * 400)
+        agent = {"user-agent": "claude-cli/2.1.325"}
+        found.append(
+            wire.decoded("/v1/messages", body, answer, exchange_id=f"{name}-{number}", request_headers=agent, **times)
+        )
+        messages += [{"role": "assistant", "content": said}, {"role": "user", "content": f"{words} {number} {SHARED}"}]
+    count = {"model": "m", "messages": messages, "metadata": metadata}
+    aside = {"exchange_id": f"{name}-aside", "request_headers": agent, **wire.later(begin + calls * 400)}
+    found.append(wire.decoded("/v1/messages/count_tokens", count, {"input_tokens": 3}, **aside))
+    return found
+
+
+@pytest.fixture
+def filled(home: Home) -> Home:
+    """Both sessions talk at the same time, on two days; the secret one in a folder of its own, half of it in the
+    spool."""
+    both = sorted([*session(SECRET, WORDS, 0), *session(OPEN, "open words", 1)], key=lambda each: each.ended_at)
+    raw, messages = taken_down(both)
+    for row in messages:
+        row["cwd"] = "/work-of/secret/below" if row["session_id"] == SECRET else "/work-of/open"
+    for dataset, rows in ((EXCHANGES, raw), (MESSAGES, messages)):
+        half = len(rows) // 2
+        append(home, dataset, rows[:half])
+        flush(home, dataset)
+        append(home, dataset, rows[half:])
+    return home
+
+
+def raw_rows(home: Home) -> list[Row]:
+    found = sorted(read_lake(home, EXCHANGES), key=lambda row: row["ts_end"])
+    return [row | {name: timestamp_text(row[name]) for name in ("ts_start", "ts_end")} for row in found]
+
+
+@pytest.mark.hazard(44)
+@pytest.mark.parametrize(("kind", "value"), [("session", SECRET), ("cwd", "/work-of/secret")])
+def test_the_raw_exchanges_go_too_and_those_of_others_stay_whole(filled: Home, kind: Kind, value: str) -> None:
+    told = dry.count(filled, Selector(kind, (value,)), lambda *_: None)
+
+    report = purge(filled, kind, value)
+
+    assert report["remaining"] == []
+    assert report["left_alone"] == []
+    assert _rows(told) == _rows(report)
+    assert holders(filled, WORDS) == set()
+    left = raw_rows(filled)
+    assert {row["session_id"] for row in left} == {OPEN}
+    assert len(left) == 5
+    assert not any(projection.skipped["parts_missing"] for projection in reproject(left))
+
+
+def _rows(report: dict[str, Any]) -> int:
+    """All of them: what a real run flushes first, a dry run counts in the spool."""
+    return int(sum(each["rows"] for each in report["datasets"]) + report["spool"]["rows"])
+
+
+def test_a_purge_by_source_leaves_no_raw_exchange_of_it(filled: Home) -> None:
+    purge(filled, "source", "claude")
+
+    assert raw_rows(filled) == []
+    assert read_lake(filled, MESSAGES) == []
+
+
+def test_what_a_purge_by_time_leaves_of_its_day_says_that_parts_are_gone(filled: Home) -> None:
+    """Days after it are whole. Within the day, what was said before is gone for good, also from what repeats it."""
+    for dataset in (EXCHANGES, MESSAGES):
+        flush(filled, dataset)
+    rows = [row for row in raw_rows(filled) if row["session_id"] == OPEN]
+    first_day = rows[0]["ts_start"][:10]
+    assert {row["ts_start"][:10] for row in rows} > {first_day}
+
+    purge(filled, "before", rows[1]["ts_start"])
+
+    left = [row for row in raw_rows(filled) if row["session_id"] == OPEN]
+    found = list(reproject(left))
+    missing = {row["exchange_id"] for row, made in zip(left, found, strict=True) if made.skipped["parts_missing"]}
+    assert missing
+    assert missing <= {row["exchange_id"] for row in left if row["ts_start"][:10] == first_day}
+    gone = next(row for row in left if row["exchange_id"] in missing)
+    with pytest.raises(PartsMissing, match="are gone"):
+        decoded_of(gone, lambda _: None)
+
+
+@pytest.mark.parametrize("point", ["maintain.purge.after-commit", "maintain.purge.after-commit:2"])
+def test_killed_between_two_tables_a_purge_by_folder_still_knows_the_sessions(filled: Home, point: str) -> None:
+    def work() -> None:
+        purge(filled, "cwd", "/work-of/secret")
+
+    assert not live(work, crash_at=point)
+    report = purge(filled, "cwd", "/work-of/secret")
+
+    assert report["remaining"] == []
+    assert holders(filled, WORDS) == set()
+    assert {row["session_id"] for row in raw_rows(filled)} == {OPEN}

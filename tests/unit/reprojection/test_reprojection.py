@@ -1,0 +1,271 @@
+"""Raw exchanges of a light lake through the decoders: what is missing comes, what is there comes no second time."""
+
+from __future__ import annotations
+
+from collections import Counter
+from contextlib import closing
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from hypaware.backfill.pinned import Window
+from hypaware.capture import opt_outs
+from hypaware.capture.decoded import Decoded
+from hypaware.config import Config
+from hypaware.crash_points import all_points
+from hypaware.home import Home
+from hypaware.model.datasets import SEQ, Row
+from hypaware.opening import open_home
+from hypaware.reprojection import dry
+from hypaware.reprojection import run as job
+from hypaware.reprojection.adding import add
+from hypaware.reprojection.outcome import Outcome
+from hypaware.spool.writer import Spool
+from tests import wire
+from tests.light_lake import read_lake
+from tests.light_life import NO_TIMER
+from tests.light_purge import purge
+from tests.lives import live
+from tests.raw_exchanges import EXCHANGES, MESSAGES, flush, keep, recorded, taken_down
+
+CLAUDE = ("claude-2.1.325/tools", "claude-2.1.325/subagent", "claude-2.1.325/compact")
+CODEX = ("codex-0.166.0/tools", "codex-0.166.0/resume")
+EVERYTHING = Window()
+_INTERNAL = (SEQ, "_hyp_cache_row_id", "_hyp_cache_batch_id")
+POINTS = [point.name for point in all_points() if point.name.startswith("reprojection.append.")]
+
+
+def reproject(home: Home, window: Window = EVERYTHING) -> dict[str, Any]:
+    """As the job does it, with a light lake's flush."""
+    outcome = Outcome(dry_run=False)
+    opened = open_home(home)
+    with closing(opened.store):
+        added = add(opened, Config(), window, outcome, lambda _: None)
+    if added:
+        outcome.flushed(added, [flush(home, MESSAGES)])
+    return outcome.as_json()
+
+
+def counted(home: Home, window: Window = EVERYTHING) -> dict[str, Any]:
+    return dry.count(home, Config(), window, lambda *_: None)
+
+
+def messages(home: Home) -> list[Row]:
+    found = [{name: value for name, value in row.items() if name not in _INTERNAL} for row in read_lake(home, MESSAGES)]
+    return sorted(found, key=lambda row: row["part_id"])
+
+
+@pytest.mark.parametrize("scenarios", [CLAUDE, CODEX])
+def test_raw_exchanges_give_the_rows_that_the_gateway_made_of_them(
+    home: Home, tmp_path_factory: pytest.TempPathFactory, scenarios: tuple[str, ...]
+) -> None:
+    raw, made = taken_down(recorded(*scenarios))
+    live_home = Home(tmp_path_factory.mktemp("live") / "home")
+    gateway = {"gateway_id": Spool(home, NO_TIMER).gateway_id}
+    keep(home, EXCHANGES, raw)
+    keep(live_home, MESSAGES, made)
+
+    found = reproject(home)
+
+    assert [{**row, **gateway} for row in messages(live_home)] == messages(home)
+    assert found["exchanges"] == len(raw)
+    assert (found["rows_projected"], found["rows_written"], found["rows_duplicate"]) == (len(made), len(made), 0)
+    assert found["sessions"] == len({row["session_id"] for row in raw if "session_id" in row})
+    again = reproject(home)
+    assert (again["rows_written"], again["rows_duplicate"]) == (0, len(made))
+
+
+def test_only_what_an_older_decoder_missed_is_added(home: Home) -> None:
+    raw, made = taken_down(recorded(*CLAUDE))
+    missed = {row["message_id"] for row in made[::3]}
+    keep(home, EXCHANGES, raw)
+    keep(home, MESSAGES, [row for row in made if row["message_id"] not in missed])
+    before = {row["part_id"]: row[SEQ] for row in read_lake(home, MESSAGES)}
+
+    told = counted(home)
+    found = reproject(home)
+
+    after = {row["part_id"]: row[SEQ] for row in read_lake(home, MESSAGES)}
+    assert {part: after[part] for part in before} == before
+    assert len(after) == len(made) == len(before) + found["rows_written"]
+    assert {**told, "dry_run": False} == found
+
+
+def test_a_dry_run_leaves_the_home_as_it_was(home: Home) -> None:
+    raw, made = taken_down(recorded("codex-0.166.0/tools"))
+    assert counted(home)["exchanges"] == 0
+    assert not home.root.exists()
+    keep(home, EXCHANGES, raw)
+    before = _files(home)
+
+    assert counted(home)["rows_written"] == len(made)
+    assert _files(home) == before
+
+
+def test_a_window_chooses_exchanges_and_changes_no_id(home: Home) -> None:
+    exchanges = recorded("claude-2.1.325/tools")
+    raw, made = taken_down(exchanges)
+    keep(home, EXCHANGES, raw)
+    middle = sorted(row["ts_start"] for row in raw)[len(raw) // 2]
+
+    late = reproject(home, Window(since=middle))
+    ids = {row["part_id"] for row in messages(home)}
+    early = reproject(home, Window(until=middle))
+
+    assert 0 < len(ids) < len(made)
+    assert late["exchanges"] + early["exchanges"] == len(raw) + raw_at(raw, middle)
+    assert late["rows_written"] + early["rows_written"] == len(made) == len(messages(home))
+
+
+def raw_at(raw: list[Row], moment: str) -> int:
+    return sum(row["ts_start"] == moment for row in raw)
+
+
+def test_an_exchange_that_nobody_could_read_gives_all_that_it_shows(home: Home) -> None:
+    last = recorded("claude-2.1.325/tools")[-1]
+    raw, made = taken_down([last])
+    keep(home, EXCHANGES, [{**raw[0], "decoded": False}])
+
+    assert reproject(home)["rows_written"] == len(made)
+    assert any('"time_source"' in row["attributes"] for row in messages(home))
+
+
+def test_what_cannot_be_read_is_counted_by_its_reason(home: Home) -> None:
+    raw, made = taken_down(recorded("claude-2.1.325/tools"))
+    turns = [row for row in raw if row.get("decoded") and row["metadata"]["kind"] == "turn"]
+    unknown = taken_down([wire.decoded("/v9/telepathy", {"a": 1}, {"b": 2}, exchange_id="odd")])[0]
+    base = next(row for row in turns if (row["body_refs"] or {}).get("new"))
+    foreign = {**unknown[0], "exchange_id": "theirs", "gateway_id": "another"}
+    keep(home, EXCHANGES, [*(row for row in raw if row is not base), *unknown])
+    keep_foreign(home, foreign)
+
+    found = reproject(home)
+
+    assert found["skipped"]["parts_missing"] >= 1
+    assert found["skipped"]["no_dialect:/v9/telepathy"] == 1
+    assert found["skipped"]["another_gateway"] == 1
+    assert found["exchanges"] == len(raw)
+    assert found["rows_written"] < len(made)
+
+
+def keep_foreign(home: Home, row: Row) -> None:
+    with Spool(home, NO_TIMER) as spool:
+        spool.append_coerced(EXCHANGES, [{**row, "metadata": None, "request_headers": None, "response_headers": None}])
+    flush(home, EXCHANGES)
+
+
+def test_a_session_that_is_ignored_now_is_left_out(home: Home) -> None:
+    raw, _ = taken_down(recorded(*CODEX))
+    keep(home, EXCHANGES, raw)
+    sessions = Counter(row["session_id"] for row in raw if "session_id" in row)
+    chosen = min(sessions)
+    opt_outs.ignore(home, chosen)
+
+    found = reproject(home)
+
+    assert found["skipped"]["ignored"] == sessions[chosen]
+    assert {row["session_id"] for row in messages(home)} == sessions.keys() - {chosen}
+
+
+@pytest.mark.hazard(85)
+def test_purged_messages_stay_out_although_their_raw_exchange_is_there(home: Home) -> None:
+    raw, made = taken_down(recorded("codex-0.166.0/tools"))
+    keep(home, MESSAGES, made)
+    session = made[0]["session_id"]
+    purge(home, "session", session)
+    # An exchange of the session cannot come in either; of another time it may, and only the messages are kept out.
+    keep(home, EXCHANGES, [{**row, "session_id": None} for row in raw])
+
+    told, found = counted(home), reproject(home)
+
+    assert messages(home) == []
+    assert found["rows_purged"] == told["rows_purged"] == len(made)
+    assert found["rows_written"] == told["rows_written"] == 0
+
+
+@pytest.mark.hazard(66)
+def test_a_fork_whose_origin_is_not_kept_any_more_does_not_take_its_history_over(home: Home) -> None:
+    def asked(session: str, number: int, messages: list[dict[str, Any]]) -> Decoded:
+        body = {"model": "m", "messages": messages, "metadata": {"user_id": f'{{"session_id": "{session}"}}'}}
+        answer = {"id": f"msg_{session}_{number}", "content": [{"type": "text", "text": f"answer {number}"}]}
+        times = wire.later(number)
+        return wire.decoded("/v1/messages", body, answer, exchange_id=f"{session}-{number}", **times)
+
+    begin: list[dict[str, Any]] = [{"role": "user", "content": "the beginning"}]
+    more = [*begin, {"role": "assistant", "content": [{"type": "text", "text": "answer 1"}]}]
+    origin = asked("origin", 1, begin)
+    fork = asked("fork", 2, [*more, {"role": "user", "content": "another way"}])
+    raw, made = taken_down([origin, fork])
+    keep(home, MESSAGES, made)
+    keep(home, EXCHANGES, raw[1:])
+
+    found = reproject(home)
+
+    assert len(made) == 4
+    assert (found["rows_written"], found["rows_duplicate"], found["skipped"]) == (0, 2, {"earlier_history": 2})
+
+
+@pytest.mark.parametrize("point", [*POINTS, *(f"{name}:2" for name in POINTS)])
+def test_a_killed_run_is_finished_by_the_next_and_doubles_nothing(
+    home: Home, monkeypatch: pytest.MonkeyPatch, point: str
+) -> None:
+    monkeypatch.setattr("hypaware.reprojection.projecting.BATCH_ROWS", 8)
+    raw, made = taken_down(recorded("claude-2.1.325/subagent"))
+    keep(home, EXCHANGES, raw)
+
+    assert not live(lambda: void(reproject(home)), crash_at=point)
+    flush(home, MESSAGES)
+    reproject(home)
+
+    assert Counter(row["part_id"] for row in messages(home)) == Counter(_parts(made))
+    # What the killed run had on disk goes with the next one.
+    assert not list((home.engine / "tmp").iterdir())
+
+
+def test_killed_before_its_flush_the_rows_wait_in_the_spool(home: Home) -> None:
+    raw, made = taken_down(recorded("codex-0.166.0/tools"))
+    keep(home, EXCHANGES, raw)
+
+    assert not live(lambda: void(job.reproject(_NoSpark(home), {})), crash_at="reprojection.flush.before-flush")
+    assert counted(home)["rows_written"] == 0
+    flush(home, MESSAGES)
+
+    assert Counter(row["part_id"] for row in messages(home)) == Counter(_parts(made))
+    assert job.reproject(_NoSpark(home), {})["rows_written"] == 0
+
+
+@dataclass(frozen=True)
+class _NoSpark:
+    """What a job is given, where it must not need Spark."""
+
+    home: Home
+    config: Config = field(default_factory=Config)
+
+    @property
+    def spark(self) -> Any:
+        raise AssertionError("nothing is to be flushed")
+
+    def progress(self, *_: object, **__: object) -> None: ...
+
+    def note(self, message: str) -> None: ...
+
+    def emit(self, chunk: bytes) -> None: ...
+
+    def check_cancelled(self) -> None: ...
+
+
+def void(_: object) -> None:
+    return None
+
+
+def _parts(made: list[Row]) -> list[str]:
+    return [f"{row['message_id']}#{row['part_index']}" for row in made]
+
+
+def _files(home: Home) -> dict[str, bytes]:
+    return {
+        str(path.relative_to(home.root)): path.read_bytes()
+        for path in sorted(home.root.rglob("*"))
+        if path.is_file() and not path.is_relative_to(home.engine) and not path.is_relative_to(home.run)
+    }

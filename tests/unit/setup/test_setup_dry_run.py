@@ -1,0 +1,133 @@
+"""A dry run tells exactly what a set-up would do, and leaves no trace at all."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hypaware.home import Home
+from tests.unit.setup.conftest import tree
+
+Hyp = Callable[..., tuple[int, str, str]]
+
+
+def steps(document: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """By name, those of clients by theirs."""
+    return {str(each.get("client") or each["step"]): each for each in document["steps"]}
+
+
+def test_on_a_machine_without_a_home_nothing_is_made(hyp: Hyp, user: Path, tmp_path: Path) -> None:
+    before = tree(tmp_path)
+    code, out, err = hyp("setup", "--yes", "--dry-run")
+    assert code == 0, err
+    assert tree(tmp_path) == before
+    # The config, what would be imported, and each client's settings, as a patch shows them.
+    assert "+[clients.claude]" in out
+    assert "18 rows of 2 sessions would be imported" in out
+    assert '"ANTHROPIC_BASE_URL": "http://127.0.0.1:18521/claude"' in out
+    assert "+model_provider = " in out
+    assert "would be fetched into" in out
+    # What would not work is told, with what mends it.
+    assert "Spark needs Java 17 or 21" in out
+
+
+def test_one_document_says_it_all(hyp: Hyp, user: Path, home: Home) -> None:
+    code, out, _ = hyp(
+        "init",
+        "--dry-run",
+        "--json",
+        "--client",
+        "claude",
+        "--retention-days",
+        "0",
+        "--export",
+        "server",
+        "https://hyp.example",
+    )
+    document = json.loads(out)
+    assert (code, document["dry_run"], document["clients"]) == (0, True, ["claude"])
+    told = steps(document)
+    assert [each["status"] for each in told.values()] == ["would"] * 5
+    assert str(home.root / "server-token") in told["config"]["diff"]
+    (claude,) = document["backfill"]["providers"]
+    assert (claude["rows_written"], claude["sessions_seen"], claude["status"]) == (18, 2, "ok")
+    files = (user / ".claude/projects").rglob("*.jsonl")
+    assert told["import"]["bytes"] == sum(path.stat().st_size for path in files)
+    assert document["overview"] is None
+
+
+@pytest.mark.parametrize(
+    ("flag", "skipped"),
+    [
+        ("--no-daemon", {"daemon", "claude", "codex"}),
+        ("--no-attach", {"claude", "codex"}),
+        ("--no-backfill", {"import"}),
+    ],
+)
+def test_what_is_not_wanted_is_skipped(hyp: Hyp, user: Path, flag: str, skipped: set[str]) -> None:
+    code, out, _ = hyp("setup", flag, "--dry-run", "--json")
+    told = steps(json.loads(out))
+    assert code == 0
+    assert {name for name, each in told.items() if each["status"] == "skipped"} == skipped
+
+
+def test_in_a_home_that_is_there_nothing_is_touched(hyp: Hyp, user: Path, home: Home, tmp_path: Path) -> None:
+    assert hyp("setup", "--yes", "--no-daemon", "--no-backfill")[0] == 3
+    before = tree(tmp_path)
+    times = {path: path.stat().st_mtime_ns for path in home.root.rglob("*")}
+    code, out, _ = hyp("setup", "--yes", "--dry-run", "--json")
+    assert (code, steps(json.loads(out))["config"]["status"]) == (0, "unchanged")
+    assert tree(tmp_path) == before
+    assert {path: path.stat().st_mtime_ns for path in home.root.rglob("*")} == times
+
+
+def test_a_change_without_a_word_is_refused_here_too(hyp: Hyp, user: Path, home: Home) -> None:
+    home.root.mkdir(mode=0o700)
+    home.config.write_text("version = 1\n[retention]\ndefault_days = 30\n")
+    code, _, err = hyp("setup", "--dry-run", "--retention-days", "7")
+    assert code == 1
+    assert "try: hyp setup --retention-days 7 --dry-run --force" in err
+    code, out, _ = hyp("setup", "--dry-run", "--retention-days", "7", "--force")
+    assert code == 0
+    assert "-default_days = 30" in out
+    assert "+default_days = 7" in out
+    assert "config.toml.bak-<time>" in out
+    assert list(tree(home.root)) == ["config.toml"]
+
+
+def test_telemetry_that_was_asked_for_has_the_span_of_the_import(
+    hyp: Hyp, user: Path, home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The one thing that a dry run writes, since its user said where to."""
+    from hypaware import telemetry
+
+    monkeypatch.setenv("HYP_DEV_TELEMETRY", "1")
+    monkeypatch.setenv("DEV_RUN_ID", "dry")
+    monkeypatch.setattr(telemetry, "_process_run_id", None)
+    try:
+        assert hyp("setup", "--dry-run", "--client", "claude", "--retention-days", "30")[0] == 0
+    finally:
+        telemetry.close()
+    assert [path.name for path in home.root.iterdir()] == ["telemetry"]
+    spans = [json.loads(line) for path in home.telemetry.glob("traces-*") for line in path.read_text().splitlines()]
+    (about,) = [span["attributes"] for span in spans if span["name"] == "walkthrough.backfill"]
+    assert {name: about[name] for name in about if name != "until"} == {
+        "provider_count": 1,
+        "providers": "claude",
+        "dry_run": True,
+        "interactive": False,
+        "consent": True,
+        "consent_cancelled": False,
+        "retention_days": 30,
+        "providers_run": 1,
+        "rows_written": 0,
+        "status": "ok",
+        "dev_run_id": "dry",
+        "hyp_component": "walkthrough",
+        "hyp_operation": "walkthrough.backfill",
+    }
+    assert about["until"].endswith("Z")

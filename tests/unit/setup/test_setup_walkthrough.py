@@ -1,0 +1,158 @@
+"""The walkthrough on a real terminal: what it shows, what answers do, and that leaving it does nothing.
+
+There is no Java here. So the engine's step fails, which is told at the end, and everything else is done.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hypaware.home import Home
+from tests.command import HYP
+from tests.pseudo_terminal import CTRL_C, CTRL_D, CTRL_U, DOWN, ENTER, ESCAPE, PseudoTerminal
+from tests.unit.setup.conftest import tree
+
+NO_JAVA = 3
+SPACE = " "
+QUESTIONS = {
+    "Which clients shall be recorded?": (ENTER,),
+    "Where shall rows go?": (DOWN, DOWN, ENTER),
+    "The server's address?": ("https://hyp.example", ENTER),
+    "The file that holds the token?": (ENTER,),
+    "How long shall rows be kept?": (DOWN, DOWN, DOWN, DOWN, ENTER),
+    "How many days?": ("17", ENTER),
+    "Import their history": ("y",),
+    "Shall new sessions be recorded": (DOWN, DOWN, ENTER),
+}
+
+
+def terminal(**more: str) -> PseudoTerminal:
+    return PseudoTerminal([str(HYP), "setup"], {**os.environ, **more})
+
+
+def config(home: Home) -> dict[str, Any]:
+    return tomllib.loads(home.config.read_text())
+
+
+def test_answers_become_the_config_and_the_steps(user: Path, home: Home) -> None:
+    with terminal() as shown:
+        for question, keys in QUESTIONS.items():
+            shown.expect(question)
+            shown.press(*keys)
+        code = shown.end()
+        assert code == NO_JAVA, shown.shown
+        assert "claude   Claude Code: 2 sessions, 2026-10-01 to" in shown.shown
+        assert "Import their history, about 2 sessions" in shown.shown
+        assert "Spark needs Java 17 or 21" in shown.shown
+        assert f"put the server's token into {home.root / 'server-token'}" in shown.shown
+    assert config(home) == {
+        "version": 1,
+        "clients": {"claude": {"enabled": True}, "codex": {"enabled": True}},
+        "retention": {"default_days": 17},
+        "sinks": {
+            "team": {
+                "kind": "forward",
+                "url": "https://hyp.example",
+                "token_file": str(home.root / "server-token"),
+            }
+        },
+    }
+    assert "ANTHROPIC_BASE_URL" not in (user / ".claude/settings.json").read_text()
+
+
+def test_leaving_at_any_question_changes_nothing(user: Path, tmp_path: Path) -> None:
+    before = tree(tmp_path)
+    for last in range(len(QUESTIONS)):
+        with terminal() as shown:
+            for number, (question, keys) in enumerate(QUESTIONS.items()):
+                shown.expect(question)
+                if number == last:
+                    shown.press((CTRL_C, ESCAPE)[number % 2])
+                    break
+                shown.press(*keys)
+            assert shown.end() == 130, shown.shown
+            assert "cancelled" in shown.shown
+        assert tree(tmp_path) == before, f"left at question {last + 1}"
+
+
+def test_input_that_ends_is_a_way_to_leave(user: Path, home: Home) -> None:
+    with terminal() as shown:
+        for question, keys in list(QUESTIONS.items())[:2]:
+            shown.expect(question)
+            shown.press(*keys)
+        shown.expect("The server's address?")
+        shown.press("no address", ENTER)
+        shown.expect("is no server")
+        shown.press(CTRL_U, CTRL_D)
+        assert shown.end() == 130, shown.shown
+    assert not home.root.exists()
+
+
+@pytest.mark.parametrize("key", ["n", ESCAPE], ids=["declined", "cancelled"])
+def test_history_is_not_imported_without_consent(user: Path, home: Home, key: str) -> None:
+    with terminal(HYP_DEV_TELEMETRY="1", DEV_RUN_ID="walk") as shown:
+        for question in ("Which clients", "Where shall rows go?", "How long"):
+            shown.expect(question)
+            shown.press(ENTER)
+        shown.expect("Import their history")
+        shown.press(key)
+        if key == "n":
+            shown.expect("Shall new sessions")
+            shown.press(DOWN, DOWN, ENTER)
+        assert shown.end() == (NO_JAVA if key == "n" else 130)
+    assert home.config.exists() == (key == "n")
+    assert not home.catalog.exists()
+    spans = [json.loads(line) for path in home.telemetry.glob("traces-*") for line in path.read_text().splitlines()]
+    (about,) = [span["attributes"] for span in spans if span["name"] == "walkthrough.backfill"]
+    assert (about["providers"], about["interactive"], about["consent"], about["dev_run_id"]) == (
+        "claude,codex",
+        True,
+        False,
+        "walk",
+    )
+    assert about["consent_cancelled"] == (key == ESCAPE)
+    assert about["status"] == ("skipped" if key == "n" else "cancelled")
+    assert (about["providers_run"], about["rows_written"]) == (0, 0)
+
+
+def test_walked_again_it_keeps_the_config_and_asks_before_it_changes_it(user: Path, home: Home) -> None:
+    home.root.mkdir(mode=0o700)
+    own = "# mine\nretention.default_days = 45\n[clients]\nclaude.enabled = true\ncodex.enabled = true\n"
+    home.config.write_text(own)
+
+    def walk(*clients: str) -> PseudoTerminal:
+        shown = terminal()
+        shown.expect("It is set up already")
+        for question, keys in (
+            ("Which clients", clients),
+            ("Where shall rows go?", (ENTER,)),
+            ("How long", (ENTER,)),
+            ("Import their history", ("n",)),
+            ("Shall new sessions", (DOWN, DOWN, ENTER)),
+        ):
+            shown.expect(question)
+            shown.press(*keys)
+        return shown
+
+    with walk(ENTER) as shown:
+        assert shown.end() == NO_JAVA, shown.shown
+        assert "is kept as it is" in shown.shown
+    assert home.config.read_text() == own
+    with walk(DOWN, SPACE, ENTER) as shown:
+        shown.expect("Change ")
+        shown.press("n")
+        assert shown.end() == 130, shown.shown
+    assert home.config.read_text() == own
+    with walk(DOWN, SPACE, ENTER) as shown:
+        shown.expect("A copy of it is kept.")
+        shown.press("y")
+        assert shown.end() == NO_JAVA, shown.shown
+    assert home.config.read_text() == own.replace("codex.enabled = true", "codex.enabled = false")
+    (copy,) = home.root.glob("config.toml.bak-*")
+    assert copy.read_text() == own

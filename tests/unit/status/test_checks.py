@@ -1,0 +1,226 @@
+"""What `hyp doctor` looks at: each check finds what is wrong, and says how to mend it."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from hypaware.capture import handover
+from hypaware.engine import jars
+from hypaware.opening import open_home
+from hypaware.status.checks import clients, clock, databases, folders, gateway, machine, processes, run, settings, sinks
+from hypaware.status.checks.check import Check
+from hypaware.status.checks.run import Look
+from tests.status_home import StatusHome, answering, everything_under
+
+
+def checked(at: StatusHome, look: Look) -> Check:
+    """The only finding of one check."""
+    (found,) = every(at, look)
+    return found
+
+
+def every(at: StatusHome, look: Look) -> list[Check]:
+    return list(look(run.begin(at.home, at.environment, at.now, at.cache)))
+
+
+def test_a_doctor_looks_at_everything_and_leaves_the_home_as_it_was(at: StatusHome) -> None:
+    at.with_rows(3).with_client()
+    before = everything_under(at.home.root)
+    reported: list[tuple[str, float, float]] = []
+    found = list(run.run(run.begin(at.home, at.environment, at.now, at.cache), lambda *told: reported.append(told)))
+    assert everything_under(at.home.root) == before
+    assert len(reported) == len(run.ALL)
+    names = {each.name for each in found}
+    assert {name for name, _ in run.ALL} - {"secrets", "tombstones", "clients", "sinks"} <= names
+    assert {"client:claude", "client:codex"} <= names
+    assert all(each.detail and isinstance(each.repair, tuple) for each in found)
+
+
+def test_a_home_that_does_not_exist_is_not_made(at: StatusHome) -> None:
+    every_one = list(run.run(run.begin(at.home, at.environment, at.now, at.cache), lambda *_: None))
+    assert {each.name for each in every_one if each.status == "failed"} <= {"java", "jars"}
+    assert not at.home.root.exists()
+
+
+def test_java_is_looked_for_where_the_user_has_it(at: StatusHome) -> None:
+    found = checked(at, machine.java_runtime)
+    assert (found.status, bool(found.repair)) == ("failed", True)
+    java = at.programs / "bin" / "java"
+    java.parent.mkdir(parents=True)
+    java.write_text("#!/bin/sh\n")
+    java.chmod(0o755)
+    (at.programs / "release").write_text('JAVA_VERSION="21.0.1"\nIMPLEMENTOR="Somebody"\n')
+    view = run.begin(at.home, {**at.environment, "JAVA_HOME": str(at.programs)}, at.now, at.cache)
+    assert [each.status for each in machine.java_runtime(view)] == ["ok"]
+    assert checked(at, machine.python).status == "ok"
+
+
+def test_jars_are_read_in_full(at: StatusHome) -> None:
+    """They have the right names and sizes here, and the wrong bytes."""
+    found = checked(at, machine.engine_jars)
+    assert (found.status, found.repair) == ("failed", ("hyp engine install",))
+    assert "hash" in found.detail
+    bare = replace(at, home=at.home)
+    for path in jars.folder(at.cache, jars.locked()).iterdir():
+        path.unlink()
+    assert checked(bare, machine.engine_jars).status == "failed"
+    assert checked(at, machine.class_archive).status == "warning"
+
+
+def test_a_home_that_others_may_enter_fails(at: StatusHome) -> None:
+    at.made()
+    assert checked(at, folders.permissions).status == "ok"
+    at.home.state.chmod(0o644)
+    found = checked(at, folders.permissions)
+    assert (found.status, found.repair) == ("warning", (f"chmod -R go= {at.home.root}",))
+    at.home.root.chmod(0o755)
+    assert checked(at, folders.permissions).status == "failed"
+
+
+def test_the_disk_is_tried_and_nothing_is_left_on_it(at: StatusHome) -> None:
+    at.made()
+    assert checked(at, folders.keeping).status in ("ok", "warning")
+    assert checked(at, folders.kind_of_disk).status == "ok"
+    assert checked(at, folders.room).name == "disk"
+    assert [path for path in at.home.root.iterdir() if path.name.startswith(".probe")] == []
+
+
+def test_databases_are_read_from_end_to_end(at: StatusHome) -> None:
+    at.with_rows(200)
+    for look in (databases.state, databases.catalog, databases.key_index):
+        assert checked(at, look).status == "ok"
+    held = at.home.state.read_bytes()
+    at.home.state.write_bytes(held[:4096] + b"\xff" * (len(held) - 4096))
+    assert checked(at, databases.state).status == "failed"
+
+
+def test_a_key_index_that_lags_is_told(at: StatusHome) -> None:
+    at.with_rows(3)
+    with closing(sqlite3.connect(at.home.keys)) as db:
+        db.execute("UPDATE applied SET through = 1")
+        db.commit()
+    found = checked(at, databases.key_index)
+    assert (found.status, found.repair) == ("warning", ("hyp flush",))
+
+
+def test_a_clock_that_went_back_fails(at: StatusHome) -> None:
+    at.with_rows(3)
+    assert checked(at, clock.against_the_home).status == "ok"
+    found = checked(replace(at, now=at.now - timedelta(hours=1)), clock.against_the_home)
+    assert found.status == "failed"
+    assert checked(replace(at, now=at.now - timedelta(seconds=5)), clock.against_the_home).status == "ok"
+
+
+def test_the_config_and_its_secrets_are_looked_at(at: StatusHome) -> None:
+    at.write_config("[oops]\n")
+    assert checked(at, settings.config).status == "failed"
+    token = at.home.root / "token"
+    sink = f'[sinks.team]\nkind = "forward"\nurl = "https://localhost"\ntoken_file = "{token}"\n'
+    at.write_config(sink)
+    assert checked(at, settings.config).status == "ok"
+    assert checked(at, settings.secrets).status == "failed"
+    token.write_text("hunter-2")
+    token.chmod(0o644)
+    assert checked(at, settings.secrets).repair == (f"chmod 600 {token}",)
+    token.chmod(0o600)
+    found = checked(at, settings.secrets)
+    assert (found.status, "hunter-2" in found.detail) == ("ok", False)
+    at.write_config(sink.replace(f'token_file = "{token}"', 'token_env = "NOT_SET"'))
+    assert checked(at, settings.secrets).status == "warning"
+
+
+def test_the_gateways_port_is_ours_or_free_or_a_strangers(at: StatusHome) -> None:
+    at.made()
+    for role, status in (("gateway", "ok"), ("fallback", "warning"), ("somebody", "failed")):
+        with answering(handover.health(at.home, role)) as port:
+            at.write_config(f'[gateway]\nlisten = "127.0.0.1:{port}"\n')
+            assert checked(at, gateway.port).status == status
+    assert checked(at, gateway.port).status == "ok"
+    at.write_config('[gateway]\nlisten = "192.0.2.1:18521"\n')
+    assert checked(at, gateway.port).status == "failed"
+
+
+def test_clients_tell_their_version_and_how_they_stand(at: StatusHome) -> None:
+    at.made().with_client()
+    claude, codex = every(at, clients.each)
+    assert (claude.status, "1.2.3 (claude)" in claude.detail, codex.status) == ("ok", True, "ok")
+    at.attached(1)
+    assert every(at, clients.each)[0].status == "failed"
+    (at.programs / "claude").write_text("#!/bin/sh\necho broken >&2\nexit 3\n")
+    assert "ends with 3" in every(at, clients.each)[0].detail
+
+
+def test_an_attached_client_that_goes_another_way_is_told(at: StatusHome) -> None:
+    at.made().with_client()
+    with answering(handover.health(at.home, "gateway")) as port:
+        at.write_config(f'[gateway]\nlisten = "127.0.0.1:{port}"\n').attached(port)
+        assert every(at, clients.each)[0].status == "ok"
+        bedrock = {**at.environment, "CLAUDE_CODE_USE_BEDROCK": "1"}
+        found = next(clients.each(run.begin(at.home, bedrock, at.now, at.cache)))
+        assert (found.status, "Bedrock" in found.detail) == ("warning", True)
+
+
+def test_a_spark_process_that_holds_the_lake_is_told(at: StatusHome) -> None:
+    """Another process, because a lock of this one's own does not count."""
+    at.with_rows(1)
+    at.home.lake_lock.touch(0o600)
+    assert checked(at, processes.engine).status == "ok"
+    script = (
+        f"import fcntl, sys\nheld = open({str(at.home.lake_lock)!r}, 'r+')\n"
+        "fcntl.lockf(held, fcntl.LOCK_EX)\nprint(1, flush=True)\nsys.stdin.read()"
+    )
+    with subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout is not None
+        holder.stdout.readline()
+        assert checked(at, processes.engine).status == "warning"
+        assert holder.stdin is not None
+        holder.stdin.close()
+    assert checked(at, processes.daemon).detail == "does not run"
+    with at.daemon():
+        assert str(os.getpid()) in checked(at, processes.daemon).detail
+
+
+def test_sinks_are_reached_or_not_and_their_clock_is_compared(at: StatusHome, tmp_path: Path) -> None:
+    at.made()
+    with answering({}) as port:
+        at.write_config(f'[sinks.team]\nkind = "forward"\nurl = "http://localhost:{port}"\n')
+        assert checked(at, sinks.each).status == "ok"
+        found = checked(replace(at, now=at.now + timedelta(hours=3)), sinks.each)
+        assert (found.status, "3 hours ahead of" in found.detail) == ("warning", True)
+    assert checked(at, sinks.each).status == "failed"
+    at.write_config(f'[sinks.archive]\nkind = "blob"\ndestination = "{tmp_path}/made/later"\n')
+    assert checked(at, sinks.each).status == "ok"
+    (tmp_path / "file").touch()
+    at.write_config(f'[sinks.archive]\nkind = "blob"\ndestination = "{tmp_path}/file/below"\n')
+    assert checked(at, sinks.each).status == "failed"
+
+
+@pytest.mark.parametrize("open_port", [True, False])
+def test_an_object_store_is_reached_at_its_endpoint(at: StatusHome, open_port: bool) -> None:
+    at.made()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        if not open_port:
+            server.close()
+        at.write_config(
+            f'[sinks.store]\nkind = "blob"\ndestination = "s3://bucket/x"\nendpoint = "http://127.0.0.1:{port}"\n'
+        )
+        assert checked(at, sinks.each).status == ("ok" if open_port else "failed")
+
+
+def test_a_sink_of_a_home_without_a_state_is_left_for_later(at: StatusHome, tmp_path: Path) -> None:
+    at.write_config(f'[sinks.archive]\nkind = "blob"\ndestination = "{tmp_path}/out"\n')
+    assert checked(at, sinks.each).status == "ok"
+    assert not at.home.state.exists()
+    open_home(at.home).store.close()
+    assert "will be made" in checked(at, sinks.each).detail

@@ -1,0 +1,417 @@
+"""Why something is not recorded, kept or delivered: each reason is told, with commands that exist."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import socket
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from hypaware.capture import handover, opt_outs, sightings
+from hypaware.home import Home
+from hypaware.lake import tombstones
+from hypaware.lake.tombstones import Stone
+from hypaware.state import flushes, streams
+from hypaware.status import disk
+from hypaware.status.within import within
+from tests.light_life import append
+from tests.rows import DATASET, rows
+from tests.standing_home import StandingHome, key
+from tests.status_home import SETTINGS, StatusHome, answering
+from tests.unit.maintain.retaining import Keeper
+
+SOURCE = Path(disk.__file__).parent
+KINDS = re.compile(r'\b(?:error|warning|info|say)\(\s*"(\w+)"')
+
+
+def test_a_client_that_is_installed_and_not_attached_is_told_how(at: StatusHome) -> None:
+    at.made().with_client()
+    said = at.said("client_not_attached")
+    assert (said.severity, said.repair) == ("info", ("hyp client attach claude",))
+    assert at.look().overall == "ok"
+
+
+def test_a_client_that_the_config_wants_and_nobody_has_is_told(at: StatusHome) -> None:
+    at.write_config("[clients.codex]\nenabled = true\n")
+    assert at.said("client_not_installed").severity == "info"
+
+
+def test_a_client_that_the_config_does_not_want_is_told(at: StatusHome) -> None:
+    at.with_client().write_config("[clients.claude]\nenabled = false\n")
+    assert "hyp config set clients.claude.enabled true" in at.said("client_off").repair
+    at.attached(1)
+    assert at.said("client_disabled").severity == "warning"
+
+
+def test_a_daemon_that_is_needed_and_does_not_run_means_down(at: StatusHome) -> None:
+    at.made()
+    assert at.look().overall == "ok"
+    at.write_config("[clients.claude]\nenabled = true\n")
+    said = at.said("daemon_down")
+    assert (said.severity, said.repair, at.look().overall) == ("error", ("hyp daemon start",), "down")
+    with at.daemon():
+        assert "daemon_down" not in at.kinds()
+        assert at.look().daemon["state"] == "running"
+
+
+def test_what_a_killed_daemon_wrote_is_not_taken_for_the_truth(at: StatusHome) -> None:
+    at.made().write_config("[clients.claude]\nenabled = true\n")
+    (at.home.run / "daemon.json").write_text(json.dumps({"pid": 1, "gateway": {"state": "listening"}}))
+    assert at.look().daemon == {"state": "stopped"}
+
+
+def test_an_attached_client_whose_requests_nobody_answers_is_an_error(at: StatusHome) -> None:
+    at.made().attached(1)
+    said = at.said("client_unreachable")
+    assert (said.severity, said.repair) == ("error", ("hyp daemon start", "hyp client detach claude"))
+
+
+def test_an_attached_client_that_passes_unrecorded_is_told(at: StatusHome) -> None:
+    at.made()
+    with answering(handover.health(at.home, "fallback")) as port:
+        at.attached(port)
+        assert at.said("client_unrecorded").repair == ("hyp daemon start",)
+        at.write_config(f'[gateway]\nlisten = "127.0.0.1:{port}"\n')
+        assert at.look().sources[0]["answered_by"] == "fallback"
+
+
+def test_an_attached_client_that_was_not_seen_yet_is_told_and_all_is_well(at: StatusHome) -> None:
+    at.made()
+    with answering(handover.health(at.home, "gateway")) as port, at.daemon():
+        at.attached(port)
+        assert at.said("client_unseen").severity == "info"
+        assert at.look().overall == "ok"
+        seen = {"clients": {"claude": {"last_seen_at": "2999-01-01T00:00:00Z", "exchanges": 3}}}
+        sightings.path_of(at.home).write_text(json.dumps(seen))
+        found = at.look()
+        assert found.clients[0]["state"] == "recording"
+        assert found.diagnostics == ()
+
+
+def test_settings_that_lost_what_attach_wrote_are_told(at: StatusHome) -> None:
+    at.made().attached(1)
+    assert SETTINGS is not None
+    SETTINGS.path(at.environment).write_text("{}\n")
+    assert at.said("client_changed").repair == ("hyp client attach claude",)
+
+
+def test_settings_that_cannot_be_read_are_told(at: StatusHome) -> None:
+    at.made().attached(1)
+    assert SETTINGS is not None
+    SETTINGS.path(at.environment).write_text("{ this is no JSON")
+    assert at.said("client_unreadable").severity == "warning"
+
+
+def test_a_stranger_at_the_gateways_port_is_told(at: StatusHome) -> None:
+    at.made()
+    with answering({"server": "of somebody else"}) as port:
+        at.write_config(f'[gateway]\nlisten = "127.0.0.1:{port}"\n').attached(port)
+        said = at.said("port_taken")
+        assert said.repair[0] == f"hyp config set gateway.listen 127.0.0.1:{port + 1}"
+        with at.daemon(gateway={"listen": f"127.0.0.1:{port}", "state": "down", "error": "address in use"}):
+            assert "port_taken" in at.kinds()
+
+
+def test_a_stranger_who_takes_calls_and_says_nothing_holds_nobody_up(at: StatusHome) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        at.made().write_config(f'[gateway]\nlisten = "127.0.0.1:{port}"\n').attached(port)
+        assert {"port_taken", "client_unreadable"} <= at.kinds()
+
+
+def test_a_gateway_that_does_not_listen_is_told_with_its_reason(at: StatusHome) -> None:
+    at.made()
+    with at.daemon(gateway={"listen": "127.0.0.1:1", "state": "down", "error": "permission denied"}):
+        assert "permission denied" in at.said("gateway_down").message
+
+
+def test_what_became_of_the_traffic_is_told(at: StatusHome) -> None:
+    at.made()
+    counts = {"dropped": 2, "ignored": 3, "rejected_rows": 4, "unknown": {"/v1/odd": 5}, "exchanges": 20}
+    with at.daemon(gateway={"listen": "127.0.0.1:1", "state": "off", **counts}):
+        assert at.kinds() == {"records_dropped", "dialect_unknown", "live_rows_refused", "exchanges_ignored"}
+        assert "/v1/odd" in at.said("dialect_unknown").message
+        assert at.look().sources[0]["dropped"] == 2
+    with at.daemon(gateway="what is this", flush=["?"], maintain=3):
+        assert at.look().overall == "ok"
+
+
+def test_work_of_the_daemon_that_failed_or_waits_is_told(at: StatusHome) -> None:
+    at.made()
+    then = (at.now - timedelta(hours=3)).isoformat()
+    work = {
+        "flush": {"last_flush": then, "last_status": "failed"},
+        "maintain": {
+            "waits": "maintenance waits until the machine is plugged in",
+            "last_run": then,
+            "last_status": "partial",
+        },
+        "catch_up": {"last_run": then, "last_status": "failed"},
+    }
+    with at.daemon(version="0.0.1", **work):
+        found = {"flush_failing", "maintenance_failing", "maintenance_waits", "catch_up_failing", "daemon_outdated"}
+        assert at.kinds() == found
+        assert "3 hours ago" in at.said("flush_failing").message
+
+
+def test_sessions_and_folders_that_stay_out_are_told(at: StatusHome) -> None:
+    at.made().write_config('[privacy.folders]\n"~/secret" = "ignore"\n')
+    opt_outs.ignore(at.home, "session-1")
+    assert "1 session and 1 folder" in at.said("left_out").message
+    opt_outs.path_of(at.home).write_text("no JSON")
+    assert at.said("privacy_unreadable").severity == "error"
+
+
+def test_a_config_that_cannot_be_used_is_an_error_with_its_line(at: StatusHome) -> None:
+    at.made().write_config("[flush]\nintervall = 3\n")
+    assert "line 3" in at.said("config_invalid").message
+    assert at.look().config["valid"] is False
+
+
+def test_rows_that_wait_too_long_are_told(at: StatusHome) -> None:
+    at.made()
+    append(at.home, rows(4, start=10))
+    assert "spool_waiting" not in at.kinds()
+    said = at.said("spool_waiting", at.now + timedelta(days=2))
+    assert ("4 rows" in said.message, said.repair) == (True, ("hyp flush",))
+
+
+def test_flushes_that_fail_or_were_broken_off_are_told(at: StatusHome) -> None:
+    at.made()
+    append(at.home, rows(2, start=10))
+    with at.change() as connection:
+        flush = flushes.reserve_blocks(connection, DATASET, 10)
+    assert at.said("flush_unfinished").severity == "info"
+    assert at.said("flush_unfinished", at.now + timedelta(days=1)).severity == "warning"
+    with at.change() as connection:
+        flushes.burn(connection, flush)
+        connection.exec_driver_sql(
+            "INSERT INTO segments (dataset, name, row_count, status, attempts, updated_at)"
+            f" VALUES ('{DATASET}', 'x', 2, 'waiting', 3, 'now')"
+        )
+    assert "3 times" in at.said("segments_failing").message
+
+
+def test_rows_that_could_not_be_stored_are_told_with_their_file(at: StatusHome) -> None:
+    at.made()
+    refused = at.home.spool / DATASET / "rejected" / "flush-1.jsonl"
+    refused.parent.mkdir(parents=True)
+    refused.write_text('{"reason": "odd"}\n{"reason": "odd"}\n')
+    said = at.said("rows_refused")
+    assert ("2 rows" in said.message, said.repair) == (True, (f"head {refused}",))
+    assert at.said("rows_refused", at.now + timedelta(days=30)).severity == "info"
+    assert at.look().spool["rejected_rows"] == 2
+
+
+def test_a_table_with_a_missing_or_short_file_is_damaged(at: StatusHome) -> None:
+    at.with_rows(3).with_rows(3, 10)
+    old, new = sorted(at.home.warehouse.rglob("*.parquet"), key=lambda path: path.stat().st_mtime_ns)
+    held = old.read_bytes()
+    old.unlink()
+    assert "is missing" in at.said("lake_damaged").message
+    old.write_bytes(held[:-1])
+    assert at.said("lake_damaged").repair == (f"hyp maintain {DATASET} --rebuild",)
+    old.write_bytes(held)
+    new.write_bytes(b"\0" * new.stat().st_size)
+    assert "footer" in at.said("lake_damaged").message
+
+
+def test_a_lake_that_went_back_is_told(at: StatusHome) -> None:
+    at.with_rows(3)
+    with at.change() as connection:
+        flushes.raise_high_water(connection, DATASET, {"claude": 900})
+    assert at.said("lake_rolled_back").repair == ("hyp verify --accept-rollback",)
+
+
+def test_a_clock_that_went_back_is_told(at: StatusHome) -> None:
+    at.with_rows(3)
+    assert at.said("clock_went_back", at.now - timedelta(hours=2)).severity == "error"
+    assert "clock_went_back" not in at.kinds(at.now - timedelta(seconds=5))
+
+
+def test_purges_are_told_while_they_are_unfinished_and_after(at: StatusHome) -> None:
+    at.with_rows(3)
+    stone = Stone("session", "session-1", "hyp purge --session session-1 --yes")
+    ids = tombstones.set_up(at.home, [stone], "2026-11-15T00:00:00Z")
+    assert at.said("purge_unfinished").repair == ("hyp purge --session session-1 --yes",)
+    tombstones.finish(at.home, ids, 3, "2026-11-15T00:00:00Z")
+    assert at.kinds() == {"purged"}
+    at.home.tombstones.write_bytes(b"no database" * 100)
+    assert at.said("tombstones_unusable").severity == "error"
+
+
+def test_a_key_index_that_cannot_be_read_is_told(at: StatusHome) -> None:
+    at.with_rows(3)
+    at.home.keys.write_bytes(b"no database" * 100)
+    assert at.said("key_index_unreadable").repair == ("hyp verify --repair",)
+
+
+@pytest.mark.hazard(70)
+def test_a_home_that_was_moved_is_told_and_not_touched(at: StatusHome) -> None:
+    at.with_rows(3)
+    elsewhere = at.home.root.with_name("elsewhere")
+    at.home.root.rename(elsewhere)
+    there = StatusHome(Home(elsewhere))
+    assert str(at.home.root) in there.said("home_moved").message
+    assert there.look().home["whereabouts"] == "moved"
+
+
+@pytest.mark.hazard(69)
+def test_a_copy_is_told_and_the_originals_files_are_not_taken_for_its_own(at: StatusHome) -> None:
+    at.with_rows(3)
+    copied = at.home.root.with_name("copied")
+    shutil.copytree(at.home.root, copied)
+    there = StatusHome(Home(copied))
+    found = there.look()
+    assert "home_copied" in {each.kind for each in found.diagnostics}
+    assert sum(each["rows"] for each in found.lake) == 0
+    for path in (there.home.state, there.home.mirror):
+        path.unlink()
+    assert {"lake_elsewhere", "state_lost"} <= there.kinds()
+
+
+def test_a_backup_is_no_home(at: StatusHome) -> None:
+    at.with_rows(3)
+    at.home.backup_note.write_text("{}")
+    assert at.said("home_is_backup").severity == "error"
+    assert at.look().overall == "down"
+
+
+def test_a_file_in_the_place_of_a_home_is_told(at: StatusHome) -> None:
+    at.home.root.write_text("no folder")
+    assert "home_no_folder" in at.kinds()
+
+
+@pytest.mark.parametrize(
+    ("damage", "kind"),
+    [
+        (lambda home: home.state.write_bytes(b"no database" * 500), "state_unreadable"),
+        (lambda home: home.state.unlink(), "state_lost"),
+        (lambda home: home.state.with_name("state.db.suspect").touch(), "state_suspect"),
+        (lambda home: home.mirror.write_text("{"), "mirror_unreadable"),
+        (lambda home: home.gateway.write_text("gw-other"), "gateway_id_differs"),
+        (lambda home: _future(home), "state_too_new"),
+        (lambda home: home.catalog.write_bytes(b"no database" * 500), "unreadable"),
+    ],
+)
+def test_a_memory_that_is_not_sound_is_told(at: StatusHome, damage: Callable[[Home], object], kind: str) -> None:
+    at.with_rows(3)
+    damage(at.home)
+    assert at.said(kind).repair
+
+
+def _future(home: Home) -> None:
+    with closing(sqlite3.connect(home.state)) as db:
+        db.execute("INSERT INTO migrations VALUES ('9999_later', 'then')")
+        db.commit()
+
+
+def test_sinks_that_hold_fail_lag_or_refuse_are_told(at: StatusHome) -> None:
+    standing = StandingHome(at.home)
+    at.with_rows(20)
+    standing.declare(held="/nowhere/a", failing="/nowhere/b", behind="/nowhere/c", fine="/nowhere/d")
+    for sink, watermark in (("held", 5), ("failing", 5), ("behind", 5), ("fine", 20)):
+        standing.delivered(key(sink), watermark)
+    with at.change() as connection:
+        streams.hold(connection, key("held"), streams.OUTCOME, "nobody knows what arrived")
+        streams.failed(connection, key("failing"), "the disk is full", None, 1)
+    standing.buried(key("fine"), "letter", 3)
+    with at.daemon():
+        later = at.now + timedelta(days=1)
+        assert at.said("sink_held", later).repair == ("hyp export adopt held", "hyp export resend held")
+        assert "the disk is full" in at.said("sink_failing", later).message
+        assert "15 rows" in at.said("sink_behind", later).message
+        assert "sink_behind" not in at.kinds()
+        assert at.said("dead_letters").repair == ("hyp export dead-letters list",)
+        assert {sink["sink"]: sink["status"] for sink in at.look().sinks} == {
+            "held": "held", "failing": "failing", "behind": "behind", "fine": "delivered"
+        }  # fmt: skip
+
+
+def test_a_sink_that_is_gone_or_unusable_is_told(at: StatusHome) -> None:
+    standing = StandingHome(at.home)
+    at.with_rows(20)
+    standing.declare(archive="/nowhere/a")
+    standing.delivered(key("archive"), 5)
+    standing.planned(key("archive"), 12)
+    at.write_config("")
+    assert at.said("sink_removed").severity == "info"
+    at.write_config('[sinks.archive]\nkind = "carrier-pigeon"\n')
+    assert {"sink_unusable", "config_invalid"} & at.kinds()
+
+
+def test_what_retention_waits_with_and_what_it_dropped_is_told(at: StatusHome) -> None:
+    keeper = Keeper(at.home)
+    keeper.commit(0, 40)
+    sink = f'[sinks.slow]\nkind = "blob"\ndestination = "{at.user}/slow"\n'
+    at.write_config(f"[retention]\ndefault_days = 30\n{sink}")
+    assert at.said("retention_holds").repair == ("hyp export slow",)
+    with at.change() as connection:
+        connection.exec_driver_sql(
+            "INSERT INTO retention_drops (dataset, source, day, at, through, row_count, sinks, landed)"
+            f" VALUES ('{DATASET}', 'claude', '2026-01-01', '{at.now.isoformat()}', 1, 7, '[\"slow\"]', 1)"
+        )
+    assert "7 rows" in at.said("dropped_undelivered").message
+    at.write_config(f"[retention]\ndefault_days = 30\nmax_hold_days = 1\n{sink}")
+    assert "will be dropped" in at.said("retention_warning").message
+
+
+@pytest.mark.parametrize(
+    ("free", "grows", "kind"),
+    [(1 << 20, 0, "disk_full"), (1 << 30, 0, "disk_tight"), (9 << 30, 1 << 30, "disk_filling")],
+)
+def test_a_disk_that_fills_is_told_before_it_is_full(
+    at: StatusHome, monkeypatch: pytest.MonkeyPatch, free: int, grows: int, kind: str
+) -> None:
+    """A disk of any size cannot be had in a test: what the system says of it is replaced."""
+    at.made()
+    usage = shutil.disk_usage(at.home.root)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _path: usage._replace(free=free))
+    monkeypatch.setattr(disk, "_growth", lambda _view, _lake: grows)
+    assert at.kinds() == {kind}
+
+
+def test_an_engine_that_is_not_installed_or_does_not_answer_is_told(home: Home) -> None:
+    bare = StatusHome(home).made()
+    assert bare.said("engine_not_installed").repair == ("hyp engine install",)
+    bare.home.engine.mkdir(exist_ok=True)
+    with socket.socket(socket.AF_UNIX) as silent:
+        silent.bind(str(bare.home.engine_socket))
+        silent.listen()
+        assert bare.said("engine_not_answering").repair == ("hyp engine stop",)
+
+
+def test_the_worst_comes_first(at: StatusHome) -> None:
+    at.made().with_client().write_config("[clients.claude]\nenabled = true\n")
+    opt_outs.ignore(at.home, "session-1")
+    order = [each.severity for each in at.look().diagnostics]
+    assert order == sorted(order, key=("error", "warning", "info").index)
+    assert order[0] == "error"
+
+
+def test_somebody_who_does_not_answer_is_not_waited_for() -> None:
+    with pytest.raises(TimeoutError), socket.create_server(("127.0.0.1", 0)) as silent:
+        within(0.01, silent.accept)
+    with pytest.raises(ZeroDivisionError):
+        within(10, lambda: 1 // 0)
+
+
+def _of_code() -> set[str]:
+    return {kind for path in SOURCE.glob("*.py") for kind in KINDS.findall(path.read_text(encoding="utf-8"))}
+
+
+def test_every_kind_is_described() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "status.md").read_text(encoding="utf-8")
+    assert {kind for kind in _of_code() if f"`{kind}`" not in page} == set()
+
+
+def test_every_kind_has_a_test_here() -> None:
+    text = Path(__file__).read_text(encoding="utf-8")
+    assert {kind for kind in _of_code() if f'"{kind}"' not in text} - {"not_set_up"} == set()

@@ -1,0 +1,220 @@
+"""The parts of a status: numbers that agree with what is there, in the shape that scripts rely on."""
+
+from __future__ import annotations
+
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing
+from datetime import timedelta
+
+from hypaware.config import RetentionConfig
+from hypaware.export.status import report
+from hypaware.lake.counting import rows_between
+from hypaware.maintain.retention import retention_standing
+from hypaware.opening import open_home
+from hypaware.state import flushes, migrations
+from hypaware.status import memory
+from hypaware.status.checks import run
+from hypaware.status.lag import between
+from hypaware.status.lake import look as look_at_lake
+from hypaware.status.view import View
+from tests.iceberg_lake import append as append_rows
+from tests.iceberg_lake import create_table
+from tests.light_life import append
+from tests.rows import DATASET, row, rows
+from tests.standing_home import StandingHome, key
+from tests.status_home import StatusHome, everything_under
+from tests.unit.maintain.retaining import Keeper
+
+KEYS = [
+    "overall", "home", "config", "daemon", "engine", "clients", "sources", "spool", "lake", "sinks", "retention",
+    "disk", "diagnostics",
+]  # fmt: skip
+OF_LAKE = ["dataset", "source", "rows", "bytes", "files", "oldest", "newest", "high_water"]
+
+
+def test_a_status_has_the_shape_that_the_interface_names(at: StatusHome) -> None:
+    at.with_rows(3)
+    append(at.home, rows(2, start=10))
+    document = at.look().as_json()
+    assert list(document) == KEYS
+    assert {"segments", "rows", "bytes", "oldest_at"} <= document["spool"].keys()
+    assert list(document["lake"][0]) == [
+        "dataset",
+        "source",
+        "rows",
+        "bytes",
+        "files",
+        "oldest",
+        "newest",
+        "high_water",
+    ]
+    for each in document["diagnostics"]:
+        assert list(each) == ["severity", "kind", "message", "repair"]
+        assert each["severity"] in ("error", "warning", "info")
+        assert all(isinstance(command, str) for command in each["repair"])
+
+
+def test_what_is_recorded_is_told_for_each_source_with_its_days(at: StatusHome) -> None:
+    days = ["2026-10-01T10:00:00Z", "2026-10-03T10:00:00Z"]
+    append(at.home, [row(number, message_created_at=day) for number, day in enumerate(days)])
+    at.with_rows(5, 100, client_name="codex", message_created_at="2026-11-01T10:00:00Z")
+    claude, codex = at.look().lake
+    assert (claude["source"], claude["rows"], claude["files"]) == ("claude", 2, 2)
+    assert (claude["oldest"], claude["newest"], claude["high_water"]) == ("2026-10-01", "2026-10-03", 2)
+    assert (codex["source"], codex["rows"], codex["oldest"], codex["newest"]) == (
+        "codex",
+        5,
+        "2026-11-01",
+        "2026-11-01",
+    )
+    assert claude["bytes"] == sum(
+        path.stat().st_size for path in at.home.warehouse.rglob("*.parquet") if "source=claude" in str(path)
+    )
+
+
+def test_rows_that_wait_are_counted_also_those_of_a_producer_that_died(at: StatusHome) -> None:
+    at.with_rows(1)
+    append(at.home, rows(2, start=10))
+    append(at.home, rows(3, start=20), seal=False)
+    spool = at.look().spool
+    assert (spool["segments"], spool["rows"], spool["datasets"][0]["dataset"]) == (2, 5, DATASET)
+    assert spool["oldest_at"].endswith("Z")
+    assert spool["bytes"] == sum(path.stat().st_size for path in at.home.spool.rglob("*.jsonl"))
+
+
+def test_a_segment_that_the_lake_has_already_does_not_wait(at: StatusHome) -> None:
+    at.with_rows(1)
+    append(at.home, rows(2, start=10))
+    (sealed,) = (at.home.spool / DATASET / "sealed").iterdir()
+    with at.change() as connection:
+        flushes.mark_committed(connection, DATASET, [sealed.name.removesuffix(".jsonl")])
+    spool = at.look().spool
+    assert (spool["segments"], spool["rows"], spool["bytes"], spool["oldest_at"]) == (0, 0, 0, None)
+
+
+def test_streams_are_told_as_the_export_status_tells_them(at: StatusHome) -> None:
+    """Two readers of the same state: one with plain SQL, for speed."""
+    standing = StandingHome(at.home)
+    at.with_rows(20)
+    at.with_rows(6, 100, client_name="codex")
+    standing.declare(archive="/nowhere/a", other="/nowhere/b")
+    standing.delivered(key("archive"), 20)
+    standing.delivered(key("other"), 7)
+    standing.planned(key("other"), 12, 20, acked=1)
+    standing.buried(key("other"), "letter", 3)
+    standing.delivered(key("archive", "codex"), None)
+    standing.declare(archive="/nowhere/else", other="/nowhere/b")
+
+    told = {
+        (sink["sink"], stream["dataset"], stream["source"]): stream
+        for sink in at.look().as_json()["sinks"]
+        for stream in sink["streams"]
+    }
+
+    with standing.store() as store:
+        wanted = [each.as_json() for each in report(at.home, standing.config, store, at.now)]
+    assert len(wanted) == len(told) == 4
+    same = ("watermark", "high_water", "lag_rows", "exported_rows", "dead_letters", "pending", "last_error")
+    for each in wanted:
+        found = told[each["sink"], each["dataset"], each["source"]]
+        assert {name: found[name] for name in same} == {name: each[name] for name in same}
+        assert found["lag_exact"]
+        assert (found["held"] == "elsewhere") == (each["address"] != each["delivered_to"] is not None)
+
+
+def test_a_lag_without_reading_rows_is_never_too_small(at: StatusHome) -> None:
+    at.with_rows(20)
+    with at.change() as connection:
+        flushes.raise_next_seq(connection, 50)
+    append(at.home, [row(number) for number in (0, 100, 1, 2, 101)])
+    at.with_rows(0)
+    table = look_at_lake(_view(at)).facts.tables[DATASET]
+    for after, last in ((0, 60), (3, 60), (3, 9), (50, 51), (20, 52), (51, 60), (0, 0)):
+        lag = between(table.files, "claude", after, last)
+        exactly = rows_between(at.home, DATASET, "claude", after, last)
+        assert lag.rows >= exactly
+        assert lag.rows == exactly or not lag.exact
+    assert not between(table.files, "claude", 50, 51).exact
+
+
+def _view(at: StatusHome) -> View:
+    return run.begin(at.home, at.environment, at.now, at.cache)
+
+
+def test_retention_is_told_as_maintenance_would_do_it(at: StatusHome) -> None:
+    keeper = Keeper(at.home)
+    keeper.declare("slow")
+    keeper.commit(0, 40, 50)
+    at.write_config(f'[retention]\ndefault_days = 30\n[sinks.slow]\nkind = "blob"\ndestination = "{at.user}/slow"\n')
+    told = at.look().retention["datasets"]
+    with closing(open_home(at.home).store) as store:
+        assert told == retention_standing(at.home, StandingHome(at.home).config, store, at.now)
+    assert (told[0]["rows_held"], told[0]["days"]) == (2, 30)
+
+
+def test_nothing_due_needs_no_plan_and_is_told_alike(at: StatusHome) -> None:
+    keeper = Keeper(at.home, RetentionConfig(default_days=30))
+    keeper.commit(0, 1)
+    at.write_config("[retention]\ndefault_days = 30\n")
+    told = at.look().retention["datasets"]
+    with closing(open_home(at.home).store) as store:
+        assert told == retention_standing(at.home, StandingHome(at.home).config, store, at.now)
+
+
+def test_the_newest_step_of_the_state_is_known_without_loading_all_of_them() -> None:
+    """Else every status loads them, and takes half as long again."""
+    assert migrations.STEPS[-1][0] == memory.NEWEST_STEP
+
+
+def test_nothing_heavy_is_loaded_for_a_status(at: StatusHome) -> None:
+    at.with_rows(3)
+    StandingHome(at.home).declare(archive="/nowhere/a")
+    script = (
+        "import sys\nfrom pathlib import Path\nfrom hypaware.home import Home\n"
+        "from hypaware.status.gathering import gather\n"
+        f"gather(Home(Path({str(at.home.root)!r})))\n"
+        "print(*({'pyspark', 'py4j', 'pyarrow', 'sqlalchemy', 'aiohttp', 'rich'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert (done.returncode, done.stdout.strip()) == (0, ""), done.stderr
+
+
+def test_a_home_that_does_not_exist_is_not_made(at: StatusHome) -> None:
+    found = at.look()
+    assert found.overall == "down"
+    assert [(each.kind, each.repair) for each in found.diagnostics] == [("not_set_up", ("hyp setup",))]
+    assert not at.home.root.exists()
+
+
+def test_a_look_changes_nothing_on_the_disk(at: StatusHome) -> None:
+    at.with_rows(5).attached(1)
+    append(at.home, rows(2, start=10))
+    StandingHome(at.home).declare(archive="/nowhere/a")
+    before = everything_under(at.home.root.parent)
+    at.look()
+    at.look(at.now + timedelta(days=400))
+    assert everything_under(at.home.root.parent) == before
+
+
+def test_a_state_of_an_older_version_is_read_and_not_migrated(at: StatusHome) -> None:
+    at.with_rows(5)
+    with closing(sqlite3.connect(at.home.state)) as db:
+        for table in ("streams", "intents", "chunks", "dead_letters", "retention_holds", "retention_drops"):
+            db.execute(f"DROP TABLE {table}")
+        db.execute("DELETE FROM migrations WHERE name > '0002'")
+        db.commit()
+    before = everything_under(at.home.root)
+    found = at.look()
+    assert (found.home["state"], found.lake[0]["rows"], found.overall) == ("older", 5, "ok")
+    assert everything_under(at.home.root) == before
+
+
+def test_a_lake_of_another_program_is_told_by_its_files(at: StatusHome) -> None:
+    """Without a state the files say what they hold."""
+    at.home.root.mkdir(mode=0o700)
+    append_rows(create_table(at.home, DATASET), {"a": [1, 2], "b": [7]})
+    found = at.look()
+    assert [(each["source"], each["rows"], each["high_water"]) for each in found.lake] == [("a", 2, 2), ("b", 1, 7)]
+    assert "state_lost" in {each.kind for each in found.diagnostics}

@@ -1,0 +1,137 @@
+"""`hyp status` and `hyp doctor` as their user sees them."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+
+from hypaware import status
+from hypaware.cli.main import hyp as root
+from hypaware.cli.main import main
+from hypaware.cli.status_page import Look, draw
+from hypaware.home import Home
+from hypaware.status.gathering import gather
+from tests.light_life import append
+from tests.rows import rows
+from tests.standing_home import StandingHome, key
+from tests.status_home import StatusHome
+
+Ran = tuple[int, str, str]
+NOW = datetime.now(UTC)
+NAMED = re.compile(r'f?"(?:HYP_HOME=<a new folder> )?hyp ([a-z][a-z -]*)')
+
+
+@pytest.fixture
+def hyp(at: StatusHome, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Callable[..., Ran]:
+    """Runs a command in this process, as the user of that home: exit code, stdout, stderr."""
+    for name, value in {**at.environment, "HYP_CACHE": str(at.cache)}.items():
+        monkeypatch.setenv(name, value)
+    for name in ("CLAUDE_CONFIG_DIR", "CODEX_HOME"):
+        monkeypatch.delenv(name, raising=False)
+
+    def run(*args: str) -> Ran:
+        capfd.readouterr()
+        code = main(args)
+        out, err = capfd.readouterr()
+        return code, out, err
+
+    return run
+
+
+def test_a_check_fails_unless_all_is_well(at: StatusHome, hyp: Callable[..., Ran]) -> None:
+    assert hyp("status", "--check")[0] == 1
+    assert hyp("status")[0] == 0
+    assert not at.home.root.exists()
+    at.with_rows(3)
+    code, out, err = hyp("status", "--check", "--json")
+    assert (code, json.loads(out)["overall"], err) == (0, "ok", "")
+    at.write_config("[oops]\n")
+    assert hyp("status", "--check")[0] == 1
+
+
+def test_a_page_is_short_and_names_the_way_out(at: StatusHome, hyp: Callable[..., Ran]) -> None:
+    at.with_rows(20).with_client()
+    append(at.home, rows(3, start=100))
+    standing = StandingHome(at.home)
+    standing.declare(archive="/nowhere/a")
+    standing.delivered(key("archive"), 5)
+    code, out, err = hyp("status")
+    assert (code, err) == (0, "")
+    lines = out.splitlines()
+    assert lines[0] == f"down: nothing is recorded by itself ({at.home.root})"
+    assert len(lines) <= 20
+    assert "20 rows of 2026-11-15" in out
+    assert "3 rows in the spool" in out
+    assert "archive: 0 rows" in out
+    assert "15 rows to come" in out
+    assert "  hyp daemon start" in out
+    assert "\x1b" not in out
+
+
+def _document(at: StatusHome) -> dict[str, Any]:
+    return gather(at.home, at.environment, NOW, at.cache).as_json()
+
+
+def test_a_terminal_gets_colours_and_no_line_is_wider_than_it(at: StatusHome) -> None:
+    at.made().with_client().write_config("[clients.claude]\nenabled = true\n")
+    lines = draw(_document(at), NOW, Look(width=60, colours=True))
+    assert "\x1b[31m" in lines[0]
+    plain = draw(_document(at), NOW, Look(width=60))
+    commands = {command for each in _document(at)["diagnostics"] for command in each["repair"]}
+    assert all(len(line) <= 60 for line in plain[1:] if line.strip() not in commands)
+
+
+@pytest.mark.hazard(62)
+def test_what_others_wrote_cannot_act_on_the_terminal(at: StatusHome) -> None:
+    at.made()
+    with at.daemon(gateway={"state": "down", "error": "\x1b]0;owned\x07", "unknown": {"/\x1b[2J": 1}}):
+        page = "\n".join(draw(_document(at), NOW, Look()))
+    assert "\x1b" not in page
+    assert "\\x1b[2J" in page
+
+
+def test_a_doctor_prints_a_line_for_each_check_and_fails_with_them(at: StatusHome, hyp: Callable[..., Ran]) -> None:
+    at.with_rows(1)
+    code, out, err = hyp("doctor", "--json")
+    document = json.loads(out)
+    bad = [check["name"] for check in document["checks"] if check["status"] == "failed"]
+    assert (code, document["ok"]) == (1, False)
+    assert "jars" in bad
+    assert list(document["checks"][0]) == ["name", "status", "detail", "repair"]
+    code, out, err = hyp("doctor")
+    assert code == 1
+    assert "FAILED" in out
+    assert "jars: try hyp engine install" in err
+
+
+def test_the_commands_that_are_named_exist() -> None:
+    """Every `hyp …` that a diagnostic or a check names, in the source."""
+    source = Path(status.__file__).parent
+    named = {found for path in source.rglob("*.py") for found in NAMED.findall(path.read_text(encoding="utf-8"))}
+    assert len(named) > 15
+    context = click.Context(root)
+    for words in named:
+        command: click.Command | None = root
+        for word in words.split():
+            if not isinstance(command, click.Group) or word.startswith("-"):
+                break
+            command = command.get_command(context, word) or (command if _takes_arguments(command) else None)
+            assert command is not None, f"hyp {words}"
+
+
+def _takes_arguments(group: Any) -> bool:
+    return any(param.param_type_name == "argument" for param in group.params)
+
+
+def test_a_home_without_a_place_to_look_is_still_told(tmp_path: Path) -> None:
+    """A path below a file: not even a folder could be made there."""
+    (tmp_path / "file").touch()
+    found = gather(Home(tmp_path / "file" / "home"), {"HOME": str(tmp_path), "PATH": ""}, NOW, tmp_path)
+    assert found.overall == "down"
