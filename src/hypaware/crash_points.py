@@ -47,7 +47,6 @@ MODULES = (
     "hypaware.maintain.restore",
     "hypaware.maintain.retain",
     "hypaware.reprojection.adding",
-    "hypaware.reprojection.run",
     "hypaware.server.group_commit",
     "hypaware.server.incoming",
     "hypaware.server.signing",

@@ -37,19 +37,23 @@ def settle(stones: Tombstones, dataset: Dataset, own_gateway: str | None, built:
     written: set[int] = set()
     if stones.has_parts:
         found = [pair for each in built for pair in pairs(each.keys, each.seqs)]
-        # A record of a purged part under another id. What was said after the purge may be the same words again.
-        found += [
-            (met.hash, met.seq)
-            for each in built
-            for met in each.meetings
-            if met.exact or met.late or met.at <= stones.newest
-        ]
         gone = stones.find({key for key, _ in found})
-        written = {seq for key, seq in found if key in gone}
+        written = {seq for key, seq in found if key in gone} | _under_other_ids(stones, built)
     refused = [reject for each in built for reject in each.rejects]
     kept = [reject for reject in refused if not bars(stones, dataset, own_gateway, reject.line)]
     dropped = frozenset(seq for each in built for seq in each.purged)
     return KeptOut(frozenset(written), dropped, kept, len(refused) - len(kept))
+
+
+def _under_other_ids(stones: Tombstones, built: Sequence[Built]) -> set[int]:
+    """Records of purged parts that do not have their ids. What was said after the purge may be the same words again."""
+    met = [each for result in built for each in result.meetings]
+    gone = stones.buried_at({each.buried_as for each in met})
+    return {
+        each.seq
+        for each in met
+        if (at := gone.get(each.buried_as)) is not None and (each.exact or each.late or each.at <= at)
+    }
 
 
 def bars(stones: Tombstones, dataset: Dataset, own_gateway: str | None, line: bytes) -> bool:

@@ -24,10 +24,11 @@ _FILES_AT_ONCE = 16
 
 
 def keep(home: Home, lake: Lake, index: KeyIndex, table: LakeTable, dataset: Dataset) -> None:
-    """From now on; all that the lake holds is taken in first, in one transaction."""
-    with index.changing() as db:
-        for result in _scanned(home, lake, table, dataset, after=0, every=True):
+    """From now on; all that the lake holds is taken in first, some at a time: others use the index meanwhile."""
+    for result in _scanned(home, lake, table, dataset, after=0, every=True):
+        with index.changing() as db:
             match_index.add(db, result.meetings, ())
+    with index.changing() as db:
         match_index.keep(db, dataset.name)
 
 

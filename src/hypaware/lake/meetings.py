@@ -48,6 +48,11 @@ class Met(NamedTuple):
     def exact(self) -> bool:
         return bool(self.mark & _EXACT)
 
+    @property
+    def buried_as(self) -> bytes:
+        """What to look for among what was purged: of a native row its words count only if a live one said them."""
+        return self.hash if self.exact or self.is_fallback else said_live(self.hash)
+
 
 @dataclass
 class Meetings:
@@ -98,6 +103,11 @@ class Meetings:
 def hash_of(dataset: str, key: str) -> bytes:
     """Apart from dedupe keys, whose hashes begin with the dataset's name."""
     return sha256(f"meets:{dataset}:{key}".encode("utf-8", "surrogatepass")).digest()[:HASH_BYTES]
+
+
+def said_live(hash_: bytes) -> bytes:
+    """The words of a row without its own id; its transcript must not bring them back either."""
+    return sha256(b"live:" + hash_).digest()[:HASH_BYTES]
 
 
 def noting(dataset: Dataset, own_gateway: str | None, every: bool, into: Meetings) -> Note | None:

@@ -15,13 +15,15 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from itertools import groupby
+from itertools import groupby, islice
 from operator import attrgetter
 
 from hypaware.lake.meetings import Met
 
 # Equal words that are further apart are two things, unless nobody knows when they were said.
-NEAR_SECONDS = 24 * 3600
+NEAR_SECONDS = 3600
+# Of very many equal ones the first that are left are looked at: they meet in their order.
+_MOST = 100
 
 
 @dataclass(frozen=True)
@@ -77,7 +79,7 @@ class _Free:
         """The best partner of a row; it is not free any more then."""
         for met in row:
             others = self._by_hash.get((met.hash, not met.is_fallback), {}).values()
-            fitting = [other for other in others if _fit(met, other)]
+            fitting = [other for other in islice(others, _MOST) if _fit(met, other)]
             if fitting:
                 best = min(fitting, key=lambda other: _distance(met, other))
                 for place in self._keys.pop(best.seq):

@@ -141,7 +141,7 @@ class Amendment:
 
     def _native(self, seqs: Any) -> dict[int, dict[str, Any]]:
         found: dict[int, dict[str, Any]] = {}
-        for path in self.paths:
+        for path in filter(Path.exists, self.paths):
             rows = _read(path)
             for row in rows.filter(pc.is_in(rows.column(TARGET), value_set=seqs.combine_chunks())).to_pylist():
                 target = row.pop(TARGET)

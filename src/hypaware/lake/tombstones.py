@@ -64,8 +64,6 @@ class Tombstones:
     path: Path
     closed: Closed = NOTHING
     has_parts: bool = False
-    newest: float = 0.0
-    """When the last of the purges was that stand, as a timestamp."""
 
     def find(self, hashes: Collection[bytes]) -> set[bytes]:
         """Those of the key hashes that were purged."""
@@ -79,6 +77,23 @@ class Tombstones:
                     return held.intersection(hashes)
             return set(_lookup(db, sorted(set(hashes))))
 
+    def buried_at(self, hashes: Collection[bytes]) -> dict[bytes, float]:
+        """Those of the hashes that were purged, and when, as a timestamp."""
+        gone = sorted(self.find(hashes))
+        found: dict[bytes, float] = {}
+        if gone:
+            with _looking(self.path) as db:
+                for hash_ in gone:
+                    found[hash_] = _when(db, hash_)
+        return found
+
+
+def _when(db: sqlite3.Connection, hash_: bytes) -> float:
+    (at,) = db.execute(
+        "SELECT max(at) FROM parts JOIN purges ON purges.id = parts.purge WHERE hash = ?", (hash_,)
+    ).fetchone()
+    return datetime.fromisoformat(at).timestamp()
+
 
 def read(home: Home) -> Tombstones:
     if not home.tombstones.is_file():
@@ -87,11 +102,10 @@ def read(home: Home) -> Tombstones:
         if not has_table(db, "parts"):
             return Tombstones(home.tombstones)
         standing = db.execute("SELECT kind, mark, before FROM purges WHERE lifted_at IS NULL").fetchall()
-        (newest,) = db.execute("SELECT max(at) FROM purges WHERE lifted_at IS NULL").fetchone()
         has_parts = db.execute("SELECT 1 FROM parts LIMIT 1").fetchone() is not None
     sessions = frozenset(bytes(mark) for kind, mark, _ in standing if kind == "session")
     closed = Closed(sessions, max((before for *_, before in standing if before), default=None))
-    return Tombstones(home.tombstones, closed, has_parts, datetime.fromisoformat(newest).timestamp() if newest else 0.0)
+    return Tombstones(home.tombstones, closed, has_parts)
 
 
 def unfinished(home: Home) -> list[str]:

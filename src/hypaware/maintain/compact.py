@@ -27,7 +27,6 @@ from hypaware.lake.rewrite import RewriteTask, Rewritten
 from hypaware.maintain import compact_plan, settling
 from hypaware.maintain.compact_plan import Partition, Rewriting
 from hypaware.maintain.report import Report
-from hypaware.maintain.settling import Pending
 from hypaware.maintain.twins import TwinlessTask
 from hypaware.maintain.work import Work, discard
 
@@ -88,7 +87,7 @@ class _Done:
 
 class _Compaction:
     def __init__(self, work: Work, report: Report, *, settling_only: bool = False) -> None:
-        self._pending = Pending.of(work.home, work.dataset)
+        self._pending = settling.begin(work)
         self._settling_only = settling_only
         self._work = work
         self._report = report

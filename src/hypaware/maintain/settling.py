@@ -18,7 +18,7 @@ from pathlib import Path
 
 from hypaware.errors import LakeError
 from hypaware.home import Home
-from hypaware.lake import keyring, match_index, metadata, settlement_files, settlements
+from hypaware.lake import keyring, match_index, metadata, recover, settlement_files, settlements
 from hypaware.lake.committer import LakeTable
 from hypaware.lake.metadata import DataFile
 from hypaware.lake.rewrite import read_columns
@@ -78,6 +78,10 @@ class Pending:
                 known |= set(self._in_range(file))
         return self._wanted - known
 
+    def forget_missing(self) -> None:
+        """Settlements of a flush that turned out not to have landed."""
+        self.targets = {path: wanted for path, wanted in self.targets.items() if path.exists()}
+
     def _done(self, seqs: Collection[int]) -> None:
         for wanted in self.targets.values():
             for seq in seqs:
@@ -117,18 +121,28 @@ class Pending:
         return wanted[bisect_left(wanted, file.min_seq) : bisect_right(wanted, file.max_seq)]
 
 
+def begin(work: Work) -> Pending:
+    """What waits, without what an unfinished flush has left."""
+    if settlement_files.files(work.home, work.dataset.name) and not work.dry_run:
+        with work.changing() as table:
+            recover.settle_unfinished(work.home, work.store, table, work.dataset.name)
+    return Pending.of(work.home, work.dataset)
+
+
 def finish(work: Work, pending: Pending) -> None:
     """Forgets what was carried out. Nobody takes settlements in meanwhile, so none is missed."""
     if not pending:
         return
     with work.changing() as table:
+        recover.settle_unfinished(work.home, work.store, table, work.dataset.name)
+        pending.forget_missing()
         lost = pending.lost(work.files())
         # From here on only the index knows the ids that a settlement has told.
         with closing(keyring.opened(work.home, work.lake, table, work.dataset)) as index:
             _give_back(work, pending, lost)
-            gone = [key for path in pending.targets for key, seq in _keys(work, path, table) if seq in lost]
+            gone = [pair for path in pending.targets for pair in _keys(work, path, table) if pair[1] in lost]
             with index.changing() as db:
-                db.executemany("DELETE FROM keys WHERE hash = ?", ((key,) for key in gone))
+                db.executemany("DELETE FROM keys WHERE hash = ? AND seq = ?", gone)
                 match_index.forget(db, ", ".join(map(str, sorted(lost))))
         for path, wanted in pending.targets.items():
             left = wanted.keys() - lost

@@ -123,8 +123,8 @@ def _former_keys(row: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _settled(live: Mapping[str, Any], native: Mapping[str, Any]) -> dict[str, Any]:
-    """The native row, in the live one's place; what only the gateway knows stays in `attributes.gateway`."""
-    kept = set(live) - set(native)
+    """The native row, in the live one's place; what only the gateway knows stays, also in `attributes.gateway`."""
+    kept = {name for name in live if native.get(name) is None}
     gateway = {name: value for name, value in _gateway(live).items() if name not in ("identity_source", "time_source")}
     gateway[_BEFORE] = live["part_id"]
     if live["date"] != native["date"]:

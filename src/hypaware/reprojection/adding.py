@@ -22,6 +22,7 @@ from hypaware.reprojection.projecting import Terms, batches
 from hypaware.spool.writer import Spool
 
 _before_append = faults.point("reprojection.append.before-append", "rows are made of raw exchanges, none is stored")
+before_flush = faults.point("reprojection.flush.before-flush", "all rows wait in the spool, none is in the lake")
 _after_append = faults.point("reprojection.append.after-append", "some rows wait in the spool, others are not made yet")
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 from contextlib import closing
 from typing import Any
 
-from hypaware import faults
 from hypaware.backfill.pinned import Window
 from hypaware.engine.jobs import JobContext
 from hypaware.lake import jobs as lake_jobs
@@ -17,10 +16,8 @@ from hypaware.model.exchanges import AI_GATEWAY_EXCHANGES
 from hypaware.model.messages import AI_GATEWAY_MESSAGES
 from hypaware.opening import open_home
 from hypaware.reprojection import stored
-from hypaware.reprojection.adding import add
+from hypaware.reprojection.adding import add, before_flush
 from hypaware.reprojection.outcome import Outcome
-
-_before_flush = faults.point("reprojection.flush.before-flush", "all rows wait in the spool, none is in the lake")
 
 _BOTH = (AI_GATEWAY_EXCHANGES.name, AI_GATEWAY_MESSAGES.name)
 
@@ -39,6 +36,6 @@ def reproject(context: JobContext, args: dict[str, Any]) -> dict[str, Any]:
     with closing(opened.store):
         added = add(opened, context.config, Window(args.get("since"), args.get("until")), outcome, progress)
     if added:
-        _before_flush()
+        before_flush()
         outcome.flushed(added, lake_jobs.flush_datasets(context, [AI_GATEWAY_MESSAGES.name]))
     return outcome.as_json()

@@ -322,6 +322,68 @@ def test_a_native_row_whose_row_is_gone_comes_in_itself(home: Home) -> None:
     assert set(ids(home)) == NATIVE_IDS
 
 
+def _without_its_row(home: Home) -> None:
+    """A settlement waits, and the file of the row that it means is gone, as after a rebuild that lost it."""
+    append(home, [Part(0, words="words of the lost").live()])
+    flush(home)
+    append(home, [Part(9, session="other").native(cwd="/other")])
+    flush(home)
+    append(home, [Part(0, words="words of the lost").native()])
+    flush(home)
+    lake = SmallFiles(home)
+    with lake.work() as work:
+        work.commit(Change("rebuild", [file for file in lake.files() if file.max_seq == 1]))
+
+
+def test_what_is_given_back_comes_in_once_wherever_it_was_killed(home: Home) -> None:
+    _without_its_row(home)
+    assert not live(lambda: compact(home, force=True), crash_at="lake.settlements.before-remove")
+    flush(home)
+    compact(home)
+    flush(home)
+    assert ids(home) == Counter(["native-0#0", "native-9#0"])
+
+
+def test_what_a_flush_left_unfinished_settles_after_a_compaction_that_had_no_time(home: Home) -> None:
+    append(home, [Part(0).live()])
+    flush(home)
+    append(home, [Part(0).native()])
+    assert not live(lambda: (flush(home), None)[1], crash_at="lake.thin.after-write")
+    compact(home, until=0.0)
+    flush(home)
+    compact(home)
+    assert ids(home) == Counter(["native-0#0"])
+
+
+@pytest.mark.hazard(85)
+def test_words_of_a_purged_folder_do_not_keep_out_what_was_said_in_another(home: Home) -> None:
+    append(home, [Part(3, words="continue").native(), Part(20, session="live").live()])
+    flush(home)
+    purge(home, "cwd", "/srv/shop")
+    append(home, [Part(5, words="continue").native(cwd="/other")])
+    flush(home)
+    assert set(ids(home)) == {"live-20#0", "native-5#0"}
+
+
+def test_a_purge_does_not_make_an_earlier_one_wider(home: Home) -> None:
+    append(home, [Part(3, words="continue").native(), Part(20, session="live").live()])
+    flush(home)
+    purge(home, "cwd", "/srv/shop")
+    with closing(sqlite3.connect(home.tombstones, isolation_level=None)) as stones:
+        stones.execute("UPDATE purges SET at = '2026-11-15T07:04:00+00:00'")
+    append(home, [Part(5, words="continue").live(cwd="/other")])
+    purge(home, "session", "unrelated")
+    assert set(ids(home)) == {"live-20#0", "live-5#0"}
+
+
+@pytest.mark.hazard(85)
+def test_a_purge_leaves_nothing_in_the_spool_that_it_has_given_back(home: Home) -> None:
+    _without_its_row(home)
+    purge(home, "cwd", "/srv/shop")
+    flush(home)
+    assert set(ids(home)) == {"native-9#0"}
+
+
 def test_rows_that_may_wait_are_left_to_a_patient_flush_for_a_while(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:

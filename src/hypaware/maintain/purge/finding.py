@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from hypaware.lake.build import Built, key_hash, row_key
-from hypaware.lake.meetings import Meetings
+from hypaware.lake.meetings import Meetings, said_live
 from hypaware.lake.metadata import DataFile
 from hypaware.maintain.purge.selection import Selector
 from hypaware.model import datasets
@@ -97,7 +97,10 @@ class FindTask:
                 found += key_hash(dataset.name, before)
             meetings = Meetings()
             meetings.note(dataset, row, 0)
-            found += meetings.hashes
+            for met in meetings:
+                found += met.hash
+                if met.is_fallback and not met.exact:
+                    found += said_live(met.hash)
         return bytes(found)
 
 

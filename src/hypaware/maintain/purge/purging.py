@@ -108,6 +108,8 @@ class Gone:
     rows: int = 0
     clean: set[Path] = field(default_factory=set)
     """Data files that were read and hold none of them; they never change."""
+    replaced: set[Path] = field(default_factory=set)
+    """Files that held rows before they were settled; under the ids and without the columns that are looked for."""
     copies: list[dict[str, Any]] = field(default_factory=list)
     """Where such rows were delivered to."""
 

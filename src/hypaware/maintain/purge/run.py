@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from hypaware import faults
 from hypaware.errors import Cancelled, HypError
 from hypaware.lake import keys, metadata, standing, tombstones
-from hypaware.maintain.purge import at_work, free_pages, letters, proof, scratch, spooled, table_rows
+from hypaware.maintain.purge import at_work, free_pages, letters, proof, scratch, settled, spooled, table_rows
 from hypaware.maintain.purge.purging import MOST_HASHES, Gone, Purging, Report
 from hypaware.maintain.purge.selection import Selector, left_alone
 from hypaware.model import datasets
@@ -30,6 +30,7 @@ def run(purging: Purging) -> Report:
     report.again = purging.again
     stones = _set_up(purging, report)
     report.left_alone = left_alone(purging.selector, datasets.all())
+    settled.settle_all(purging, gone)
     spooled.bury(purging, stones)
     spooled.flush(purging, report)
     purging = replace(purging, sessions=at_work.sessions(purging))

@@ -30,7 +30,9 @@ def strays(purging: Purging, dataset: Dataset, gone: Gone) -> list[Path]:
     live = {file.path.resolve() for file in metadata.remembered_files(known)}
     root = purging.lake.table(dataset).data_root
     others = [path for path in root.rglob("*.parquet") if path.resolve() not in live]
-    found = _left_by_keepers(known, [path for path in others if path.name.startswith(_OWN)])
+    replaced = {path.resolve() for path in gone.replaced}
+    found = [path for path in others if path.resolve() in replaced]
+    found += _left_by_keepers(known, [path for path in others if path.name.startswith(_OWN)])
     sized = [(path, path.stat().st_size) for path in others if path not in found]
     for result in purging.lake.run(list(finding.tasks(dataset, sized, purging.selector, None))):
         if isinstance(result, BuildFailure):

@@ -11,7 +11,6 @@ import shutil
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from datetime import UTC, datetime
 from pathlib import Path
 
 from hypaware import durable, faults
@@ -22,13 +21,10 @@ from hypaware.lake.build import KEY_BYTES, BuildFailure
 from hypaware.lake.committer import Change, LakeTable
 from hypaware.lake.keys import KeyIndex
 from hypaware.lake.metadata import DataFile
-from hypaware.maintain import compact, generation
-from hypaware.maintain.purge import copies, rewriting, sweep
+from hypaware.maintain import generation
+from hypaware.maintain.purge import copies, rewriting, settled, sweep
 from hypaware.maintain.purge.finding import FileFound, FindTask, candidates, tasks
 from hypaware.maintain.purge.purging import Gone, Purging, Removed
-from hypaware.maintain.report import Report as Settled
-from hypaware.maintain.settling import Pending
-from hypaware.maintain.work import Work
 from hypaware.model.datasets import Dataset
 from hypaware.state import streams
 from hypaware.state.stream_key import StreamKey
@@ -53,32 +49,14 @@ _FOR_READERS = 10.0
 def remove(purging: Purging, dataset: Dataset, stones: Sequence[int], gone: Gone) -> Removed:
     removed = Removed(dataset.name)
     with turns.keeping(dataset.name, purging.check_cancelled):
-        replaced = _settle(purging, dataset)
+        settled.settle(purging, dataset, gone)
         table = purging.lake.table(dataset)
         files = {file.path: file for file in _live(purging, dataset)}
         found = _find(purging, dataset, table, files, stones, removed, gone)
         if found:
             _replace(purging, dataset, table, files, found, removed, gone)
-        _forget(purging, dataset, removed, replaced, gone)
+        _forget(purging, dataset, removed, gone)
     return removed
-
-
-def _settle(purging: Purging, dataset: Dataset) -> list[Path]:
-    """A row is what its native record says, also for whoever looks for it: that is carried out first.
-
-    The files that hold such rows as they were; they must go, too.
-    """
-    pending = Pending.of(purging.home, dataset)
-    if not pending:
-        return []
-    replaced = [file.path for file in _live(purging, dataset) if pending.concerns(file)]
-    asks = (purging.home, purging.config, purging.store, purging.lake, dataset, datetime.now(UTC))
-    work = Work(*asks, progress=purging.progress, note=purging.note, check_cancelled=purging.check_cancelled)
-    done = Settled(dataset.name)
-    compact.settle(work, done)
-    if done.errors:
-        raise Retryable(done.errors[0], kind="purge_failed")
-    return replaced
 
 
 def _live(purging: Purging, dataset: Dataset) -> list[DataFile]:
@@ -218,7 +196,7 @@ def _without_keys(purging: Purging, dataset: Dataset, table: LakeTable, gone: Go
             index.trust(dataset.name, through)
 
 
-def _forget(purging: Purging, dataset: Dataset, removed: Removed, replaced: Sequence[Path], gone: Gone) -> None:
+def _forget(purging: Purging, dataset: Dataset, removed: Removed, gone: Gone) -> None:
     """Also where no row was found: an earlier purge may have been killed before this."""
     left = generation.abandoned(purging.home, dataset.name)
     if removed.rows or left:
@@ -229,7 +207,7 @@ def _forget(purging: Purging, dataset: Dataset, removed: Removed, replaced: Sequ
         for folder in generation.abandoned(purging.home, dataset.name):
             shutil.rmtree(folder)
             durable.fsync_dir(folder.parent)
-        strays = [*replaced, *sweep.strays(purging, dataset, gone)]
+        strays = sweep.strays(purging, dataset, gone)
         if removed.rows or strays or purging.again:
             secure.secure(purging.home, dataset.name)
             _before_forget()
