@@ -27,7 +27,7 @@ from pathlib import Path
 from types import TracebackType
 from urllib.parse import urlsplit
 
-from hypaware import __version__
+from hypaware import __version__, lock_file
 from hypaware.capture import own_upstreams
 from hypaware.errors import NotReady
 from hypaware.home import Home
@@ -37,6 +37,7 @@ HEALTH = "/_hypaware/health"
 _START_SECONDS = 10.0
 _ANSWER_SECONDS = 5.0
 _POLL_SECONDS = 0.01
+_STANDBY_SECONDS = 5.0
 _SOCKET_PATH_MAX = 100
 _BACKLOG = 1024
 
@@ -197,6 +198,17 @@ def ensure(home: Home) -> socket.socket:
             )
         time.sleep(_POLL_SECONDS)
     return control
+
+
+def stands_by(home: Home, seconds: float = _STANDBY_SECONDS) -> bool:
+    """Waits until somebody would serve should the daemon die: it notices a client that was attached within a second."""
+    deadline = time.monotonic() + seconds
+    while not lock_file.is_taken(lock_path(home)):
+        if time.monotonic() > deadline:
+            return False
+        # Seldom: a look holds the lock for a moment, and whoever starts then would think that another one runs.
+        time.sleep(5 * _POLL_SECONDS)
+    return True
 
 
 def start(home: Home, listen: str = "") -> bool:

@@ -56,8 +56,11 @@ def attach(name: str | None, dry_run: bool, as_json: bool) -> None:
                 raise not_answering(home, listen)
             shown = steps.attach(home, each, gateway, environment)
         done.append(shown)
+    recorded = instance.running(home) is not None
+    if recorded and not dry_run:
+        handover.stands_by(home)
     _tell(done, dry_run, as_json, "goes through the gateway at {base_url}", "goes there already")
-    if not dry_run and instance.running(home) is None:
+    if not dry_run and not recorded:
         output.note("the daemon does not run: requests pass unrecorded until it does (hyp daemon start)")
 
 

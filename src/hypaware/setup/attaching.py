@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
+from hypaware.capture import handover
 from hypaware.clients import attach
 from hypaware.clients.attach import Outcome, Settings
 from hypaware.clients.gateway_url import gateway_url, not_answering
@@ -28,6 +29,7 @@ def attach_clients(plan: Plan, chosen: tuple[str, ...], listen: str) -> Iterator
             if silent is not None:
                 raise silent
             yield _done(attach.attach(plan.home, each, gateway_url(listen), plan.variables))
+            handover.stands_by(plan.home)
         except HypError as error:
             yield _failed(each, error, (*error.repair, _later(each)))
 
