@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from bench import compaction, delivery, gateway, history, purge, retention
+from bench import compaction, delivery, gateway, history, purge, retention, setup
 from bench.measuring import HYP, ROOT, Commands, Measured, median
 
 DATASET = "ai_gateway_messages"
@@ -137,6 +137,9 @@ def main() -> None:
             print(found.line(), flush=True)
     with tempfile.TemporaryDirectory(prefix="hyp-keeping-") as folder:
         for found in keeping(Path(folder), 10_000_000 if args.large else 1_000_000):
+            print(found.line(), flush=True)
+    with tempfile.TemporaryDirectory(prefix="hyp-setup-") as folder:
+        for found in setup.measure(args.folder or Path(folder), args.scale):
             print(found.line(), flush=True)
     with tempfile.TemporaryDirectory(prefix="hyp-gateway-") as folder:
         for found in gateway.measure(Path(folder)):
