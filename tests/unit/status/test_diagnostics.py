@@ -85,7 +85,7 @@ def test_an_attached_client_that_passes_unrecorded_is_told(at: StatusHome) -> No
 def test_an_attached_client_that_was_not_seen_yet_is_told_and_all_is_well(at: StatusHome) -> None:
     at.made()
     with answering(handover.health(at.home, "gateway")) as port, at.daemon():
-        at.attached(port)
+        at.write_config(f'[gateway]\nlisten = "127.0.0.1:{port}"\n').attached(port)
         assert at.said("client_unseen").severity == "info"
         assert at.look().overall == "ok"
         seen = {"clients": {"claude": {"last_seen_at": "2999-01-01T00:00:00Z", "exchanges": 3}}}
