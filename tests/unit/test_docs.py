@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
+from itertools import takewhile
 from pathlib import Path
 from typing import get_args
 
@@ -139,11 +141,11 @@ def slug(heading: str) -> str:
 
 
 def test_every_make_command_that_a_page_names_exists() -> None:
-    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
     named = {
         target
         for path in PAGES
-        for target in re.findall(r"(?:`|^|: )make ([a-z]+)", path.read_text(encoding="utf-8"), re.MULTILINE)
+        for target in re.findall(r"(?:`|^|: )make ([a-z-]+)", path.read_text(encoding="utf-8"), re.MULTILINE)
     }
 
     assert {"demo", "test"} <= named <= targets
@@ -169,6 +171,38 @@ def test_every_hyp_command_that_a_page_names_exists(path: Path) -> None:
         group = COMMANDS[command]
         if isinstance(group, click.Group) and not group.params and len(words) > 2:
             assert " ".join(words[:3]) in known, named
+
+
+def command_lines(path: Path) -> list[str]:
+    """What a page shows in its blocks of code as typed by a user, without comments; lines that go on are joined."""
+    blocks = re.findall(r"^```[a-z]*\n(.*?)^```", path.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    text = "\n".join(blocks).replace("\\\n", " ")
+    shown = re.findall(r"^(?:\$ )?(?:[A-Z_]+=\S+ )*(?:\.venv/bin/)?(hyp(?: .*)?)$", text, re.MULTILINE)
+    return [line for line in shown if line.count('"') % 2 == 0]
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_command_line_that_a_page_shows_is_well_formed(path: Path) -> None:
+    """With all its options and arguments, as far as that can be told without running it."""
+    for line in command_lines(path):
+        words = list(takewhile(lambda word: word not in ("&&", "|", ">"), shlex.split(line, comments=True)))[1:]
+        command: click.Command = hyp
+        while isinstance(command, click.Group) and words:
+            found = command.get_command(click.Context(command), words[0])
+            if found is None:
+                break
+            command, words = found, words[1:]
+        if "--help" not in words:
+            well_formed(command, words)
+
+
+def well_formed(command: click.Command, words: list[str]) -> None:
+    try:
+        with command.make_context(str(command.name), words):
+            pass
+    except click.BadParameter as wrong:
+        if not re.search("does not exist|No such file", wrong.message):  # a file of the reader's own
+            raise
 
 
 def test_no_page_and_no_lock_names_a_machine_or_a_package_index() -> None:
