@@ -185,7 +185,7 @@ def command_lines(path: Path) -> list[str]:
 def test_every_command_line_that_a_page_shows_is_well_formed(path: Path) -> None:
     """With all its options and arguments, as far as that can be told without running it."""
     for line in command_lines(path):
-        words = list(takewhile(lambda word: word not in ("&&", "|", ">"), shlex.split(line, comments=True)))[1:]
+        words = list(takewhile(lambda word: word not in ("&&", "|", ">", "<"), shlex.split(line, comments=True)))[1:]
         command: click.Command = hyp
         while isinstance(command, click.Group) and words:
             found = command.get_command(click.Context(command), words[0])
