@@ -6,17 +6,14 @@ For a session's rows its first note counts: that is where it was begun. What can
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
+from hypaware import session_context
 from hypaware.home import Home
-from hypaware.regular import open_regular
-
-_MOST_BYTES = 4 << 20
 
 
 @dataclass(frozen=True)
@@ -30,7 +27,7 @@ class Noted:
 
 class SessionFolders:
     def __init__(self, home: Home) -> None:
-        self._clients = home.root / "clients"
+        self._root = home.root
 
     def cwd_of(self, session_id: str) -> str | None:
         return next((found[session_id].begun_in for found in self._notes() if session_id in found), None)
@@ -42,7 +39,7 @@ class SessionFolders:
         return sorted(found, key=lambda noted: noted.at, reverse=True)
 
     def _notes(self) -> Iterator[Mapping[str, Noted]]:
-        for path in sorted(self._clients.glob("*/session-context.jsonl")):
+        for path in session_context.paths(self._root):
             with suppress(OSError):
                 about = path.stat()
                 yield _read(path, about.st_ino, about.st_mtime_ns, about.st_size)
@@ -51,14 +48,9 @@ class SessionFolders:
 @lru_cache(maxsize=8)
 def _read(path: Path, _inode: int, _mtime_ns: int, _size: int) -> Mapping[str, Noted]:
     found: dict[str, Noted] = {}
-    with open_regular(path) as file:
-        lines = file.read(_MOST_BYTES).splitlines()
-    for line in lines:
-        with suppress(ValueError):
-            value = json.loads(line)
-            told = value if isinstance(value, dict) else {}
-            session, cwd, at = told.get("session_id"), told.get("cwd"), told.get("at")
-            if isinstance(session, str) and isinstance(cwd, str) and cwd:
-                begun_in = found[session].begun_in if session in found else cwd
-                found[session] = Noted(session, begun_in, cwd, at if isinstance(at, str) else "")
+    for session, told in session_context.notes(path):
+        cwd, at = told.get("cwd"), told.get("at")
+        if isinstance(cwd, str) and cwd:
+            begun_in = found[session].begun_in if session in found else cwd
+            found[session] = Noted(session, begun_in, cwd, at if isinstance(at, str) else "")
     return found

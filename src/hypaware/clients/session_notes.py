@@ -21,6 +21,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from hypaware import session_context
 from hypaware.capture import hypignore
 from hypaware.capture.privacy_class import PrivacyClass
 from hypaware.clients import git
@@ -35,7 +36,7 @@ _TAIL_BYTES = 1 << 16
 
 
 def path_of(home: Home, client: str) -> Path:
-    return home.root / "clients" / client / "session-context.jsonl"
+    return session_context.path_of(home.root, client)
 
 
 def note(home: Home, client: str, told: Any) -> bool:
