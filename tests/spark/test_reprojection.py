@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,9 +17,11 @@ from hypaware.lake import jobs, tables
 from hypaware.model.coerce import coerce_row
 from hypaware.model.datasets import Row
 from hypaware.model.messages import AI_GATEWAY_MESSAGES
+from hypaware.opening import open_home
 from hypaware.reprojection import dry
 from hypaware.reprojection.run import reproject
 from hypaware.spool.writer import Spool
+from hypaware.state import flushes
 from tests.raw_exchanges import EXCHANGES, MESSAGES, recorded, taken_down
 
 pytestmark = pytest.mark.spark
@@ -50,6 +54,21 @@ class Context:
         pass
 
 
+@pytest.fixture
+def own_tables(engine_session: EngineSession, engine_home: Home) -> Iterator[None]:
+    """Whatever was there before is gone, and forgotten; nothing is left for whoever comes next."""
+    for name in (MESSAGES, EXCHANGES):
+        with closing(open_home(engine_home).store) as store, store.transaction() as connection:
+            flushes.lower_high_water(connection, name, 0)
+        engine_session.spark.sql(f"DROP TABLE IF EXISTS {tables.full_name(name)} PURGE")
+    yield
+    for name in (MESSAGES, EXCHANGES):
+        engine_session.spark.sql(f"DROP TABLE IF EXISTS {tables.full_name(name)} PURGE")
+        with closing(open_home(engine_home).store) as store, store.transaction() as connection:
+            flushes.lower_high_water(connection, name, 0)
+
+
+@pytest.mark.usefixtures("own_tables")
 def test_raw_exchanges_give_what_a_live_projection_gives_and_nothing_twice(
     engine_session: EngineSession, engine_home: Home
 ) -> None:
