@@ -57,15 +57,17 @@ class Context:
 @pytest.fixture
 def own_tables(engine_session: EngineSession, engine_home: Home) -> Iterator[None]:
     """Whatever was there before is gone, and forgotten; nothing is left for whoever comes next."""
-    for name in (MESSAGES, EXCHANGES):
-        with closing(open_home(engine_home).store) as store, store.transaction() as connection:
-            flushes.lower_high_water(connection, name, 0)
-        engine_session.spark.sql(f"DROP TABLE IF EXISTS {tables.full_name(name)} PURGE")
+    _forget(engine_session, engine_home)
     yield
+    _forget(engine_session, engine_home)
+
+
+def _forget(session: EngineSession, home: Home) -> None:
     for name in (MESSAGES, EXCHANGES):
-        engine_session.spark.sql(f"DROP TABLE IF EXISTS {tables.full_name(name)} PURGE")
-        with closing(open_home(engine_home).store) as store, store.transaction() as connection:
-            flushes.lower_high_water(connection, name, 0)
+        session.spark.sql(f"DROP TABLE IF EXISTS {tables.full_name(name)} PURGE")
+    with closing(open_home(home).store) as store, store.transaction() as connection:
+        flushes.lower_high_water(connection, MESSAGES, 0)
+        connection.exec_driver_sql(f"DELETE FROM high_water WHERE dataset = '{EXCHANGES}'")
 
 
 @pytest.mark.usefixtures("own_tables")
