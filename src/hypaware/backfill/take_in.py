@@ -14,7 +14,7 @@ from hypaware.lake.build import BuildTask
 from hypaware.lake.committer import LakeTable
 from hypaware.lake.intake import Intake
 from hypaware.lake.landing import Landing
-from hypaware.lake.prepare import Prepared, RowsAtFault
+from hypaware.lake.prepare import RowsAtFault
 from hypaware.model import datasets
 from hypaware.state.flushes import Flush
 
@@ -80,7 +80,3 @@ class _LotIntake:
 
     def _tasks(self, flush: Flush, table: LakeTable) -> list[BuildTask]:
         return lots.tasks(self._lot, self._origin, flush, table)
-
-
-def _judge(prepared: Prepared) -> None:
-    refuse_faults(prepared.notes)
