@@ -59,7 +59,8 @@ class Receiver:
         self.hyp = Hyp(folder / "receiver")
         self.url = ""
         self._options = options
-        self._log = folder / "receiver.log"
+        self._folder = folder
+        self._lives = 0
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self, crash_at: str | None = None) -> None:
@@ -67,7 +68,8 @@ class Receiver:
         extra = {"HYP_CRASH_AT": crash_at} if crash_at else {}
         listen = f"127.0.0.1:{urlsplit(self.url).port or 0}"
         while True:
-            with open(self._log, "ab") as log:
+            self._lives += 1
+            with open(self._log, "wb") as log:
                 self._process = subprocess.Popen(
                     [str(HYP), "server", "run", "--listen", listen, "--no-flush", *self._options],
                     env=self.hyp.environment(**extra),
@@ -87,6 +89,11 @@ class Receiver:
             assert code == _CANNOT_LISTEN, self._log.read_text()
 
     @property
+    def _log(self) -> Path:
+        """One for each life: a judge whose server is killed while it starts ends with Python's own traceback."""
+        return self._folder / f"receiver-{self._lives}.log"
+
+    @property
     def is_dead(self) -> bool:
         """Killed, by us or by itself; it never ends otherwise."""
         assert self._process
@@ -102,8 +109,9 @@ class Receiver:
     def stop(self) -> None:
         assert self._process
         self._process.terminate()
-        assert self._process.wait(_SECONDS) == 0, self._log.read_text()
-        assert "Traceback" not in self._log.read_text()
+        said = self._log.read_text
+        assert self._process.wait(_SECONDS) == 0, said()
+        assert "Traceback" not in said(), said()
 
     def new_token(self, path: Path) -> Path:
         path.write_text(self.hyp.ok("server", "token", "create")["token"])

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 from hypaware.errors import HypError
 from hypaware.server import incoming
@@ -49,7 +50,9 @@ class Receiver:
                 answered.set_result(outcome)
 
         def answer(outcome: Outcome) -> None:
-            loop.call_soon_threadsafe(settle, outcome)
+            # A drain that ran out of time closed the loop: nobody listens, but the batches behind this one go on.
+            with suppress(RuntimeError):
+                loop.call_soon_threadsafe(settle, outcome)
 
         self._pool.submit(self._take, arrival, body, answer)
         return await answered

@@ -9,6 +9,9 @@ import socket
 import ssl
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -17,10 +20,12 @@ import pytest
 import trustme
 
 from hypaware.home import Home
-from hypaware.server import tokens
+from hypaware.server import incoming, tokens
+from hypaware.spool import segments
 from tests.command import Hyp
 from tests.processes import eventually
-from tests.unit.server.serving import Client, Gateway, enrol, messages, running, served, stored
+from tests.rows import DATASET
+from tests.unit.server.serving import LIMITS, Client, Gateway, enrol, messages, running, served, stored
 
 
 def test_it_says_where_it_listens_and_ends_when_it_is_told_to(home: Home) -> None:
@@ -143,6 +148,25 @@ def test_a_server_that_drains_takes_nothing_new(home: Home) -> None:
         assert server.client.ask("GET", "/readyz").status == 503
         assert server.client.ask("GET", "/healthz").status == 200
     assert stored(home) == []
+
+
+def test_batches_whose_senders_a_drain_could_not_wait_for_are_stored_all_the_same(home: Home) -> None:
+    with ExitStack() as senders, served(home, replace(LIMITS, drain_seconds=0.0)) as server:
+        gateways = [server.enrolled(f"gw-{number}") for number in range(3)]
+        writing = ExitStack()
+        writing.enter_context(server.parts.store.transaction())
+        close = server.parts.receiver.close
+
+        def close_when_the_loop_is_gone() -> None:
+            writing.close()
+            close()
+
+        server.parts.receiver.close = close_when_the_loop_is_gone  # type: ignore[method-assign]
+        pool = senders.enter_context(ThreadPoolExecutor(len(gateways)))
+        for gateway in gateways:
+            pool.submit(gateway.deliver, 0, 5)
+        eventually(lambda: len(list(incoming.folder_of(segments.folder(home, DATASET)).iterdir())) == len(gateways))
+    assert sorted(stored(home)) == sorted(len(gateways) * messages(range(1, 6)))
 
 
 def _refuses(port: int) -> bool:
