@@ -64,8 +64,10 @@ class EngineConfig:
 
 @dataclass(frozen=True)
 class LakeConfig:
-    catalog: str | Mapping[str, str] = _setting(values.LAKE_CATALOG, "embedded", "where the tables are registered")
-    warehouse: str = _setting(values.TEXT, "", "where the data files lie; under the home if empty")
+    catalog: str | Mapping[str, str] = _setting(
+        values.LAKE_CATALOG, "embedded", "where the tables are registered: embedded only, so far"
+    )
+    warehouse: str = _setting(values.TEXT, "", "where the data files lie: below the home only, so far")
 
 
 @dataclass(frozen=True)

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 from hypaware.engine.driver import Driver
 from hypaware.engine.protocol import Connection, Message
-from hypaware.errors import Cancelled
+from hypaware.errors import Cancelled, NotReady
 from hypaware.home import Home
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from hypaware.config import Config
+    from hypaware.config import Config, LakeConfig
 
 
 class Context:
@@ -42,6 +42,7 @@ class Context:
     @property
     def spark(self) -> SparkSession:
         if self._spark is None:
+            _refuse_other_lakes(self.config.lake)
             self._spark = self._driver.spark(self)
             try:
                 # Of this thread, which py4j pins to one of the JVM's.
@@ -85,3 +86,15 @@ class Context:
 
 
 _PLAIN = (str, int, float, bool, type(None))
+
+
+def _refuse_other_lakes(lake: LakeConfig) -> None:
+    """Rather than to pass over it: no row may lie elsewhere than its owner was told."""
+    for name, chosen, built in (("catalog", lake.catalog, "embedded"), ("warehouse", lake.warehouse, "")):
+        if chosen != built:
+            raise NotReady(
+                f"lake.{name} is set, but this version keeps its tables below the home, in the embedded catalog; "
+                "rows wait in the spool meanwhile",
+                kind="lake_elsewhere",
+                repair=f"hyp config set lake.{name} '{built}'",
+            )

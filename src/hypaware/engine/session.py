@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from hypaware import durable
-from hypaware.engine import archive, jars, java, spark_home
+from hypaware.engine import archive, cluster, jars, java, spark_home
 from hypaware.engine.jvm import EXIT_SECONDS, Jvm, Launch
 from hypaware.engine.jvm import start as start_jvm
 from hypaware.engine.scratch import Scratch
@@ -69,7 +69,9 @@ def open_session(
     cache = cache_dir() if cache is None else cache
     home = Home(home.root.absolute())
     found = java.find()
-    class_path = spark_home.class_path(jars.installed(cache))
+    ours = jars.installed(cache)
+    beyond = cluster.settings(master, ours, memory)
+    class_path = spark_home.class_path(ours)
     if archive_options is None:
         archive_options = archive.options(archive.locate(cache, found, class_path))
     for folder in (home.engine / "tmp", home.warehouse):
@@ -86,9 +88,16 @@ def open_session(
             keep_open=(scratch.fd,),
         )
     )
-    settings = {**settings_for(home, scratch.path), "spark.master": master, "spark.app.name": app_name, **(extra or {})}
+    settings = {
+        **settings_for(home, scratch.path),
+        **beyond,
+        "spark.master": master,
+        "spark.app.name": app_name,
+        **(extra or {}),
+    }
     try:
-        spark = _connect(process, settings)
+        with cluster.reaching(master):
+            spark = _connect(process, settings)
     except BaseException:
         process.kill()
         _forget(alive=False)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import importlib
+import os
 
 WARM = (
     "pyarrow",
@@ -21,6 +22,8 @@ WARM = (
 
 
 def main() -> None:
+    # A cluster's worker was not started by us.
+    os.umask(0o077)
     for name in WARM:
         importlib.import_module(name)
     from pyspark.daemon import manager
