@@ -21,11 +21,13 @@ from hypaware.home import Home
 _CALLER = """
 import json, sys
 from hypaware import config
-from hypaware.engine import client
+from hypaware.engine import call, client
 from hypaware.engine.launch import Engine
 from hypaware.errors import HypError
 from hypaware.home import Home
 
+# A second Ctrl-C of a slow test must find the command waiting, not at its end.
+call.CANCEL_SECONDS = 600.0
 home = Home.from_environment()
 engine = Engine(home, jobs="engine_jobs", check=lambda: None)
 job, args = sys.argv[1], json.loads(sys.argv[2])
