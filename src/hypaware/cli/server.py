@@ -30,12 +30,12 @@ def server() -> None:
 )
 @click.option("--tls-cert", type=_file, help="Certificate chain (PEM), for HTTPS.")
 @click.option("--tls-key", type=_file, help="Its private key (PEM).")
-@click.option("--no-flush", is_flag=True, help="Only receive; somebody else runs hyp flush.")
+@click.option("--no-flush", is_flag=True, help="Only receive; somebody else runs hyp flush and hyp maintain.")
 def run(listen: str, tls_cert: Path | None, tls_key: Path | None, no_flush: bool) -> None:
     """Run the receiver until it is stopped; one per home.
 
-    A batch is acknowledged when it is durable. What was received is committed to the lake as `flush.interval` says.
-    SIGTERM and Ctrl-C let what is under way finish.
+    A batch is acknowledged when it is durable. What was received is committed to the lake as `flush.interval` says, and
+    the lake is kept in shape as `maintain.interval` says. SIGTERM and Ctrl-C let what is under way finish.
     """
     from hypaware import config as configuration
     from hypaware.server import run as process

@@ -88,10 +88,12 @@ class RetentionConfig:
 
 @dataclass(frozen=True)
 class MaintainConfig:
-    interval: float = _setting(values.DURATION_OR_OFF, 3600.0, "the daemon looks this often whether anything is due")
-    budget: float = _setting(values.DURATION, 300.0, "and begins nothing new after it was at work for so long")
+    interval: float = _setting(
+        values.DURATION_OR_OFF, 3600.0, "daemon and server look this often whether anything is due"
+    )
+    budget: float = _setting(values.DURATION, 300.0, "nothing new is begun after it has taken so long")
     quiet_hours: str = _setting(values.HOURS, "", "not at this time of the day, by the machine's clock")
-    on_battery: bool = _setting(values.FLAG, False, "also while the machine runs on its battery")
+    on_battery: bool = _setting(values.FLAG, False, "the daemon also while the machine runs on its battery")
 
 
 @dataclass(frozen=True)

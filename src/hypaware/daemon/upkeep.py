@@ -2,7 +2,8 @@
 
 Whether anything is due is told from metadata and state: only then is the engine asked. Not in the quiet hours, and not
 on battery unless the config allows it; what is due waits until then. Beside everything else that the daemon does, and
-cancelled with it: maintenance may be broken off at any moment.
+cancelled with it: maintenance may be broken off at any moment. A server keeps its lake in the same way, with reasons of
+its own to wait (`hypaware.server.upkeep`).
 """
 
 from __future__ import annotations
@@ -12,11 +13,11 @@ from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from typing import Protocol
 
 from hypaware.config import Config, MaintainConfig, hours
 from hypaware.daemon.backoff import Backoff
 from hypaware.daemon.clock import Clock
-from hypaware.daemon.condition import Condition
 from hypaware.daemon.engine_job import run_job
 from hypaware.daemon.offload import on_thread
 from hypaware.daemon.power import on_battery
@@ -39,6 +40,29 @@ class Look:
     warnings: tuple[str, ...] = ()
 
 
+class Condition(Protocol):
+    """Who is told how it goes."""
+
+    def awaits_upkeep(self, next_look: datetime | None, waits: str | None = None) -> None: ...
+
+    def had_upkeep(self, at: datetime, status: str) -> None: ...
+
+
+def why_not_now(settings: MaintainConfig, now: datetime, battery: Callable[[], bool | None] = on_battery) -> str | None:
+    """None if nothing speaks against it."""
+    if why := quiet_hours(settings, now):
+        return why
+    if not settings.on_battery and battery():
+        return "maintenance waits until the machine is plugged in"
+    return None
+
+
+def quiet_hours(settings: MaintainConfig, now: datetime) -> str | None:
+    if settings.quiet_hours and hours.parse(settings.quiet_hours).hold(now.astimezone().time()):
+        return f"maintenance waits for the end of the quiet hours ({settings.quiet_hours})"
+    return None
+
+
 class Upkeep:
     def __init__(
         self,
@@ -46,14 +70,17 @@ class Upkeep:
         config: Callable[[], Config],
         condition: Condition,
         clock: Clock,
-        battery: Callable[[], bool | None] = on_battery,
+        *,
+        why_not: Callable[[MaintainConfig, datetime], str | None] = why_not_now,
+        log: logging.Logger = log,
     ) -> None:
         self._engine = engine
         self._home: Home = engine.home
         self._config = config
         self._condition = condition
         self._clock = clock
-        self._battery = battery
+        self._why_not = why_not
+        self._log = log
         self._backoff = Backoff()
         self._last = clock.monotonic()
         self._pause: float | None = _FIRST_SECONDS
@@ -88,7 +115,7 @@ class Upkeep:
             self._condition.awaits_upkeep(at, "off" if at is None else None)
 
     def _not_now(self) -> str | None:
-        return why_not_now(self._settings, self._clock.now(), self._battery)
+        return self._why_not(self._settings, self._clock.now())
 
     async def _turn(self) -> None:
         self._last, self._pause = self._clock.monotonic(), None
@@ -102,10 +129,10 @@ class Upkeep:
             self._backoff.succeeded()
         except HypError as trouble:
             self._pause = self._backoff.failed()
-            log.warning("the lake was not maintained: %s; again in %.0f s", trouble.message, self._pause)
+            self._log.warning("the lake was not maintained: %s; again in %.0f s", trouble.message, self._pause)
             self._condition.had_upkeep(self._clock.now(), "failed")
         except Exception:
-            log.exception("the lake was not maintained; it is tried again at the next look")
+            self._log.exception("the lake was not maintained; it is tried again at the next look")
             self._condition.had_upkeep(self._clock.now(), "failed")
 
     def _look(self) -> Look:
@@ -125,10 +152,10 @@ class Upkeep:
         failed = False
         for each in report["datasets"]:
             if each["reason"] != "nothing to do":
-                log.info("%s: %s", each["dataset"], each["reason"])
+                self._log.info("%s: %s", each["dataset"], each["reason"])
             for error in each.get("errors", ()):
                 failed = True
-                log.warning("%s: %s", each["dataset"], error)
+                self._log.warning("%s: %s", each["dataset"], error)
         self._condition.had_upkeep(self._clock.now(), "partial" if failed else "ok")
 
     def _heard(self, event: Event) -> None:
@@ -139,19 +166,10 @@ class Upkeep:
         """Once: what was said already is not said at every look."""
         if what not in self._said:
             self._said.add(what)
-            log.log(
+            self._log.log(
                 logging.WARNING if what.startswith("warning: ") else logging.INFO, "%s", what.removeprefix("warning: ")
             )
 
     @property
     def _settings(self) -> MaintainConfig:
         return self._config().maintain
-
-
-def why_not_now(settings: MaintainConfig, now: datetime, battery: Callable[[], bool | None]) -> str | None:
-    """None if nothing speaks against it."""
-    if settings.quiet_hours and hours.parse(settings.quiet_hours).hold(now.astimezone().time()):
-        return f"maintenance waits for the end of the quiet hours ({settings.quiet_hours})"
-    if not settings.on_battery and battery():
-        return "maintenance waits until the machine is plugged in"
-    return None

@@ -18,7 +18,6 @@ import socket
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from hypaware import telemetry
 from hypaware.engine import endpoint, singleton
@@ -28,9 +27,6 @@ from hypaware.engine.launch import GRACE_SECONDS, log_file, pid_file
 from hypaware.engine.server import LOG_FORMAT, Server, log
 from hypaware.errors import HypError
 from hypaware.home import Home
-
-if TYPE_CHECKING:
-    from hypaware.config import Config
 
 _LOOK_AROUND_SECONDS = 1.0
 
@@ -63,6 +59,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run(home: Home, lock: int, jobs_module: str, stopper: Stopper) -> None:
+    from hypaware.config.current import CurrentConfig
+
     config = CurrentConfig(home)
     engine = config().engine
     jobs = load_table(jobs_module)
@@ -125,29 +123,6 @@ class Stopper:
     def stop(self, grace: float | None) -> None:
         self.grace = grace
         os.write(self._waker, b"\0")
-
-
-class CurrentConfig:
-    """The config as it stands in the file now. The engine's own section counts only when it starts."""
-
-    def __init__(self, home: Home) -> None:
-        self._home = home
-        self._loaded: tuple[tuple[int, int, int] | None, Config] | None = None
-
-    def __call__(self) -> Config:
-        from hypaware.config import load
-
-        seen = self._seen()
-        if self._loaded is None or self._loaded[0] != seen:
-            self._loaded = (seen, load(self._home))
-        return self._loaded[1]
-
-    def _seen(self) -> tuple[int, int, int] | None:
-        try:
-            found = self._home.config.stat()
-        except FileNotFoundError:
-            return None
-        return found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:

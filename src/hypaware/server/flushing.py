@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 from hypaware.config import Config
 from hypaware.engine import client
+from hypaware.engine.launch import Engine
 from hypaware.errors import HypError
 from hypaware.home import Home
 from hypaware.server.meters import Meters
@@ -23,7 +24,7 @@ _LONGEST_WAIT = 900.0
 
 
 class Flushing:
-    def __init__(self, home: Home, config: Config, meters: Meters, run: Callable[[], object]) -> None:
+    def __init__(self, home: Home, config: Callable[[], Config], meters: Meters, run: Callable[[], object]) -> None:
         self._home = home
         self._config = config
         self._meters = meters
@@ -55,7 +56,7 @@ class Flushing:
         waiting = [each for each in waiting if each.segments]
         if not waiting:
             return False
-        enough = self._config.flush
+        enough = self._config().flush
         return (
             time.time() - min(each.oldest_at or 0.0 for each in waiting) >= enough.interval
             or sum(each.rows for each in waiting) >= enough.max_rows
@@ -63,9 +64,9 @@ class Flushing:
         )
 
 
-def by_engine(home: Home, config: Config) -> Callable[[], object]:
+def by_engine(engine: Engine, config: Callable[[], Config]) -> Callable[[], object]:
     def run() -> object:
-        return client.run_job(home, config, "flush", {})
+        return client.run_job(engine.home, config(), "flush", {}, engine=engine)
 
     return run
 

@@ -31,6 +31,10 @@ class Meters:
             "hyp_server_flushes", "Flushes asked for, by how they ended", ["status"], registry=self._registry
         )
 
+        self._maintenances = Counter(
+            "hyp_server_maintenances", "Maintenance of the lake, by how it ended", ["status"], registry=self._registry
+        )
+
     def answered(self, route: str, status: int) -> None:
         self._requests.labels(route, str(status)).inc()
 
@@ -46,6 +50,9 @@ class Meters:
 
     def flushed(self, status: str) -> None:
         self._flushes.labels(status).inc()
+
+    def maintained(self, status: str) -> None:
+        self._maintenances.labels(status).inc()
 
     def watch(self, name: str, about: str, value: Callable[[], float]) -> None:
         """A number that is looked at when somebody asks."""

@@ -2,7 +2,8 @@
 
     lock ─▶ open the home ─▶ settle incoming/ ─▶ listen, say where ─▶ … SIGTERM ─▶ take nothing new, finish, end
 
-`run/server.json` says `{pid, listen}` while it listens.
+`run/server.json` says `{pid, listen}` while it listens. Beside the requests, and never on their way, what came is
+flushed and the lake is kept in shape. At the end a flush goes on without us; maintenance is broken off.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ import os
 import signal
 import ssl
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from ipaddress import ip_address
 from pathlib import Path
@@ -24,6 +25,8 @@ from aiohttp import web
 
 from hypaware import durable, lock_file
 from hypaware.config import Config
+from hypaware.daemon.clock import Clock
+from hypaware.engine.launch import Engine
 from hypaware.errors import NotReady, UsageError
 from hypaware.home import Home
 from hypaware.opening import OpenHome, open_home
@@ -31,8 +34,11 @@ from hypaware.server import incoming, signing
 from hypaware.server.app import make_app
 from hypaware.server.flushing import Flushing, by_engine
 from hypaware.server.limits import Limits
+from hypaware.server.meters import Meters
 from hypaware.server.parts import Parts, assemble
+from hypaware.server.settings import Settings
 from hypaware.server.trouble import log
+from hypaware.server.upkeep import upkeep
 from hypaware.state import ledger
 
 _MAX_HEADER = 8190
@@ -47,12 +53,20 @@ class Options:
     tls_cert: Path | None = None
     tls_key: Path | None = None
     flush: bool = True
+    """Whether an engine is asked for anything at all: for flushes, and for maintenance."""
     limits: Limits = field(default_factory=Limits)
     look_every: float = 1.0
     """Seconds after which a token that was revoked is known to be."""
 
 
-def run(home: Home, config: Config, options: Options, say: Callable[[str], None]) -> None:
+def run(
+    home: Home,
+    config: Config,
+    options: Options,
+    say: Callable[[str], None],
+    engine: Engine | None = None,
+    clock: Clock | None = None,
+) -> None:
     """Serves until SIGTERM or SIGINT, and ends when everything that was taken is durable."""
     os.umask(0o077)
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
@@ -60,7 +74,8 @@ def run(home: Home, config: Config, options: Options, say: Callable[[str], None]
     # Spark in this process would take the requests' memory and their time: flushes go to an engine of its own.
     os.environ.pop("HYP_ENGINE", None)
     with opened(home, options) as parts:
-        asyncio.run(_until_signalled(parts, config, options, say))
+        keeper = Keeper(engine or Engine(home), Settings(home, config), clock or Clock()) if options.flush else None
+        asyncio.run(_until_signalled(parts, keeper, options, say))
     log.info("the server ends")
 
 
@@ -131,7 +146,27 @@ async def serve(parts: Parts, options: Options, announce: Callable[[str], None],
         await runner.cleanup()
 
 
-async def _until_signalled(parts: Parts, config: Config, options: Options, say: Callable[[str], None]) -> None:
+@dataclass(frozen=True)
+class Keeper:
+    """What becomes of the rows that were received: they are flushed, and the lake is kept in shape."""
+
+    engine: Engine
+    config: Callable[[], Config]
+    clock: Clock
+
+    @asynccontextmanager
+    async def at_work(self, meters: Meters) -> AsyncIterator[None]:
+        flushing = Flushing(self.engine.home, self.config, meters, by_engine(self.engine, self.config))
+        keeping = asyncio.create_task(upkeep(self.engine, self.config, meters, self.clock).run())
+        try:
+            yield
+        finally:
+            flushing.stop()
+            keeping.cancel()
+            await asyncio.wait([keeping])
+
+
+async def _until_signalled(parts: Parts, keeper: Keeper | None, options: Options, say: Callable[[str], None]) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
@@ -144,12 +179,10 @@ async def _until_signalled(parts: Parts, config: Config, options: Options, say: 
         log.info("the server of %s listens on %s", parts.home.root, address)
         say(f"listening on {address}")
 
-    flushing = Flushing(parts.home, config, parts.meters, by_engine(parts.home, config)) if options.flush else None
     try:
-        await serve(parts, options, announce, stop)
+        async with keeper.at_work(parts.meters) if keeper else nullcontext():
+            await serve(parts, options, announce, stop)
     finally:
-        if flushing:
-            flushing.stop()
         told.unlink(missing_ok=True)
 
 

@@ -31,7 +31,8 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
 @contextmanager
 def running(home: Home, run: Callable[[], object], **settings: Any) -> Iterator[Meters]:
     meters = Meters()
-    loop = Flushing(home, Config(flush=FlushConfig(**{"interval": NEVER, **settings})), meters, run)
+    config = Config(flush=FlushConfig(**{"interval": NEVER, **settings}))
+    loop = Flushing(home, lambda: config, meters, run)
     try:
         yield meters
     finally:
@@ -66,7 +67,7 @@ def test_what_waits_is_flushed_when_it_is_old_or_much(home: Home, settings: dict
 
 def test_a_little_that_is_young_waits(home: Home) -> None:
     wait_in_spool(home, 10)
-    loop = Flushing(home, Config(flush=FlushConfig(interval=NEVER)), Meters(), lambda: None)
+    loop = Flushing(home, lambda: Config(flush=FlushConfig(interval=NEVER)), Meters(), lambda: None)
     try:
         assert not loop._is_due()
     finally:
