@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+from hypaware.engine import importing
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
@@ -77,7 +79,8 @@ def load_table(module: str) -> JobTable:
     from importlib import import_module
 
     def resolve(name: str) -> Job:
-        job: Job = import_module(module).resolve(name)
+        with importing.alone:
+            job: Job = import_module(module).resolve(name)
         return job
 
     def on_open(context: JobContext) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from hypaware import durable
-from hypaware.engine import archive, cluster, jars, java, spark_home
+from hypaware.engine import archive, cluster, importing, jars, java, spark_home
 from hypaware.engine.jvm import EXIT_SECONDS, Jvm, Launch
 from hypaware.engine.jvm import start as start_jvm
 from hypaware.engine.scratch import Scratch
@@ -138,8 +138,9 @@ def settings_for(home: Home, scratch: Path) -> dict[str, str]:
 
 
 def _connect(process: Jvm, settings: Mapping[str, str]) -> SparkSession:
-    from pyspark import SparkConf, SparkContext
-    from pyspark.sql import SparkSession
+    with importing.alone:
+        from pyspark import SparkConf, SparkContext
+        from pyspark.sql import SparkSession
 
     gateway = process.connect()
     conf = SparkConf(_jvm=gateway.jvm)
@@ -172,7 +173,8 @@ def _write_no_checksum_files(context: SparkContext) -> None:
 
 
 def _active() -> bool:
-    loaded = sys.modules.get("pyspark")
+    with importing.alone:
+        loaded = sys.modules.get("pyspark")
     return loaded is not None and loaded.SparkContext._active_spark_context is not None
 
 

@@ -14,6 +14,8 @@ import pytest
 
 from hypaware import errors, telemetry
 from hypaware.engine import client, launch
+from hypaware.home import Home
+from tests import processes
 
 if TYPE_CHECKING:
     from hypaware.engine.jobs import Event
@@ -47,6 +49,25 @@ def test_starting_the_engine_is_announced_once_and_only_when_it_happens(engine: 
     engine.run("ping", on_event=events.append)
     engine.run("ping", on_event=events.append)
     assert events == [{"event": "progress", "message": "starting the engine", "done": None, "total": None}]
+
+
+def test_the_first_jobs_of_an_engine_may_come_together(home: Home) -> None:
+    """They enter PySpark from two of its ends; Python gave one of them half a module."""
+    together = """
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from hypaware.engine.jobs import JOBS_MODULE, load_table
+
+resolve, ready = load_table(JOBS_MODULE).resolve, threading.Barrier(2)
+
+def job(name):
+    ready.wait()
+    return resolve(name)
+
+with ThreadPoolExecutor() as pool:
+    print(len(list(pool.map(job, ("verify", "maintain")))))
+"""
+    assert processes.succeed(together, home) == "2\n"
 
 
 def test_jobs_run_at_the_same_time(engine: EngineOfTests, files: dict[str, str], eventually: Eventually) -> None:
