@@ -143,6 +143,14 @@ def finish(home: Home, purges: Iterable[int], rows: int, at: str) -> None:
             db.execute("UPDATE purges SET words = NULL, done_at = ?, rows = rows + ? WHERE id = ?", (at, rows, purge))
 
 
+def standing(home: Home, stones: Sequence[Stone]) -> bool:
+    """Whether there is anything to lift."""
+    if not home.tombstones.is_file():
+        return False
+    with _looking(home.tombstones) as db:
+        return has_table(db, "purges") and any(_standing(db, stone) for stone in stones)
+
+
 def lift(home: Home, stones: Sequence[Stone], at: str) -> int:
     """What these have left may come back: how many were lifted. A moment lifts those of all moments before it."""
     if not home.tombstones.is_file():
@@ -150,15 +158,20 @@ def lift(home: Home, stones: Sequence[Stone], at: str) -> int:
     lifted = 0
     with _changing(home) as db:
         for stone in stones:
-            found = db.execute(
-                "SELECT id FROM purges WHERE lifted_at IS NULL AND kind = ? AND (mark = ? OR before <= ?)",
-                (stone.kind, stone.mark, stone.before),
-            ).fetchall()
-            for (purge,) in found:
+            found = _standing(db, stone)
+            for purge in found:
                 db.execute("DELETE FROM parts WHERE purge = ?", (purge,))
                 db.execute("UPDATE purges SET words = NULL, lifted_at = ? WHERE id = ?", (at, purge))
             lifted += len(found)
     return lifted
+
+
+def _standing(db: sqlite3.Connection, stone: Stone) -> list[int]:
+    found = db.execute(
+        "SELECT id FROM purges WHERE lifted_at IS NULL AND kind = ? AND (mark = ? OR before <= ?)",
+        (stone.kind, stone.mark, stone.before),
+    )
+    return [int(purge) for (purge,) in found]
 
 
 def parts(home: Home, most: int | None = None) -> list[bytes]:

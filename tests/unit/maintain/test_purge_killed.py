@@ -122,3 +122,20 @@ def test_a_purge_of_a_folder_that_allows_a_return_is_finished_as_well(home: Home
     append(home, rows(6))
     assert flush(home).rows_written == 3
     assert messages(home) == Counter(f"message-{number}" for number in range(6))
+
+
+@pytest.mark.parametrize("point", ["lake.tombstones.before-commit", "lake.tombstones.after-commit"])
+def test_a_time_that_is_opened_again_lets_its_rows_in_though_that_was_cut_off(home: Home, point: str) -> None:
+    """The key index knows rows of a closed time, and nothing else remembers that it must forget them."""
+    append(home, [*rows(3, message_created_at="2026-01-01T00:00:00Z"), *rows(3, start=3)])
+    flush(home)
+    purge(home, "before", "2026-02-01T00:00:00.000000Z")
+
+    def open_again() -> None:
+        purge(home, "before", "2026-02-01T00:00:00.000000Z", allow_reimport=True)
+
+    assert not live(open_again, crash_at=point)
+    open_again()
+    append(home, rows(3, message_created_at="2026-01-01T00:00:00Z"))
+    assert flush(home).rows_written == 3
+    assert messages(home) == Counter(f"message-{number}" for number in range(6))

@@ -58,10 +58,12 @@ def run(purging: Purging) -> Report:
 def _set_up(purging: Purging, report: Report) -> list[int]:
     """Nothing of it may come back from the first row on; or all of it may, if that was asked for."""
     if purging.allow_reimport:
-        report.tombstones = {"set": 0, "lifted": tombstones.lift(purging.home, purging.selector.stones, _now())}
-        if purging.selector.kind == "before" and report.tombstones["lifted"]:
-            # The index still knows what that purge removed, and nobody else does.
+        named = purging.selector.stones
+        if purging.selector.kind == "before" and tombstones.standing(purging.home, named):
+            # The index still knows what that purge removed, and nobody else does. It goes first: who is killed in
+            # between finds the stone standing, and comes here again.
             keys.remove(purging.home.keys)
+        report.tombstones = {"set": 0, "lifted": tombstones.lift(purging.home, named, _now())}
         return []
     stones = tombstones.set_up(purging.home, purging.selector.stones, _now())
     report.tombstones = {"set": len(stones), "lifted": 0}
