@@ -178,6 +178,7 @@ def test_a_lake_that_was_rolled_back_behind_its_state_is_noticed(hyp: Hyp) -> No
     assert audit.code == 1
     (found,) = [check for check in audit.json["checks"] if not check["ok"] and check["name"] == "high_water"]
     assert "rolled back" in found["detail"]
+    assert (audit.json["error"]["kind"], "rolled back" in audit.json["error"]["message"]) == ("verify_failed", True)
     hyp.ingest(rows(5, start=20))
     assert hyp.run("flush").code == 1
     strays = set(home.warehouse.rglob("*.parquet"))

@@ -11,7 +11,7 @@ from hypaware.home import Home
 
 @click.command("doctor", cls=Command, examples=["hyp doctor", "hyp doctor --json"])
 @json_option
-def doctor(as_json: bool) -> int:
+def doctor(as_json: bool) -> None:
     """Check what HypAware stands on: Java, jars, disk, permissions, databases, ports, clients, clocks, sinks.
 
     Takes a few seconds and asks the sinks' servers whether they are there. A small file is written to the home and
@@ -26,14 +26,19 @@ def doctor(as_json: bool) -> int:
     finally:
         shown.clear()
     bad = [check for check in found if check.status == "failed"]
-    if as_json:
-        output.emit_json({"ok": not bad, "checks": [check.as_json() for check in found]})
-    else:
+    if not as_json:
         output.emit_table(["", "check", "detail"], [(_word(check.status), check.name, check.detail) for check in found])
         for check in found:
             for command in check.repair:
                 output.note(f"{check.name}: try {command}")
-    return 1 if bad else 0
+    report = {"ok": not bad, "checks": [check.as_json() for check in found]}
+    if bad:
+        from hypaware.cli.failure import PartlyFailed
+
+        said = "; ".join(f"{check.name}: {check.detail}" for check in bad)
+        raise PartlyFailed(f"a check failed: {said}", report, kind="check_failed")
+    if as_json:
+        output.emit_json(report)
 
 
 def _word(status: str) -> str:

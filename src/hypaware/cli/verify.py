@@ -14,7 +14,7 @@ from hypaware.cli.jobs import run_job
 @click.option("--repair", is_flag=True, help="Mend what is derived: key index, high water, left-over files.")
 @click.option("--accept-rollback", is_flag=True, help="Give recorded rows up that the lake no longer has.")
 @json_option
-def verify(deep: bool, repair: bool, accept_rollback: bool, as_json: bool) -> int:
+def verify(deep: bool, repair: bool, accept_rollback: bool, as_json: bool) -> None:
     """Check that every row is in the lake once, under one sequence, and that state, index and files agree.
 
     Exits 1 if anything is wrong, and says what.
@@ -32,12 +32,17 @@ def verify(deep: bool, repair: bool, accept_rollback: bool, as_json: bool) -> in
         report = run_job("verify", {"deep": deep, "repair": repair, "accept_rollback": accept_rollback})
     else:
         report = {"ok": True, "checks": [{"name": "lake", "ok": True, "detail": "there is nothing in the lake yet"}]}
-    if as_json:
-        output.emit_json(report)
-    else:
+    if not as_json:
         rows = [
             ("ok" if check["ok"] else "FAILED", check.get("dataset", ""), check["name"], check["detail"])
             for check in report["checks"]
         ]
         output.emit_table(["", "dataset", "check", "detail"], rows)
-    return 0 if report["ok"] else 1
+    if not report["ok"]:
+        from hypaware.cli.failure import PartlyFailed
+
+        failed = [check for check in report["checks"] if not check["ok"]]
+        said = "; ".join(f"{check['name']}: {check['detail']}" for check in failed)
+        raise PartlyFailed(f"not all is as promised: {said}", report, kind="verify_failed")
+    if as_json:
+        output.emit_json(report)

@@ -53,7 +53,12 @@ def test_a_check_fails_unless_all_is_well(at: StatusHome, hyp: Callable[..., Ran
     code, out, err = hyp("status", "--check", "--json")
     assert (code, json.loads(out)["overall"], err) == (0, "ok", "")
     at.write_config("[oops]\n")
+    code, out, err = hyp("status", "--check", "--json")
+    document = json.loads(out)
+    assert (code, document["error"]["kind"], err) == (1, document["overall"], "")
+    assert "oops" in document["error"]["message"]
     assert hyp("status", "--check")[0] == 1
+    assert "error" not in json.loads(hyp("status", "--json")[1])
 
 
 def test_a_page_is_short_and_names_the_way_out(at: StatusHome, hyp: Callable[..., Ran]) -> None:
@@ -102,8 +107,9 @@ def test_a_doctor_prints_a_line_for_each_check_and_fails_with_them(at: StatusHom
     code, out, err = hyp("doctor", "--json")
     document = json.loads(out)
     bad = [check["name"] for check in document["checks"] if check["status"] == "failed"]
-    assert (code, document["ok"]) == (1, False)
+    assert (code, document["ok"], document["error"]["kind"]) == (1, False, "check_failed")
     assert "jars" in bad
+    assert all(name in document["error"]["message"] for name in bad)
     assert list(document["checks"][0]) == ["name", "status", "detail", "repair"]
     code, out, err = hyp("doctor")
     assert code == 1
