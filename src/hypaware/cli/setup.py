@@ -81,12 +81,14 @@ def setup(
 ) -> None:
     """Set everything up: the config, the engine, your history, the daemon, your clients.
 
-    Without a flag it asks; with any flag it asks nothing. Run it again whenever you like: the config is kept, what is
-    missing or broken is put in order, and what is new is imported.
+    Without a flag it asks; with any but --json it asks nothing. Run it again whenever you like: the config is kept,
+    what is missing or broken is put in order, and what is new is imported.
     """
     from hypaware.setup.choices import Choices, export_of
 
-    asks = not any(context.get_parameter_source(name) is ParameterSource.COMMANDLINE for name in context.params)
+    # How to report is no choice: `--json` alone must not attach clients that nobody named.
+    given = (name for name in context.params if context.get_parameter_source(name) is ParameterSource.COMMANDLINE)
+    asks = not any(name != "as_json" for name in given)
     if asks and not (sys.stdin.isatty() and sys.stderr.isatty()):
         raise UsageError("nobody is there to be asked, and no flag says what to do", repair="hyp setup --yes")
     kind, within = export or (None, None)

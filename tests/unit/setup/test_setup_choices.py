@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -72,4 +73,6 @@ def test_without_a_terminal_and_without_a_flag_it_says_what_to_write(hyp: Hyp, u
         code, out, err = hyp(name)
         assert (code, out) == (2, "")
         assert "try: hyp setup --yes" in err
+    code, out, _ = hyp("setup", "--json")
+    assert (code, json.loads(out)["error"]["repair"]) == (2, ["hyp setup --yes"])
     assert not (tmp_path / "home").exists()
