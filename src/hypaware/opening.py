@@ -26,6 +26,8 @@ from hypaware.state.identity import Identity, Whereabouts
 if TYPE_CHECKING:
     from hypaware.state.store import Store
 
+# All that somebody may have put into a folder before it became a home, or a command that does not open one.
+_BEFORE = frozenset({"config.toml", "engine", "logs", "run", "server-token", "telemetry"})
 # Damage that was only suspected, in a home that lies elsewhere: looked at, then settled.
 _ATTEMPTS = 3
 
@@ -210,6 +212,7 @@ def _create(home: Home, store: Store) -> OpenHome | None:
     from hypaware.state.store import is_sound, suspicion
 
     file_system.refuse_network(home.root)
+    _close_to_others(home.root)
     with _exclusive(home):
         held = mirror.read(home.mirror)
         damaged = home.state.is_file() and not is_sound(home.state)
@@ -245,6 +248,14 @@ def _create(home: Home, store: Store) -> OpenHome | None:
     what = "damaged" if damaged or emptied else "lost"
     lived = emptied or held or facts.tables
     return OpenHome(home, store, made, rebuilt=f"the state was {what} and has been rebuilt" if lived else None)
+
+
+def _close_to_others(root: Path) -> None:
+    """A folder that somebody made for the home is the owner's alone from here on. One that holds other things too may
+    be open for a reason: `hyp doctor` tells."""
+    about = root.stat()
+    if about.st_mode & 0o077 and about.st_uid == os.geteuid() and all(each.name in _BEFORE for each in root.iterdir()):
+        root.chmod(0o700)
 
 
 def _set_aside(path: Path) -> None:

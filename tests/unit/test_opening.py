@@ -109,6 +109,18 @@ def test_everything_in_a_home_is_for_its_owner_only(home: Home) -> None:
     opened.store.close()
 
 
+def test_a_folder_that_was_made_for_a_home_is_closed_and_one_with_other_things_is_left_alone(tmp_path: Path) -> None:
+    made, shared = Home(tmp_path / "made"), Home(tmp_path / "shared")
+    for home in (made, shared):
+        home.root.mkdir()
+        home.root.chmod(0o755)
+        home.config.touch()
+    (shared.root / "letters").mkdir()
+    for home in (made, shared):
+        _open(home)
+    assert [home.root.stat().st_mode & 0o777 for home in (made, shared)] == [0o700, 0o755]
+
+
 def test_processes_that_meet_an_empty_home_make_one(home: Home) -> None:
     assert _met_by_several(home) == {_open(home).identity.incarnation}
 
