@@ -6,10 +6,18 @@ from hypaware.capture import handover
 from hypaware.errors import NotReady
 from hypaware.home import Home
 
+_FIXED = "hyp config set gateway.listen 127.0.0.1:18522"
+
 
 def gateway_url(listen: str) -> str:
-    """From `gateway.listen`; who listens everywhere is called at home."""
+    """From `gateway.listen`; who listens everywhere is called at home. NotReady where each start has another port."""
     host, _, port = listen.rpartition(":")
+    if int(port) == 0:
+        raise NotReady(
+            f"gateway.listen is {listen}, a new port at each start: a client needs one that stays. Nothing was written",
+            kind="gateway_address",
+            repair=_FIXED,
+        )
     return f"http://127.0.0.1:{port}" if host in ("0.0.0.0", "[::]", "localhost") else f"http://{listen}"
 
 
@@ -19,5 +27,5 @@ def not_answering(home: Home, listen: str, reason: str | None = None) -> NotRead
     return NotReady(
         f"no gateway of this home answers at {listen}: {why}. Nothing was written",
         kind="gateway_address",
-        repair="hyp config set gateway.listen 127.0.0.1:18522",
+        repair=_FIXED,
     )

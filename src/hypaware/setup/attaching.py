@@ -21,10 +21,9 @@ _POLL_SECONDS = 0.05
 
 def attach_clients(plan: Plan, chosen: tuple[str, ...], listen: str) -> Iterator[Step]:
     """A step for each client; one whose settings cannot be changed does not hold the others."""
-    silent: NotReady | None = None
-    for number, each in enumerate(plan.settings(chosen)):
-        if number == 0:
-            silent = _waited_for(plan, gateway_url(listen), listen)
+    settings = plan.settings(chosen)
+    silent = _waited_for(plan, listen) if settings else None
+    for each in settings:
         try:
             if silent is not None:
                 raise silent
@@ -40,6 +39,14 @@ def skip_clients(plan: Plan, chosen: tuple[str, ...], why: str) -> Iterator[Step
 
 
 def foretell_clients(plan: Plan, chosen: tuple[str, ...], listen: str) -> Iterator[Step]:
+    try:
+        gateway_url(listen)
+    except NotReady as error:
+        # Told, with what mends it, as what else would be missing: a dry run itself has not failed.
+        for each in plan.settings(chosen):
+            said = f"{each.name}: {error.message}"
+            yield Step("attach", "skipped", said, (*error.repair, _later(each)), facts={"client": each.name})
+        return
     for each in plan.settings(chosen):
         try:
             yield _foretold(attach.attach(plan.home, each, gateway_url(listen), plan.variables, dry_run=True))
@@ -47,8 +54,12 @@ def foretell_clients(plan: Plan, chosen: tuple[str, ...], listen: str) -> Iterat
             yield _failed(each, error, error.repair)
 
 
-def _waited_for(plan: Plan, url: str, listen: str) -> NotReady | None:
+def _waited_for(plan: Plan, listen: str) -> NotReady | None:
     """None when the gateway of this home answers; else why nothing can be attached."""
+    try:
+        url = gateway_url(listen)
+    except NotReady as error:
+        return error
     deadline = time.monotonic() + _GATEWAY_SECONDS
     while asked(plan.home, url) != "gateway":
         told = condition.read(plan.home).get("gateway") or {}

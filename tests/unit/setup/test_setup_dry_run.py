@@ -99,6 +99,21 @@ def test_a_change_without_a_word_is_refused_here_too(hyp: Hyp, user: Path, home:
     assert list(tree(home.root)) == ["config.toml"]
 
 
+@pytest.mark.hazard(63)
+def test_no_client_is_pointed_at_a_port_that_changes_with_each_start(hyp: Hyp, user: Path, home: Home) -> None:
+    home.root.mkdir(mode=0o700)
+    home.config.write_text('[gateway]\nlisten = "127.0.0.1:0"\n')
+    code, out, _ = hyp("setup", "--dry-run", "--json")
+    told = steps(json.loads(out))
+    assert (code, told["claude"]["status"], told["codex"]["status"]) == (0, "skipped", "skipped")
+    assert told["claude"]["later"][0].startswith("hyp config set gateway.listen 127.0.0.1:")
+    before = tree(user)
+    for more in ((), ("--dry-run",)):
+        code, out, _ = hyp("client", "attach", "claude", "--json", *more)
+        assert (code, json.loads(out)["error"]["kind"]) == (3, "gateway_address")
+    assert tree(user) == before
+
+
 def test_telemetry_that_was_asked_for_has_the_span_of_the_import(
     hyp: Hyp, user: Path, home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
