@@ -356,6 +356,16 @@ def test_a_log_that_quotes_a_row_is_found(home: Home) -> None:
     assert found["file"] == "logs/x.log"
 
 
+def test_ids_so_short_that_they_stand_anywhere_are_no_finding(home: Home) -> None:
+    """Without this a purge of rows that a script calls m1, m2 … never succeeds: those stand in every program."""
+    append(home, [{**each, "message_id": f"m{number}"} for number, each in enumerate(rows(3, session_id=SECRET))])
+    flush(home)
+    home.engine.mkdir()
+    (home.engine / "unpacked.so").write_bytes(b"\x7fELF m0 m1#0 \x00m2\x00")
+    report = purge(home, "session", SECRET)
+    assert (report["remaining"], report["looked_for"], read_lake(home, DATASET)) == ([], {"rows": 3, "ids": 0}, [])
+
+
 def test_a_commit_that_did_not_happen_leaves_all_as_it_was(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows, key index and files; the tombstones stand, and the next purge finds the rows."""
     append(home, [*rows(3), *secret(3, start=3)])
