@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from hypaware import telemetry
 from hypaware.config import Config
 from hypaware.errors import Cancelled, HypError
-from hypaware.export import bearings, clearance, configured, guarded, locks, waiting
+from hypaware.export import bearings, clearance, configured, guarded, locks, status, waiting
 from hypaware.export.report import SinkReport, StreamReport
 from hypaware.export.round import Round
 from hypaware.export.sink import Denied, Destination, OnSpark, Sink
@@ -97,8 +97,23 @@ class Driver:
             except Exception as error:
                 report.error = {"kind": "delivery_failed", "message": f"{type(error).__name__}: {error}"}
             span.set(streams=len(report.streams), row_count=sum(stream.rows for stream in report.streams))
+            if report.error:
+                telemetry.count("hyp_sink_export_failures_total", 1, status="failed", sink=name)
+            self._tell_lag(name)
             span.status({"ok": "ok", "partial": "degraded", "held": "skipped"}.get(report.status, "failed"))  # type: ignore[arg-type]
         return report
+
+    def _tell_lag(self, name: str) -> None:
+        """What each stream of the sink has still to deliver, however the round went."""
+        if not telemetry.is_on():
+            return
+        # A lake that cannot be counted fails whoever reads it for its rows, not whoever measures.
+        with suppress(HypError, OSError):
+            for each in status.report(self.home, self.config, self.opened.store, datetime.now(UTC), [name]):
+                key = each.standing.key
+                telemetry.gauge(
+                    "hyp_sink_lag_rows", each.lag_rows, sink=name, hyp_dataset=key.dataset, source=key.source
+                )
 
     async def _tick(self, name: str, report: SinkReport) -> None:
         due: list[Standing] = []

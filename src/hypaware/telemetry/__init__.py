@@ -98,6 +98,11 @@ def configure(home: Home) -> None:
         sys.stderr.write(f"telemetry stays off: {type(error).__name__}: {error}\n")
 
 
+def is_on() -> bool:
+    """Whether anybody hears of it: for what has to be found out first."""
+    return _pipeline is not None
+
+
 def span(name: str, *, component: str, operation: str | None = None, **attributes: object) -> Span:
     """`with span("cache.flush", component="lake", hyp_dataset=name) as s: … s.set(row_count=n)`"""
     if (pipeline := _pipeline) is None:

@@ -1,0 +1,45 @@
+"""What a delivery measures, whether it succeeds or not."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hypaware import telemetry
+from hypaware.home import Home
+from tests.light_life import DATASET, append, flush
+from tests.light_purge import deliver
+from tests.rows import rows
+from tests.standing_home import StandingHome
+
+
+def measured(home: Home) -> dict[str, dict[str, Any]]:
+    """The newest record of each metric."""
+    telemetry.flush()
+    lines = [line for path in home.telemetry.glob("metrics-*") for line in path.read_text().splitlines()]
+    return {record["name"]: record for record in map(json.loads, lines)}
+
+
+def test_the_rows_that_a_sink_has_not_had_are_measured_after_each_round(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    append(home, rows(5))
+    flush(home)
+    there = tmp_path / "there"
+    there.touch()
+    to = StandingHome(home).declare(archive=there / "blobs")
+    monkeypatch.setenv("HYP_DEV_TELEMETRY", "1")
+    telemetry.configure(home)
+    assert [report.status for report in deliver(home, to)] == ["failed"]
+    found = measured(home)
+    about = {"sink": "archive", "hyp_dataset": DATASET, "source": "claude"}
+    assert found["hyp_sink_export_failures_total"]["value"] == 1
+    assert found["hyp_sink_lag_rows"]["value"] == 5
+    assert about.items() <= found["hyp_sink_lag_rows"]["attributes"].items()
+    there.unlink()
+    there.mkdir()
+    assert [report.status for report in deliver(home, to)] == ["ok"]
+    assert measured(home)["hyp_sink_lag_rows"]["value"] == 0
