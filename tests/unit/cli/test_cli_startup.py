@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
+import textwrap
 from collections.abc import Iterator
 
 import click
@@ -103,3 +105,27 @@ def test_an_alias_is_the_command_itself_and_shown_beside_it(capfd: pytest.Captur
 
 def test_groups_take_examples_like_commands() -> None:
     assert all(command.examples for command in ALL.values() if isinstance(command, Group))
+
+
+@pytest.mark.parametrize("args", [("status",), ("status", "--json")])
+def test_ctrl_c_while_the_command_is_still_loading_is_a_cancelled_command(args: tuple[str, ...]) -> None:
+    script = textwrap.dedent(
+        """
+        import sys
+        from hypaware.cli.entry import run
+
+        class Interrupted:
+            def find_spec(self, name, path=None, target=None):
+                if name == "hypaware.cli.main":
+                    raise KeyboardInterrupt
+
+        sys.meta_path.insert(0, Interrupted())
+        sys.exit(run())
+        """
+    )
+    done = subprocess.run([sys.executable, "-c", script, *args], capture_output=True, text=True)
+    assert done.returncode == 130
+    if "--json" in args:
+        assert (json.loads(done.stdout)["error"]["kind"], done.stderr) == ("cancelled", "")
+    else:
+        assert (done.stdout, done.stderr) == ("", "cancelled\n")
