@@ -4,6 +4,7 @@
 |---|---|---|---|
 | HypError | `error:` and `try:` lines | `error:{kind, message, repair?}` | of its class |
 | wrong usage | `error:`, `usage:`, `try:` | kind `usage` | 2 |
+| a file that the machine does not let us read or write | `error:` with its name | kind `file_unavailable` | 1 |
 | Ctrl-C | `cancelled` | kind `cancelled` | 130 |
 | anything else | one line, and where the traceback is | kind `internal` | 1 |
 """
@@ -11,6 +12,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import sys
 import time
@@ -27,6 +29,8 @@ from hypaware.errors import Cancelled, HypError, UsageError
 from hypaware.home import Home
 
 _LOG_LIMIT = 1 << 20
+# What the machine says of its disk and its permissions: nothing is wrong with the program.
+_OF_THE_MACHINE = {errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.ENOSPC, errno.EDQUOT}
 
 
 class PartlyFailed(HypError):
@@ -76,6 +80,9 @@ def _translate(error: BaseException) -> tuple[HypError, str | None]:
         return UsageError(error.format_message(), repair=repair), usage
     if isinstance(error, click.ClickException):
         return UsageError(error.format_message()), None
+    if isinstance(error, OSError) and error.errno in _OF_THE_MACHINE:
+        what = f"{error.filename}: {error.strerror}" if error.filename else str(error.strerror)
+        return HypError(what, kind="file_unavailable", repair="hyp doctor"), None
     return _unexpected(error), None
 
 

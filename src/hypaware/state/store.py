@@ -88,6 +88,8 @@ class Store:
     def _explained(self, error: DBAPIError) -> HypError:
         reason = str(error.orig)
         if isinstance(error, OperationalError):
+            if not os.access(self.path.parent, os.W_OK):
+                reason = f"nothing can be written to {self.path.parent}"
             return Retryable(f"the state {self.path} could not be changed: {reason}", kind="state_unavailable")
         if isinstance(error, DatabaseError) and type(error.orig) is sqlite3.DatabaseError:
             with contextlib.suppress(OSError):

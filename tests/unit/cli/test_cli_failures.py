@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -29,6 +30,7 @@ ERRORS: dict[str, BaseException] = {
     "cancelled": Cancelled(),
     "interrupt": KeyboardInterrupt(),
     "unexpected": ValueError("an odd value\nwith a second line"),
+    "read-only": OSError(errno.EROFS, "Read-only file system", "/home/me/.hyp/config.toml"),
     "pipe": BrokenPipeError(32, "the engine went away"),
     "partly": PartlyFailed("1 row was refused", {"accepted": 2, "rejected": [3]}, kind="rows_rejected"),
 }
@@ -105,6 +107,16 @@ def test_with_json_an_error_is_the_one_document_on_stdout(capfd: Capture) -> Non
         "error": {"kind": "disk_full", "message": "the disk is full", "repair": ["hyp maintain", "hyp purge"]}
     }
     assert err == ""
+
+
+def test_what_the_machine_refuses_is_no_fault_of_the_program(capfd: Capture) -> None:
+    code, out, _ = run(capfd, "boom", "read-only", "--json")
+    assert code == 1
+    assert one_document(out)["error"] == {
+        "kind": "file_unavailable",
+        "message": "/home/me/.hyp/config.toml: Read-only file system",
+        "repair": ["hyp doctor"],
+    }
 
 
 def test_a_repair_that_there_is_not_is_left_out(capfd: Capture) -> None:
