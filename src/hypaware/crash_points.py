@@ -11,6 +11,7 @@ from hypaware import faults
 MODULES = (
     "hypaware.capture.opt_outs",
     "hypaware.capture.recorder",
+    "hypaware.capture.seen_folders",
     "hypaware.capture.storing",
     "hypaware.clients.attach",
     "hypaware.clients.settings_file",

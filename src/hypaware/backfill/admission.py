@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from hypaware.capture import opt_outs
+from hypaware.capture import privacy as privacy_of
 from hypaware.capture.privacy import BY_SESSION, Privacy
 from hypaware.capture.privacy_class import PrivacyClass
 from hypaware.config import PrivacyConfig
@@ -42,15 +42,17 @@ class Admission:
     privacy: PrivacyConfig = field(default_factory=PrivacyConfig)
     redacts: bool = False
     rules_off: tuple[str, ...] = ()
+    remembers: bool = False
+    """Whether what folders say of themselves is written down: not by a dry run."""
 
     @classmethod
-    def of(cls, home: Home, config: Config) -> Admission:
-        return cls(home, config.privacy, config.redaction.kept, config.redaction.rules_off)
+    def of(cls, home: Home, config: Config, *, remembers: bool = True) -> Admission:
+        return cls(home, config.privacy, config.redaction.kept, config.redaction.rules_off, remembers)
 
     def check(self) -> None:
         """Raises HypError where nobody can say what may be taken in."""
         if self.home is not None:
-            opt_outs.read(self.home)
+            privacy_of.check(self.home)
 
     def standing(self, marks: Mapping[str, SourceMark]) -> dict[str, SourceMark]:
         """The marks that still count: not those of sources whose ignored rows may be taken in now."""
@@ -59,7 +61,7 @@ class Admission:
         return {path: mark for path, mark in marks.items() if all(map(door.why_not, mark.ignored))}
 
     def door(self) -> Door:
-        privacy = Privacy.of(self.home, self.privacy) if self.home else None
+        privacy = Privacy.of(self.home, self.privacy, remembers=self.remembers) if self.home else None
         return Door(privacy, self.redacts, frozenset(self.rules_off))
 
 

@@ -99,8 +99,9 @@ class DryBuilt:
 def dry_run(home: Home, config: Config, args: Mapping[str, Any], progress: Progress) -> dict[str, Any]:
     """INTERFACE's backfill document with `dry_run: true`."""
     request = Request.of(args)
+    admission = Admission.of(home, config, remembers=False)
     with nothing_on_stdout():
-        return run_all(request, _DryRun(home, Admission.of(home, config), request, progress).run, dry_run=True)
+        return run_all(request, _DryRun(home, admission, request, progress).run, dry_run=True)
 
 
 class _DryRun:

@@ -25,7 +25,7 @@ def plan(home: Home, config: Config, args: Mapping[str, Any]) -> dict[str, Any]:
     request = Request.of(args)
     known = registry.providers()
     chosen = [entry for name in request.providers if (entry := known.get(name))]
-    admission = Admission.of(home, config)
+    admission = Admission.of(home, config, remembers=False)
     planned = [_planned(home, request, entry, admission) for entry in chosen]
     return {"run_id": telemetry.dev_run_id(), "providers": planned}
 

@@ -5,17 +5,18 @@ one that holds anything else, cannot be read, or is no file: who put it there wa
 is the right one. The nearest one counts, going up from the folder of the work; so a folder may be open within one that
 is not, and the other way round.
 
-A folder that is gone is asked about through those above it that are still there. A path through a link is gone up both
-ways, as it is written and as it really lies, and the stricter answer counts. What a file says is remembered for as
-long as it stays the same file.
+A folder that is gone is asked about through what is known of it (`seen_folders`) and those above it that are still
+there. A path through a link is gone up both ways, as it is written and as it really lies, and the stricter answer
+counts. What a file says is kept in memory for as long as it stays the same file.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from hypaware.capture.privacy_class import PrivacyClass
 from hypaware.regular import open_regular
@@ -27,16 +28,22 @@ _MOST_BYTES = 1 << 16
 class Said(NamedTuple):
     privacy: PrivacyClass
     path: Path
+    evidence: Literal["met", "past", "unsure"] = "met"
+    """The file is there; it was there once; nobody can look whether it is."""
 
 
-def nearest(cwd: str) -> Said | None:
-    """What the nearest file says; None where there is none. The path must be absolute."""
+Was = Callable[[Path], PrivacyClass | None]
+"""A folder without a file → what it is known to have been; None if that does not count."""
+
+
+def found(cwd: str, was: Was = lambda _folder: None) -> list[Said]:
+    """What the nearest file says, each way up that has one. The path must be absolute."""
     written = os.path.normpath(cwd)
-    found = [said for path in dict.fromkeys((written, os.path.realpath(written))) if (said := _upward(Path(path)))]
-    return max(found, key=lambda said: said.privacy, default=None)
+    ways = dict.fromkeys((written, os.path.realpath(written)))
+    return [said for path in ways if (said := _upward(Path(path), was))]
 
 
-def _upward(folder: Path) -> Said | None:
+def _upward(folder: Path, was: Was) -> Said | None:
     for each in (folder, *folder.parents):
         path = each / NAME
         try:
@@ -45,9 +52,11 @@ def _upward(folder: Path) -> Said | None:
             # A link to nowhere was put there by somebody too.
             if path.is_symlink():
                 return Said(PrivacyClass.IGNORE, path)
+            if (known := was(each)) is not None:
+                return Said(known, path, "past")
             continue
         except (OSError, ValueError):
-            return Said(PrivacyClass.IGNORE, path)
+            return Said(PrivacyClass.IGNORE, path, "unsure")
         return Said(_read(path, about.st_ino, about.st_mtime_ns, about.st_size), path)
     return None
 

@@ -84,7 +84,7 @@ def check(session_id: str) -> None:
 
 def _change(home: Home, change: Callable[[Sessions], Sessions]) -> bool:
     durable.make_dir(home.root)
-    with _alone(home.root):
+    with alone(home.root):
         now = read(home)
         wanted = change(now)
         if wanted == now:
@@ -96,7 +96,8 @@ def _change(home: Home, change: Callable[[Sessions], Sessions]) -> bool:
 
 
 @contextmanager
-def _alone(folder: Path) -> Iterator[None]:
+def alone(folder: Path) -> Iterator[None]:
+    """For who changes what privacy goes by."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)

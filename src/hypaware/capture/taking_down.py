@@ -91,6 +91,7 @@ class TakingDown:
             config.privacy.folders,
             PrivacyClass.named(config.privacy.unknown_folder),
             cwd_of=self._folder_of,
+            remembers=True,
         )
 
     @property

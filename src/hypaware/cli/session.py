@@ -65,9 +65,10 @@ def unignore(session_id: str | None, as_json: bool) -> None:
 def status(session_id: str | None, as_json: bool) -> None:
     """Which sessions are kept out, and why.
 
-    Without an ID: those that are, and those at work in this folder. Of session ID: its class, and who decided it.
+    Without an ID: those that are, those at work in this folder, and folders that are gone and stay private. Of session
+    ID: its class, and who decided it.
     """
-    from hypaware.capture import opt_outs
+    from hypaware.capture import opt_outs, seen_folders
 
     home = Home.from_environment()
     if session_id is not None:
@@ -81,8 +82,11 @@ def status(session_id: str | None, as_json: bool) -> None:
     listed = [{"session_id": name, **each} for name, each in sorted(opt_outs.read(home).items())]
     privacy = _privacy(home)
     here = [{**_judged(privacy, home, each.session_id), "at": each.at} for each in _here(home)]
+    gone = [
+        {"folder": each.folder, "class": each.privacy.word, "last_seen_at": each.at} for each in seen_folders.gone(home)
+    ]
     if as_json:
-        output.emit_json({"sessions": listed, "here": here})
+        output.emit_json({"sessions": listed, "here": here, "folders_gone": gone})
         return
     if listed:
         output.emit_table(
@@ -95,6 +99,12 @@ def status(session_id: str | None, as_json: bool) -> None:
         output.emit_table(
             ["at work here", "class", "why", "since"],
             [(x["session_id"], x["class"], x["why"], x["at"]) for x in here[:_SHOWN_HERE]],
+        )
+    if gone:
+        output.emit()
+        output.emit_table(
+            ["folder that is gone", "class", "last seen"],
+            [(x["folder"] or "(purged)", x["class"], x["last_seen_at"]) for x in gone],
         )
 
 

@@ -23,6 +23,7 @@ from typing import Any
 
 from hypaware import session_context
 from hypaware.capture import hypignore
+from hypaware.capture.hypignore import Said
 from hypaware.capture.privacy_class import PrivacyClass
 from hypaware.clients import git
 from hypaware.home import Home
@@ -45,11 +46,15 @@ def note(home: Home, client: str, told: Any) -> bool:
     # A home that is not there was removed by its user, and must not come back by a hook.
     if session is None or cwd is None or not home.root.is_dir():
         return False
-    record = {"session_id": session, **_facts(cwd), "at": _now()}
+    said = hypignore.found(cwd) if cwd.startswith("/") and "\0" not in cwd else []
+    record = {"session_id": session, **_facts(cwd, said), "at": _now()}
     path = path_of(home, client)
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with _alone(path.with_suffix(".lock")) as is_ours:
-        return is_ours and _append(path, record)
+        is_news = is_ours and _append(path, record)
+    if said:
+        _remember(home, cwd)
+    return is_news
 
 
 def _field(told: Any, name: str) -> str | None:
@@ -57,9 +62,16 @@ def _field(told: Any, name: str) -> str | None:
     return value if isinstance(value, str) and value.strip() and len(value) <= _LONGEST[name] else None
 
 
-def _facts(cwd: str) -> dict[str, str | None]:
-    said = hypignore.nearest(cwd) if cwd.startswith("/") and "\0" not in cwd else None
-    if said and said.privacy is PrivacyClass.IGNORE:
+def _remember(home: Home, cwd: str) -> None:
+    """What the folder says, for when it is gone. After the note: without that the folder is not known at all."""
+    # Most folders say nothing, and their hooks need none of this.
+    from hypaware.capture.seen_folders import SeenFolders
+
+    SeenFolders(home, remembers=True).said_of(cwd)
+
+
+def _facts(cwd: str, said: list[Said]) -> dict[str, str | None]:
+    if any(each.privacy is PrivacyClass.IGNORE for each in said):
         # The folder must be known, so that nothing of it is recorded; more need not be.
         return {"cwd": cwd}
     begun = time.monotonic()

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow.compute as pc
 
-from hypaware.capture import opt_outs
+from hypaware.capture import privacy
 from hypaware.capture.privacy import Privacy
 from hypaware.capture.redact import columns_with_text
 from hypaware.capture.secrets_hint import HINT
@@ -82,9 +82,10 @@ class Clearance:
 
 
 def of(home: Home, config: Config) -> Clearance:
-    privacy, check = Privacy.of(home, config.privacy), partial(opt_outs.read, home)
+    is_withheld = Privacy.of(home, config.privacy, remembers=True).withheld
+    check = partial(privacy.check, home)
     if not config.redaction.exported:
-        return Clearance(privacy.withheld, check=check)
+        return Clearance(is_withheld, check=check)
     off = frozenset(config.redaction.rules_off)
 
     @cache
@@ -92,4 +93,4 @@ def of(home: Home, config: Config) -> Clearance:
         columns = columns_with_text(datasets.get(dataset))
         return {name: partial(redact, rules_off=off) for name, redact in columns.items()}
 
-    return Clearance(privacy.withheld, secrets_in, check)
+    return Clearance(is_withheld, secrets_in, check)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hypaware.capture import opt_outs
+from hypaware.capture import opt_outs, seen_folders
 from hypaware.status import words
 from hypaware.status.diagnostic import Diagnostic, Found, error, info
 from hypaware.status.view import View
@@ -30,21 +30,27 @@ def history(view: View) -> list[dict[str, Any]]:
 
 def privacy(view: View) -> Found[dict[str, Any]]:
     folders = [path for path, privacy in view.config.privacy.folders.items() if privacy != "full"]
+    facts: dict[str, Any] = {"ignored_sessions": None, "private_folders": len(folders), "private_folders_gone": None}
+    said: list[Diagnostic] = []
     try:
-        sessions = opt_outs.read(view.home)
+        facts["ignored_sessions"] = len(opt_outs.read(view.home))
     except opt_outs.Unreadable as trouble:
-        said = error("privacy_unreadable", trouble.message, *trouble.repair)
-        return Found({"ignored_sessions": None, "private_folders": len(folders)}, (said,))
-    facts = {"ignored_sessions": len(sessions), "private_folders": len(folders)}
-    return Found(facts, tuple(_left_out(len(sessions), len(folders))))
+        said.append(error(trouble.kind, trouble.message, *trouble.repair))
+    try:
+        facts["private_folders_gone"] = len(seen_folders.gone(view.home))
+    except opt_outs.Unreadable as trouble:
+        said.append(error(trouble.kind, trouble.message, *trouble.repair))
+    return Found(facts, (*said, *_left_out(facts)))
 
 
-def _left_out(sessions: int, folders: int) -> list[Diagnostic]:
-    parts = [words.count(sessions, "session")] * bool(sessions) + [words.count(folders, "folder")] * bool(folders)
+def _left_out(facts: dict[str, Any]) -> list[Diagnostic]:
+    nouns = {
+        "ignored_sessions": ("session", "sessions"),
+        "private_folders": ("folder", "folders"),
+        "private_folders_gone": ("folder that is gone", "folders that are gone"),
+    }
+    parts = [words.count(facts[name], *noun) for name, noun in nouns.items() if facts[name]]
     if not parts:
         return []
-    return [
-        info(
-            "left_out", f"{' and '.join(parts)} stay out of the record, or at home, as you asked", "hyp session status"
-        )
-    ]
+    listed = " and ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 1 else parts)
+    return [info("left_out", f"{listed} stay out of the record, or at home, as you asked", "hyp session status")]

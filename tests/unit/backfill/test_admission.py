@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import shutil
 from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 
 from hypaware.backfill import dry
 from hypaware.backfill.admission import EVERYTHING, Admission
-from hypaware.capture import opt_outs
+from hypaware.capture import opt_outs, seen_folders
 from hypaware.clients import session_notes
 from hypaware.config import Config, PrivacyConfig, RedactionConfig
 from hypaware.home import Home
@@ -83,6 +84,29 @@ def test_an_ignored_folder_is_not_imported_until_it_is_opened(
     assert import_history(home, environment).files_unchanged == 1
 
 
+def test_a_folder_that_was_ignored_and_is_gone_is_not_imported(
+    home: Home, projects: Path, environment: dict[str, str], work: Path
+) -> None:
+    clone = work / "clone"
+    clone.mkdir()
+    (clone / ".hypignore").touch()
+    path = write(projects / "a.jsonl", at(clone / "src", turns("closed", 2)))
+    assert would(home, environment)["rows_ignored"] == 6
+    assert not home.root.exists(), "a dry run writes nothing"
+    assert import_history(home, environment).rows_ignored == 6
+    shutil.rmtree(clone)
+    assert import_history(home, environment).files_unchanged == 1
+    grow(path, at(clone, turns("closed", 1, first=2)))
+    write(projects / "b.jsonl", at(clone, turns("another", 1)))
+    assert would(home, environment)["rows_ignored"] == 6
+    assert import_history(home, environment).rows_ignored == 6
+    assert sessions(home) == []
+    # Its user makes it again, and opens it.
+    clone.mkdir()
+    (clone / ".hypignore").write_text("full")
+    assert import_history(home, environment).rows_written == 12
+
+
 def test_an_opted_out_session_is_not_imported_until_it_is_taken_back(
     home: Home, projects: Path, environment: dict[str, str]
 ) -> None:
@@ -142,6 +166,11 @@ def test_where_nobody_can_say_what_is_ignored_nothing_is_imported(
     with pytest.raises(opt_outs.Unreadable):
         import_history(home, environment)
     opt_outs.path_of(home).unlink()
+    seen_folders.path_of(home).write_text("{")
+    assert would(home, environment)["error"]["kind"] == "privacy_unreadable"
+    with pytest.raises(opt_outs.Unreadable):
+        import_history(home, environment)
+    seen_folders.path_of(home).unlink()
     assert import_history(home, environment).rows_written == 3
 
 

@@ -73,7 +73,7 @@ def test_a_folder_that_is_gone_is_judged_by_those_above_it(home: Home, tmp_path:
 
 
 @pytest.mark.hazard(61)
-@pytest.mark.parametrize("cwd", [None, "", "relative/path", "../up", "/a\0b", "~"])
+@pytest.mark.parametrize("cwd", [None, "", "relative/path", "../up", "/a\0b", "/a\ud800b", "~"])
 def test_an_unknown_folder_is_judged_as_the_config_says(home: Home, cwd: str | None) -> None:
     assert Privacy(home).class_of(cwd, None) is FULL
     assert Privacy(home, unknown_folder=LOCAL).class_of(cwd, None) is LOCAL

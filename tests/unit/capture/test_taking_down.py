@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -159,6 +160,9 @@ def test_the_folder_that_a_hook_noted_decides(home: Home, tmp_path: Path) -> Non
 
     assert (tally.ignored, tally.recorded) == (1, 2)
     assert b"hidden words" not in everything(home)
+    # The session goes on for a while after its folder was removed.
+    shutil.rmtree(secret)
+    assert kept(home, [replace(found[0], exchange_id="e-9")], facts=facts).ignored == 1
     assert {(row["session_id"], row.get("cwd"), row.get("git_branch")) for row in messages(home)} == {
         ("open", str(plain), "b"),
         ("new", None, None),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,7 +18,7 @@ ID = "0dc91b82-3238-4907-98f3-ae0d1d845b97"
 
 def test_a_session_is_kept_out_and_taken_back(hyp: Hyp, home: Home) -> None:
     assert hyp("session", "status")[:2] == (0, "no session is kept out\n")
-    assert json.loads(hyp("session", "status", "--json")[1]) == {"sessions": [], "here": []}
+    assert json.loads(hyp("session", "status", "--json")[1]) == {"sessions": [], "here": [], "folders_gone": []}
     assert not home.root.exists()
     code, out, err = hyp("session", "ignore", ID)
     assert (code, out) == (0, f"session {ID} is kept out of the record\n")
@@ -66,6 +67,20 @@ def test_without_an_id_it_is_the_session_that_is_at_work_here(
     code, _, err = hyp("session", "ignore", "--json")
     assert code == 2
     assert json.loads(hyp("session", "status", "--json")[1])["sessions"] == []
+
+
+def test_a_folder_that_is_gone_is_told(hyp: Hyp, home: Home, tmp_path: Path) -> None:
+    home.root.mkdir()
+    clone = tmp_path / "clone"
+    clone.mkdir()
+    (clone / ".hypignore").write_text("local-only")
+    session_notes.note(home, "claude", {"session_id": ID, "cwd": str(clone)})
+    assert json.loads(hyp("session", "status", "--json")[1])["folders_gone"] == []
+    shutil.rmtree(clone)
+    (told,) = json.loads(hyp("session", "status", "--json")[1])["folders_gone"]
+    assert (told["folder"], told["class"]) == (str(clone), "local-only")
+    assert str(clone) in hyp("session", "status")[1]
+    assert "last there" in json.loads(hyp("session", "status", ID, "--json")[1])["why"]
 
 
 @pytest.mark.hazard(61)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import io
 import json
+import shutil
 import subprocess
 import sys
 from functools import partial
@@ -13,6 +14,9 @@ from typing import Any
 
 import pytest
 
+from hypaware.capture import seen_folders
+from hypaware.capture.privacy import Privacy
+from hypaware.capture.privacy_class import PrivacyClass
 from hypaware.clients import git, session_notes
 from hypaware.clients.claude.session_context import records
 from hypaware.home import Home
@@ -84,6 +88,15 @@ def test_of_an_ignored_folder_nothing_but_its_name_is_noted(home: Home, reposito
     (repository / ".hypignore").touch()
     assert session_notes.note(home, "claude", {"session_id": "s", "cwd": str(repository)})
     assert list(lines(home)[0]) == ["session_id", "cwd", "at"]
+
+
+def test_what_the_folder_says_is_remembered_also_if_nobody_records(home: Home, repository: Path) -> None:
+    (repository / ".hypignore").write_text("local-only")
+    assert session_notes.note(home, "claude", {"session_id": "s", "cwd": str(repository)})
+    shutil.rmtree(repository)
+    assert Privacy(home).class_of(str(repository / "src"), None) is PrivacyClass.LOCAL_ONLY
+    seen_folders.path_of(home).write_text("{")
+    assert session_notes.note(home, "claude", {"session_id": "t", "cwd": str(home.root)}), "a note is what counts more"
 
 
 @pytest.mark.hazard(61)

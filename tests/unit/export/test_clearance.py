@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
+import shutil
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, field, replace
@@ -19,7 +20,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hypaware.capture import opt_outs
+from hypaware.capture import opt_outs, seen_folders
+from hypaware.capture.privacy import Privacy
 from hypaware.config import Config, PrivacyConfig, RedactionConfig, SinkConfig
 from hypaware.export import binding, clearance, configured, refused, replay
 from hypaware.export.driver import Driver, Terms
@@ -187,8 +189,35 @@ def test_where_nobody_can_say_what_may_leave_nothing_leaves_and_nothing_is_passe
     assert found.error
     assert (found.error["kind"], found.rows, found.withheld) == ("privacy_unreadable", 0, 0)
     opt_outs.path_of(site.home).unlink()
+    seen_folders.path_of(site.home).write_text("{")
+    found = site.deliver()
+    assert found.error
+    assert (found.error["kind"], found.rows, found.withheld) == ("privacy_unreadable", 0, 0)
+    seen_folders.path_of(site.home).unlink()
     assert site.deliver().rows == 3
     assert site.is_drained()
+
+
+def test_the_rows_of_a_closed_folder_that_was_removed_stay(site: Site) -> None:
+    """Live capture saw the folder; the round comes when it is gone."""
+    site.close("clone")
+    site.commit(3, "clone")
+    Privacy(site.home, remembers=True).class_of(str(site.folder("clone")), None)
+    shutil.rmtree(site.folder("clone"))
+    site.commit(2, "open")
+    found = site.deliver()
+    assert (found.rows, found.withheld) == (2, 3)
+    assert (site.deliver("words").rows, site.is_drained()) == (2, True)
+
+
+def test_a_round_remembers_what_it_saw(site: Site) -> None:
+    site.close("clone")
+    site.commit(3, "clone")
+    assert site.deliver().withheld == 3
+    shutil.rmtree(site.folder("clone"))
+    assert (site.deliver("words").rows, site.deliver("words").last) == (0, 3)
+    site.resend()
+    assert site.deliver().rows == 0
 
 
 @pytest.mark.parametrize("word", ["local-only", "ignore", "a word of a newer version"])

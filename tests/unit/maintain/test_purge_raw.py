@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import shutil
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from hypaware.capture.body_parts import PartsMissing
 from hypaware.capture.exchanges import decoded_of, reproject
+from hypaware.capture.privacy import Privacy
+from hypaware.capture.privacy_class import PrivacyClass
 from hypaware.home import Home
 from hypaware.maintain.purge import dry
 from hypaware.maintain.purge.selection import Kind, Selector
@@ -81,6 +85,17 @@ def test_the_raw_exchanges_go_too_and_those_of_others_stay_whole(filled: Home, k
     assert {row["session_id"] for row in left} == {OPEN}
     assert len(left) == 5
     assert not any(projection.skipped["parts_missing"] for projection in reproject(left))
+
+
+def test_a_purge_of_a_folder_takes_its_name_out_of_what_is_known_of_folders(filled: Home, tmp_path: Path) -> None:
+    folder = tmp_path / "clients-name"
+    folder.mkdir()
+    (folder / ".hypignore").write_text("ignore")
+    Privacy(filled, remembers=True).class_of(str(folder), None)
+    shutil.rmtree(folder)
+    purge(filled, "cwd", str(folder))
+    assert holders(filled, "clients-name") == set()
+    assert Privacy(filled).class_of(str(folder / "below"), None) is PrivacyClass.IGNORE
 
 
 def _rows(report: dict[str, Any]) -> int:

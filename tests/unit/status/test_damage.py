@@ -10,7 +10,8 @@ from pathlib import Path
 import hypothesis
 from hypothesis import strategies as st
 
-from hypaware.capture import opt_outs
+from hypaware.capture import opt_outs, seen_folders
+from hypaware.capture.privacy import Privacy
 from hypaware.status.checks import run
 from tests.light_life import append
 from tests.rows import rows
@@ -64,6 +65,8 @@ def _home(at: StatusHome) -> StatusHome:
     standing.delivered(key("archive"), 5)
     standing.buried(key("archive"), "letter", 3)
     opt_outs.ignore(at.home, "session-1")
+    (at.user / ".hypignore").touch()
+    Privacy(at.home, remembers=True).class_of(str(at.user), None)
     at.home.run.joinpath("gateway.json").write_text('{"clients": {"claude": {"last_seen_at": "2026-01-01T00:00:00Z"}}}')
     return at
 
@@ -72,6 +75,7 @@ def _that_matter(at: StatusHome) -> set[Path]:
     """Files without which rows are lost, or nobody knows what to do."""
     home = at.home
     found = {home.state, home.mirror, home.catalog, home.keys, home.config, opt_outs.path_of(home)}
+    found.add(seen_folders.path_of(home))
     return found | set(home.warehouse.rglob("*.parquet")) | set(home.warehouse.rglob("*-m0.avro"))
 
 

@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from hypaware.capture import handover, opt_outs, sightings
+from hypaware.capture import handover, opt_outs, seen_folders, sightings
+from hypaware.capture.privacy import Privacy
 from hypaware.home import Home
 from hypaware.lake import tombstones
 from hypaware.lake.tombstones import Stone
@@ -165,8 +166,16 @@ def test_sessions_and_folders_that_stay_out_are_told(at: StatusHome) -> None:
     at.made().write_config('[privacy.folders]\n"~/secret" = "ignore"\n')
     opt_outs.ignore(at.home, "session-1")
     assert "1 session and 1 folder" in at.said("left_out").message
-    opt_outs.path_of(at.home).write_text("no JSON")
-    assert at.said("privacy_unreadable").severity == "error"
+    clone = at.home.root.parent / "clone"
+    clone.mkdir()
+    (clone / ".hypignore").touch()
+    Privacy(at.home, remembers=True).class_of(str(clone), None)
+    assert "gone" not in at.said("left_out").message
+    shutil.rmtree(clone)
+    assert "1 session, 1 folder and 1 folder that is gone" in at.said("left_out").message
+    for path in (opt_outs.path_of(at.home), seen_folders.path_of(at.home)):
+        path.write_text("no JSON")
+        assert path.name in [each for each in at.look().diagnostics if each.kind == "privacy_unreadable"][-1].message
 
 
 def test_a_config_that_cannot_be_used_is_an_error_with_its_line(at: StatusHome) -> None:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 
 from hypaware import faults
+from hypaware.capture import seen_folders
 from hypaware.errors import Cancelled, HypError
 from hypaware.lake import keys, metadata, standing, tombstones
 from hypaware.maintain.purge import at_work, free_pages, letters, proof, scratch, settled, spooled, table_rows
@@ -41,6 +42,8 @@ def run(purging: Purging) -> Report:
     report.delivered = gone.copies
     if purging.allow_reimport:
         _forget_marks(purging)
+    if purging.selector.kind == "cwd":
+        seen_folders.make_nameless(purging.home, purging.selector.values)
     free_pages.clean(purging.home, purging.note)
     scratch.clear(purging)
     if purging.again and stones:
