@@ -43,5 +43,7 @@ HINT = "|".join(
         "-----BEGIN ",
         _looser(rules.URL.pattern.decode()),
         f"(?:{_NAMES}){_SIGN}",
+        # A stream, which may hold a secret in pieces.
+        '"delta"',
     )
 )
