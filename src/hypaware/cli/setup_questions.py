@@ -38,8 +38,9 @@ def ask(plan: Plan) -> Plan:
     imports = _consent(chosen, _kept_for(config, days), days)
     lives = _live(clients) if clients else _DAEMON
     choices = replace(chosen.choices, imports=imports, daemon=lives != _NEITHER, attach=lives == _BOTH)
-    _confirm_changes(chosen)
-    return replace(plan, choices=choices, now=datetime.now(UTC))
+    made = replace(plan, choices=choices, now=datetime.now(UTC))
+    _confirm_changes(made)
+    return made
 
 
 def _greet(plan: Plan, *, is_new: bool) -> None:
@@ -142,7 +143,7 @@ def _live(clients: Sequence[str]) -> str:
 def _confirm_changes(plan: Plan) -> None:
     from questionary import confirm
 
-    made = configuring.foretell(plan.home, plan.choices, plan.found)
+    made = configuring.foretell(plan.home, plan.choices, plan.found, plan.now)
     if not made.changes:
         return
     output.note(f"\n{made.diff}\n")

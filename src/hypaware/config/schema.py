@@ -53,6 +53,7 @@ class GatewayConfig:
 @dataclass(frozen=True)
 class ClientConfig:
     enabled: bool = _setting(values.FLAG, True, "record this client")
+    history_from: str = _setting(values.MOMENT, "", "the daemon leaves out what is older; `hyp backfill` does not")
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from datetime import UTC, date, datetime
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -84,6 +85,15 @@ def _duration_or_off(raw: Any) -> float:
 
 def _hours(raw: Any) -> str:
     return str(hours.parse(text)) if (text := _text(raw).strip()) else ""
+
+
+def _moment(raw: Any) -> str:
+    """As text with its zone, also where the file has it without quotes; a day is its beginning, no zone is UTC."""
+    text = raw.isoformat() if isinstance(raw, date) else _text(raw).strip()
+    if not text:
+        return ""
+    found = datetime.fromisoformat(text)
+    return (found if found.tzinfo else found.replace(tzinfo=UTC)).isoformat()
 
 
 def duration_text(seconds: float) -> str:
@@ -226,6 +236,7 @@ DURATION_OR_OFF = Kind(
     _duration_or_off,
     lambda value: duration_text(value) if value else "off",
 )
+MOMENT = Kind("a day or a time, or nothing", '"2026-11-15T08:00:00Z"', _moment)
 HOURS = Kind("two times of the day, or nothing", '"22:00-07:00"', _hours)
 SIZE = Kind("a number of bytes", '"128MiB"', _size, size_text)
 MEMORY = Kind("an amount of memory in k, m, g or t", '"1g"', _memory)

@@ -1,7 +1,8 @@
 """Imports what clients have written since: their transcripts vanish after a while, and live rows wait for them.
 
-Only of clients that the user chose: named in the config as enabled, or attached. Whether anything is due is told by
-looking at the files and at what earlier imports took; the engine is asked only then. It looks now and then
+Only of clients that the user chose: named in the config as enabled, or attached; and nothing from before their
+`history_from`, which stands there when the user did not want the history. Whether anything is due is told by looking at
+the files and at what earlier imports took; the engine is asked only then. It looks now and then
 (`flush.cold_interval`), and two minutes after live rows came in while the engine runs anyway.
 """
 
@@ -12,10 +13,10 @@ import os
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hypaware import telemetry
-from hypaware.config import Config
+from hypaware.config import ClientConfig, Config
 from hypaware.daemon.backoff import Backoff
 from hypaware.daemon.clock import Clock
 from hypaware.daemon.condition import Condition
@@ -25,6 +26,9 @@ from hypaware.engine import client as engine_client
 from hypaware.engine.launch import Engine
 from hypaware.errors import HypError
 from hypaware.home import Home
+
+if TYPE_CHECKING:
+    from hypaware.backfill.registry import Providers
 
 log = logging.getLogger("hypaware.daemon")
 
@@ -83,9 +87,10 @@ class CatchingUp:
         self._looked, self._pause = self._clock.monotonic(), self._config().flush.cold_interval
         self._waiting_since = None
         try:
-            args = await on_thread(self._due, "transcripts")
-            if args is not None:
-                self._tell(await run_job(self._engine, "backfill", args))
+            due = await on_thread(self._due, "transcripts")
+            reports = [await run_job(self._engine, "backfill", args) for args in due]
+            if reports:
+                self._tell([each for report in reports for each in report["providers"]])
             self._backoff.succeeded()
         except HypError as trouble:
             self._pause = self._backoff.failed()
@@ -95,30 +100,39 @@ class CatchingUp:
             log.exception("history was not imported; it is tried again at the next look")
             self._condition.caught_up(self._clock.now(), "failed")
 
-    def _due(self) -> dict[str, Any] | None:
-        """What to ask the engine for; None if no transcript has changed. Opens none, and starts nothing."""
-        from hypaware.backfill import plan, registry
-        from hypaware.backfill.wanted import understand
+    def _due(self) -> list[dict[str, Any]]:
+        """What to ask the engine for; nothing if no transcript has changed. Opens none, and starts nothing."""
+        from hypaware.backfill import registry
 
         if not self._home.state.is_file():
-            return None  # it would be made, in a home that may just have been removed
+            return []  # it would be made, in a home that may just have been removed
         config = self._config()
         known = registry.providers()
-        names = [each.name for each in known if is_chosen(self._home, config, each.name)]
-        if not names:
-            return None
-        wanted = understand(self._home, config, known, names=names, now=self._clock.now(), variables=_variables())
+        groups: dict[str, list[str]] = {}
+        for each in known:
+            if is_chosen(self._home, config, each.name):
+                groups.setdefault(_history_from(config, each.name), []).append(each.name)
+        asked = (self._asked(config, known, names, since or None) for since, names in groups.items())
+        return [args for args in asked if args["providers"]]
+
+    def _asked(self, config: Config, known: Providers, names: list[str], since: str | None) -> dict[str, Any]:
+        from hypaware.backfill import plan
+        from hypaware.backfill.wanted import understand
+
+        wanted = understand(
+            self._home, config, known, names=names, since=since, now=self._clock.now(), variables=_variables()
+        )
         args = wanted.as_args(telemetry.dev_run_id())
         planned = plan.plan(self._home, config, args)["providers"]
         # One that cannot be looked at says why when the engine tries it.
         due = [each["provider"] for each in planned if each["plan"] is None or each["plan"]["estimated_items"]]
-        return {**args, "providers": due, "patient": True} if due else None
+        return {**args, "providers": due, "patient": True}
 
-    def _tell(self, report: dict[str, Any]) -> None:
-        for each in report["providers"]:
+    def _tell(self, providers: list[dict[str, Any]]) -> None:
+        for each in providers:
             if each["rows_written"]:
                 log.info("%s: %s rows of history imported", each["provider"], f"{each['rows_written']:,}")
-        failed = [each for each in report["providers"] if each["status"] != "ok"]
+        failed = [each for each in providers if each["status"] != "ok"]
         said = "; ".join(f"{each['provider']}: {(each.get('error') or {}).get('message')}" for each in failed)
         if said and said != self._said:
             log.warning("history was not imported: %s", said)
@@ -134,6 +148,10 @@ def is_chosen(home: Home, config: Config, client: str) -> bool:
     if (said := config.clients.get(client)) is not None:
         return said.enabled
     return (home.root / "clients" / client / "attach.json").is_file()
+
+
+def _history_from(config: Config, client: str) -> str:
+    return config.clients.get(client, ClientConfig()).history_from
 
 
 def _variables() -> dict[str, str]:

@@ -3,6 +3,8 @@
 A config that is there is kept, with its comments. Adding is free: a client that was named is enabled, a sink is
 declared where there is none of its name. Changing needs the user's word (`force`), and a copy of the old file stays as
 `config.toml.bak-<time>`: another retention, another place of a sink, sinks that go.
+
+Who does not want the history has it written down (`history_from`): the daemon would import it a minute later.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -65,20 +68,20 @@ class Written:
     backup: Path | None = None
 
 
-def foretell(home: Home, choices: Choices, found: Sequence[FoundClient]) -> Configured:
+def foretell(home: Home, choices: Choices, found: Sequence[FoundClient], now: datetime) -> Configured:
     """What `write` would write. Raises HypError where the choices would change what stands there without `force`."""
-    return _refused(_merged(home, read_text(home.config), choices, found), choices)
+    return _refused(_merged(home, read_text(home.config), choices, found, now), choices)
 
 
-def write(home: Home, choices: Choices, found: Sequence[FoundClient], stamp: str) -> Written:
+def write(home: Home, choices: Choices, found: Sequence[FoundClient], now: datetime) -> Written:
     durable.make_dir(home.root)
     # A config that is a link into somebody's dotfiles stays one.
     target = home.config.resolve()
     with alone(home.root):
-        made = foretell(home, choices, found)
+        made = foretell(home, choices, found, now)
         if not made.is_changed:
             return Written(made)
-        backup = _keep(target, stamp) if made.changes else None
+        backup = _keep(target, now.strftime("%Y%m%dT%H%M%SZ")) if made.changes else None
         durable.write_file(target, made.after.encode())
         _after_write()
     return Written(made, backup)
@@ -93,7 +96,9 @@ def usual_token_file(home: Home) -> str:
     return str(home.root / "server-token")
 
 
-def _merged(home: Home, before: str | None, choices: Choices, found: Sequence[FoundClient]) -> Configured:
+def _merged(
+    home: Home, before: str | None, choices: Choices, found: Sequence[FoundClient], now: datetime
+) -> Configured:
     edit = _Edit(home.config, before or _NEW_FILE, [])
     is_new = before is None
     try:
@@ -108,6 +113,9 @@ def _merged(home: Home, before: str | None, choices: Choices, found: Sequence[Fo
         # Also where it is so by default: the daemon goes by what was chosen.
         if name not in config.clients or not is_enabled(config, name):
             edit.set(("clients", name, "enabled"), True)
+    if not choices.imports:
+        for name in _never_imported(clients, config, found):
+            edit.set(("clients", name, "history_from"), now.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"))
     for name in _left_out(choices, config, found, is_new):
         edit.set(("clients", name, "enabled"), False)
         if not is_new:
@@ -147,6 +155,13 @@ def _left_out(choices: Choices, config: Config, found: Iterable[FoundClient], is
         return []
     seen = [each.name for each in found if each.installed or not choices.interactive]
     return [name for name in seen if name not in choices.clients and is_enabled(config, name)]
+
+
+def _never_imported(clients: Iterable[str], config: Config, found: Iterable[FoundClient]) -> list[str]:
+    """Where an import was begun, a bound would lose what was written between its end and now."""
+    begun = {each.name for each in found if each.is_begun or each.client.backfill is None}
+    bounded = {name for name, said in config.clients.items() if said.history_from}
+    return [name for name in clients if name not in begun | bounded]
 
 
 def _retain(edit: _Edit, days: int | None, config: Config, is_new: bool) -> None:

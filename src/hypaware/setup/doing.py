@@ -17,10 +17,10 @@ from hypaware.setup.plan import Listener, Plan, Step
 
 def configure(plan: Plan) -> tuple[Configured, Step]:
     """Raises HypError where there can be no config, or no home: then nothing else is begun."""
-    configuring.foretell(plan.home, plan.choices, plan.found)
+    configuring.foretell(plan.home, plan.choices, plan.found, plan.now)
     identify(plan.home)
     try:
-        written = configuring.write(plan.home, plan.choices, plan.found, plan.now.strftime("%Y%m%dT%H%M%SZ"))
+        written = configuring.write(plan.home, plan.choices, plan.found, plan.now)
     except OSError as error:
         raise Retryable(f"{plan.home.config} cannot be written: {error}", kind="config_unwritable") from error
     made, backup = written.configured, written.backup

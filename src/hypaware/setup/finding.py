@@ -54,6 +54,8 @@ class FoundClient:
     """Sources that have not changed since they were imported."""
     first_day: str | None = None
     problem: str | None = None
+    is_begun: bool = False
+    """Something of its history was imported before, whatever became of the file since."""
 
     @property
     def name(self) -> str:
@@ -92,10 +94,11 @@ def _look(home: Home, client: Client, environment: Mapping[str, str], now: datet
     if client.backfill is None:
         return FoundClient(client, installed)
     due: list[Due] = []
-    imported = 0
+    imported, is_begun = 0, False
     try:
         for dataset in client.backfill.datasets:
             known = marks.known(home, client.name, dataset)
+            is_begun = is_begun or bool(known)
             found = pinning.survey(client.backfill, environment, known, Window(), now, in_order=False)
             # The sources are the same for each dataset.
             if len(found.due) >= len(due):
@@ -104,7 +107,12 @@ def _look(home: Home, client: Client, environment: Mapping[str, str], now: datet
         return FoundClient(client, installed, problem=error.message)
     waiting = tuple(Waiting(each.pinned.path, each.pinned.size, _time(each.pinned.mtime_ns)) for each in due)
     return FoundClient(
-        client, installed or bool(due or imported), waiting, imported, _first_day(client.backfill, waiting)
+        client,
+        installed or bool(due or imported),
+        waiting,
+        imported,
+        _first_day(client.backfill, waiting),
+        is_begun=is_begun,
     )
 
 

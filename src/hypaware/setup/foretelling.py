@@ -15,7 +15,7 @@ from hypaware.setup.plan import Listener, Plan, Step
 
 
 def configure(plan: Plan) -> tuple[Configured, Step]:
-    made = configuring.foretell(plan.home, plan.choices, plan.found)
+    made = configuring.foretell(plan.home, plan.choices, plan.found, plan.now)
     refuse_network(plan.home.root)
     facts = {"path": str(made.path), "diff": made.diff}
     if not made.is_changed:

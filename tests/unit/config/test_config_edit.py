@@ -209,7 +209,7 @@ def test_a_value_can_be_set_however_the_file_is_laid_out(write: Write, layout: s
             "sinks.b",
             '{ kind = "blob", destination = "/e" }',
         ),
-        ("clients = { }\nversion = 1\n", "clients.claude.enabled", "false"),
+        ("clients = { claude = { } }\nversion = 1\n", "clients.claude.enabled", "false"),
     ],
 )
 def test_setting_a_table_takes_no_other_key_with_it(write: Write, text: str, key: str, value: str) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from datetime import UTC, date, datetime
 
 import pytest
 from hypothesis import given
@@ -23,6 +24,26 @@ from hypaware.config.where import line_of
 )
 def test_a_duration_is_read_as_seconds(text: str, seconds: float) -> None:
     assert values.DURATION.read(text) == seconds
+
+
+@pytest.mark.parametrize(
+    ("raw", "text"),
+    [
+        ("", ""),
+        ("2026-11-15", "2026-11-15T00:00:00+00:00"),
+        (date(2026, 11, 15), "2026-11-15T00:00:00+00:00"),
+        ("2026-11-15T08:00:00Z", "2026-11-15T08:00:00+00:00"),
+        (datetime(2026, 11, 15, 8, tzinfo=UTC), "2026-11-15T08:00:00+00:00"),
+    ],
+)
+def test_a_moment_has_a_zone_with_and_without_quotes(raw: object, text: str) -> None:
+    assert values.MOMENT.read(raw) == text
+
+
+@pytest.mark.parametrize("raw", ["yesterday", "7d", "2026-13-01", 20261115])
+def test_what_is_no_moment_is_refused(raw: object) -> None:
+    with pytest.raises(ValueError):  # noqa: PT011
+        values.MOMENT.read(raw)
 
 
 @pytest.mark.parametrize("text", ["", "m", "2", "-2m", "2w", "2m30s", "two minutes", "1e3s", "4000d", "1.5h"])

@@ -63,6 +63,15 @@ def test_a_chosen_clients_transcript_is_imported_by_itself(daemon: DaemonOfTests
     assert asked["environment"]["CLAUDE_CONFIG_DIR"] == str(tmp_path / "claude")
 
 
+def test_what_is_older_than_the_user_wants_stays_out(daemon: DaemonOfTests) -> None:
+    """Who said no to the history at the set-up had it imported, and delivered, a minute later."""
+    declare(daemon, '[flush]\ncold_interval = "1m"\n[clients.claude]\nhistory_from = 2020-01-02\n')
+    with daemon.running() as running:
+        eventually(lambda: told(daemon.home).get("last_status") == "ok")
+        running.stop()
+    assert [asked["since"] for asked in imports_of(daemon.home)] == ["2020-01-02T00:00:00.000000Z"]
+
+
 def test_what_nobody_chose_or_nothing_new_starts_no_engine(daemon: DaemonOfTests) -> None:
     declare(daemon, '[flush]\ncold_interval = "1m"\n')
     with daemon.running() as running:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import tomllib
-from datetime import UTC, datetime
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,7 @@ def found(home: Home, user: Path) -> list[FoundClient]:
 
 
 def write(home: Home, found: list[FoundClient], **chosen: Any) -> Written:
-    return configuring.write(home, Choices(**chosen), found, "20261115T120000Z")
+    return configuring.write(home, Choices(**chosen), found, NOW)
 
 
 def table(home: Home) -> dict[str, Any]:
@@ -104,6 +105,26 @@ def test_a_config_that_is_there_is_kept_to_the_byte(home: Home, found: list[Foun
         assert not write(home, found, **chosen).configured.is_changed
     assert home.config.read_text() == before
     assert [path.name for path in home.root.iterdir()] == ["config.toml"]
+
+
+def test_history_that_is_not_wanted_is_left_out_from_then_on(home: Home, found: list[FoundClient]) -> None:
+    """Without it the daemon imports, and delivers, a minute later what the user said no to."""
+    write(home, found, clients=("claude",), imports=False)
+    assert table(home)["clients"]["claude"] == {"enabled": True, "history_from": "2026-11-15T12:00:00Z"}
+    before = home.config.read_text()
+    configuring.write(home, Choices(imports=False), found, NOW + timedelta(days=1))
+    assert home.config.read_text() == before, "the first word counts, not that of each day"
+
+
+def test_an_import_that_was_begun_goes_on_whatever_a_later_set_up_leaves_out(
+    home: Home, found: list[FoundClient]
+) -> None:
+    """A bound would lose what was written since the last import."""
+    own(home)
+    begun = [replace(each, is_begun=each.name == "claude") for each in found]
+    write(home, begun, imports=False)
+    assert list(table(home)["clients"]["claude"]) == ["enabled"]
+    assert list(table(home)["clients"]["codex"]) == ["enabled", "history_from"]
 
 
 def test_what_is_added_leaves_comments_and_the_rest_as_they_were(home: Home, found: list[FoundClient]) -> None:

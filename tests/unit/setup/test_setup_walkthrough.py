@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from hypaware import config as configuration
 from hypaware.home import Home
 from tests.command import HYP
 from tests.pseudo_terminal import CTRL_C, CTRL_D, CTRL_U, DOWN, ENTER, ESCAPE, PseudoTerminal
@@ -107,6 +108,9 @@ def test_history_is_not_imported_without_consent(user: Path, home: Home, key: st
             shown.press(DOWN, DOWN, ENTER)
         assert shown.end() == (NO_JAVA if key == "n" else 130)
     assert home.config.exists() == (key == "n")
+    # The daemon imports by itself what clients write: it must know that this is not wanted.
+    bounds = [each.history_from for each in configuration.load(home).clients.values()]
+    assert [bound > "2026-11-15" for bound in bounds] == ([True, True] if key == "n" else [])
     assert not home.catalog.exists()
     spans = [json.loads(line) for path in home.telemetry.glob("traces-*") for line in path.read_text().splitlines()]
     (about,) = [span["attributes"] for span in spans if span["name"] == "walkthrough.backfill"]
@@ -123,7 +127,11 @@ def test_history_is_not_imported_without_consent(user: Path, home: Home, key: st
 
 def test_walked_again_it_keeps_the_config_and_asks_before_it_changes_it(user: Path, home: Home) -> None:
     home.root.mkdir(mode=0o700)
-    own = "# mine\nretention.default_days = 45\n[clients]\nclaude.enabled = true\ncodex.enabled = true\n"
+    own = (
+        "# mine\nretention.default_days = 45\n[clients]\n"
+        "claude.enabled = true\nclaude.history_from = 2026-11-01\n"
+        "codex.enabled = true\ncodex.history_from = 2026-11-01\n"
+    )
     home.config.write_text(own)
 
     def walk(*clients: str) -> PseudoTerminal:
