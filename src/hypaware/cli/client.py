@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import click
@@ -12,6 +13,10 @@ from hypaware.home import Home
 
 if TYPE_CHECKING:
     from hypaware.clients.attach import Environment, Outcome, Settings
+    from hypaware.config import Config
+    from hypaware.errors import HypError
+
+    _Failed = tuple[str, HypError]
 
 _dry_run = click.option("--dry-run", is_flag=True, help="Show the change and make none.")
 
@@ -30,7 +35,7 @@ def client() -> None:
 @_dry_run
 @json_option
 def attach(name: str | None, dry_run: bool, as_json: bool) -> None:
-    """Let NAME, or every client that is set up here, call its provider through the gateway.
+    """Let NAME, or every client that is set up here and not left out by the config, call its provider by the gateway.
 
     Only the client's own settings change, so sessions that run already go on as they are. While the daemon does not
     run, requests reach the provider all the same.
@@ -43,11 +48,12 @@ def attach(name: str | None, dry_run: bool, as_json: bool) -> None:
     from hypaware.daemon import instance
 
     home = Home.from_environment()
-    listen = config.load(home).gateway.listen
+    settings = config.load(home)
+    listen = settings.gateway.listen
     gateway = gateway_url(listen)
     environment = _environment()
-    done: list[Outcome] = []
-    for each in _chosen(name, environment):
+
+    def attached(each: Settings) -> Outcome:
         shown = steps.attach(home, each, gateway, environment, dry_run=True)
         if not dry_run and shown.base_url:
             # First somebody who answers, then the client that calls.
@@ -55,13 +61,18 @@ def attach(name: str | None, dry_run: bool, as_json: bool) -> None:
             if asked(home, shown.base_url) is None:
                 raise not_answering(home, listen)
             shown = steps.attach(home, each, gateway, environment)
-        done.append(shown)
+        return shown
+
+    here = _chosen(name, environment)
+    wanted = here if name else _not_left_out(here, settings)
+    done, failed = _each(wanted, attached)
     recorded = instance.running(home) is not None
     if recorded and not dry_run:
         handover.stands_by(home)
-    _tell(done, dry_run, as_json, "goes through the gateway at {base_url}", "goes there already")
-    if not dry_run and not recorded:
+    _tell(done, failed, dry_run, as_json, ("goes through the gateway at {base_url}", "goes there already"))
+    if done and not dry_run and not recorded:
         output.note("the daemon does not run: requests pass unrecorded until it does (hyp daemon start)")
+    _fail(done, failed, dry_run)
 
 
 @client.command("detach", examples=["hyp client detach claude", "hyp client detach --dry-run"])
@@ -77,10 +88,12 @@ def detach(name: str | None, dry_run: bool, as_json: bool) -> None:
 
     home = Home.from_environment()
     environment = _environment()
-    done = [
-        steps.detach(home, each, environment, dry_run=dry_run) for each in _chosen(name, environment, also_absent=True)
-    ]
-    _tell(done, dry_run, as_json, "is off the gateway", "was not attached")
+    done, failed = _each(
+        _chosen(name, environment, also_absent=True),
+        lambda each: steps.detach(home, each, environment, dry_run=dry_run),
+    )
+    _tell(done, failed, dry_run, as_json, ("is off the gateway", "was not attached"))
+    _fail(done, failed, dry_run)
 
 
 @client.command("status", examples=["hyp client status", "hyp client status claude --json"])
@@ -139,6 +152,35 @@ def _chosen(name: str | None, environment: Environment, also_absent: bool = Fals
     return here
 
 
+def _not_left_out(here: list[Settings], settings: Config) -> list[Settings]:
+    from hypaware.backfill.selection import is_enabled
+    from hypaware.errors import UsageError
+
+    wanted = [each for each in here if is_enabled(settings, each.name)]
+    if not wanted:
+        names = ", ".join(each.name for each in here)
+        raise UsageError(
+            f"the config leaves out every client that is set up here ({names}); name one", kind="no_client"
+        )
+    return wanted
+
+
+def _each(clients: list[Settings], step: Callable[[Settings], Outcome]) -> tuple[list[Outcome], list[_Failed]]:
+    """One whose settings cannot be changed does not hold the others; where nobody listens, none is begun."""
+    from hypaware.errors import HypError, NotReady
+
+    done: list[Outcome] = []
+    failed: list[_Failed] = []
+    for each in clients:
+        try:
+            done.append(step(each))
+        except NotReady:
+            raise
+        except HypError as error:
+            failed.append((each.name, error))
+    return done, failed
+
+
 def _environment() -> Environment:
     import os
     from pathlib import Path
@@ -146,29 +188,50 @@ def _environment() -> Environment:
     return {**os.environ, "HOME": os.environ.get("HOME") or str(Path.home())}
 
 
-def _tell(done: list[Outcome], dry_run: bool, as_json: bool, changed: str, unchanged: str) -> None:
+def _tell(done: list[Outcome], failed: list[_Failed], dry_run: bool, as_json: bool, said: tuple[str, str]) -> None:
+    """What was done; with `--json` and a failure, `_fail` has it. `said`: where it changed, and where not."""
     if as_json:
-        report = [
-            {
-                "client": each.client,
-                "path": each.path,
-                "changed": each.changed,
-                "base_url": each.base_url,
-                "upstream": each.upstream,
-                "notes": each.notes,
-                **({"diff": each.diff} if dry_run else {}),
-            }
-            for each in done
-        ]
-        output.emit_json({"dry_run": dry_run, "clients": report})
+        if not failed:
+            output.emit_json(_report(done, dry_run))
         return
     for each in done:
         if dry_run:
             output.emit(each.diff or f"{each.client}: nothing would change")
         else:
-            said = changed.format(base_url=each.base_url) if each.changed else unchanged
-            output.emit(f"{each.client} {said} ({each.path})")
+            changed, unchanged = said
+            what = changed.format(base_url=each.base_url) if each.changed else unchanged
+            output.emit(f"{each.client} {what} ({each.path})")
         if each.upstream:
             output.note(f"{each.client}: what it called before, {each.upstream}, stays in the way behind the gateway")
         for note in each.notes:
             output.warn(f"{each.client}: {note}")
+
+
+def _fail(done: list[Outcome], failed: list[_Failed], dry_run: bool) -> None:
+    from hypaware.cli.failure import PartlyFailed
+
+    if len(failed) == 1 and not done:
+        raise failed[0][1]
+    if failed:
+        raise PartlyFailed(
+            "; ".join(f"{name}: {error.message}" for name, error in failed),
+            _report(done, dry_run),
+            kind=failed[0][1].kind,
+            repair=[command for _, error in failed for command in error.repair],
+        )
+
+
+def _report(done: list[Outcome], dry_run: bool) -> dict[str, object]:
+    clients = [
+        {
+            "client": each.client,
+            "path": each.path,
+            "changed": each.changed,
+            "base_url": each.base_url,
+            "upstream": each.upstream,
+            "notes": each.notes,
+            **({"diff": each.diff} if dry_run else {}),
+        }
+        for each in done
+    ]
+    return {"dry_run": dry_run, "clients": clients}

@@ -112,7 +112,8 @@ def attach(home: Home, client: Settings, gateway: str, environment: Environment,
             _after_write()
         return outcome
 
-    return once() if dry_run else _guarded(path, once)
+    with settings_file.named(path):
+        return once() if dry_run else _guarded(path, once)
 
 
 def detach(home: Home, client: Settings, environment: Environment, *, dry_run: bool = False) -> Outcome:
@@ -136,12 +137,12 @@ def detach(home: Home, client: Settings, environment: Environment, *, dry_run: b
         _after_forget()
         return outcome
 
-    if dry_run or not path.parent.is_dir():
-        outcome = once() if path.parent.is_dir() else Outcome(client.name, path, False, "", None)
+    if not path.parent.is_dir():
         if not dry_run:
             undo.remove(home, client.name)
-        return outcome
-    return _guarded(path, once)
+        return Outcome(client.name, path, False, "", None)
+    with settings_file.named(path):
+        return once() if dry_run else _guarded(path, once)
 
 
 def _restored(client: Settings, now: Snapshot, record: Record | None) -> str:

@@ -31,6 +31,17 @@ class Refused(HypError):
     kind = "client_settings"
 
 
+@contextmanager
+def named(path: Path) -> Iterator[None]:
+    """Who is told that a file is refused learns which one: a client's module sees only its text."""
+    try:
+        yield
+    except Refused as reason:
+        if str(path) not in reason.message:
+            reason.message = f"{path}: {reason.message}"
+        raise
+
+
 class Changed(Exception):
     """Somebody else has written the file since it was read."""
 

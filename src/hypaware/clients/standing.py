@@ -65,10 +65,12 @@ def standing(home: Home, client: Settings, environment: Environment) -> Standing
     record = undo.read(home, client.name)
     path = Path(record.path) if record else client.path(environment)
     try:
-        now = settings_file.read(path)
-        base_url, problem = client.base_url(now.text), None
+        with settings_file.named(path):
+            now = settings_file.read(path)
+            base_url, problem = client.base_url(now.text), None
     except Refused as reason:
-        base_url, problem = None, reason.message
+        # Here nobody was about to write.
+        base_url, problem = None, reason.message.removesuffix(". Nothing was written")
     answered_by = asked(home, base_url) if base_url else None
     seen = _seen(home, client.name)
     last_seen = seen.get("last_seen_at")

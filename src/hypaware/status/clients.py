@@ -87,8 +87,11 @@ def _standing(view: View, settings: Settings) -> Standing:
 def diagnostics(view: View, client: Standing) -> Iterator[Diagnostic]:
     name, told = client.name, client.attached
     attach = f"hyp client attach {name}"
-    if problem := client.trouble or (told.problem if told else None):
-        yield warning("client_unreadable", f"{name}: {problem}", f"hyp client status {name}")
+    if client.trouble:
+        yield warning("client_unreadable", f"{name}: {client.trouble}", f"hyp client status {name}")
+    elif told and told.problem:
+        said = f"{name}: {told.problem}; mend the file, then attach the client"
+        yield warning("client_unreadable", said, attach)
     if told is None or (told.state == "detached" and told.problem):
         return
     if client.is_attached and not client.enabled:

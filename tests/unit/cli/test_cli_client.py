@@ -109,6 +109,34 @@ def test_the_life_of_an_attached_client(
     assert "was not attached" in hyp("client", "detach", "claude")[1]
 
 
+def test_one_client_whose_settings_are_broken_does_not_hold_the_others(
+    hyp: Hyp, home: Home, user: Path, port: int
+) -> None:
+    """Neither on the way to the gateway nor on the way back; and who mends the file learns which one it is."""
+    settings = user / ".claude/settings.json"
+    settings.write_text("{ no JSON")
+    code, out, err = hyp("client", "attach")
+    assert (code, out.split(" goes ")[0]) == (1, "codex")
+    assert f"error: claude: {settings}: Claude Code's settings.json is not understood" in err
+    code, out, _ = hyp("client", "detach", "--json")
+    report = json.loads(out)
+    assert (code, [each["client"] for each in report["clients"]]) == (1, ["codex"])
+    assert report["error"]["message"].startswith(f"claude: {settings}: ")
+    assert not (user / ".codex/config.toml").exists()
+
+
+def test_without_a_name_a_client_that_the_config_leaves_out_stays_out(
+    hyp: Hyp, home: Home, user: Path, port: int
+) -> None:
+    """A repair such as `hyp client attach` must not attach what the user did not choose."""
+    home.config.write_text(home.config.read_text() + "[clients]\nclaude.enabled = false\n")
+    assert hyp("client", "attach")[1].split(" goes ")[0] == "codex"
+    home.config.write_text(home.config.read_text() + "codex.enabled = false\n")
+    code, _, err = hyp("client", "attach")
+    assert (code, "leaves out every client" in err) == (2, True)
+    assert hyp("client", "attach", "claude")[0] == 0, "who names it means it"
+
+
 class gateway:
     """Answers on the given socket as a gateway does."""
 

@@ -107,7 +107,10 @@ def test_settings_that_cannot_be_read_are_told(at: StatusHome) -> None:
     at.made().attached(1)
     assert SETTINGS is not None
     SETTINGS.path(at.environment).write_text("{ this is no JSON")
-    assert at.said("client_unreadable").severity == "warning"
+    said = at.said("client_unreadable")
+    assert (said.severity, said.repair) == ("warning", ("hyp client attach claude",))
+    assert str(SETTINGS.path(at.environment)) in said.message
+    assert "Nothing was written" not in said.message
 
 
 def test_a_stranger_at_the_gateways_port_is_told(at: StatusHome) -> None:
