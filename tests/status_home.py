@@ -66,7 +66,15 @@ class StatusHome:
         return {each.kind for each in self.look(now).diagnostics}
 
     def with_engine(self) -> StatusHome:
-        """As if its jars were installed; by name and size they are."""
+        """As if Java and its jars were installed; by name and size they are."""
+        java = self.home.root.parent / "jdk" / "bin" / "java"
+        java.parent.mkdir(parents=True, exist_ok=True)
+        java.write_text("#!/bin/sh\n")
+        java.chmod(0o755)
+        (java.parent.parent / "release").write_text('JAVA_VERSION="17.0.1"\n')
+        self.programs.mkdir(parents=True, exist_ok=True)
+        if not (self.programs / "java").exists():
+            (self.programs / "java").symlink_to(java)
         where = jars.folder(self.cache, jars.locked())
         where.mkdir(parents=True, exist_ok=True)
         for jar in jars.locked():

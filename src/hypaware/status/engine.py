@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from hypaware.engine import client, jars
+from hypaware.engine import client, jars, java
+from hypaware.errors import NotReady
 from hypaware.home import Home
 from hypaware.status.diagnostic import Diagnostic, Found, reason_of, warning
 from hypaware.status.within import within
@@ -14,9 +15,12 @@ from hypaware.status.within import within
 _SECONDS = 1.5
 
 
-def look(home: Home, cache: Path) -> Found[dict[str, Any]]:
-    facts = {**_asked(home), "installed": not (missing := _missing(cache))}
-    return Found(facts, tuple(_diagnostics(facts, missing)))
+def look(home: Home, cache: Path, environment: Mapping[str, str]) -> Found[dict[str, Any]]:
+    told, missing = _asked(home), _missing(cache)
+    # One that runs has found its Java, perhaps in another environment than this one.
+    no_java = None if told["state"] == "running" else _no_java(environment)
+    facts = {**told, "installed": not missing and no_java is None}
+    return Found(facts, tuple(_diagnostics(facts, missing, no_java)))
 
 
 def _asked(home: Home) -> dict[str, Any]:
@@ -32,6 +36,17 @@ def _missing(cache: Path) -> list[str]:
     return [jar.file_name for jar in jars.locked() if _size(where / jar.file_name) != jar.size]
 
 
+def _no_java(environment: Mapping[str, str]) -> NotReady | None:
+    try:
+        within(_SECONDS, lambda: java.find(environment))
+    except NotReady as reason:
+        return reason
+    except TimeoutError:
+        # One that has to be asked is there; `hyp doctor` waits for its answer.
+        return None
+    return None
+
+
 def _size(path: Path) -> int | None:
     try:
         return path.stat().st_size
@@ -39,7 +54,9 @@ def _size(path: Path) -> int | None:
         return None
 
 
-def _diagnostics(facts: dict[str, Any], missing: list[str]) -> Iterator[Diagnostic]:
+def _diagnostics(facts: dict[str, Any], missing: list[str], no_java: NotReady | None) -> Iterator[Diagnostic]:
+    if no_java:
+        yield warning(no_java.kind, f"{no_java.message}: nothing can be committed or asked", *no_java.repair)
     if missing:
         yield warning(
             "engine_not_installed",

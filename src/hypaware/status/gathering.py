@@ -60,7 +60,7 @@ def gather(
         home=itself,
         config=written.facts,
         daemon=dict(view.daemon),
-        engine=looking.at("the engine", lambda: engine.look(home, view.cache), {"state": "unknown"}),
+        engine=looking.at("the engine", lambda: engine.look(home, view.cache, view.environment), {"state": "unknown"}),
         clients=[each.as_json() for each in standing],
         sources=[{**live, **private}, *sources.history(view)],
         spool=waiting.as_json(),

@@ -16,6 +16,7 @@ import pytest
 
 from hypaware.capture import handover
 from hypaware.engine import jars
+from hypaware.home import Home
 from hypaware.opening import open_home
 from hypaware.status.checks import clients, clock, databases, folders, gateway, machine, processes, run, settings, sinks
 from hypaware.status.checks.check import Check
@@ -52,7 +53,8 @@ def test_a_home_that_does_not_exist_is_not_made(at: StatusHome) -> None:
     assert not at.home.root.exists()
 
 
-def test_java_is_looked_for_where_the_user_has_it(at: StatusHome) -> None:
+def test_java_is_looked_for_where_the_user_has_it(home: Home) -> None:
+    at = StatusHome(home)
     found = checked(at, machine.java_runtime)
     assert (found.status, bool(found.repair)) == ("failed", True)
     java = at.programs / "bin" / "java"

@@ -16,6 +16,7 @@ import pytest
 
 from hypaware.capture import handover, opt_outs, seen_folders, sightings
 from hypaware.capture.privacy import Privacy
+from hypaware.engine.java import install_command
 from hypaware.home import Home
 from hypaware.lake import tombstones
 from hypaware.lake.tombstones import Stone
@@ -398,6 +399,15 @@ def test_an_engine_that_is_not_installed_or_does_not_answer_is_told(home: Home) 
         silent.bind(str(bare.home.engine_socket))
         silent.listen()
         assert bare.said("engine_not_answering").repair == ("hyp engine stop",)
+
+
+def test_without_java_not_all_is_well(at: StatusHome) -> None:
+    """The jars alone commit nothing: rows would wait, and the page would say that all is well."""
+    at.made()
+    assert at.look().overall == "ok"
+    (at.programs / "java").unlink()
+    assert at.said("java_missing").repair == (install_command(),)
+    assert (at.look().overall, at.look().engine["installed"]) == ("degraded", False)
 
 
 def test_the_worst_comes_first(at: StatusHome) -> None:

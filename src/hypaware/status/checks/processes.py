@@ -15,7 +15,7 @@ def daemon(view: View) -> Iterator[Check]:
 
 
 def engine(view: View) -> Iterator[Check]:
-    told = asked.look(view.home, view.cache).facts
+    told = asked.look(view.home, view.cache, view.environment).facts
     if told["state"] == "not_answering":
         yield warning(
             "engine", f"process {told.get('pid')} holds the engine's lock and does not answer", "hyp engine stop"
