@@ -5,8 +5,7 @@ from __future__ import annotations
 from hypaware.capture import handover
 from hypaware.errors import NotReady
 from hypaware.home import Home
-
-_FIXED = "hyp config set gateway.listen 127.0.0.1:18522"
+from hypaware.listen_address import free_beside
 
 
 def gateway_url(listen: str) -> str:
@@ -16,7 +15,7 @@ def gateway_url(listen: str) -> str:
         raise NotReady(
             f"gateway.listen is {listen}, a new port at each start: a client needs one that stays. Nothing was written",
             kind="gateway_address",
-            repair=_FIXED,
+            repair=f"hyp config set gateway.listen {free_beside(listen)}",
         )
     return f"http://127.0.0.1:{port}" if host in ("0.0.0.0", "[::]", "localhost") else f"http://{listen}"
 
@@ -27,5 +26,5 @@ def not_answering(home: Home, listen: str, reason: str | None = None) -> NotRead
     return NotReady(
         f"no gateway of this home answers at {listen}: {why}. Nothing was written",
         kind="gateway_address",
-        repair=_FIXED,
+        repair=f"hyp config set gateway.listen {free_beside(listen)}",
     )

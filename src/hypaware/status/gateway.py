@@ -9,6 +9,7 @@ from typing import Any
 
 from hypaware.clients import standing
 from hypaware.home import Home
+from hypaware.listen_address import free_beside
 from hypaware.status import words
 from hypaware.status.diagnostic import Diagnostic, Found, error, info, warning
 from hypaware.status.view import View
@@ -69,7 +70,7 @@ def _of_listening(view: View, facts: Mapping[str, Any], wanted: bool) -> Iterato
         yield error(
             "port_taken",
             f"another program listens at {listen}, where clients would find the gateway",
-            f"hyp config set gateway.listen {next_port(listen)}",
+            f"hyp config set gateway.listen {free_beside(listen)}",
             "hyp client attach",
         )
     elif view.runs and down:
@@ -110,8 +111,3 @@ def _of_traffic(facts: Mapping[str, Any]) -> Iterator[Diagnostic]:
 def _number(held: Mapping[str, Any], name: str) -> int:
     found = held.get(name)
     return found if isinstance(found, int) and not isinstance(found, bool) else 0
-
-
-def next_port(listen: str) -> str:
-    host, _, port = listen.rpartition(":")
-    return f"{host}:{int(port) + 1}" if port.isdecimal() and int(port) < 65535 else "127.0.0.1:18522"
