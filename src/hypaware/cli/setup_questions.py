@@ -36,7 +36,7 @@ def ask(plan: Plan) -> Plan:
     days = _days(config)
     chosen = replace(plan, choices=Choices(clients, export, days, force=True, interactive=True))
     imports = _consent(chosen, _kept_for(config, days), days)
-    lives = _live(clients) if clients else _DAEMON
+    lives = _live(clients) if clients else _without_clients()
     choices = replace(chosen.choices, imports=imports, daemon=lives != _NEITHER, attach=lives == _BOTH)
     made = replace(plan, choices=choices, now=datetime.now(UTC))
     _confirm_changes(made)
@@ -140,6 +140,14 @@ def _live(clients: Sequence[str]) -> str:
     return str(answer(select("Shall new sessions be recorded as they happen?", choices, **drawn())))
 
 
+def _without_clients() -> str:
+    from questionary import confirm
+
+    output.note("No client is chosen, so nothing is recorded by itself; hyp setup adds one at any time.")
+    question = "Start the daemon all the same? It commits and delivers what hyp ingest brings"
+    return _DAEMON if answer(confirm(question, default=False, **drawn())) else _NEITHER
+
+
 def _confirm_changes(plan: Plan) -> None:
     from questionary import confirm
 
@@ -157,7 +165,7 @@ def _kept_for(config: Config, days: int) -> Config:
 
 
 def _url_problem(url: str) -> bool | str:
-    return _problem(lambda: to_server(url))
+    return _problem(lambda: to_server(url)) if url.strip() else "an address, such as https://host.example"
 
 
 def _folder_problem(folder: str) -> bool | str:

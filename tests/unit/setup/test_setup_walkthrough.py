@@ -82,12 +82,29 @@ def test_leaving_at_any_question_changes_nothing(user: Path, tmp_path: Path) -> 
         assert tree(tmp_path) == before, f"left at question {last + 1}"
 
 
+def test_without_a_client_no_daemon_is_started_unasked(user: Path, home: Home) -> None:
+    with terminal() as shown:
+        for question, keys in (
+            ("Which clients", (SPACE, DOWN, SPACE, ENTER)),
+            ("Where shall rows go?", (ENTER,)),
+            ("How long", (ENTER,)),
+            ("Start the daemon all the same?", (ENTER,)),
+        ):
+            shown.expect(question)
+            shown.press(*keys)
+        assert shown.end() == NO_JAVA, shown.shown
+        assert "daemon  not wanted" in shown.shown
+    assert not any(each["enabled"] for each in config(home)["clients"].values())
+
+
 def test_input_that_ends_is_a_way_to_leave(user: Path, home: Home) -> None:
     with terminal() as shown:
         for question, keys in list(QUESTIONS.items())[:2]:
             shown.expect(question)
             shown.press(*keys)
         shown.expect("The server's address?")
+        shown.press(ENTER)
+        shown.expect("an address, such as https://host.example")
         shown.press("no address", ENTER)
         shown.expect("is no server")
         shown.press(CTRL_U, CTRL_D)
