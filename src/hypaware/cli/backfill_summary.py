@@ -30,12 +30,12 @@ def show_run(report: Mapping[str, Any], wanted: Wanted, home: Home) -> None:
     )
     providers = {each.name: each.provider for each in wanted.selection.chosen}
     for each in results:
-        for line in _left_out(each):
+        for line in left_out(each):
             output.emit(f"{each['provider']}: {line}")
         if each["status"] == "ok" and not _found_anything(each):
             output.emit(f"{each['provider']}: {_where_it_looked(providers[each['provider']], wanted)}")
     for each in results:
-        _warn_of_trouble(each, home, dry)
+        warn_of_trouble(each, home, dry)
     if any(each["rows_written"] for each in results):
         output.note("next: hyp backfill" if dry else "next: hyp query overview")
 
@@ -70,7 +70,7 @@ def _row(each: Result) -> tuple[object, ...]:
     )
 
 
-def _left_out(each: Result) -> Iterator[str]:
+def left_out(each: Result) -> Iterator[str]:
     """What stands in the sources and not in the lake, and why; nobody should have to guess."""
     if unchanged := each["files_unchanged"]:
         yield f"{_some(unchanged, 'file')} unchanged since the last import"
@@ -82,7 +82,7 @@ def _left_out(each: Result) -> Iterator[str]:
         yield f"{_some(held, 'message')} held back: still being written; the next import takes it"
 
 
-def _warn_of_trouble(each: Result, home: Home, dry: bool) -> None:
+def warn_of_trouble(each: Result, home: Home, dry: bool) -> None:
     name = each["provider"]
     if rejected := each["rows_rejected"]:
         kept = ", ".join(str(home.spool / dataset / "rejected") for dataset in each["datasets"])

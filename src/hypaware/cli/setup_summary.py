@@ -81,6 +81,8 @@ def _show_steps(result: Result) -> None:
 
 
 def _show_import(result: Result) -> None:
+    from hypaware.cli import backfill_summary
+
     report = result.backfill
     if report is None:
         return
@@ -103,8 +105,10 @@ def _show_import(result: Result) -> None:
         ],
     )
     for each in report["providers"]:
-        if error := each.get("error"):
-            output.warn(f"{each['provider']} failed ({error['kind']}): {error['message']}")
+        for line in backfill_summary.left_out(each):
+            output.emit(f"{each['provider']}: {line}")
+    for each in report["providers"]:
+        backfill_summary.warn_of_trouble(each, result.home, result.dry_run)
 
 
 def _next(result: Result, plan: Plan) -> Iterator[str]:

@@ -54,11 +54,11 @@ def take_in(plan: Plan, asked: Wanted | None, run: Run, *, dry_run: bool) -> Ste
         return Step("import", "failed", error.message, ("hyp backfill",), facts=facts, error=error)
     if dry_run:
         size = _bytes(plan, asked)
-        said = f"{rows:,} rows of {sessions:,} sessions would be imported; {size:,} bytes would be read"
+        said = f"{_imported(rows, sessions)} would be imported; {size:,} bytes would be read" if size else "nothing new"
         return Step("import", "would" if rows else "unchanged", said, facts={**facts, "bytes": size})
     if not rows:
         return Step("import", "unchanged", "nothing new", facts=facts)
-    return Step("import", "done", f"{rows:,} rows of {sessions:,} sessions", facts=facts)
+    return Step("import", "done", _imported(rows, sessions), facts=facts)
 
 
 def consent_cancelled(plan: Plan, clients: Sequence[str], config: Config) -> None:
@@ -68,6 +68,10 @@ def consent_cancelled(plan: Plan, clients: Sequence[str], config: Config) -> Non
         with _span(plan, args, dry_run=False, consent=False, consent_cancelled=True) as span:
             span.set(providers_run=0, rows_written=0)
             span.status("cancelled")
+
+
+def _imported(rows: int, sessions: int) -> str:
+    return f"{rows:,} row{'s' * (rows != 1)} of {sessions:,} session{'s' * (sessions != 1)}"
 
 
 def _bytes(plan: Plan, asked: Wanted) -> int:

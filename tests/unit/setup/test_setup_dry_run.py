@@ -35,6 +35,13 @@ def test_on_a_machine_without_a_home_nothing_is_made(hyp: Hyp, user: Path, tmp_p
     assert "Spark needs Java 17 or 21" in out
 
 
+def test_what_cannot_be_read_of_the_history_is_told(hyp: Hyp, user: Path) -> None:
+    """`hyp backfill` says so, and whoever only sets up would never learn it."""
+    (user / ".claude/projects/-p/broken.jsonl").write_text("no JSON\n")
+    _, out, _ = hyp("setup", "--client", "claude", "--dry-run")
+    assert "claude: 1 line made no row: not_json 1" in out
+
+
 def test_one_document_says_it_all(hyp: Hyp, user: Path, home: Home) -> None:
     code, out, _ = hyp(
         "init",
