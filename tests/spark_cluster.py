@@ -1,4 +1,4 @@
-"""A standalone Spark cluster on the loopback, from the PySpark that is installed: one master, one worker."""
+"""A standalone Spark cluster on the loopback, from the PySpark that is installed: a master and its workers."""
 
 from __future__ import annotations
 
@@ -17,42 +17,38 @@ _SECONDS = 60
 
 
 @contextmanager
-def cluster(folder: Path, cores: int = 2) -> Iterator[str]:
-    """Its address, when the worker has found the master."""
+def cluster(folder: Path, workers: int = 1, cores: int = 2) -> Iterator[str]:
+    """Its address, when every worker has found the master. Each has so many cores, and one executor for a home."""
+    folder.mkdir()
     with ExitStack() as running:
-        master = _start(folder, "master.Master", [])
-        running.callback(_end, master)
-        address = _told(folder, "master", r"Starting Spark master at (\S+)")
-        offer = ["--cores", str(cores), "--memory", "2g", "--work-dir", str(folder / "work"), address]
-        worker = _start(folder, "worker.Worker", offer)
-        running.callback(_end, worker)
-        _told(folder, "worker", r"(Successfully registered) with master")
+        running.callback(_end, _start(folder / "master.log", "master.Master"))
+        address = _told(folder / "master.log", r"Starting Spark master at (\S+)")
+        logs = [folder / f"worker-{number}.log" for number in range(workers)]
+        for log in logs:
+            offer = ["--cores", str(cores), "--memory", "2g", "--work-dir", str(log.with_suffix(""))]
+            running.callback(_end, _start(log, "worker.Worker", *offer, address))
+        for log in logs:
+            _told(log, r"(Successfully registered) with master")
         yield address
 
 
-def _start(folder: Path, role: str, arguments: list[str]) -> subprocess.Popen[bytes]:
+def _start(log: Path, role: str, *arguments: str) -> subprocess.Popen[bytes]:
     home = spark_home.spark_jars().parent
-    environment = {**os.environ, "SPARK_HOME": str(home), "SPARK_LOCAL_IP": _HOST}
     command = [str(home / "bin" / "spark-class"), f"org.apache.spark.deploy.{role}"]
-    with open(_log(folder, role.partition(".")[0]), "wb") as log:
+    with open(log, "wb") as heard:
         return subprocess.Popen(
             [*command, "--host", _HOST, "--port", "0", "--webui-port", "0", *arguments],
-            env=environment,
-            stdout=log,
-            stderr=log,
+            env={**os.environ, "SPARK_HOME": str(home), "SPARK_LOCAL_IP": _HOST},
+            stdout=heard,
+            stderr=heard,
         )
 
 
-def _told(folder: Path, role: str, words: str) -> str:
-    log = _log(folder, role)
+def _told(log: Path, words: str) -> str:
     eventually(lambda: re.search(words, log.read_text()))
     found = re.search(words, log.read_text())
     assert found
     return found[1]
-
-
-def _log(folder: Path, role: str) -> Path:
-    return folder / f"{role}.log"
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -20,7 +20,6 @@ def test_a_cluster_commits_imports_compacts_and_answers_as_this_machine_does(
     monkeypatch.setenv("CLAUDE_CONFIG_DIR", str(tmp_path / "claude"))
     monkeypatch.setenv("CODEX_HOME", str(tmp_path / "codex"))
     write(tmp_path / "claude" / "projects" / "-project" / "session.jsonl", turns("session", 20))
-    (tmp_path / "cluster").mkdir()
     with cluster(tmp_path / "cluster") as address:
         hyp.ok("config", "set", "engine.master", address)
         for start in (0, 300):
@@ -34,7 +33,7 @@ def test_a_cluster_commits_imports_compacts_and_answers_as_this_machine_does(
         (answer,) = hyp.query(f"SELECT count(*) AS n, count(DISTINCT part_id) AS parts FROM {DATASET}")
         assert hyp.ok("verify", "--deep")["ok"]
         hyp.ok("engine", "stop")
-        executors = list((tmp_path / "cluster" / "work").glob("app-*/*/stderr"))
+        executors = list((tmp_path / "cluster").glob("worker-*/app-*/*/stderr"))
 
     assert executors
     everything = 600 + imported["rows_written"]

@@ -1,0 +1,56 @@
+"""Two executors against one: the same import on a real standalone cluster of this machine's cores.
+
+    python -m bench.executors [--scale 0.2] [--folder FOLDER]
+
+Both are warm: the engine and its executors have imported a small history before.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from bench.history import Histories, Importing, temporary_home
+from bench.measuring import Measured
+from tests.spark_cluster import cluster
+
+
+def measure(folder: Path, scale: float) -> Iterator[Measured]:
+    histories = Histories(folder, scale)
+    one, two = (_import(folder, histories, executors) for executors in (1, 2))
+    yield Measured(
+        "import on two executors against one",
+        "≥ 1.7 ×",
+        f"{one / two:.2f} × ({one:.1f} s, {two:.1f} s)",
+        one >= 1.7 * two,
+    )
+
+
+def _import(folder: Path, histories: Histories, executors: int) -> float:
+    with (
+        tempfile.TemporaryDirectory(prefix="cluster-", dir=folder) as place,
+        cluster(Path(place) / "cluster", workers=executors, cores=1) as address,
+        temporary_home(folder, f"executors-{executors}") as commands,
+    ):
+        commands.hyp("config", "set", "engine.master", address)
+        importing = Importing(commands)
+        importing.add(histories.small(1))
+        spent = importing.add(histories.large())
+        importing.check()
+        return spent
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Measures an import on two executors against one.")
+    parser.add_argument("--scale", type=float, default=0.2, help="of the history; 1 is 500 MB")
+    parser.add_argument("--folder", type=Path, help="where made-up histories are kept for the next time")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="hyp-executors-") as folder:
+        for found in measure(args.folder or Path(folder), args.scale):
+            print(found.line(), flush=True)
+
+
+if __name__ == "__main__":
+    main()
