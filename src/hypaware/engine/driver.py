@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import json
 import os
+import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from hypaware import durable
@@ -138,6 +140,8 @@ class Driver:
         if self._owns_lake:
             self._home.lake_owner.unlink(missing_ok=True)
         self._spark.close()
+        if self._owns_lake:
+            _close_catalog(self._home.catalog)
         self._spark, self._owns_lake, self._settled = None, False, False
 
     def _patience(self, job: JobContext) -> Wait:
@@ -156,6 +160,13 @@ class Driver:
                 job.note(f"waiting for {_owner(self._home)} that is using this lake")
 
         return wait
+
+
+def _close_catalog(path: Path) -> None:
+    """A JVM ends without closing its databases. Whoever looks into the catalog afterwards would have to write into what
+    it left beside it, and a dry run must not: so that is written back and removed, as the last to close does."""
+    with suppress(sqlite3.Error), closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=rw", uri=True)) as catalog:
+        catalog.execute("SELECT 1 FROM sqlite_master").fetchone()
 
 
 def died() -> Retryable:

@@ -4,9 +4,11 @@ for what."""
 from __future__ import annotations
 
 import json
+import sqlite3
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,6 +19,7 @@ import pytest
 from hypaware import config, errors
 from hypaware.engine.driver import Driver, GiveWay, Wait
 from hypaware.home import Home
+from tests import processes
 
 
 @dataclass
@@ -97,6 +100,27 @@ def test_the_lake_is_ours_before_on_open_and_on_open_comes_once(home: Home) -> N
     assert happened == ["spark", "lake", "on_open", "close"]
     assert (driver.owns_lake, driver.jvm_pid) == (False, None)
     assert not home.lake_owner.exists()
+
+
+def test_what_a_jvm_leaves_beside_the_catalog_is_put_away(home: Home) -> None:
+    """A dry run writes nothing into a home; SQLite does, where such files are left."""
+    home.lake.mkdir()
+    left_open = """
+import os, sys, sqlite3
+db = sqlite3.connect(sys.argv[1], isolation_level=None)
+db.execute("PRAGMA journal_mode=WAL")
+db.execute("CREATE TABLE tables (name)")
+db.execute("INSERT INTO tables VALUES ('one')")
+os._exit(0)
+"""
+    processes.run(left_open, home, home.catalog)
+    assert len(list(home.lake.iterdir())) == 3
+    driver = Driver(home, opening(StandIn([])), lambda job: None)
+    driver.spark(JobOfTests(home))
+    driver.close()
+    assert list(home.lake.iterdir()) == [home.catalog]
+    with closing(sqlite3.connect(home.catalog)) as db:
+        assert db.execute("SELECT name FROM tables").fetchall() == [("one",)]
 
 
 def test_an_on_open_that_failed_is_done_again_for_the_next_job(home: Home) -> None:
