@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from hypaware.cli.group import Group
+from hypaware.nearest import nearest
 
 
 class RunnableGroup(Group):
@@ -24,7 +25,13 @@ class RunnableGroup(Group):
             ctx.invoked_subcommand = args[0]
             ctx.args = args
             return args
-        return click.Command.parse_args(self, ctx, args)
+        rest = click.Command.parse_args(self, ctx, args)
+        if ctx.args and not ctx.resilient_parsing:
+            name = ctx.args[0]
+            if name in self.commands:
+                ctx.fail(f"Options stand behind the command: {ctx.command_path} {name} …")
+            ctx.fail(f"There is no command {name!r}.{nearest(name, self.list_commands(ctx))}")
+        return rest
 
     def invoke(self, ctx: click.Context) -> Any:
         if ctx.invoked_subcommand is None:

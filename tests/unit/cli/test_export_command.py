@@ -350,6 +350,13 @@ def _bury(standing: StandingHome) -> None:
     standing.buried(key(), "ab" + "c" * 30, 8)
 
 
+@pytest.mark.parametrize(("words", "said"), [(("shwo",), "Did you mean show?"), (("--json", "list"), "list")])
+def test_what_is_no_command_of_the_dead_letters_is_wrong_usage(hyp: Hyp, words: tuple[str, ...], said: str) -> None:
+    code, out, _ = hyp("export", "dead-letters", *words, *(() if "--json" in words else ("--json",)))
+    assert (code, json.loads(out)["error"]["kind"]) == (2, "usage")
+    assert said in json.loads(out)["error"]["message"]
+
+
 def test_dead_letters_are_listed_with_their_reason(hyp: Hyp, refused: StandingHome) -> None:
     for command in (["list"], []):
         code, out, _ = hyp("export", "dead-letters", *command, "--json")
