@@ -67,7 +67,7 @@ def _warn_of_trouble(sink: Mapping[str, Any]) -> None:
     if error := sink.get("error"):
         output.warn(f"{sink['sink']}: {error['message']}")
     for stream in sink["streams"]:
-        if error := stream.get("error"):
+        if (error := stream.get("error")) and error != sink.get("error"):
             output.warn(f"{sink['sink']}: {stream['dataset']} of {stream['source']}: {error['message']}")
 
 

@@ -119,7 +119,7 @@ class Rounds:
         if error := done.get("error"):
             log.warning("%s: %s", self._sink, error["message"])
         for stream in done["streams"]:
-            if error := stream.get("error"):
+            if (error := stream.get("error")) and error != done.get("error"):
                 log.warning("%s: %s of %s: %s", self._sink, stream["dataset"], stream["source"], error["message"])
         self._condition.had_round(self._sink, self._clock.now(), done["status"])
 

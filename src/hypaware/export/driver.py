@@ -84,9 +84,10 @@ class Driver:
 
     async def _deliver_to(self, name: str) -> SinkReport:
         report = SinkReport(name)
+        due: list[Standing] = []
         with telemetry.span("sink.tick", component="export", operation="tick", sink=name) as span:
             try:
-                await self._tick(name, report)
+                await self._tick(name, report, due)
             except (Denied, GaveUp) as trouble:
                 repair = {"repair": [trouble.repair]} if trouble.repair else {}
                 report.error = {"kind": trouble.kind, "message": str(trouble), **repair}
@@ -98,6 +99,13 @@ class Driver:
                 report.error = {"kind": "delivery_failed", "message": f"{type(error).__name__}: {error}"}
             span.set(streams=len(report.streams), row_count=sum(stream.rows for stream in report.streams))
             if report.error:
+                # A sink that could not even be opened: each of its streams has failed with it.
+                told = {stream.key for stream in report.streams}
+                untold = [each for each in due if each.key not in told]
+                report.streams += [
+                    StreamReport(each.key, each.watermark or 0, each.watermark or 0, error=report.error)
+                    for each in untold
+                ]
                 telemetry.count("hyp_sink_export_failures_total", 1, status="failed", sink=name)
             self._tell_lag(name)
             span.status({"ok": "ok", "partial": "degraded", "held": "skipped"}.get(report.status, "failed"))  # type: ignore[arg-type]
@@ -115,8 +123,8 @@ class Driver:
                     "hyp_sink_lag_rows", each.lag_rows, sink=name, hyp_dataset=key.dataset, source=key.source
                 )
 
-    async def _tick(self, name: str, report: SinkReport) -> None:
-        due: list[Standing] = []
+    async def _tick(self, name: str, report: SinkReport, due: list[Standing]) -> None:
+        """`due` becomes the streams that have something to do."""
         for standing in standings(self.home, self.config, self.opened.store, [name]):
             if standing.trouble:
                 raise standing.trouble

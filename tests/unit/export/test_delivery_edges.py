@@ -352,6 +352,8 @@ def test_a_sink_that_breaks_anywhere_holds_up_nobody_else(desk: Desk, where: str
     assert whole.status == "ok"
     assert desk.arrived("there") == list(range(9))
     assert broken.status == ("ok" if where == "close" else "failed")
+    # Each stream once, with its error, wherever the sink broke.
+    assert [(stream.key.source, bool(stream.error)) for stream in broken.streams] == [("claude", where != "close")]
     lock = locks.try_lock(desk.home, replace(KEY, sink="broken"))
     assert lock is not None
     lock.release()
