@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from hypaware.cli import output
-from hypaware.cli.group import Group, json_option
+from hypaware.cli.group import Command, Group, json_option
 from hypaware.cli.jobs import run_job
 from hypaware.errors import UsageError
 from hypaware.query.formats import FOR_EYES, FORMATS
@@ -19,6 +19,7 @@ from hypaware.query.formats import FOR_EYES, FORMATS
 _ROWS_ON_A_TERMINAL = 1000
 _MOST_DAYS = 36_500
 _KEPT_IN_MEMORY = 8 << 20
+_COMMENTS = tuple(f"--{space}" for space in " \t\r\n")
 
 
 @click.group(
@@ -39,8 +40,16 @@ _refresh_option = click.option(
 )
 
 
+class _SqlCommand(Command):
+    """A word that begins like a comment of SQL is one, and no option: `hyp query sql "$(cat question.sql)"`."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, [f" {word}" if word.startswith(_COMMENTS) else word for word in args])
+
+
 @query.command(
     "sql",
+    cls=_SqlCommand,
     examples=[
         'hyp query sql "SELECT model, count(*) FROM ai_gateway_messages GROUP BY model"',
         'hyp query sql "SELECT * FROM ai_gateway_messages" --format csv --output rows.csv',
@@ -142,7 +151,7 @@ def _seen_by(on_terminal: bool, format_: str, max_rows: int | None) -> dict[str,
 
 def _from_stdin() -> str:
     try:
-        return sys.stdin.buffer.read().decode()
+        return sys.stdin.buffer.read().decode("utf-8-sig")
     except UnicodeDecodeError:
         raise UsageError("the SQL on standard input is not UTF-8") from None
 

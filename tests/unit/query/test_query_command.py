@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import click
 import pytest
 
-from hypaware.cli.main import main
+from hypaware.cli.main import hyp, main
 
 Capture = pytest.CaptureFixture[str]
 
@@ -43,6 +44,17 @@ def test_an_unknown_dataset_is_an_error_with_the_nearest(capfd: Capture) -> None
     error = json.loads(capfd.readouterr().out)["error"]
     assert error["kind"] == "unknown_dataset"
     assert "ai_gateway_messages" in error["message"]
+
+
+def test_a_question_that_begins_with_a_comment_is_no_option(capfd: Capture) -> None:
+    context = hyp.make_context("hyp", ["query", "schema"])
+    query = hyp.get_command(context, "query")
+    assert isinstance(query, click.Group)
+    sql = query.commands["sql"]
+    for question in ("-- by model\nSELECT 1", "--\tx\nSELECT 1", "--\nSELECT 1"):
+        parsed = sql.make_context("sql", [question, "--json"], parent=context).params
+        assert (parsed["statement"].strip(), parsed["as_json"]) == (question, True)
+    assert main(["query", "sql", "--nosuch", "SELECT 1"]) == 2
 
 
 @pytest.mark.parametrize(
