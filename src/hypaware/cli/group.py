@@ -88,7 +88,12 @@ class RootGroup(Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             shown = [entry for entry in self.table if not entry.hidden]
-            formatter.write_dl([(", ".join((entry.name, *entry.aliases)), entry.about) for entry in shown])
+            formatter.write_dl([(_named(entry), entry.about) for entry in shown])
+
+
+def _named(entry: Entry) -> str:
+    """The name stands alone at the front, so that a program that reads the help finds it."""
+    return f"{entry.name} ({', '.join(entry.aliases)})" if entry.aliases else entry.name
 
 
 def _write_examples(examples: Sequence[str], formatter: click.HelpFormatter) -> None:

@@ -107,6 +107,14 @@ def test_groups_take_examples_like_commands() -> None:
     assert all(command.examples for command in ALL.values() if isinstance(command, Group))
 
 
+def test_each_line_of_the_help_begins_with_the_name_of_a_command() -> None:
+    lines = (
+        hyp.get_help(click.Context(hyp, info_name="hyp")).partition("Commands:\n")[2].partition("\n\n")[0].splitlines()
+    )
+    named = [line.split()[0] for line in lines if not line.startswith("   ")]
+    assert named == [entry.name for entry in TABLE if not entry.hidden]
+
+
 @pytest.mark.parametrize("args", [("status",), ("status", "--json")])
 def test_ctrl_c_while_the_command_is_still_loading_is_a_cancelled_command(args: tuple[str, ...]) -> None:
     script = textwrap.dedent(
