@@ -99,7 +99,7 @@ class Door:
         """The row as it is to be stored."""
         if not self._redacts:
             return row
-        from hypaware.capture.redact_row import redact_row
+        from hypaware.capture.redact import redact_row
 
         return redact_row(dataset, row, self._off)[0]
 

@@ -1,21 +1,26 @@
 """Secrets in what was said, replaced before an exchange is projected and kept (`redaction.kept` in the config).
 
 It happens before the projection, so that rows, raw exchange and a later reprojection all see the same words, and the
-ids that are made of words agree. An exchange without a secret stays as it is, to the letter.
+ids that are made of words agree. A stream is redacted twice: its pieces joined, since a secret may be cut anywhere,
+and then event by event. Where joined pieces held one, the first piece has all of the redacted text and the others have
+none: a reader puts together the same answer. An exchange without a secret stays as it is, to the letter.
 """
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Hashable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 
 from hypaware.capture.decoded import Decoded, Event
-from hypaware.capture.redact import redact_json, redact_text
-from hypaware.capture.redact_stream import redact_events, written
+from hypaware.capture.redact import redact_json, redact_json_text, redact_text
+
+_INDEXES = ("item_id", "output_index", "content_index", "summary_index")
+_NOT_SAID = ("type", "id", "role", "name")
 
 
 def redacted(decoded: Decoded, rules_off: Collection[str] = ()) -> tuple[Decoded, Counter[str]]:
@@ -26,10 +31,10 @@ def redacted(decoded: Decoded, rules_off: Collection[str] = ()) -> tuple[Decoded
         response, response_text = _body(decoded.response, decoded.response_text, rules_off, counts)
         events: tuple[Event, ...] | None = None
     else:
-        events, found = redact_events(decoded.events, rules_off)
-        counts.update(found)
+        before = counts.total()
+        events = _stream(decoded.events, rules_off, counts)
         response = decoded.response
-        response_text = written(events) if found else decoded.response_text
+        response_text = decoded.response_text if counts.total() == before else _written(events)
     if not counts:
         return decoded, counts
     return (
@@ -54,11 +59,75 @@ def _body(document: Any, text: str | None, off: Collection[str], counts: Counter
         return None, text
     document, found = redact_json(document, off)
     counts.update(found)
+    # Written as clients write it, its keys in their order: a history that comes again has the same parts.
+    return document, orjson.dumps(document).decode() if found else text
+
+
+def _stream(events: Sequence[Event], off: Collection[str], counts: Counter[str]) -> tuple[Event, ...]:
+    documents = [copy.deepcopy(event.data) for event in events]
+    running: dict[Hashable, list[_Piece]] = {}
+    for event, document in zip(events, documents, strict=True):
+        for piece in _pieces(event.type, document):
+            running.setdefault(piece.stream, []).append(piece)
+    for pieces in running.values():
+        _redact_joined(pieces, off, counts)
+    found = [redact_json(document, off) for document in documents]
+    counts.update(kind for _, each in found for kind in each.elements())
+    return tuple(Event(event.type, document) for event, (document, _) in zip(events, found, strict=True))
+
+
+class _Piece(NamedTuple):
+    """A string that continues others of its stream: `holder[name]`."""
+
+    stream: Hashable
+    holder: dict[str, Any]
+    name: str
+
+
+def _pieces(kind: str, data: Any) -> Iterator[_Piece]:
+    """`delta` is a text (Responses), an object of texts (Anthropic), or such an object in each choice (Chat)."""
+    if not isinstance(data, dict):
+        return
+    delta = data.get("delta")
+    if isinstance(delta, str):
+        yield _Piece((kind, *(str(data.get(name)) for name in _INDEXES)), data, "delta")
+    elif isinstance(delta, dict):
+        yield from _texts(("delta", str(data.get("index"))), delta)
+    choices = data.get("choices")
+    for choice in choices if isinstance(choices, list) else ():
+        if isinstance(choice, dict) and isinstance(delta := choice.get("delta"), dict):
+            place = ("choice", str(choice.get("index")))
+            yield from _texts(place, delta)
+            calls = delta.get("tool_calls")
+            for call in calls if isinstance(calls, list) else ():
+                if isinstance(call, dict) and isinstance(function := call.get("function"), dict):
+                    yield from _texts((*place, str(call.get("index"))), function)
+
+
+def _texts(place: tuple[str, ...], holder: dict[str, Any]) -> Iterator[_Piece]:
+    for name, value in holder.items():
+        if isinstance(value, str) and name not in _NOT_SAID:
+            yield _Piece((*place, name), holder, name)
+
+
+def _redact_joined(pieces: Sequence[_Piece], off: Collection[str], counts: Counter[str]) -> None:
+    if len(pieces) < 2:
+        return
+    joined = "".join(piece.holder[piece.name] for piece in pieces)
+    # The arguments of a tool come as JSON; text that is none is redacted as text.
+    text, found = redact_json_text(joined, off)
     if not found:
-        return document, text
-    try:
-        # Written as clients write it, its keys in their order: a history that comes again has the same parts.
-        return document, orjson.dumps(document).decode()
-    except TypeError:
-        # Too deep to be written.
-        return document, redact_text(text, off)[0]
+        return
+    counts.update(found)
+    for piece in pieces:
+        piece.holder[piece.name] = ""
+    pieces[0].holder[pieces[0].name] = text
+
+
+def _written(events: Sequence[Event]) -> str:
+    return "".join(f"event: {event.type}\n{_data(event.data)}\n\n" for event in events)
+
+
+def _data(data: Any) -> str:
+    text = data if isinstance(data, str) else orjson.dumps(data).decode()
+    return "\n".join(f"data: {line}" for line in text.split("\n"))

@@ -43,7 +43,5 @@ HINT = "|".join(
         "-----BEGIN ",
         _looser(rules.URL.pattern.decode()),
         f"(?:{_NAMES}){_SIGN}",
-        # A stream, which may hold a secret in pieces.
-        '"delta"',
     )
 )

@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 
 from hypaware.capture import privacy
 from hypaware.capture.privacy import Privacy
-from hypaware.capture.redact_row import columns_with_text
+from hypaware.capture.redact import columns_with_text
 from hypaware.capture.secrets_hint import HINT
 from hypaware.export.withheld import Redact, Withheld, any_withheld, may_leave, redacted
 from hypaware.model import datasets

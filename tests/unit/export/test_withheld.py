@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hypaware.capture.privacy import Privacy
-from hypaware.capture.redact import redact_text
-from hypaware.capture.redact_row import columns_with_text, redact_row
+from hypaware.capture.redact import columns_with_text, redact_row, redact_text
 from hypaware.capture.secrets_hint import HINT
 from hypaware.export.clearance import Clearance
 from hypaware.export.withheld import any_withheld, may_leave, redacted
