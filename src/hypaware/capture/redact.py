@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from hypaware.capture import secrets_rules
@@ -155,13 +155,34 @@ def redact_json(value: Any, rules_off: Collection[str] = ()) -> tuple[Any, Count
 
 
 def _walked(value: Any, off: frozenset[str], counts: Counter[str]) -> Any:
-    if isinstance(value, str):
-        return _text(value, off, counts)
-    if isinstance(value, list | tuple):
-        return [_walked(each, off, counts) for each in value]
-    if isinstance(value, Mapping):
-        return {_text(name, off, counts): _member(name, each, off, counts) for name, each in value.items()}
-    return value
+    return rebuilt(
+        value, lambda text: _text(text, off, counts), lambda name, text: _member_text(name, text, off, counts)
+    )
+
+
+def rebuilt(value: Any, text: Callable[[str], str], member: Callable[[str, str], str]) -> Any:
+    """A copy of a JSON value: `text` makes its texts and keys, `member` the texts that an object has under a name.
+
+    However deeply it is nested: a client may send what no recursion comes through.
+    """
+    whole: list[Any] = [value]
+    waiting: list[tuple[Any, Any]] = [(whole, 0)]
+    while waiting:
+        holder, place = waiting.pop()
+        item = holder[place]
+        if isinstance(item, str):
+            holder[place] = text(item)
+        elif isinstance(item, list | tuple):
+            holder[place] = copied = list(item)
+            waiting.extend((copied, index) for index in range(len(copied)))
+        elif isinstance(item, Mapping):
+            holder[place] = named = {}
+            for name, each in item.items():
+                now = text(name)
+                named[now] = member(name, each) if isinstance(each, str) else each
+                if not isinstance(each, str):
+                    waiting.append((named, now))
+    return whole[0]
 
 
 def _text(text: str, off: frozenset[str], counts: Counter[str]) -> str:
@@ -170,30 +191,27 @@ def _text(text: str, off: frozenset[str], counts: Counter[str]) -> str:
     return redacted
 
 
-def _member(name: str, value: Any, off: frozenset[str], counts: Counter[str]) -> Any:
-    if isinstance(value, str) and (kind := named_secret(name, value)) and kind not in off:
+def _member_text(name: str, value: str, off: frozenset[str], counts: Counter[str]) -> str:
+    if (kind := named_secret(name, value)) and kind not in off:
         secret = value.encode("utf-8", "surrogatepass")
         if _MARKER.fullmatch(secret):
             return value
         counts[kind] += 1
         return _marker(kind, secret).decode()
-    return _walked(value, off, counts)
+    return _text(value, off, counts)
 
 
 def redact_json_text(text: str, rules_off: Collection[str] = ()) -> tuple[str, Counter[str]]:
-    """JSON stays JSON, canonical stays canonical; what is no JSON is redacted as the text that it is."""
+    """JSON stays JSON, canonical stays canonical; what is none, or is too deep for it, is redacted as text."""
     as_text, counts = redact_text(text, rules_off)
     if not counts:
         return text, counts
     try:
-        value = canonical.parse(text)
+        redacted, found = redact_json(canonical.parse(text), rules_off)
+        # Or it was seen across the borders of its values only, such as a name in one and a sign in the next.
+        return (canonical.text(redacted) if found else text), found
     except ValueError:
         return as_text, counts
-    redacted, counts = redact_json(value, rules_off)
-    if not counts:
-        # Seen across the borders of its values only, such as a name in one and a sign in the next.
-        return text, counts
-    return canonical.text(redacted), counts
 
 
 def redact_row(

@@ -8,7 +8,6 @@ none: a reader puts together the same answer. An exchange without a secret stays
 
 from __future__ import annotations
 
-import copy
 from collections import Counter
 from collections.abc import Collection, Hashable, Iterator, Sequence
 from dataclasses import replace
@@ -17,10 +16,11 @@ from typing import Any, NamedTuple
 import orjson
 
 from hypaware.capture.decoded import Decoded, Event
-from hypaware.capture.redact import redact_json, redact_json_text, redact_text
+from hypaware.capture.redact import rebuilt, redact_json, redact_json_text, redact_text
 
 _INDEXES = ("item_id", "output_index", "content_index", "summary_index")
 _NOT_SAID = ("type", "id", "role", "name")
+_TOO_DEEP = '"nested too deeply"'
 
 
 def redacted(decoded: Decoded, rules_off: Collection[str] = ()) -> tuple[Decoded, Counter[str]]:
@@ -59,12 +59,18 @@ def _body(document: Any, text: str | None, off: Collection[str], counts: Counter
         return None, text
     document, found = redact_json(document, off)
     counts.update(found)
-    # Written as clients write it, its keys in their order: a history that comes again has the same parts.
-    return document, orjson.dumps(document).decode() if found else text
+    if not found:
+        return document, text
+    try:
+        # Written as clients write it, its keys in their order: a history that comes again has the same parts.
+        return document, orjson.dumps(document).decode()
+    except TypeError:
+        # Too deep to be written.
+        return document, redact_text(text, off)[0]
 
 
 def _stream(events: Sequence[Event], off: Collection[str], counts: Counter[str]) -> tuple[Event, ...]:
-    documents = [copy.deepcopy(event.data) for event in events]
+    documents = [_copied(event.data) for event in events]
     running: dict[Hashable, list[_Piece]] = {}
     for event, document in zip(events, documents, strict=True):
         for piece in _pieces(event.type, document):
@@ -74,6 +80,10 @@ def _stream(events: Sequence[Event], off: Collection[str], counts: Counter[str])
     found = [redact_json(document, off) for document in documents]
     counts.update(kind for _, each in found for kind in each.elements())
     return tuple(Event(event.type, document) for event, (document, _) in zip(events, found, strict=True))
+
+
+def _copied(value: Any) -> Any:
+    return rebuilt(value, lambda text: text, lambda _name, text: text)
 
 
 class _Piece(NamedTuple):
@@ -129,5 +139,8 @@ def _written(events: Sequence[Event]) -> str:
 
 
 def _data(data: Any) -> str:
-    text = data if isinstance(data, str) else orjson.dumps(data).decode()
+    try:
+        text = data if isinstance(data, str) else orjson.dumps(data).decode()
+    except TypeError:
+        text = _TOO_DEEP
     return "\n".join(f"data: {line}" for line in text.split("\n"))

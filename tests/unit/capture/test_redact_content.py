@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import lzma
 import string
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hypaware.capture import secrets_rules
+from hypaware.capture import redact_exchange, secrets_rules
+from hypaware.capture.decoded import Event
 from hypaware.capture.redact import redact_json, redact_json_text, redact_row, redact_text
 from hypaware.model import canonical
 from hypaware.model.messages import AI_GATEWAY_MESSAGES
+from tests import wire
 from tests.strategies import json_values
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
@@ -235,3 +238,25 @@ def test_nothing_makes_the_search_slow(unit: str) -> None:
     """Twice the text is about twice the work; with a rule that tries over and over this would not end."""
     redact_text(unit * (400_000 // len(unit)))
     redact_text(unit * (40_000 // len(unit)) + "\n" + "x" * 40_000)
+
+
+@pytest.mark.hazard(60)
+@pytest.mark.parametrize("depth", [200, 300, 500, 1000, 5000])
+@pytest.mark.parametrize(("opening", "closing"), [("[", "]"), ('{"a":', "}")])
+def test_a_secret_in_deep_nesting_is_found(depth: int, opening: str, closing: str) -> None:
+    key = PLANTED["github-token"]
+    text = opening * depth + f'"{key}"' + closing * depth
+    redacted, counts = redact_json_text(text)
+    assert (key in redacted, counts) == (False, {"github-token": 1})
+    assert redacted == text.replace(key, redact_text(key)[0])
+    body = f'{{"model": "m", "messages": {text}}}'
+    exchange = wire.decoded("/v1/messages", {}, {})
+    try:
+        document = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        document = None
+    found, counts = redact_exchange.redacted(replace(exchange, request=document, request_text=body))
+    assert (key in str(found.request_text), counts) == (False, {"github-token": 1})
+    events = (Event("e", document), Event("e", {"delta": f"use {key[:9]}"}), Event("e", {"delta": key[9:]}))
+    found, counts = redact_exchange.redacted(replace(exchange, events=events, response_text="events"))
+    assert (key in str(found.response_text), counts["github-token"]) == (False, 1 + (document is not None))
