@@ -88,6 +88,13 @@ def test_attach_adds_ours_and_nothing_else_and_taking_it_back_gives_the_same_byt
 
 @examples(max_examples=60)
 @given(files())
+def test_what_was_never_attached_has_nothing_to_take_out(text: str) -> None:
+    """Also empty containers: attach begins with what this gives, and detach must give back the same bytes."""
+    assert CLAUDE.detach(text, None) == text
+
+
+@examples(max_examples=60)
+@given(files())
 def test_attaching_twice_changes_nothing_more(text: str) -> None:
     new, _ = edited(text)
     assert edited(new)[1].splices == ()

@@ -82,10 +82,8 @@ class ClaudeSettings:
             edits.restore_variable(record.before.get("base_url") if record else None)
         for event in EVENTS:
             edits.remove_hooks(event, ours.get("commands", ()))
-        # Without a record nobody knows whether an empty container was there before; it means nothing to the client.
-        edits.remove_empty(
-            ours.get("created", () if record else ("hooks", "env", *(f"hooks.{each}" for each in EVENTS)))
-        )
+        # Without a record nobody knows whether what held ours was there before; empty, it means nothing to the client.
+        edits.remove_empty(ours.get("created", ()) if record else edits.emptied)
         if record and not record.existed and edits.text.strip() == "{}":
             return ""
         return edits.text
@@ -151,6 +149,8 @@ class _Edits:
         self.text = text
         self.done: list[Splice] = []
         self.created: list[str] = []
+        self.emptied: set[str] = set()
+        """Containers out of which something was taken."""
 
     def add(self, edit: Splice) -> None:
         self.done.append(edit)
@@ -193,6 +193,7 @@ class _Edits:
             return
         if before is None:
             self.add(json_text.remove_member(self.text, env, VARIABLE))
+            self.emptied.add("env")
         else:
             self.add(json_text.set_value(self.text, found, before))
 
@@ -207,6 +208,7 @@ class _Edits:
         """Each of ours, wherever somebody may have moved it; a group that held nothing else goes with it."""
         while (place := self._our_hook(event, commands)) is not None:
             groups, group, hooks, hook = place
+            self.emptied |= {"hooks", f"hooks.{event}"}
             if len(json_text.elements(self.text, hooks)) == 1:
                 self.add(json_text.remove_element(self.text, groups, group))
             else:
