@@ -178,7 +178,8 @@ def _record(client: Settings, now: Snapshot, original: str, wanted: str, edit: E
     return Record(
         client=client.name,
         path=str(now.path),
-        existed=earlier.existed if earlier else now.exists,
+        # One that its user removed since the first attach was not there before this one.
+        existed=now.exists and (earlier is None or earlier.existed),
         original_sha256=sha256(original),
         written_sha256=sha256(wanted),
         splices=edit.splices,

@@ -65,6 +65,20 @@ def test_a_file_that_was_not_there_is_gone_again(home: Home, tmp_path: Path, cli
     assert not client.path(environment).exists()
 
 
+@pytest.mark.parametrize("client", [CLAUDE, CodexSettings()], ids=lambda each: each.name)
+def test_a_file_that_was_removed_while_attached_is_not_left_empty(home: Home, tmp_path: Path, client: Any) -> None:
+    """Claude Code takes an empty settings.json for a broken one."""
+    environment = {"HOME": str(tmp_path / "user")}
+    path = client.path(environment)
+    path.parent.mkdir(parents=True)
+    path.write_text({"claude": TEXT, "codex": 'model = "x"\n'}[client.name])
+    attach.attach(home, client, GATEWAY, environment)
+    path.unlink()
+    assert attach.attach(home, client, GATEWAY, environment).changed
+    attach.detach(home, client, environment)
+    assert list(path.parent.iterdir()) == []
+
+
 def test_detach_without_attach_touches_nothing(home: Home, environment: dict[str, str], file: Path) -> None:
     before = file.stat()
     assert not attach.detach(home, CLAUDE, environment).changed
