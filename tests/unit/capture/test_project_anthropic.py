@@ -94,6 +94,12 @@ def test_a_streamed_answer_gives_the_rows_of_a_whole_one() -> None:
     assert [row.get("status") for row in whole] == [None, None, None, '{"finish_reason":"tool_use"}']
 
 
+def test_words_count_also_where_nobody_said_that_their_block_begins() -> None:
+    events = [event for event in streamed(MESSAGE) if event.type != "content_block_start"]
+    said = [row["content_text"] for row in rows_of(BODY, events) if row["part_type"] in ("text", "reasoning")]
+    assert said == [row["content_text"] for row in rows_of(BODY, MESSAGE) if row["part_type"] in ("text", "reasoning")]
+
+
 def test_an_answers_rows_carry_what_settlement_needs() -> None:
     answer = rows_of(BODY, MESSAGE, response_headers={"request-id": "req_1"})[1:]
 

@@ -80,6 +80,29 @@ def test_a_streamed_answer_gives_the_rows_of_a_whole_one(with_output: bool) -> N
     }
 
 
+@pytest.mark.hazard(55)
+def test_a_stream_that_says_no_more_than_clients_need_gives_the_same_rows() -> None:
+    """Other providers leave out what nobody reads: numbers, the beginnings of items, the state of the whole."""
+    end: dict[str, Any] = {
+        "type": "response.completed",
+        "response": {"id": "resp_1", "usage": USAGE, "model": "gpt-6"},
+    }
+    done: list[dict[str, Any]] = [{"type": "response.output_item.done", "item": item} for item in OUTPUT]
+    whole, bare = (
+        project(wire.decoded("/v1/responses", BODY, answer), Seen()).rows
+        for answer in (RESPONSE, [Event(each["type"], each) for each in (*done, end)])
+    )
+    assert bare == whole
+    words: list[dict[str, Any]] = [{"type": "response.output_text.delta", "delta": piece} for piece in ("I ", "look.")]
+    told = [Event(each["type"], each) for each in (*words, end)]
+    rows = project(wire.decoded("/v1/responses", BODY, told), Seen()).rows
+    assert [(row["role"], row["part_type"], row["content_text"]) for row in rows[1:]] == [
+        ("assistant", "text", "I look.")
+    ]
+    without_role = {**RESPONSE, "output": [{name: value for name, value in OUTPUT[1].items() if name != "role"}]}
+    assert project(wire.decoded("/v1/responses", BODY, without_role), Seen()).rows[-1]["role"] == "assistant"
+
+
 def test_a_stream_that_is_cut_anywhere_gives_what_came_and_says_that_it_was_cut() -> None:
     events, whole = streamed(with_output=True), rows_of(BODY, RESPONSE)
     for length in range(len(events)):

@@ -29,6 +29,8 @@ _THOUGHTS = ("thinking", "redacted_thinking")
 _REMINDER = "<system-reminder>"
 _UNFINISHED = frozenset({"max_tokens", "pause_turn", "model_context_window_exceeded", "error"})
 _GROWING = {"text_delta": "text", "thinking_delta": "thinking", "signature_delta": "signature"}
+# What a delta continues, where nobody said that it begins.
+_BEGUN = {"text_delta": {"type": "text", "text": ""}, "thinking_delta": {"type": "thinking", "thinking": ""}}
 
 
 def read(decoded: Decoded) -> Turn:
@@ -198,9 +200,11 @@ class _Rebuilt:
             self._blocks[index] = dict(block)
 
     def _grow(self, index: Any, delta: dict[str, Any]) -> None:
+        kind = delta.get("type")
+        if isinstance(index, int) and isinstance(kind, str) and kind in _BEGUN:
+            self._blocks.setdefault(index, {**_BEGUN[kind]})
         if not isinstance(index, int) or index not in self._blocks:
             return
-        kind = delta.get("type")
         if kind == "input_json_delta":
             if isinstance(more := delta.get("partial_json"), str):
                 self._inputs.setdefault(index, []).append(more)

@@ -36,6 +36,9 @@ _DELTAS = {
     "response.function_call_arguments.delta": "arguments",
     "response.custom_tool_call_input.delta": "input",
 }
+# What a delta continues, where nobody said that it begins.
+_BEGUN: dict[str, dict[str, Any]] = {"text": {"type": "message", "role": "assistant"}, "summary": {"type": "reasoning"}}
+_ENDS = {"response.completed": "completed", "response.incomplete": "incomplete"}
 
 
 def read(decoded: Decoded) -> Turn:
@@ -165,7 +168,9 @@ def _answer(decoded: Decoded, keeps_ids: bool) -> Answer:
         error = {"error": response.get("error") or response.get("detail")} if response.get("error") else {}
         if decoded.events is None:
             error = response
-    made = [(item, index) for index, item in enumerate(output) if isinstance(item, dict) and items.says(item)]
+    # The assistant's, whether it says so or not.
+    said = [({"role": "assistant", **item}, index) for index, item in enumerate(output) if isinstance(item, dict)]
+    made = [(item, index) for item, index in said if items.says(item)]
     carriers = [number for number, (item, _) in enumerate(made) if items.carries_usage(item)]
     failed = Answer() if error is None else failures.answer(decoded, error)
     reason = mapping(response.get("incomplete_details")).get("reason") if status == "incomplete" else None
@@ -210,6 +215,7 @@ class _Rebuilt:
         self.error: dict[str, Any] | None = None
         self._items: dict[int, dict[str, Any]] = {}
         self._done: set[int] = set()
+        self._places: dict[str, int] = {}
         self._grown: dict[tuple[int, str], list[str]] = {}
         for event in events:
             data = mapping(event.data)
@@ -218,28 +224,37 @@ class _Rebuilt:
                 self._take(kind, data)
 
     def _take(self, kind: str, data: dict[str, Any]) -> None:
-        index = data.get("output_index")
         if kind in ("response.output_item.added", "response.output_item.done"):
-            if isinstance(index, int) and isinstance(item := data.get("item"), dict):
+            if isinstance(item := data.get("item"), dict):
+                index = self._place(data, items.own_id(item) or text(item.get("call_id")))
                 self._items[index] = item
                 if kind.endswith("done"):
                     self._done.add(index)
         elif (name := _DELTAS.get(kind)) is not None:
-            if isinstance(index, int) and isinstance(more := data.get("delta"), str):
-                self._grown.setdefault((index, name), []).append(more)
+            if isinstance(more := data.get("delta"), str):
+                self._grown.setdefault((self._place(data, name), name), []).append(more)
         elif kind == "error":
             self.error = data if "error" in data else {"error": data}
         elif isinstance(response := data.get("response"), dict):
-            self.response = response
+            self.response = {"status": _ENDS[kind], **response} if kind in _ENDS else response
             if kind == "response.failed":
                 self.error = {"error": response.get("error")}
+
+    def _place(self, data: dict[str, Any], name: str | None) -> int:
+        """Its number in the output. Where a provider does not say it: one for each item that can be told apart."""
+        index = data.get("output_index")
+        if isinstance(index, int):
+            return index
+        known = text(data.get("item_id")) or name or f"#{len(self._places)}"
+        return self._places.setdefault(known, len(self._places))
 
     def output(self) -> list[Any]:
         if whole := sequence(self.response.get("output")):
             return whole
         for (index, name), more in self._grown.items():
-            if index in self._items and index not in self._done:
-                self._items[index] = _with(self._items[index], name, "".join(more))
+            begun = self._items.get(index) or (None if self._done else _BEGUN.get(name))
+            if begun is not None and index not in self._done:
+                self._items[index] = _with(begun, name, "".join(more))
         return [self._items[index] for index in sorted(self._items)]
 
 
