@@ -90,7 +90,7 @@ def attach(home: Home, client: Settings, gateway: str, environment: Environment,
 
     def once() -> Outcome:
         now = settings_file.read(path)
-        record = undo.read(home, client.name)
+        known = record = undo.read(home, client.name)
         if record and record.path != str(now.path):
             record = None
         original = _restored(client, now, record)
@@ -108,7 +108,12 @@ def attach(home: Home, client: Settings, gateway: str, environment: Environment,
             undo.write(home, _record(client, now, original, wanted, edit, record))
             _after_record()
         if wanted != now.text:
-            settings_file.replace(now, wanted)
+            try:
+                settings_file.replace(now, wanted)
+            except (Refused, Changed):
+                # The file is as it was, and so must be what is known of it.
+                undo.put_back(home, client.name, known)
+                raise
             _after_write()
         return outcome
 

@@ -88,6 +88,13 @@ def replace(snapshot: Snapshot, text: str) -> None:
     target = snapshot.path
     if snapshot.exists and not os.access(target, os.W_OK, effective_ids=os.access in os.supports_effective_ids):
         raise Refused(f"{target} is read-only; whoever manages it must make this change")
+    try:
+        _replace(snapshot, target, text)
+    except OSError as error:
+        raise _unwritable(target, error) from error
+
+
+def _replace(snapshot: Snapshot, target: Path, text: str) -> None:
     durable.make_dir(target.parent)
     temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -109,7 +116,14 @@ def replace(snapshot: Snapshot, text: str) -> None:
 
 def remove(snapshot: Snapshot) -> None:
     _check(snapshot)
-    durable.remove(snapshot.path)
+    try:
+        durable.remove(snapshot.path)
+    except OSError as error:
+        raise _unwritable(snapshot.path, error) from error
+
+
+def _unwritable(target: Path, error: OSError) -> Refused:
+    return Refused(f"{target} cannot be written: {error.strerror or error}")
 
 
 def _check(snapshot: Snapshot) -> None:
@@ -129,13 +143,17 @@ def _identity(about: os.stat_result) -> Seen:
 def alone(path: Path) -> Iterator[None]:
     """Two changes of one file wait for each other, also those of two homes: the lock is on the file's folder."""
     target = Path(os.path.realpath(path))
-    durable.make_dir(target.parent)
-    fd = os.open(target.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        durable.make_dir(target.parent)
+        fd = os.open(target.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as error:
+        raise _unwritable(target, error) from error
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)
         # Of somebody who was killed: a copy of settings that may hold secrets.
         for left in target.parent.glob(f".{target.name}.????????.tmp"):
-            left.unlink(missing_ok=True)
+            with suppress(OSError):
+                left.unlink(missing_ok=True)
         yield
     finally:
         os.close(fd)

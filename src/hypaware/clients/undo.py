@@ -71,6 +71,14 @@ def write(home: Home, record: Record) -> None:
     durable.write_file(path, json.dumps({"v": VERSION, **asdict(record)}, indent=1).encode())
 
 
+def put_back(home: Home, client: str, earlier: Record | None) -> None:
+    """What was known before."""
+    if earlier is None:
+        remove(home, client)
+    else:
+        write(home, earlier)
+
+
 def remove(home: Home, client: str) -> None:
     path = path_of(home, client)
     if path.exists():

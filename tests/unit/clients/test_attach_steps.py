@@ -257,6 +257,33 @@ def test_a_read_only_file_is_refused(home: Home, environment: dict[str, str], fi
     with powerless(), pytest.raises(Refused, match="read-only"):
         attach.attach(home, CLAUDE, GATEWAY, environment)
     assert file.read_text() == TEXT
+    assert undo.read(home, "claude") is None
+
+
+def test_a_folder_that_cannot_be_written_is_refused_and_nothing_is_noted(
+    home: Home, environment: dict[str, str], file: Path
+) -> None:
+    file.parent.chmod(0o500)
+    try:
+        with powerless():
+            with pytest.raises(Refused, match="cannot be written: Permission denied"):
+                attach.attach(home, CLAUDE, GATEWAY, environment)
+            assert undo.read(home, "claude") is None
+            with pytest.raises(Refused, match="cannot be written"):
+                attach.attach(home, CLAUDE, GATEWAY, {**environment, "CLAUDE_CONFIG_DIR": str(file.parent / "new")})
+            file.parent.chmod(0o700)
+            attach.attach(home, CLAUDE, GATEWAY, environment)
+            known = undo.read(home, "claude")
+            file.parent.chmod(0o500)
+            with pytest.raises(Refused, match="cannot be written"):
+                attach.detach(home, CLAUDE, environment)
+            with pytest.raises(Refused, match="cannot be written"):
+                attach.attach(home, CLAUDE, "http://127.0.0.1:1", environment)
+            assert undo.read(home, "claude") == known
+    finally:
+        file.parent.chmod(0o700)
+    attach.detach(home, CLAUDE, environment)
+    assert file.read_text() == TEXT
 
 
 @pytest.mark.parametrize("content", [b"\xff\xfe{}", b"{ // x\n}", b"[]"])
