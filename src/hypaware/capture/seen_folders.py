@@ -97,9 +97,9 @@ def read(home: Home) -> Folders:
 
 
 def gone(home: Home) -> list[Gone]:
-    """For their user; looked for now."""
+    """For their user, the newest first; looked for now."""
     found = []
-    for name, seen in sorted(read(home).items()):
+    for name, seen in sorted(read(home).items(), key=lambda each: each[1].at, reverse=True):
         is_named = not name.startswith(_HASHED)
         if seen.privacy is not PrivacyClass.FULL and (not is_named or not _is_same(Path(_marker(name, seen)), seen)):
             found.append(Gone(name if is_named else None, seen.privacy, seen.at))

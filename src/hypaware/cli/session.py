@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 _EXAMPLE = "0dc91b82-3238-4907-98f3-ae0d1d845b97"
 _SHOWN_HERE = 5
+_SHOWN_GONE = 20
 
 
 @click.group(
@@ -104,8 +105,10 @@ def status(session_id: str | None, as_json: bool) -> None:
         output.emit()
         output.emit_table(
             ["folder that is gone", "class", "last seen"],
-            [(x["folder"] or "(purged)", x["class"], x["last_seen_at"]) for x in gone],
+            [(x["folder"] or "(purged)", x["class"], x["last_seen_at"]) for x in gone[:_SHOWN_GONE]],
         )
+        if len(gone) > _SHOWN_GONE:
+            output.note(f"and {len(gone) - _SHOWN_GONE} more, seen before these (--json has them all)")
 
 
 def _chosen(home: Home, session_id: str | None) -> str:

@@ -80,6 +80,14 @@ def test_a_folder_that_is_gone_is_told(hyp: Hyp, home: Home, tmp_path: Path) -> 
     (told,) = json.loads(hyp("session", "status", "--json")[1])["folders_gone"]
     assert (told["folder"], told["class"]) == (str(clone), "local-only")
     assert str(clone) in hyp("session", "status")[1]
+    for number in range(25):
+        folder = tmp_path / f"many-{number}"
+        folder.mkdir()
+        (folder / ".hypignore").touch()
+        session_notes.note(home, "claude", {"session_id": f"s-{number}", "cwd": str(folder)})
+        shutil.rmtree(folder)
+    _, out, err = hyp("session", "status")
+    assert (out.count(str(tmp_path)), "6 more" in err) == (20, True)
     assert "last there" in json.loads(hyp("session", "status", ID, "--json")[1])["why"]
 
 
