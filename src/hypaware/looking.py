@@ -7,6 +7,9 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
+# Side files cannot be made: the disk is full, or not to be written to.
+_NO_SIDE_FILES = (sqlite3.SQLITE_IOERR, sqlite3.SQLITE_FULL, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY)
+
 
 @contextmanager
 def look_into(path: Path) -> Iterator[sqlite3.Connection]:
@@ -15,10 +18,30 @@ def look_into(path: Path) -> Iterator[sqlite3.Connection]:
     Where they are not, such a connection would make them and leave them behind; an ordinary one, the last to close,
     removes them, and there is nothing for it to write back.
     """
-    mode = "ro" if path.with_name(f"{path.name}-wal").exists() else "rw"
-    with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode={mode}", uri=True, timeout=30)) as connection:
+    with closing(_open(path)) as connection:
         connection.execute("PRAGMA query_only=ON")
         yield connection
+
+
+def _open(path: Path) -> sqlite3.Connection:
+    wal = path.with_name(f"{path.name}-wal")
+    connection = _connect(path, "mode=ro" if wal.exists() else "mode=rw")
+    try:
+        connection.execute("SELECT 1 FROM sqlite_master").fetchone()
+    except sqlite3.OperationalError as trouble:
+        connection.close()
+        if trouble.sqlite_errorcode & 0xFF not in _NO_SIDE_FILES or (wal.exists() and wal.stat().st_size):
+            raise
+        # Nothing waits to be written back, and on a full disk nobody can write: the file is whole, and stays so.
+        return _connect(path, "mode=ro&immutable=1")
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _connect(path: Path, options: str) -> sqlite3.Connection:
+    return sqlite3.connect(f"{path.absolute().as_uri()}?{options}", uri=True, timeout=30)
 
 
 def has_table(connection: sqlite3.Connection, name: str) -> bool:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
-from hypaware.errors import Retryable
+from hypaware.daemon import starting
+from hypaware.errors import NotReady, Retryable
 from hypaware.home import Home
 from hypaware.opening import open_home
 from hypaware.spool import repair, segments
 from hypaware.spool.reader import read_spooled_rows
 from hypaware.spool.writer import SealRule, Spool
 from hypaware.state import flushes
+from hypaware.status.gathering import gather
 from tests.rows import DATASET, rows
 from tests.small_disk import SmallDisk, mounted
 
@@ -92,3 +95,14 @@ def test_a_home_that_could_not_be_made_is_made_when_there_is_room(home: Home, di
     opened.store.close()
     with Spool(home, _NEVER) as spool:
         spool.append(DATASET, rows(1))
+
+
+def test_who_looks_at_a_full_disk_finds_a_sound_state(home: Home, disk: SmallDisk) -> None:
+    """SQLite has no room for its side files then; that is no damage, and nothing is rebuilt because of it."""
+    open_home(home).store.close()
+    disk.fill()
+    kinds = {each.kind for each in gather(home, {"HOME": str(disk.root), "PATH": ""}, datetime.now(UTC)).diagnostics}
+    assert "disk_full" in kinds
+    assert not [kind for kind in kinds if kind.startswith("state_")]
+    with pytest.raises(NotReady, match="no room left"):
+        starting.check(home)

@@ -4,6 +4,7 @@
 |---|---|---|---|
 | HypError | `error:` and `try:` lines | `error:{kind, message, repair?}` | of its class |
 | wrong usage | `error:`, `usage:`, `try:` | kind `usage` | 2 |
+| no room on the disk | `error:` and `try:` lines | kind `disk_full` | 1 |
 | a file that the machine does not let us read or write | `error:` with its name | kind `file_unavailable` | 1 |
 | Ctrl-C | `cancelled` | kind `cancelled` | 130 |
 | anything else | one line, and where the traceback is | kind `internal` | 1 |
@@ -25,12 +26,13 @@ import click
 
 from hypaware import __version__
 from hypaware.cli import output
-from hypaware.errors import Cancelled, HypError, UsageError
+from hypaware.errors import Cancelled, HypError, Retryable, UsageError
 from hypaware.home import Home
 
 _LOG_LIMIT = 1 << 20
-# What the machine says of its disk and its permissions: nothing is wrong with the program.
-_OF_THE_MACHINE = {errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.ENOSPC, errno.EDQUOT}
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+# What else the machine says of its disk and its permissions: nothing is wrong with the program.
+_OF_THE_MACHINE = {errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR}
 
 
 class PartlyFailed(HypError):
@@ -80,6 +82,9 @@ def _translate(error: BaseException) -> tuple[HypError, str | None]:
         return UsageError(error.format_message(), repair=repair), usage
     if isinstance(error, click.ClickException):
         return UsageError(error.format_message()), None
+    if isinstance(error, OSError) and error.errno in _NO_ROOM:
+        where = f" for {error.filename}" if error.filename else ""
+        return Retryable(f"there is no room left on the disk{where}", kind="disk_full", repair="hyp status"), None
     if isinstance(error, OSError) and error.errno in _OF_THE_MACHINE:
         what = f"{error.filename}: {error.strerror}" if error.filename else str(error.strerror)
         return HypError(what, kind="file_unavailable", repair="hyp doctor"), None

@@ -7,6 +7,7 @@ after the other, by the lock on `run/daemon-start.lock`: the second finds the da
 from __future__ import annotations
 
 import shlex
+import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,6 +26,7 @@ READY_SECONDS = 15.0
 PATIENT_SECONDS = 60.0
 _POLL_SECONDS = 0.02
 _ASK_SECONDS = 0.5
+_LEAST_ROOM = 64 << 10
 
 
 def start(home: Home, wait: float = READY_SECONDS, tell: Tell = unheard) -> int:
@@ -49,6 +51,9 @@ def check(home: Home) -> None:
     """Raises what would keep a daemon from starting, as far as it can be known before."""
     identify(home)
     configuration.load(home)
+    if shutil.disk_usage(home.root).free < _LEAST_ROOM:
+        # It could not even write down why it ends.
+        raise NotReady(f"there is no room left on the disk of {home.root}", kind="disk_full", repair="hyp status")
 
 
 def ready(home: Home) -> int | None:

@@ -30,6 +30,7 @@ ERRORS: dict[str, BaseException] = {
     "cancelled": Cancelled(),
     "interrupt": KeyboardInterrupt(),
     "unexpected": ValueError("an odd value\nwith a second line"),
+    "full": OSError(errno.ENOSPC, "No space left on device", "/home/x/config.toml"),
     "read-only": OSError(errno.EROFS, "Read-only file system", "/home/me/.hyp/config.toml"),
     "pipe": BrokenPipeError(32, "the engine went away"),
     "partly": PartlyFailed("1 row was refused", {"accepted": 2, "rejected": [3]}, kind="rows_rejected"),
@@ -107,6 +108,11 @@ def test_with_json_an_error_is_the_one_document_on_stdout(capfd: Capture) -> Non
         "error": {"kind": "disk_full", "message": "the disk is full", "repair": ["hyp maintain", "hyp purge"]}
     }
     assert err == ""
+
+
+def test_a_full_disk_is_told_as_such_by_whichever_step_meets_it(capfd: Capture) -> None:
+    code, _, err = run(capfd, "boom", "full")
+    assert (code, err) == (1, "error: there is no room left on the disk for /home/x/config.toml\ntry: hyp status\n")
 
 
 def test_what_the_machine_refuses_is_no_fault_of_the_program(capfd: Capture) -> None:
