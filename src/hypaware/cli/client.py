@@ -129,7 +129,7 @@ def status(name: str | None, as_json: bool) -> None:
             "; ".join(f"{each.client} is {each.state}" for each in bad),
             report,
             kind="client_not_reaching",
-            repair=[each.repair for each in bad if each.repair],
+            repair=list(dict.fromkeys(each.repair for each in bad if each.repair)),
         )
 
 

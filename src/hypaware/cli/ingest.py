@@ -42,7 +42,8 @@ def ingest(dataset: str, file: BinaryIO, strict: bool, as_json: bool) -> None:
     finally:
         shown.clear()
     if not as_json:
-        output.emit(f"{report.accepted} rows of {dataset} are durable in the spool")
+        what = "1 row of {} is" if report.accepted == 1 else f"{report.accepted:,} rows of {{}} are"
+        output.emit(f"{what.format(dataset)} durable in the spool")
         for reject in report.rejected[:_SHOWN_REJECTS]:
             output.warn(f"line {reject.line}: {reject.reason}")
         if (more := len(report.rejected) - _SHOWN_REJECTS) > 0:
