@@ -174,7 +174,7 @@ def _of_purges(home: Home) -> Iterator[Diagnostic]:
         return
     if closed.sessions:
         what = words.count(len(closed.sessions), "session was", "sessions were")
-        yield info("purged", f"{what} purged, and are kept out of the record from then on", "hyp purge --help")
+        yield info("purged", f"{what} purged: what comes of it again is kept out", "hyp purge --help")
 
 
 def _of_keys(home: Home) -> Iterator[Diagnostic]:
