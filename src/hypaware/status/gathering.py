@@ -83,8 +83,11 @@ def _who_needs_it(view: View, attached: list[str]) -> list[str]:
 
 
 def _worst_first(said: Iterable[Diagnostic]) -> tuple[Diagnostic, ...]:
-    """Where nothing is set up, that is all there is to say, but for what is broken."""
+    """Where nothing is set up, that is all there is to say, but for what is broken; where the home is no folder, all
+    else is broken because of that."""
     found = sorted(dict.fromkeys(said), key=lambda each: SEVERITIES.index(each.severity))
+    if no_folder := [each for each in found if each.kind == "home_no_folder"]:
+        return tuple(no_folder)
     if any(each.kind == "not_set_up" for each in found):
         found = [each for each in found if each.severity == "error" or each.kind == "not_set_up"]
     return tuple(found)
