@@ -79,7 +79,7 @@ def left_out(each: Result) -> Iterator[str]:
     if skipped := each.get("files_skipped"):
         yield f"{_some(sum(skipped.values()), 'file')} not read: {_reasons(skipped)}"
     if held := each.get("held_back"):
-        yield f"{_some(held, 'message')} held back: still being written; the next import takes it"
+        yield f"{_some(held, 'message')} held back: still being written; left for the next import"
 
 
 def warn_of_trouble(each: Result, home: Home, dry: bool) -> None:

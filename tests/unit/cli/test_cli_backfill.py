@@ -312,7 +312,7 @@ def test_everything_that_was_left_out_is_told_with_its_reason(capfd: Capture, ho
         "diary: 1,500 files unchanged since the last import",
         "diary: 1,201 lines made no row: unknown_type 1,200, not_json 1",
         "diary: 1 file not read: unreadable 1",
-        "diary: 2 messages held back: still being written; the next import takes it",
+        "diary: 2 messages held back: still being written; left for the next import",
     ]
     kept = home.spool / "ai_gateway_messages" / "rejected"
     assert f"warning: diary: 3 rows refused; kept with the reason in {kept}\n" in err
