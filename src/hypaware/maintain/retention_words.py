@@ -34,7 +34,8 @@ def warnings(dataset: str, nearly_over: Iterable[Held]) -> list[str]:
 
 def dropping(dataset: str, overdue: Sequence[Held], *, dry_run: bool = False) -> str:
     sinks = ", ".join(sorted({sink for each in overdue for sink in each.sinks}))
-    would = "would be dropped now" if dry_run else "are dropped now"
+    are = "is" if sum(each.rows for each in overdue) == 1 else "are"
+    would = "would be dropped now" if dry_run else f"{are} dropped now"
     return (
         f"warning: {_what(dataset, overdue)} not been delivered to {sinks} within retention.max_hold_days and {would}"
     )

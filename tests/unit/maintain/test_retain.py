@@ -367,7 +367,7 @@ def test_a_limit_of_no_days_does_not_wait_at_all_and_says_so(keeper: Keeper) -> 
     keeper.keep(max_hold_days=0)
     assert keeper.retain().rows_expired == 1
     assert len(keeper.drops()) == 1
-    assert "are dropped now" in keeper.notes[0]
+    assert "is dropped now" in keeper.notes[0]
 
 
 @pytest.mark.parametrize(("limit", "days"), [(30, 7), (10, 5), (1, 1), (0, 0), (2**40, 7)])
