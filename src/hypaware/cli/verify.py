@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 
 from hypaware.cli import output
 from hypaware.cli.group import Command, json_option
 from hypaware.cli.jobs import run_job
+
+if TYPE_CHECKING:
+    from hypaware.home import Home
 
 
 @click.command("verify", cls=Command, examples=["hyp verify", "hyp verify --deep --json", "hyp verify --repair"])
@@ -19,16 +24,9 @@ def verify(deep: bool, repair: bool, accept_rollback: bool, as_json: bool) -> No
 
     Exits 1 if anything is wrong, and says what.
     """
-    from contextlib import closing
-
     from hypaware.home import Home
-    from hypaware.lake import metadata, pending
-    from hypaware.opening import open_home
 
-    home = Home.from_environment()
-    with closing(open_home(home).store) as store:
-        anything = bool(metadata.entries(home) or pending.unfinished(store) or pending.recorded(store))
-    if anything:
+    if _holds_anything(Home.from_environment()):
         report = run_job("verify", {"deep": deep, "repair": repair, "accept_rollback": accept_rollback})
     else:
         report = {"ok": True, "checks": [{"name": "lake", "ok": True, "detail": "there is nothing in the lake yet"}]}
@@ -46,3 +44,16 @@ def verify(deep: bool, repair: bool, accept_rollback: bool, as_json: bool) -> No
         raise PartlyFailed(f"not all is as promised: {said}", report, kind="verify_failed")
     if as_json:
         output.emit_json(report)
+
+
+def _holds_anything(home: Home) -> bool:
+    """A home that is not there does not come to be by being looked at."""
+    from contextlib import closing
+
+    from hypaware.lake import metadata, pending
+    from hypaware.opening import open_home
+
+    if not home.root.is_dir():
+        return False
+    with closing(open_home(home).store) as store:
+        return bool(metadata.entries(home) or pending.unfinished(store) or pending.recorded(store))

@@ -71,6 +71,12 @@ def test_a_home_without_a_lake_has_nothing_to_do_and_stays_unmade(hyp: Hyp, home
     assert not home.root.exists()
 
 
+def test_an_audit_of_a_home_that_is_not_there_makes_none(hyp: Hyp, home: Home) -> None:
+    code, out, _ = hyp("verify", "--json")
+    assert (code, json.loads(out)["ok"]) == (0, True)
+    assert not home.root.exists()
+
+
 @pytest.mark.parametrize(
     "args",
     [["--compact-only", "--expire-only"], ["--rebuild", "--compact-only"], ["--budget", "5"], ["--budget", "0s"]],
