@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 # Side files cannot be made: the disk is full, or not to be written to.
@@ -18,7 +19,7 @@ def look_into(path: Path) -> Iterator[sqlite3.Connection]:
     Where they are not, such a connection would make them and leave them behind; an ordinary one, the last to close,
     removes them, and there is nothing for it to write back.
     """
-    with closing(_open(path)) as connection:
+    with _time_kept(path.with_name(f"{path.name}-shm")), closing(_open(path)) as connection:
         connection.execute("PRAGMA query_only=ON")
         yield connection
 
@@ -42,6 +43,21 @@ def _open(path: Path) -> sqlite3.Connection:
 
 def _connect(path: Path, options: str) -> sqlite3.Connection:
     return sqlite3.connect(f"{path.absolute().as_uri()}?{options}", uri=True, timeout=30)
+
+
+@contextmanager
+def _time_kept(index: Path) -> Iterator[None]:
+    """SQLite notes its readers in the index of the log: what it holds is the same afterwards, and so is its time."""
+    try:
+        before = index.stat()
+    except OSError:
+        before = None
+    try:
+        yield
+    finally:
+        if before is not None:
+            with suppress(OSError):
+                os.utime(index, ns=(before.st_atime_ns, before.st_mtime_ns))
 
 
 def has_table(connection: sqlite3.Connection, name: str) -> bool:
