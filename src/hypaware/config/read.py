@@ -226,6 +226,9 @@ def _sink(raw: Any, path: KeyPath) -> SinkConfig:
         defaults = {name: setting.default for name, setting in kind.options.items()}
         given = {name: _value(kind.options[name].kind, value, (*path, name)) for name, value in options.items()}
         options = defaults | given
+        if options.get("encoder", "parquet") not in schema.BUILT_IN_ENCODERS:
+            at = (*path, "encoder")
+            _refuse_unregistered(options["encoder"], "hypaware.encoders", schema.BUILT_IN_ENCODERS, "encoder", at)
     schedule = table.get("schedule", kind.schedule if kind else "*/5 * * * *")
     return SinkConfig(
         kind=kind_name,

@@ -15,6 +15,7 @@ from hypaware.config.values import Kind
 VERSION = 1
 DEFAULT_DATASETS = ("ai_gateway_messages",)
 BUILT_IN_CLIENTS = ("claude", "codex")
+BUILT_IN_ENCODERS = ("parquet", "jsonl", "jsonl-zstd")
 # Raw bodies, kept a while to decode them again: no destination has a place for them.
 LOCAL_DATASETS = ("ai_gateway_exchanges",)
 

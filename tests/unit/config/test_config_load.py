@@ -242,6 +242,10 @@ def test_an_unknown_key_that_resembles_nothing_shows_what_there_is(write: Write)
         ("[redaction]\nkeep = true\n", "Did you mean redaction.kept?"),
         ('[sinks.a]\nurl = "https://a.example"\n', "sinks.a has no kind"),
         ('[sinks.a]\nkind = "forwrd"\n', "there is no kind of sink 'forwrd'. Did you mean forward?"),
+        (
+            '[sinks.a]\nkind = "blob"\ndestination = "/a"\nencoder = "parquat"\n',
+            "sinks.a.encoder: there is no encoder 'parquat'. Did you mean parquet?",
+        ),
         ('[sinks.a]\nkind = "forward"\n', "sinks.a has no url"),
         ('[sinks.a]\nkind = "forward"\nurl = "https://a.example/v1/"\n', "write it without /v1"),
         ('[sinks."../x"]\nkind = "blob"\ndestination = "/d"\n', "a name of letters, digits, _ and -"),
