@@ -77,7 +77,8 @@ def asks_for_json(args: Sequence[str]) -> bool:
 def _run(args: list[str], root: click.Group) -> int:
     telemetry.configure(Home.from_environment())
     try:
-        with root.make_context("hyp", args) as context:
+        # A copy: click takes from the list what it has understood, and `--json` must still be there to be asked for.
+        with root.make_context("hyp", list(args)) as context:
             result = root.invoke(context)
     except click.exceptions.Exit as done:
         return done.exit_code

@@ -115,6 +115,12 @@ def test_a_full_disk_is_told_as_such_by_whichever_step_meets_it(capfd: Capture) 
     assert (code, err) == (1, "error: there is no room left on the disk for /home/x/config.toml\ntry: hyp status\n")
 
 
+def test_json_in_the_wrong_place_is_told_in_json(capfd: Capture) -> None:
+    for args in (("--json",), ("--json", "boom", "failed")):
+        code, out, err = run(capfd, *args)
+        assert (code, one_document(out)["error"]["kind"], err) == (2, "usage", "")
+
+
 def test_what_the_machine_refuses_is_no_fault_of_the_program(capfd: Capture) -> None:
     code, out, _ = run(capfd, "boom", "read-only", "--json")
     assert code == 1
