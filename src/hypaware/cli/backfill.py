@@ -201,7 +201,7 @@ def _answer(asked: _Asked, report: dict[str, Any], as_json: bool) -> None:
 def _nothing_to_run(asked: _Asked, document: dict[str, Any], as_json: bool) -> None:
     output.note(f"nothing to import: {asked.why_none}")
     if as_json:
-        output.emit_json(document)
+        output.emit_json({**document, "reason": asked.why_none})
 
 
 def _warn_of_broken(found: Providers) -> None:

@@ -208,6 +208,7 @@ def test_none_enabled_is_no_failure_and_says_so(hyp: Hyp) -> None:
         assert "diary" in err
         code, out, err = hyp(*command, "--json")
         assert (code, json.loads(out)["providers"]) == (0, [])
+        assert json.loads(out)["reason"] in err
         assert "enabled" in err
 
 
