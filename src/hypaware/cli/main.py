@@ -51,6 +51,10 @@ def main(arguments: Sequence[str] | None = None, root: click.Group = hyp) -> int
     except BrokenPipeError:
         _silence()
         return 1
+    except OSError as error:
+        output.note(f"error: the answer could not be written: {error.strerror}")
+        _silence()
+        return 1
 
 
 def _answer(args: list[str], root: click.Group) -> int:

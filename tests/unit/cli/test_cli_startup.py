@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator
+from pathlib import Path
 
 import click
 import pytest
@@ -137,3 +139,27 @@ def test_ctrl_c_while_the_command_is_still_loading_is_a_cancelled_command(args: 
         assert (json.loads(done.stdout)["error"]["kind"], done.stderr) == ("cancelled", "")
     else:
         assert (done.stdout, done.stderr) == ("", "cancelled\n")
+
+
+@pytest.mark.parametrize(
+    ("closed", "args", "code"),
+    [
+        ("<&-", "setup --json", 2),
+        ("<&-", "purge --session x --json", 2),
+        ("<&-", "ingest ai_gateway_messages --json", 0),
+        (">&-", "config path --json", 0),
+        ("2>&-", "config set nosuch 1", 1),
+        ("<&- >&- 2>&-", "config path", 0),
+        (">/dev/full", "config path --json", 1),
+    ],
+)
+def test_a_standard_stream_that_is_closed_or_full_does_no_harm(
+    tmp_path: Path, closed: str, args: str, code: int
+) -> None:
+    line = f'exec "$0" -m hypaware.cli {args} {closed}'
+    told = {**os.environ, "HYP_HOME": str(tmp_path / "home"), "HOME": str(tmp_path)}
+    done = subprocess.run(["sh", "-c", line, sys.executable], capture_output=True, text=True, env=told)
+    assert done.returncode == code, done.stderr
+    assert "Traceback" not in done.stderr
+    if "--json" in args and ">" not in closed:
+        assert code == 0 or json.loads(done.stdout)["error"]["kind"] in ("usage", "not_confirmed")
