@@ -1,15 +1,93 @@
-"""A look into somebody's database leaves it as it was, to the last of its files."""
+"""A look into a database that others own: what it finds, and what it leaves behind."""
 
 from __future__ import annotations
 
 import os
+import shutil
+import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from hypaware.looking import look_into
+from hypaware.looking import look_into, without_trace
+
+Traces = dict[str, tuple[int, bytes | None]]
+
+
+def database(path: Path) -> sqlite3.Connection:
+    connection = sqlite3.connect(path)
+    connection.execute("PRAGMA journal_mode=WAL")
+    connection.execute("CREATE TABLE t (x)")
+    connection.commit()
+    return connection
+
+
+@pytest.fixture
+def closed(tmp_path: Path) -> Path:
+    """As its last owner leaves it: no side files."""
+    path = tmp_path / "closed" / "a.db"
+    path.parent.mkdir()
+    database(path).close()
+    return path
+
+
+@pytest.fixture
+def abandoned(tmp_path: Path) -> Path:
+    """As one leaves it who was killed: rows in the log, and an index of it that nobody looks after."""
+    path = tmp_path / "abandoned" / "a.db"
+    path.parent.mkdir()
+    (tmp_path / "owned").mkdir()
+    with closing(database(tmp_path / "owned" / "a.db")) as connection:
+        for _ in range(3):
+            connection.execute("INSERT INTO t VALUES (1)")
+            connection.commit()
+        for each in (tmp_path / "owned").iterdir():
+            shutil.copy(each, path.parent)
+    return path
+
+
+def traces(folder: Path) -> Traces:
+    paths = (folder, *folder.iterdir())
+    return {str(path): (path.stat().st_mtime_ns, path.read_bytes() if path.is_file() else None) for path in paths}
+
+
+@pytest.mark.parametrize(("which", "rows"), [("closed", 0), ("abandoned", 3)])
+def test_without_trace_not_even_a_time_changes(which: str, rows: int, request: pytest.FixtureRequest) -> None:
+    path: Path = request.getfixturevalue(which)
+    before = traces(path.parent)
+    with without_trace(), look_into(path) as db:
+        assert db.execute("SELECT count(*) FROM t").fetchone() == (rows,)
+    assert traces(path.parent) == before
+
+
+@pytest.mark.parametrize(("which", "rows"), [("closed", 0), ("abandoned", 3)])
+def test_an_ordinary_look_leaves_the_files_that_were_there(
+    which: str, rows: int, request: pytest.FixtureRequest
+) -> None:
+    path: Path = request.getfixturevalue(which)
+    before = set(traces(path.parent))
+    with look_into(path) as db:
+        assert db.execute("SELECT count(*) FROM t").fetchone() == (rows,)
+    assert set(traces(path.parent)) == before
+
+
+def test_without_trace_rows_of_a_writer_at_work_are_seen(tmp_path: Path) -> None:
+    with closing(database(tmp_path / "a.db")) as writer, without_trace():
+        for count in (1, 2, 3):
+            writer.execute("INSERT INTO t VALUES (1)")
+            writer.commit()
+            with look_into(tmp_path / "a.db") as db:
+                assert db.execute("SELECT count(*) FROM t").fetchone() == (count,)
+
+
+def test_what_is_not_there_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(sqlite3.OperationalError), look_into(tmp_path / "none.db"):
+        pass
+    assert list(tmp_path.iterdir()) == []
+
 
 LEFT = (
     "import os, sqlite3, sys; db = sqlite3.connect(sys.argv[1]); db.execute('PRAGMA journal_mode=WAL');"

@@ -103,6 +103,10 @@ def setup(
         attach=not no_attach,
         force=force,
     )
+    if dry_run:
+        from hypaware.looking import without_trace
+
+        context.with_resource(without_trace())
     plan = _plan(choices)
     _refuse_unknown(clients, plan.found)
     if asks:
