@@ -172,6 +172,15 @@ def test_an_attached_client_that_goes_another_way_is_told(at: StatusHome) -> Non
         assert (found.status, "Bedrock" in found.detail) == ("warning", True)
 
 
+def test_a_daemon_that_is_needed_and_does_not_run_is_told(at: StatusHome) -> None:
+    assert checked(at, processes.daemon).status == "ok"
+    at.write_config("[clients.claude]\nenabled = true\n")
+    found = checked(at, processes.daemon)
+    assert (found.status, found.repair) == ("warning", ("hyp daemon start",))
+    with at.daemon():
+        assert checked(at, processes.daemon).status == "ok"
+
+
 def test_a_spark_process_that_holds_the_lake_is_told(at: StatusHome) -> None:
     """Another process, because a lock of this one's own does not count."""
     at.with_rows(1)

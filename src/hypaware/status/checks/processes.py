@@ -11,7 +11,12 @@ from hypaware.status.view import View
 
 
 def daemon(view: View) -> Iterator[Check]:
-    yield ok("daemon", f"runs as process {view.daemon.get('pid')}" if view.runs else "does not run")
+    if view.runs:
+        yield ok("daemon", f"runs as process {view.daemon.get('pid')}")
+    elif any(each.enabled for each in view.config.clients.values()) or view.config.sinks:
+        yield warning("daemon", "does not run: nothing is recorded or delivered by itself", "hyp daemon start")
+    else:
+        yield ok("daemon", "does not run")
 
 
 def engine(view: View) -> Iterator[Check]:
