@@ -44,8 +44,8 @@ unit: $(HYP_READY) ## Tests without a JVM, two at a time
 spark: engine ## Tests with Spark
 	$(PYTEST) tests/spark
 
-acceptance: engine ## Tests with real processes, killed for real
-	$(PYTEST) -m 'not real_clients' tests/acceptance
+acceptance: engine ## Tests with real processes, killed for real, two files at a time
+	$(PYTEST) -n 2 --dist loadfile -o timeout=1200 -m 'not real_clients' tests/acceptance
 
 real-clients: engine ## Claude Code and Codex from npm, through the gateway to a stub
 	npm install --silent --no-audit --no-fund --prefix $(REAL_CLIENTS) @anthropic-ai/claude-code @openai/codex
