@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from hypaware import durable
+from hypaware.capture import own_upstreams
 from hypaware.clients.splice import Splice
 from hypaware.home import Home
 
@@ -72,14 +73,21 @@ def write(home: Home, record: Record) -> None:
 
 
 def put_back(home: Home, client: str, earlier: Record | None) -> None:
-    """What was known before."""
+    """What was known before; one that never was in force leaves nothing."""
     if earlier is None:
-        remove(home, client)
+        durable.remove(path_of(home, client))
     else:
         write(home, earlier)
 
 
 def remove(home: Home, client: str) -> None:
-    path = path_of(home, client)
-    if path.exists():
-        durable.remove(path)
+    """Sessions that are open still call the gateway: where their requests go is kept for them, beside the record."""
+    path, left = path_of(home, client), own_upstreams.left_path(path_of(home, client))
+    if not path.exists():
+        return
+    record = read(home, client)
+    if record and record.upstream:
+        durable.write_file(left, json.dumps({"client": client, "upstream": asdict(record.upstream)}).encode())
+    elif left.exists():
+        durable.remove(left)
+    durable.remove(path)

@@ -9,8 +9,10 @@ import signal
 import socket
 import ssl
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -288,6 +290,27 @@ def test_a_proxy_of_the_users_own_stays_in_the_way(listening: Home) -> None:
         with handover.take(listening, free_address()) as taken:
             port = taken.address[1]
         assert '"path": "/llm/v1/messages"' in ask(port, "/claude/v1/messages")[1]
+        # A session that is open when its client is detached goes on to call here, with the keys of that proxy.
+        undo.remove(listening, "claude")
+        assert not own_upstreams.attached(listening)
+        assert '"path": "/llm/v1/messages"' in ask(port, "/claude/v1/messages")[1]
+
+
+def test_where_a_detached_client_went_counts_for_a_week_and_until_it_is_attached_again(home: Home) -> None:
+    own = undo.OwnUpstream("/claude", "http://127.0.0.1:1/llm")
+    record = undo.Record("claude", "/x", True, "", "", (), "http://127.0.0.1:1/claude", upstream=own)
+    undo.write(home, record)
+    undo.remove(home, "claude")
+    assert [each.base_url for each in own_upstreams.read(home)] == [own.base_url]
+    left = own_upstreams.left_path(undo.path_of(home, "claude"))
+    os.utime(left, (time.time() - 8 * 86_400,) * 2)
+    assert own_upstreams.read(home) == ()
+    os.utime(left)
+    undo.write(home, replace(record, upstream=None))
+    assert own_upstreams.read(home) == ()
+    undo.remove(home, "claude")
+    assert own_upstreams.read(home) == ()
+    assert not left.exists()
 
 
 def test_it_ends_when_nobody_needs_it(home: Home) -> None:
