@@ -68,6 +68,13 @@ def upstream_down(route: Route, error: Exception) -> web.Response:
         return refusal(502, "upstream_certificate", message, close=True)
     if isinstance(error, aiohttp.ClientConnectorError | aiohttp.ClientProxyConnectionError):
         return refusal(502, "upstream_unreachable", f"no connection to {where} ({route.name}).", close=True)
+    if isinstance(error, aiohttp.ClientResponseError):
+        return refusal(
+            502,
+            "upstream_garbled",
+            f"what {where} ({route.name}) answered is no HTTP that can be passed on.",
+            close=True,
+        )
     return refusal(
         502, "upstream_closed", f"{where} ({route.name}) closed the connection before it answered.", close=True
     )

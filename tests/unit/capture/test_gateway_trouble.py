@@ -120,6 +120,15 @@ def test_a_provider_that_hangs_up_before_it_answers(kept: Kept, tmp_path: Path) 
     assert len(stub.seen) == 1, "a POST may have been heard; it is not for the gateway to say it again"
 
 
+def test_an_answer_that_is_no_http_is_told_apart_from_none(kept: Kept, tmp_path: Path) -> None:
+    answer = Answer(headers=(("content-length", "3"), ("content-length", "4")), framing="none")
+    with UpstreamStub(lambda _seen: answer) as stub, LiveGateway(stub, kept, tmp_path) as gateway:
+        head, body = gateway.ask(post("/v1/messages", b"{}"))
+
+    assert head.startswith(b"HTTP/1.1 502")
+    assert error(body)[0] == "upstream_garbled"
+
+
 def until_cut(pieces: Iterable[bytes]) -> bytes:
     got = b""
     try:

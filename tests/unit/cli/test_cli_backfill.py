@@ -212,13 +212,13 @@ def test_none_enabled_is_no_failure_and_says_so(hyp: Hyp) -> None:
         assert "enabled" in err
 
 
-def test_the_json_of_a_run_without_providers_has_the_keys_of_every_run(hyp: Hyp) -> None:
+def test_the_json_of_a_run_without_providers_has_the_keys_of_every_run_and_the_reason(hyp: Hyp) -> None:
     for each in registry.providers():
         hyp("config", "set", f"clients.{each.name}.enabled", "false")
 
-    assert set(json.loads(hyp("backfill", "--json")[1])) == {"run_id", "dry_run", "providers"}
+    assert set(json.loads(hyp("backfill", "--json")[1])) == {"run_id", "dry_run", "providers", "reason"}
     assert json.loads(hyp("backfill", "--dry-run", "--json")[1])["dry_run"] is True
-    assert set(json.loads(hyp("backfill", "plan", "--json")[1])) == {"run_id", "providers"}
+    assert set(json.loads(hyp("backfill", "plan", "--json")[1])) == {"run_id", "providers", "reason"}
 
 
 def test_the_help_shows_the_command_itself_and_its_commands(hyp: Hyp) -> None:
