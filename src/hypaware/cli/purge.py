@@ -99,6 +99,11 @@ def _selector(sessions: Sequence[str], sources: Sequence[str], folders: Sequence
         raise UsageError("say what to purge by exactly one of --session, --source, --cwd and --before")
     if given[0].kind != "cwd" and not all(given[0].values):
         raise UsageError(f"--{given[0].kind} is empty")
+    try:
+        "".join(given[0].values).encode()
+    except UnicodeEncodeError:
+        # Such bytes of the command line arrive as lone surrogates, which no row holds.
+        raise UsageError(f"--{given[0].kind} is not valid UTF-8") from None
     return given[0]
 
 

@@ -26,6 +26,8 @@ Hyp = Callable[..., Ran]
         ("--cwd", "/x", "--before", "2026-01-01"),
         ("--session", ""),
         ("--cwd", ""),
+        ("--session", "a\udcff"),
+        ("--cwd", "/x\udcff"),
         ("--before", "yesterday"),
         ("--before", "2026-02-30"),
         ("--before", (datetime.now(UTC) + timedelta(days=3)).date().isoformat()),
