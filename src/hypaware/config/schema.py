@@ -6,7 +6,7 @@ Durations are seconds, sizes bytes. Everything is a frozen value; `edit.py` chan
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hypaware.config import values
@@ -178,7 +178,9 @@ SINK_KINDS: Mapping[str, SinkKind] = {
     ),
 }
 SINK_COMMON: Mapping[str, Setting] = {
-    "kind": Setting(values.NAME, None, "forward, blob, iceberg, or a plugin's", required=True),
+    "kind": Setting(
+        replace(values.NAME, example='"blob"'), None, "forward, blob, iceberg, or a plugin's", required=True
+    ),
     "schedule": Setting(values.SCHEDULE, None, "when to deliver: cron, UTC"),
     "datasets": Setting(values.NAMES, DEFAULT_DATASETS, "what to deliver"),
 }
