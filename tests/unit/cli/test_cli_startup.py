@@ -102,7 +102,7 @@ def test_an_alias_is_the_command_itself_and_shown_beside_it(capfd: pytest.Captur
     assert main(["about", "--json"], root) == 0
     assert '"hypaware"' in capfd.readouterr().out
     assert main(["--help"], root) == 0
-    assert "version, about" in capfd.readouterr().out
+    assert "version (about)" in capfd.readouterr().out
 
 
 def test_groups_take_examples_like_commands() -> None:
