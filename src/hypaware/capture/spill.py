@@ -100,7 +100,9 @@ class Spill:
         self._thread = threading.Thread(target=self._run, name="spill", daemon=True)
 
     def start(self) -> None:
-        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # No more than these two: a home that was just removed is not made anew.
+        self._folder.parent.mkdir(mode=0o700, exist_ok=True)
+        self._folder.mkdir(mode=0o700, exist_ok=True)
         self._folder.chmod(0o700)
         for left in self._folder.glob(f"*{SUFFIX}"):
             left.unlink(missing_ok=True)

@@ -163,9 +163,6 @@ class Listening:
     async def _opened(self, asked: Wanted) -> _Open:
         taken = await on_thread(lambda: handover.open_address(self._home, asked.listen), "address")
         try:
-            if not self._home.run.is_dir():
-                # It would be made, in a home that may just have been removed.
-                raise NotReady(f"{self._home.root} is gone", kind="home_gone")
             gateway = Gateway(
                 taken.socket,
                 asked.routes(),
@@ -175,6 +172,9 @@ class Listening:
                 own_pages={handover.HEALTH: lambda: handover.health(self._home, "gateway")},
             )
             await gateway.start()
+        except FileNotFoundError as gone:
+            taken.give_back()
+            raise NotReady(f"{self._home.root} is gone", kind="home_gone") from gone
         except BaseException:
             taken.give_back()
             raise

@@ -269,6 +269,13 @@ def test_what_an_earlier_process_left_is_removed_and_nothing_else(tmp_path: Path
     assert outside.read_bytes() == b"mine too"
 
 
+def test_a_home_that_is_gone_is_not_made_anew(tmp_path: Path) -> None:
+    """The folder lies two levels below what belongs to the home; that one may be removed while a gateway begins."""
+    with pytest.raises(FileNotFoundError):
+        Recorder(Kept(), tmp_path / "run" / "spill" / "0", limits=SMALL).start()
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_an_exchange_ends_once(tmp_path: Path) -> None:
     kept = Kept()
     with recording(kept, tmp_path) as recorder:
