@@ -70,6 +70,9 @@ def _facts(document: Facts, now: datetime) -> Iterator[tuple[str, str]]:
     yield "waiting", _waiting(document["spool"], now)
     yield "live", _live(document["clients"], now)
     yield "daemon", _daemon(document, now)
+    if (server := document["server"]).get("state") == "running":
+        listens = f", listens at {server['listen']}" if server["listen"] else ""
+        yield "server", f"runs as process {server['pid']}{listens}"
     for sink in document["sinks"]:
         if sink["status"] != "removed":
             yield "delivered", f"{sink['sink']}: {_delivered(sink, now)}"

@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import TypeVar
 
 from hypaware.home import Home, cache_dir
-from hypaware.status import clients, daemon, disk, engine, gateway, identity, lake, memory, retention, sources, spool
+from hypaware.status import clients, daemon, disk, engine, gateway, identity, lake, memory, retention, server, sources
 from hypaware.status import settings as configured
 from hypaware.status import sinks as delivery
+from hypaware.status import spool as waiting_rows
 from hypaware.status.clients import Standing
 from hypaware.status.diagnostic import SEVERITIES, Diagnostic, Found, error, reason_of
 from hypaware.status.lake import Lake
@@ -48,7 +49,7 @@ def gather(
     )
     itself = looking.at("the home", lambda: identity.look(home, view.memory), {"path": str(home.root)})
     # In this order: rows that are committed meanwhile are told twice rather than not at all.
-    waiting = looking.at("the spool", lambda: spool.look(view), Spool())
+    waiting = looking.at("the spool", lambda: waiting_rows.look(view), Spool())
     recorded = looking.at("the lake", lambda: lake.look(view), Lake())
     standing = looking.at("the clients", lambda: clients.look(view), list[Standing]())
     attached = [each.name for each in standing if each.is_attached]
@@ -60,6 +61,7 @@ def gather(
         home=itself,
         config=written.facts,
         daemon=dict(view.daemon),
+        server=looking.at("the server", lambda: Found(server.look(home)), {"state": "unknown"}),
         engine=looking.at("the engine", lambda: engine.look(home, view.cache, view.environment), {"state": "unknown"}),
         clients=[each.as_json() for each in standing],
         sources=[{**live, **private}, *sources.history(view)],

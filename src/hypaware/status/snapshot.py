@@ -23,6 +23,7 @@ class Snapshot:
     home: Facts
     config: Facts
     daemon: Facts
+    server: Facts
     engine: Facts
     clients: list[Facts]
     sources: list[Facts]
@@ -46,6 +47,7 @@ class Snapshot:
             "home": self.home,
             "config": self.config,
             "daemon": self.daemon,
+            "server": self.server,
             "engine": self.engine,
             "clients": self.clients,
             "sources": self.sources,

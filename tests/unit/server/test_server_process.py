@@ -22,6 +22,7 @@ import trustme
 from hypaware.home import Home
 from hypaware.server import incoming, tokens
 from hypaware.spool import segments
+from hypaware.status import server as status
 from tests.command import Hyp
 from tests.processes import eventually
 from tests.rows import DATASET
@@ -35,6 +36,7 @@ def test_it_says_where_it_listens_and_ends_when_it_is_told_to(home: Home) -> Non
             assert url
             told = json.loads((home.run / "server.json").read_bytes())
             assert told == {"pid": process.pid, "listen": url}
+            assert status.look(home) == {"state": "running", "pid": process.pid, "listen": url}
             assert Client(url).ask("GET", "/readyz").status == 200
             assert enrol(url, token, "gw-1").deliver(0, 5).status == 202
             process.send_signal(number)
@@ -43,12 +45,14 @@ def test_it_says_where_it_listens_and_ends_when_it_is_told_to(home: Home) -> Non
             assert url.encode() in err
             assert b"Traceback" not in err
             assert not (home.run / "server.json").exists()
+            assert status.look(home) == {"state": "stopped"}
     assert stored(home) == messages(range(1, 6))
 
 
 def test_a_home_has_one_server(home: Home) -> None:
     with running(home) as (url, process):
         assert url
+        assert f"runs as process {process.pid}, listens at {url}" in Hyp(home.root).run("status").out
         second = Hyp(home.root).run("server", "run", "--listen", "127.0.0.1:0")
         assert second.code == 3
         assert str(process.pid) in second.err

@@ -28,8 +28,8 @@ from tests.status_home import StatusHome, everything_under
 from tests.unit.maintain.retaining import Keeper
 
 KEYS = [
-    "overall", "home", "config", "daemon", "engine", "clients", "sources", "spool", "lake", "sinks", "retention",
-    "disk", "diagnostics",
+    "overall", "home", "config", "daemon", "server", "engine", "clients", "sources", "spool", "lake", "sinks",
+    "retention", "disk", "diagnostics",
 ]  # fmt: skip
 OF_LAKE = ["dataset", "source", "rows", "bytes", "files", "oldest", "newest", "high_water"]
 
