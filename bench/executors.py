@@ -18,7 +18,10 @@ from tests.spark_cluster import cluster
 
 
 def measure(folder: Path, scale: float) -> Iterator[Measured]:
+    folder.mkdir(parents=True, exist_ok=True)
     histories = Histories(folder, scale)
+    # Made before, so that its making costs neither of the two.
+    histories.large()
     one, two = (_import(folder, histories, executors) for executors in (1, 2))
     yield Measured(
         "import on two executors against one",
