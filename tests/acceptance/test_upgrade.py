@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import tarfile
 from collections import Counter
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -31,12 +32,14 @@ class OldSite(Site):
 
 
 @pytest.fixture
-def site(tmp_path: Path) -> OldSite:
+def site(tmp_path: Path) -> Iterator[OldSite]:
     with tarfile.open(HOME) as packed:
         packed.extractall(tmp_path, filter="data")
     config = tmp_path / ".hyp" / "config.toml"
     config.write_text(config.read_text().replace("/home/dev/archive", str(tmp_path / "archive")))
-    return OldSite(Hyp(tmp_path / ".hyp"), tmp_path / "archive")
+    hyp = Hyp(tmp_path / ".hyp")
+    yield OldSite(hyp, tmp_path / "archive")
+    hyp.run("engine", "stop")
 
 
 def test_a_home_of_an_earlier_version_goes_on(site: OldSite) -> None:
