@@ -18,7 +18,7 @@ from hypaware import durable
 from hypaware.engine.session import EngineSession
 from hypaware.export.payload import Rows
 from hypaware.export.sink import Busy, Chunk, Delivered, Denied, Overlap, Refused, Unreachable
-from hypaware.export.sinks.iceberg import record, table
+from hypaware.export.sinks.iceberg import opening, record, table
 from hypaware.home import Home
 from hypaware.lake.metadata import local_path
 from tests import processes
@@ -349,6 +349,28 @@ def test_a_writer_that_slept_through_an_expiry_does_not_commit_on_trust(
     _meanwhile(monkeypatch, "_before_commit", lambda: _aside(other))
     assert owned.ship(chunk(10, 20)) == 0
     assert owned.seqs() == sorted([1, *range(1, 21)])
+
+
+def test_a_catalog_that_another_engine_makes_in_the_same_moment_is_opened(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both found a column missing, and the other one was quicker to add it."""
+    build = opening._build
+    calls: list[object] = []
+
+    def second(spark: Any, settings: Any) -> Any:
+        calls.append(settings)
+        made = build(spark, settings)
+        if len(calls) == 1:
+            made.close()
+            with closing(spark._jvm.java.sql.DriverManager.getConnection(settings.properties["uri"])) as connection:
+                connection.createStatement().execute("ALTER TABLE iceberg_tables ADD COLUMN iceberg_type VARCHAR(5)")
+        return made
+
+    monkeypatch.setattr(opening, "_build", second)
+    lake.ship(chunk(0, 10))
+    assert len(calls) == 2
+    assert lake.seqs() == list(range(1, 11))
 
 
 def test_two_engines_at_full_speed_deliver_every_chunk_once(lake: Lake) -> None:

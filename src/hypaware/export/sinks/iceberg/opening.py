@@ -6,6 +6,7 @@ credentials are in no setting of the session.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -19,15 +20,15 @@ from hypaware.model.datasets import Dataset
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+# In SQLite's words and in PostgreSQL's.
+_THERE_ALREADY = re.compile(r"duplicate column name|already exists")
+
 
 def open_table(spark: SparkSession, settings: CatalogSettings, name: str, dataset: Dataset) -> IcebergTable:
     """Makes the table where it is absent, and what it lacks of the dataset's columns where it is there."""
     jvm: Any = spark._jvm
     iceberg = jvm.org.apache.iceberg
-    properties = _java_map(jvm, settings.properties)
-    catalog = iceberg.CatalogUtil.buildIcebergCatalog(
-        settings.name, properties, spark.sparkContext._jsc.hadoopConfiguration()
-    )
+    catalog = _open_catalog(spark, settings)
     try:
         identifier = iceberg.catalog.TableIdentifier.parse(name)
         table = _load(catalog, identifier) or _create(jvm, catalog, identifier, dataset)
@@ -37,6 +38,23 @@ def open_table(spark: SparkSession, settings: CatalogSettings, name: str, datase
         if jvm.java.lang.Class.forName("java.io.Closeable").isInstance(catalog):
             catalog.close()
         raise
+
+
+def _open_catalog(spark: SparkSession, settings: CatalogSettings) -> Any:
+    """A JDBC catalog makes its own tables, and Iceberg does not expect another engine to do so in the same moment."""
+    try:
+        return _build(spark, settings)
+    except Exception as error:
+        if not any(_THERE_ALREADY.search(cause.message) for cause in troubles.causes(error)):
+            raise
+        return _build(spark, settings)
+
+
+def _build(spark: SparkSession, settings: CatalogSettings) -> Any:
+    jvm: Any = spark._jvm
+    return jvm.org.apache.iceberg.CatalogUtil.buildIcebergCatalog(
+        settings.name, _java_map(jvm, settings.properties), spark.sparkContext._jsc.hadoopConfiguration()
+    )
 
 
 def _load(catalog: Any, identifier: Any) -> Any:
