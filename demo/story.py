@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,6 +12,7 @@ from demo import provider, telling, verdict
 from demo.client import SESSION
 from demo.stage import HYP, ROOT, History, Place, lay_out, wait_for
 from demo.telling import bold, chapter, expect, explain, say
+from tests.ports import held_port
 
 LOST_ANSWER = "export.ship.after-answer"
 QUESTION = "What is left to do for the second currency?"
@@ -44,8 +44,8 @@ default_days = 30
 
 def tell(user: Place, server: Place, folder: Path, history: History) -> None:
     lay_out(user.user, history)
-    with provider.serving() as address:
-        _prepare(user, address, history)
+    with provider.serving() as address, held_port() as port:
+        _prepare(user, address, port, history)
         _set_up(user, history)
         _ask(user)
         _work(user)
@@ -83,9 +83,7 @@ def _figures(found: verdict.Verdict) -> Iterator[tuple[str, int]]:
     yield "rows that say something else there", found.different
 
 
-def _prepare(user: Place, address: str, history: History) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+def _prepare(user: Place, address: str, port: int, history: History) -> None:
     user.home.mkdir(mode=0o700)
     config = CONFIG.format(port=port, provider=address) + (LAST_DAYS if history == "own" else "")
     (user.home / "config.toml").write_text(config)

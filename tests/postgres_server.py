@@ -6,7 +6,6 @@ import os
 import pwd
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -19,10 +18,11 @@ from typing import Any
 from sqlalchemy import NullPool, create_engine, text
 from sqlalchemy.exc import OperationalError
 
+from tests.ports import held_port
 from tests.processes import eventually
 
 USER, PASSWORD = "hyp", "not a secret"
-_STOP_SECONDS = 60
+_STOP_SECONDS = 300
 
 
 @dataclass
@@ -73,25 +73,30 @@ class PostgresServer:
 def postgres_server() -> Iterator[PostgresServer]:
     """Not below pytest's own folder: the server may not run as root, and nobody else may look into that."""
     folder = Path(tempfile.mkdtemp(prefix="hyp-postgres-"))
-    server = PostgresServer(_free_port(), folder)
-    try:
-        if os.geteuid() == 0:
-            nobody = pwd.getpwnam("nobody")
-            os.chown(folder, nobody.pw_uid, nobody.pw_gid)
-        secret = folder / "password"
-        secret.write_text(PASSWORD)
-        secret.chmod(0o644)
-        subprocess.run(
-            [_binary("initdb"), "-D", folder / "data", "-U", USER, "-A", "scram-sha-256", f"--pwfile={secret}"],
-            check=True,
-            capture_output=True,
-            **_as_nobody(),
-        )
-        server.start()
-        yield server
-    finally:
-        server.stop()
-        shutil.rmtree(folder)
+    with held_port() as port:
+        server = PostgresServer(port, folder)
+        try:
+            _initialise(folder)
+            server.start()
+            yield server
+        finally:
+            server.stop()
+            shutil.rmtree(folder)
+
+
+def _initialise(folder: Path) -> None:
+    if os.geteuid() == 0:
+        nobody = pwd.getpwnam("nobody")
+        os.chown(folder, nobody.pw_uid, nobody.pw_gid)
+    secret = folder / "password"
+    secret.write_text(PASSWORD)
+    secret.chmod(0o644)
+    subprocess.run(
+        [_binary("initdb"), "-D", folder / "data", "-U", USER, "-A", "scram-sha-256", f"--pwfile={secret}"],
+        check=True,
+        capture_output=True,
+        **_as_nobody(),
+    )
 
 
 def _as_nobody() -> dict[str, Any]:
@@ -103,10 +108,3 @@ def _binary(name: str) -> Path:
     assert found is not None
     assert found.origin is not None
     return Path(found.origin).parent / "pginstall" / "bin" / name
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

@@ -12,7 +12,6 @@ It checks signatures, and its create-only puts are: of racing ones exactly one w
 from __future__ import annotations
 
 import http.client
-import socket
 import subprocess
 import time
 import tomllib
@@ -28,9 +27,10 @@ from hypaware.engine import ivy, jars, java
 from hypaware.engine.jars import Jar, Progress
 from hypaware.engine.spark_home import spark_jars
 from hypaware.home import cache_dir
+from tests.ports import hold_port
 
 _LOCK = Path(__file__).parent / "fixtures" / "test-jars.lock.toml"
-_SECONDS = 60
+_SECONDS = 300
 ACCESS_KEY_ENV, SECRET_KEY_ENV = "TEST_S3_ACCESS_KEY", "TEST_S3_SECRET_KEY"
 ENVIRONMENT = {ACCESS_KEY_ENV: "test-access-key", SECRET_KEY_ENV: "test-secret-key"}
 
@@ -42,7 +42,7 @@ class S3Server:
         self.buckets = folder / "buckets"
         self._folder = folder
         self._process: subprocess.Popen[bytes] | None = None
-        self.port = _free_port()
+        self._holder, self.port = hold_port()
 
     @property
     def endpoint(self) -> str:
@@ -101,6 +101,7 @@ class S3Server:
     ) -> None:
         if self._process is not None:
             self.kill()
+        self._holder.close()
 
     def _wait_until_it_answers(self) -> None:
         assert self._process is not None
@@ -160,10 +161,3 @@ def _fetch(wanted: Jar, classifier: str, into: Path) -> None:
     ]
     done = subprocess.run(command, capture_output=True, text=True, cwd=into, check=False)
     assert done.returncode == 0, ivy.reason(done.stdout + done.stderr)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

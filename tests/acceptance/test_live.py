@@ -32,6 +32,7 @@ from tests import claude_files, upstream_stub, wire
 from tests.command import Hyp
 from tests.light_lake import read_lake
 from tests.live_gateway import Wire
+from tests.ports import held_port
 from tests.processes import eventually
 from tests.upstream_stub import Answer, UpstreamStub, anthropic_events
 
@@ -147,6 +148,13 @@ def told(hyp: Hyp) -> dict[str, Any]:
 
 
 @pytest.fixture
+def port() -> Iterator[int]:
+    """Of the gateway, through all that befalls it."""
+    with held_port() as found:
+        yield found
+
+
+@pytest.fixture
 def listener_ends(hyp: Hyp) -> Iterator[None]:
     yield
     path = handover.lock_path(Home(hyp.home))
@@ -185,12 +193,10 @@ def holding(home: Path, secrets: list[str]) -> dict[str, list[str]]:
 @pytest.mark.hazard(67)
 @pytest.mark.hazard(83)
 @pytest.mark.usefixtures("listener_ends")
-def test_a_client_works_through_kills_and_stops_and_each_part_is_kept_once(hyp: Hyp, tmp_path: Path) -> None:
+def test_a_client_works_through_kills_and_stops_and_each_part_is_kept_once(hyp: Hyp, tmp_path: Path, port: int) -> None:
     conversation = [each for each in wire.sample(CONVERSATION) if _not_gone(each)]
     others = [each for path in OTHERS for each in wire.sample(path) if _not_gone(each)]
     provider = Provider([*conversation, *others])
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
     client = Client(port)
     with UpstreamStub(provider) as stub:
         environment = {"SSL_CERT_FILE": str(stub.ca_file), "CLAUDE_CONFIG_DIR": str(tmp_path / "claude")}

@@ -36,6 +36,7 @@ from tests import claude_transcripts, codex_rollouts
 from tests.client_script import COMMAND, LAST_WORD, Script
 from tests.command import Hyp
 from tests.history import readable, rows_of
+from tests.ports import held_port
 from tests.processes import eventually, wait_until_gone
 from tests.raw_exchanges import EXCHANGES, MESSAGES
 from tests.upstream_stub import UpstreamStub
@@ -147,20 +148,14 @@ def _program(name: str) -> str:
     return found
 
 
-def _free_port() -> int:
-    with closing(socket.socket()) as held:
-        held.bind(("127.0.0.1", 0))
-        return int(held.getsockname()[1])
-
-
 def _answers(port: int) -> bool:
     with closing(socket.socket()) as call:
         return call.connect_ex(("127.0.0.1", port)) == 0
 
 
 @contextmanager
-def attached(client: Client, tmp_path: Path, stub: UpstreamStub) -> Iterator[User]:
-    program, port = _program(client.name), _free_port()
+def attached(client: Client, tmp_path: Path, stub: UpstreamStub, port: int) -> Iterator[User]:
+    program = _program(client.name)
     user = User(Hyp(tmp_path / "hyp"), tmp_path / "user", program)
     for name in (".claude", ".codex", "project"):
         (user.folder / name).mkdir(parents=True)
@@ -190,11 +185,18 @@ def _end_who_stands_by(home: Home) -> None:
         wait_until_gone(pid)
 
 
+@pytest.fixture
+def port() -> Iterator[int]:
+    """For the gateway."""
+    with held_port() as found:
+        yield found
+
+
 @pytest.mark.parametrize("client", [CLAUDE, CODEX], ids=lambda client: client.name)
 def test_a_real_client_works_through_the_gateway_and_its_transcript_tells_the_same(
-    client: Client, tmp_path: Path
+    client: Client, tmp_path: Path, port: int
 ) -> None:
-    with UpstreamStub(Script().answer, tls=False) as stub, attached(client, tmp_path, stub) as user:
+    with UpstreamStub(Script().answer, tls=False) as stub, attached(client, tmp_path, stub, port) as user:
         assert LAST_WORD in user.says(*client.first)
         assert LAST_WORD in user.says(*client.then)
     home = Home(user.hyp.home)

@@ -22,6 +22,7 @@ from hypaware.home import Home, cache_dir
 from tests import codex_rollouts, installed
 from tests.claude_files import LONG_AGO, aged, turns, write
 from tests.command import Hyp
+from tests.ports import held_port
 from tests.processes import eventually
 
 CONFIG = """# mine
@@ -57,7 +58,7 @@ CLIENT = Client("broken", "a client whose history cannot be found", backfill=His
 @pytest.fixture
 def listener() -> Iterator[socket.socket]:
     """Has the port of the home's gateway; a test that lets it have it closes this."""
-    with closing(socket.create_server(("127.0.0.1", 0))) as found:
+    with held_port() as port, closing(socket.create_server(("127.0.0.1", port))) as found:
         yield found
 
 

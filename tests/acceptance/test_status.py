@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -13,20 +12,22 @@ from hypaware import lock_file
 from hypaware.capture import handover
 from hypaware.home import Home
 from tests.command import Hyp
+from tests.ports import held_port
 from tests.processes import eventually
 
 
 @contextmanager
-def free_port(home: Home) -> Iterator[int]:
-    """A port that nobody has now; whoever keeps it open for the home is ended."""
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port: int = taken.getsockname()[1]
-    try:
-        yield port
-    finally:
-        if lock_file.is_taken(handover.lock_path(home)) and (pid := lock_file.holder(handover.lock_path(home))):
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGTERM)
+def gateway_port(home: Home) -> Iterator[int]:
+    """For the home's gateway; whoever keeps it open for the home is ended."""
+    path = handover.lock_path(home)
+    with held_port() as port:
+        try:
+            yield port
+        finally:
+            if lock_file.is_taken(path) and (pid := lock_file.holder(path)):
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGTERM)
+                eventually(lambda: not lock_file.is_taken(path))
 
 
 def test_a_daemon_is_seen_at_work_and_missed_when_it_was_killed(tmp_path: Path) -> None:
@@ -36,7 +37,7 @@ def test_a_daemon_is_seen_at_work_and_missed_when_it_was_killed(tmp_path: Path) 
     assert hyp.ok("status", **mine)["overall"] == "down"
     assert not hyp.home.exists()
 
-    with free_port(Home(hyp.home)) as port:
+    with gateway_port(Home(hyp.home)) as port:
         hyp.home.mkdir(mode=0o700)
         (hyp.home / "config.toml").write_text(
             f'version = 1\n[gateway]\nlisten = "127.0.0.1:{port}"\n[clients.claude]\n'

@@ -32,6 +32,7 @@ from tests.blob_destination import (
     until_landed,
     untrue,
 )
+from tests.ports import held_port
 from tests.rows import DATASET
 from tests.s3_server import ENVIRONMENT, SECRET_KEY_ENV, S3Server
 
@@ -361,8 +362,6 @@ def test_the_usual_variables_are_enough(
     assert len(files(root)) == 2
 
 
-def test_a_server_that_is_not_there_is_told(tmp_path: Path, options: dict[str, Any]) -> None:
-    nobody = S3Server(tmp_path)
-
-    with pytest.raises(Unreachable, match="does not answer"):
-        asyncio.run(opened({**options, "endpoint": nobody.endpoint}))
+def test_a_server_that_is_not_there_is_told(options: dict[str, Any]) -> None:
+    with held_port() as nobody, pytest.raises(Unreachable, match="does not answer"):
+        asyncio.run(opened({**options, "endpoint": f"http://127.0.0.1:{nobody}"}))
