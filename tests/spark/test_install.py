@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-import time
-from collections.abc import Callable
+import shutil
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,7 @@ from hypaware.engine.jars import Jar
 from hypaware.engine.session import EngineSession
 from hypaware.errors import NotReady
 from hypaware.home import cache_dir
+from tests.processes import eventually
 
 pytestmark = pytest.mark.spark
 
@@ -119,16 +119,13 @@ def cache_with_jars(cache: Path) -> Path:
     for jar in jars.installed(cache_dir()):
         there = cache / "jars" / jar.parent.name
         there.mkdir(parents=True, exist_ok=True)
-        os.link(jar, there / jar.name)
+        try:
+            os.link(jar, there / jar.name)
+        except OSError:
+            # The cache is on another disk.
+            shutil.copy2(jar, there / jar.name)
     return cache
 
 
 def no_work(message: str, done: float, total: float) -> None:
     raise AssertionError(message)
-
-
-def eventually(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 300
-    while not condition():
-        assert time.monotonic() < deadline, "it never came true"
-        time.sleep(0.05)
