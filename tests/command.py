@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.processes import PATIENCE
+
 HYP = Path(sys.executable).with_name("hyp")
 
 
@@ -50,7 +52,12 @@ class Hyp:
     def run(self, *args: str, stdin: str | bytes = b"", **extra: str) -> Result:
         given = stdin.encode() if isinstance(stdin, str) else stdin
         done = subprocess.run(
-            [str(HYP), *args], env=self.environment(**extra), input=given, capture_output=True, timeout=300, check=False
+            [str(HYP), *args],
+            env=self.environment(**extra),
+            input=given,
+            capture_output=True,
+            timeout=PATIENCE,
+            check=False,
         )
         return Result(done.returncode, done.stdout.decode(), done.stderr.decode())
 

@@ -28,13 +28,12 @@ from hypaware.model.columns import timestamp_text
 from hypaware.model.datasets import INTERNAL, SOURCE
 from hypaware.opening import identify
 from tests.command import HYP, Hyp
-from tests.processes import wait_until_gone
+from tests.processes import PATIENCE, wait_until_gone
 from tests.rows import DATASET, MESSAGES, row
 
 # Each is a stream of its own, with a batch or more in every round.
 SOURCES = ("claude", "codex", "a b", "a_b", "ä/ö", "100%", "..", "x" * 90, "q?&#", *(f"plugin-{n}" for n in range(15)))
 LARGE = "large"
-_SECONDS = 300
 _CANNOT_LISTEN = 3
 
 
@@ -82,7 +81,7 @@ class Receiver:
             if said:
                 self.url = said.removeprefix("listening on ").strip()
                 return
-            code = self._process.wait(_SECONDS)
+            code = self._process.wait(PATIENCE)
             if code == -signal.SIGKILL:
                 return
             # Somebody else has the port for a moment: another program's connection may be given any.
@@ -104,13 +103,13 @@ class Receiver:
     def kill(self) -> None:
         assert self._process
         self._process.kill()
-        self._process.wait(_SECONDS)
+        self._process.wait(PATIENCE)
 
     def stop(self) -> None:
         assert self._process
         self._process.terminate()
         said = self._log.read_text
-        assert self._process.wait(_SECONDS) == 0, said()
+        assert self._process.wait(PATIENCE) == 0, said()
         assert "Traceback" not in said(), said()
 
     def new_token(self, path: Path) -> Path:
@@ -121,7 +120,7 @@ class Receiver:
     def bytes_received(self) -> float:
         """Of batches, since it started, as it counts them itself."""
         place = urlsplit(self.url)
-        with closing(http.client.HTTPConnection(place.hostname or "", place.port, timeout=_SECONDS)) as connection:
+        with closing(http.client.HTTPConnection(place.hostname or "", place.port, timeout=PATIENCE)) as connection:
             connection.request("GET", "/metrics")
             told = connection.getresponse().read().decode()
         found = re.search(r"^hyp_server_body_bytes_total (\S+)$", told, re.MULTILINE)
@@ -165,7 +164,7 @@ class Sender:
 
 def ended(process: subprocess.Popen[bytes]) -> int:
     """Its exit code: all was delivered, some was not, it was cancelled, or killed."""
-    out, err = process.communicate(timeout=_SECONDS)
+    out, err = process.communicate(timeout=PATIENCE)
     assert process.returncode in (0, 1, 130, -signal.SIGKILL), f"{process.returncode}: {out.decode()}{err.decode()}"
     assert b"Traceback" not in err, err.decode()
     return process.returncode

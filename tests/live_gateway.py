@@ -15,6 +15,7 @@ from hypaware.capture.recorder import Counts, Keep
 from hypaware.capture.recording import Body, Recording
 from hypaware.capture.routes import Route, Routes
 from hypaware.capture.spill import Limits
+from tests.processes import PATIENCE
 from tests.upstream_stub import UpstreamStub
 
 
@@ -33,7 +34,7 @@ class Kept:
 
     def wait(self, count: int) -> list[tuple[Recording, bytes, bytes]]:
         with self._more:
-            assert self._more.wait_for(lambda: len(self._found) >= count, timeout=30), len(self._found)
+            assert self._more.wait_for(lambda: len(self._found) >= count, timeout=PATIENCE), len(self._found)
             return list(self._found)
 
     def only(self) -> tuple[Recording, bytes, bytes]:
@@ -103,7 +104,7 @@ class LiveGateway:
         asyncio.run_coroutine_threadsafe(self.gateway.stop(grace), self._loop).result()
 
     def connect(self) -> Wire:
-        return Wire(socket.create_connection((self.host, self.port), timeout=60))
+        return Wire(socket.create_connection((self.host, self.port), timeout=PATIENCE))
 
     def ask(self, request: bytes) -> tuple[bytes, bytes]:
         """One request on a connection of its own: the head and the unframed body of its answer."""

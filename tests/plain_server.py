@@ -33,6 +33,7 @@ import jwt
 from aiohttp import web
 
 from hypaware import durable
+from tests.processes import PATIENCE
 
 TOKEN = "bootstrap-token-of-the-tests"
 INGEST, BOOTSTRAP, REFRESH = "/v1/ingest/", "/v1/identity/bootstrap", "/v1/identity/refresh"
@@ -132,7 +133,7 @@ class PlainServer:
         started = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self.serve(started.set)), name="plain-server")
         self._thread.start()
-        assert started.wait(60), "the server did not start"
+        assert started.wait(PATIENCE), "the server did not start"
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -19,10 +19,9 @@ from sqlalchemy import NullPool, create_engine, text
 from sqlalchemy.exc import OperationalError
 
 from tests.ports import held_port
-from tests.processes import eventually
+from tests.processes import PATIENCE, eventually
 
 USER, PASSWORD = "hyp", "not a secret"
-_STOP_SECONDS = 300
 
 
 @dataclass
@@ -52,7 +51,7 @@ class PostgresServer:
         """At once, its connections cut."""
         if self.process is not None:
             self.process.send_signal(signal.SIGINT)
-            self.process.wait(_STOP_SECONDS)
+            self.process.wait(PATIENCE)
             self.process = None
 
     def execute(self, sql: str) -> None:

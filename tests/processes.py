@@ -19,7 +19,8 @@ import psutil
 from hypaware.home import Home
 
 _ROOT = Path(__file__).parents[1]
-_SECONDS = 120
+PATIENCE = 300
+"""Seconds, for whatever takes a moment where nothing else runs: only a test that has failed waits for so long."""
 
 
 def run(code: str, home: Home, *args: object, crash_at: str | None = None) -> subprocess.CompletedProcess[str]:
@@ -29,7 +30,7 @@ def run(code: str, home: Home, *args: object, crash_at: str | None = None) -> su
         env=_environment(home, crash_at),
         capture_output=True,
         text=True,
-        timeout=_SECONDS,
+        timeout=PATIENCE,
         check=False,
     )
 
@@ -59,7 +60,7 @@ def running(code: str, home: Home, *args: object) -> Iterator[subprocess.Popen[s
 
 def kill(process: subprocess.Popen[str]) -> None:
     process.kill()
-    assert process.wait(_SECONDS) == -signal.SIGKILL
+    assert process.wait(PATIENCE) == -signal.SIGKILL
 
 
 def was_killed(done: subprocess.CompletedProcess[str]) -> bool:
@@ -102,12 +103,12 @@ def open_files(below: Path) -> list[str]:
 def wait_until_gone(pid: int) -> None:
     """Waits for a process that need not be ours."""
     with contextlib.suppress(psutil.NoSuchProcess):
-        psutil.Process(pid).wait(_SECONDS)
+        psutil.Process(pid).wait(PATIENCE)
 
 
 def eventually(condition: Callable[[], object]) -> None:
     """Waits for the condition; one that never comes true fails the test."""
-    deadline = time.monotonic() + _SECONDS
+    deadline = time.monotonic() + PATIENCE
     while not condition():
         assert time.monotonic() < deadline, "it never came true"
         time.sleep(0.002)

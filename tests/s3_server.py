@@ -28,9 +28,9 @@ from hypaware.engine.jars import Jar, Progress
 from hypaware.engine.spark_home import spark_jars
 from hypaware.home import cache_dir
 from tests.ports import hold_port
+from tests.processes import PATIENCE
 
 _LOCK = Path(__file__).parent / "fixtures" / "test-jars.lock.toml"
-_SECONDS = 300
 ACCESS_KEY_ENV, SECRET_KEY_ENV = "TEST_S3_ACCESS_KEY", "TEST_S3_SECRET_KEY"
 ENVIRONMENT = {ACCESS_KEY_ENV: "test-access-key", SECRET_KEY_ENV: "test-secret-key"}
 
@@ -89,7 +89,7 @@ class S3Server:
         """At once, whatever it is doing."""
         assert self._process is not None
         self._process.kill()
-        self._process.wait(_SECONDS)
+        self._process.wait(PATIENCE)
         self._process = None
 
     def __enter__(self) -> Self:
@@ -105,7 +105,7 @@ class S3Server:
 
     def _wait_until_it_answers(self) -> None:
         assert self._process is not None
-        deadline = time.monotonic() + _SECONDS
+        deadline = time.monotonic() + PATIENCE
         while not self._answers():
             log = (self._folder / "s3proxy.log").read_text(encoding="utf-8", errors="replace")
             assert self._process.poll() is None, f"the S3 server ended:\n{log}"
@@ -113,7 +113,7 @@ class S3Server:
             time.sleep(0.05)
 
     def _answers(self) -> bool:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=_SECONDS)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE)
         try:
             connection.request("GET", "/")
             connection.getresponse().read()

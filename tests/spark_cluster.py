@@ -10,10 +10,9 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from hypaware.engine import spark_home
-from tests.processes import eventually
+from tests.processes import PATIENCE, eventually
 
 _HOST = "127.0.0.1"
-_SECONDS = 60
 
 
 @contextmanager
@@ -53,4 +52,4 @@ def _told(log: Path, words: str) -> str:
 
 def _end(process: subprocess.Popen[bytes]) -> None:
     process.terminate()
-    process.wait(_SECONDS)
+    process.wait(PATIENCE)

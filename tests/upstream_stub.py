@@ -35,6 +35,8 @@ from typing import Literal, Self
 
 import trustme
 
+from tests.processes import PATIENCE
+
 _ROOT = Path(__file__).parents[1]
 _BLOCK = 1 << 16
 _KEPT = 1 << 20
@@ -235,7 +237,7 @@ class UpstreamStub:
 
     def wait_heard(self, size: int) -> None:
         with self._news:
-            assert self._news.wait_for(lambda: self.heard >= size, timeout=30), self.heard
+            assert self._news.wait_for(lambda: self.heard >= size, timeout=PATIENCE), self.heard
 
     def _hear(self, size: int) -> None:
         with self._news:

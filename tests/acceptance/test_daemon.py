@@ -14,7 +14,7 @@ import pytest
 from hypaware.daemon import instance
 from hypaware.home import Home
 from tests.command import Hyp
-from tests.processes import eventually
+from tests.processes import PATIENCE, eventually
 from tests.rows import rows
 
 pytestmark = pytest.mark.spark
@@ -60,7 +60,7 @@ def test_rows_arrive_by_schedule_once_though_the_engine_is_killed(hyp: Hyp, tmp_
             eventually(lambda: counted(tmp_path / "archive") == 80)
             assert hyp.ok("daemon", "status")["sinks"]["archive"]["last_status"] == "ok"
             daemon.send_signal(signal.SIGTERM)
-            _, err = daemon.communicate(timeout=60)
+            _, err = daemon.communicate(timeout=PATIENCE)
             assert daemon.returncode == 0, err
         finally:
             daemon.kill()

@@ -33,7 +33,7 @@ from tests.command import Hyp
 from tests.light_lake import read_lake
 from tests.live_gateway import Wire
 from tests.ports import held_port
-from tests.processes import eventually
+from tests.processes import PATIENCE, eventually
 from tests.upstream_stub import Answer, UpstreamStub, anthropic_events
 
 pytestmark = pytest.mark.spark
@@ -93,7 +93,7 @@ class Client:
         self._port = port
 
     def connect(self) -> Wire:
-        return Wire(socket.create_connection(("127.0.0.1", self._port), timeout=60))
+        return Wire(socket.create_connection(("127.0.0.1", self._port), timeout=PATIENCE))
 
     def sends(self, exchange: Decoded) -> None:
         mark = "codex" if "responses" in exchange.path else "claude"
@@ -237,7 +237,7 @@ def test_a_client_works_through_kills_and_stops_and_each_part_is_kept_once(hyp: 
                 eventually(lambda: standing(hyp, environment)[0] == "passing")
                 provider.go_on.set()
                 assert last.body(head) == b"".join(anthropic_events()[1:])
-            _, err = second.communicate(timeout=60)
+            _, err = second.communicate(timeout=PATIENCE)
             assert second.returncode == 0, err
         recorded = len(conversation) + len(others) + 2
         hyp.ok("flush")
@@ -260,7 +260,7 @@ def test_a_client_works_through_kills_and_stops_and_each_part_is_kept_once(hyp: 
         with daemon(hyp, environment) as third:
             eventually(lambda: told(hyp)["catch_up"]["last_status"] == "ok")
             third.send_signal(signal.SIGTERM)
-            third.communicate(timeout=60)
+            third.communicate(timeout=PATIENCE)
         assert hyp.query("SELECT count(*) AS n FROM ai_gateway_messages WHERE session_id = 'imported'") == [{"n": 9}]
         assert hyp.run("verify", "--deep", "--json").code == 0
         assert hyp.ok("client", "detach", "claude", **environment)["clients"][0]["changed"]

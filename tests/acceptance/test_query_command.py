@@ -19,7 +19,7 @@ import pyarrow as pa
 import pytest
 
 from tests.command import HYP, Hyp
-from tests.processes import eventually
+from tests.processes import PATIENCE, eventually
 from tests.rows import DATASET, rows
 
 pytestmark = pytest.mark.spark
@@ -130,7 +130,7 @@ def test_ctrl_c_ends_the_query_and_leaves_the_engine_usable(lake: Hyp) -> None:
     eventually(lambda: [job["job"] for job in lake.ok("engine", "status")["jobs"]] == ["query"])
     running.send_signal(signal.SIGINT)
 
-    out, _ = running.communicate(timeout=60)
+    out, _ = running.communicate(timeout=PATIENCE)
     assert (running.returncode, out) == (130, b"")
     eventually(lambda: lake.ok("engine", "status")["jobs"] == [])
     assert lake.query("SELECT 1 AS x") == [{"x": 1}]

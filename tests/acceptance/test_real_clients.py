@@ -37,7 +37,7 @@ from tests.client_script import COMMAND, LAST_WORD, Script
 from tests.command import Hyp
 from tests.history import readable, rows_of
 from tests.ports import held_port
-from tests.processes import eventually, wait_until_gone
+from tests.processes import PATIENCE, eventually, wait_until_gone
 from tests.raw_exchanges import EXCHANGES, MESSAGES
 from tests.upstream_stub import UpstreamStub
 
@@ -168,7 +168,7 @@ def attached(client: Client, tmp_path: Path, stub: UpstreamStub, port: int) -> I
         assert user.hyp.run("client", "attach", client.name, **user.environment).code == 0
         yield user
         daemon.send_signal(signal.SIGTERM)
-        _, told = daemon.communicate(timeout=60)
+        _, told = daemon.communicate(timeout=PATIENCE)
         assert daemon.returncode == 0, told
     finally:
         if daemon.poll() is None:

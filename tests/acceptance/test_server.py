@@ -13,7 +13,7 @@ import pytest
 from hypaware.home import Home
 from hypaware.spool import reader
 from tests.command import Hyp
-from tests.processes import eventually
+from tests.processes import PATIENCE, eventually
 from tests.rows import rows
 from tests.unit.server.serving import Gateway, enrol
 
@@ -39,7 +39,7 @@ def _address(process: subprocess.Popen[bytes]) -> str:
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
     process.send_signal(signal.SIGTERM)
-    _, err = process.communicate(timeout=120)
+    _, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 0, err
     assert b"Traceback" not in err, err
 
@@ -96,7 +96,7 @@ def test_a_server_killed_again_and_again_has_every_row_once_in_its_lake(hyp: Hyp
     for point in ("register.before-commit:3", "register.after-commit:2", "move.after-rename:2", "answer.after-send:2"):
         with hyp.start(*RECEIVE_ONLY, HYP_CRASH_AT=f"server.{point}") as running:
             _deliver(enrol(_address(running), token, "gw-1"), left)
-            assert running.wait(120) == -signal.SIGKILL
+            assert running.wait(PATIENCE) == -signal.SIGKILL
         hyp.ok("flush")
     with hyp.start(*RECEIVE_ONLY) as running:
         _deliver(enrol(_address(running), token, "gw-1"), left)

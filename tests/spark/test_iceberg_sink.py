@@ -387,7 +387,7 @@ def test_two_engines_at_full_speed_deliver_every_chunk_once(lake: Lake) -> None:
             assert engine.stdin
             engine.stdin.write("go\n")
             engine.stdin.flush()
-        assert [engine.wait(120) for engine in (one, two)] == [0, 0]
+        assert [engine.wait(processes.PATIENCE) for engine in (one, two)] == [0, 0]
     assert lake.seqs() == list(range(1, 101))
     assert lake.ask(_delivered) == Delivered(100)
 

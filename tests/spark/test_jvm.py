@@ -153,6 +153,6 @@ def test_the_lake_of_a_killed_driver_is_free_only_when_its_jvm_is_gone(
     assert len(waits) >= 5
     assert waits == sorted(waits)
     with suppress(psutil.NoSuchProcess):
-        owners_jvm.wait(60)
-    assert psutil.wait_procs(workers, timeout=60)[1] == []
+        owners_jvm.wait(processes.PATIENCE)
+    assert psutil.wait_procs(workers, timeout=processes.PATIENCE)[1] == []
     assert not is_free(home.lake_lock)
