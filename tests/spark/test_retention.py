@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.spark
 DATASET = "ai_gateway_messages"
 TABLE = tables.full_name(DATASET)
-NOW = datetime.now(UTC)
 
 
 @dataclass
@@ -39,6 +38,8 @@ class Context:
     spark: SparkSession
     config: Config = field(default_factory=Config)
     notes: list[str] = field(default_factory=list)
+    now: datetime = field(default_factory=lambda: datetime.now(UTC))
+    """One and the same for all that is asked, also where midnight comes in between."""
 
     def progress(self, *_told: object, **_facts: object) -> None:
         return None
@@ -63,7 +64,7 @@ class Context:
         return metadata.read(entry.metadata)
 
     def maintain(self, **args: Any) -> dict[str, Any]:
-        (report,) = maintain(self, {"dataset": DATASET, **args})["datasets"]
+        (report,) = maintain(self, {"dataset": DATASET, **args}, self.now)["datasets"]
         assert isinstance(report, dict)
         assert report["errors"] == []
         return report
@@ -99,7 +100,7 @@ def test_days_leave_the_table_for_good(context: Context, opened: OpenHome, tmp_p
         "environment": {"HOME": "/nonexistent", "CLAUDE_CONFIG_DIR": str(tmp_path / "claude")},
     }
     ages = (60, 45, 20, 1)
-    days = {age: (NOW - timedelta(days=age)).replace(hour=1) for age in ages}
+    days = {age: (context.now - timedelta(days=age)).replace(hour=1) for age in ages}
     paths = {age: write(projects / f"s{age}.jsonl", turns(f"s{age}", 3, start=start)) for age, start in days.items()}
     backfill(context, asked)
     assert context.days() == [f"{days[age]:%Y-%m-%d}" for age in ages]
@@ -114,7 +115,7 @@ def test_days_leave_the_table_for_good(context: Context, opened: OpenHome, tmp_p
     assert data_files(context.home) == files, "no data file was written, changed or removed"
     known = context.table
     assert len(known.snapshots) == len(before.snapshots) + 1
-    assert known.properties[metadata.RETAINED_FROM] == str((NOW - timedelta(days=30)).date())
+    assert known.properties[metadata.RETAINED_FROM] == str((context.now - timedelta(days=30)).date())
     assert known.floor == before.floor
     assert context.maintain(only="expire")["reason"] == "nothing to do"
     assert context.table == known
@@ -136,7 +137,7 @@ def test_days_leave_the_table_for_good(context: Context, opened: OpenHome, tmp_p
 
 def test_the_first_day_kept_is_told_without_a_snapshot(context: Context, tmp_path: Path) -> None:
     projects = tmp_path / "claude" / "projects" / "p"
-    write(projects / "s.jsonl", turns("s", 1, start=NOW - timedelta(days=3)))
+    write(projects / "s.jsonl", turns("s", 1, start=context.now - timedelta(days=3)))
     environment = {"HOME": "/nonexistent", "CLAUDE_CONFIG_DIR": str(tmp_path / "claude")}
     backfill(context, {"providers": ["claude"], "environment": environment})
     before = context.table
@@ -144,7 +145,7 @@ def test_the_first_day_kept_is_told_without_a_snapshot(context: Context, tmp_pat
     context.maintain(only="expire")
     known = context.table
     assert (known.snapshots, known.floor) == (before.snapshots, before.floor)
-    assert known.properties[metadata.RETAINED_FROM] == str((NOW - timedelta(days=10)).date())
+    assert known.properties[metadata.RETAINED_FROM] == str((context.now - timedelta(days=10)).date())
     context.config = Config(retention=RetentionConfig(default_days=1))
     assert context.maintain(only="expire")["rows_expired"] == 3
     assert (context.days(), context.table.floor) == ([], before.floor)

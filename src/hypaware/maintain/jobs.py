@@ -26,7 +26,7 @@ from hypaware.opening import OpenHome, open_home
 STEPS = {"compact": (compact.run,), "expire": (retain.run, expire.run), None: (retain.run, compact.run, expire.run)}
 
 
-def maintain(context: JobContext, args: dict[str, Any]) -> dict[str, Any]:
+def maintain(context: JobContext, args: dict[str, Any], now: datetime | None = None) -> dict[str, Any]:
     present = known_datasets(context.home)
     wanted = [datasets.get(args["dataset"])] if args.get("dataset") else list(datasets.all())
     until = time.monotonic() + args["budget"] if args.get("budget") else None
@@ -38,19 +38,21 @@ def maintain(context: JobContext, args: dict[str, Any]) -> dict[str, Any]:
             if dataset not in present and not (args.get("rebuild") and generation.folders(context.home, dataset.name)):
                 continue
             report = Report(dataset.name)
-            run_steps(_work(context, opened, dataset, args, until), steps, report)
+            run_steps(_work(context, opened, dataset, args, until, now or datetime.now(UTC)), steps, report)
             reports.append(report.as_json())
     return {"datasets": reports}
 
 
-def _work(context: JobContext, opened: OpenHome, dataset: Dataset, args: dict[str, Any], until: float | None) -> Work:
+def _work(
+    context: JobContext, opened: OpenHome, dataset: Dataset, args: dict[str, Any], until: float | None, now: datetime
+) -> Work:
     return Work(
         context.home,
         context.config,
         opened.store,
         SparkLake(context.home, context.spark, opened.identity, context.check_cancelled),
         dataset,
-        datetime.now(UTC),
+        now,
         force=bool(args.get("force")),
         dry_run=bool(args.get("dry_run")),
         until=until,
