@@ -59,9 +59,8 @@ def test_a_copy_is_a_lake_of_its_own(engine_session: EngineSession, original: Op
     # Its socket and scratch are left out, as a backup would.
     copy = Home(tmp_path / "die kopie % ü")
     shutil.copytree(original.home.root, copy.root, ignore=shutil.ignore_patterns("engine"))
-    snapshots = [
-        row[0] for row in spark.sql(f"SELECT snapshot_id FROM {tables.full_name(DATASET)}.snapshots").collect()
-    ]
+    history = spark.sql(f"SELECT snapshot_id FROM {tables.full_name(DATASET)}.snapshots ORDER BY committed_at")
+    snapshots = [row[0] for row in history.collect()]
     before = _contents(original.home.warehouse)
 
     open_home(copy).store.close()
