@@ -9,6 +9,7 @@ import signal
 import subprocess
 import time
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -88,8 +89,7 @@ def test_two_producers_and_two_flushers_killed_at_random_lose_and_double_nothing
             producer.stdin.close()
             producer.stdin = None
         time.sleep(chance.uniform(2, 9))
-        doomed = chance.choice(flushers)
-        _kill_with_children(doomed.pid)
+        _kill_with_children(chance.choice(flushers))
         if round_ % 2:
             producers[0].kill()
         for producer, batch in zip(producers, batches, strict=True):
@@ -136,10 +136,12 @@ def _jvm_of(process: subprocess.Popen[bytes], hyp: Hyp) -> psutil.Process:
             return psutil.Process(held["jvm_pid"])
 
 
-def _kill_with_children(pid: int) -> None:
-    try:
-        process = psutil.Process(pid)
-        for child in [*process.children(recursive=True), process]:
-            child.kill()
-    except psutil.NoSuchProcess:
-        return
+def _kill_with_children(process: subprocess.Popen[bytes]) -> None:
+    """Held first, so that it cannot end by itself, and tell why, because a child of it is gone."""
+    with suppress(psutil.NoSuchProcess):
+        doomed = psutil.Process(process.pid)
+        doomed.suspend()
+        for child in doomed.children(recursive=True):
+            with suppress(psutil.NoSuchProcess):
+                child.kill()
+    process.kill()
