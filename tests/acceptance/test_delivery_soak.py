@@ -39,6 +39,7 @@ from tests.delivery_site import (
     number_of,
     wait_for_batches,
 )
+from tests.processes import eventually
 from tests.rows import DATASET
 from tests.unit.server.serving import stored
 
@@ -295,7 +296,7 @@ def test_rows_travel_over_tls_to_a_server_that_is_killed_and_trusted_by_its_auth
         assert receiver.batches == 0
 
         assert sender.inline.run("export", "--max-wait", "0", **trusting).code == 1
-        assert receiver.is_dead
+        eventually(lambda: receiver.is_dead)
         receiver.start()
         assert sender.inline.ok("export", **trusting)["sinks"][0]["status"] == "ok"
         receiver.stop()
