@@ -26,6 +26,7 @@ from hypaware.lake import keys, metadata, tables, tombstones, turns
 from hypaware.lake.flush import Flusher
 from hypaware.lake.spark_lake import SparkLake
 from hypaware.lake.spark_table import SparkTable
+from hypaware.maintain.purge import table_rows
 from hypaware.maintain.purge.jobs import purge
 from hypaware.maintain.purge.selection import Selector
 from hypaware.model import datasets
@@ -36,6 +37,7 @@ from hypaware.verify import checks
 from hypaware.verify.checks import Audit
 from tests.light_life import append
 from tests.light_purge import holders
+from tests.processes import PATIENCE
 from tests.rows import rows
 
 pytestmark = pytest.mark.spark
@@ -203,7 +205,11 @@ def test_an_unfinished_purge_is_told_with_the_command_that_finishes_it(context: 
 
 
 @pytest.mark.hazard(43)
-def test_flushes_deliveries_and_queries_go_on_beside_purges(context: Context, tmp_path: Path) -> None:
+def test_flushes_deliveries_and_queries_go_on_beside_purges(
+    context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # However slow it is, whoever reads what goes is waited for.
+    monkeypatch.setattr(table_rows, "_FOR_READERS", PATIENCE)
     context.flush([*rows(40), *secret(40, start=40)])
     done = threading.Event()
 
