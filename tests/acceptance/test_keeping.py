@@ -235,14 +235,17 @@ def test_flushes_exports_and_queries_go_on_beside_every_keeper(site: Site) -> No
         for args in (["--force"], ["--rebuild"], ["--force"]):
             report = site.kept(DATASET, *args)
             assert report["errors"] == []
-        purged = site.hyp.ok("purge", "--session", "session-1", "--yes")
+        purged = site.hyp.run("purge", "--session", "session-1", "--yes", "--json")
+        assert purged.code == 0, purged.err
         site.kept("--force")
     finally:
         done.set()
         for user in users:
             user.join()
-    assert failed == []
-    assert purged["remaining"] == []
+    # A query so slow that a purge does not wait for it may fail, and whoever purges is told so.
+    may_fail = "query" if "a job that is still running may read what is removed" in purged.err else "nobody"
+    assert [each for each in failed if not each.startswith(may_fail)] == []
+    assert purged.json["remaining"] == []
     site.hyp.ok("flush")
     site.hyp.ok("export")
     gone = {name for name in sent if (number := _numbers({name})[0]) < 1000 or (number - 1000) % 6 % 2 == 1}
