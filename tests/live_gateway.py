@@ -57,7 +57,7 @@ class LiveGateway:
         environment: Mapping[str, str] | None = None,
         limits: Limits | None = None,
         overhead: Callable[[float], None] = lambda _milliseconds: None,
-        grace: float = 5,
+        grace: float = PATIENCE,
         port: int = 0,
         listen: socket.socket | None = None,
         own_pages: Mapping[str, Page] | None = None,

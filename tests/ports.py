@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+
+FreePort = Callable[[], int]
 
 
 @contextmanager

@@ -15,6 +15,8 @@ from hypaware.capture import upstreams
 from hypaware.capture.routes import Route, Routes
 from hypaware.errors import ConfigError, NotReady
 from tests.live_gateway import Kept, LiveGateway, Wire, post
+from tests.ports import FreePort
+from tests.processes import PATIENCE
 from tests.upstream_stub import Answer, Seen, UpstreamStub, anthropic_events, authority, document
 
 pytestmark = pytest.mark.hazard(55)
@@ -31,14 +33,8 @@ def error(body: bytes) -> tuple[str, str]:
     return found["type"], found["message"]
 
 
-def refused_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port: int = server.getsockname()[1]
-        return port
-
-
-def test_a_provider_that_is_down_is_named(kept: Kept, tmp_path: Path) -> None:
-    port = refused_port()
+def test_a_provider_that_is_down_is_named(kept: Kept, tmp_path: Path, free_port: FreePort) -> None:
+    port = free_port()
     with LiveGateway(Routes([Route("work", "/", f"https://127.0.0.1:{port}", "x")]), kept, tmp_path) as gateway:
         head, body = gateway.ask(post("/v1/messages", b'{"a": 1}'))
         recording, _, answer = kept.only()
@@ -185,7 +181,7 @@ def test_a_client_that_goes_away_frees_its_provider_and_is_noted(kept: Kept, tmp
             assert wire.chunk() == b"first"
         recording, _, body = kept.only()
         never.set()
-        assert stub.ended.acquire(timeout=30)
+        assert stub.ended.acquire(timeout=PATIENCE)
 
     assert (recording.status, recording.error, body) == (200, "client_abort", b"first")
 
@@ -203,7 +199,7 @@ def test_a_client_that_goes_away_before_any_answer_is_noted(kept: Kept, tmp_path
             wire.send(b"POST /v1/messages HTTP/1.1\r\nHost: me\r\nContent-Length: 100\r\n\r\nonly this")
             stub.wait_heard(9)
         recording, request, _ = kept.only()
-        assert stub.ended.acquire(timeout=30)
+        assert stub.ended.acquire(timeout=PATIENCE)
         never.set()
 
     assert (recording.status, recording.error, request) == (None, "client_abort", b"only this")
@@ -277,8 +273,10 @@ def test_a_broken_request_is_refused_and_the_next_client_is_served(
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "0.0.0.0"])
-def test_an_upstream_that_is_the_gateway_itself_is_refused(host: str, kept: Kept, tmp_path: Path) -> None:
-    port = refused_port()
+def test_an_upstream_that_is_the_gateway_itself_is_refused(
+    host: str, kept: Kept, tmp_path: Path, free_port: FreePort
+) -> None:
+    port = free_port()
     gateway = LiveGateway(Routes([Route("me", "/", f"http://{host}:{port}", "x")]), kept, tmp_path, port=port)
     with pytest.raises(ConfigError, match="in circles"), gateway:
         pass
@@ -301,7 +299,7 @@ def refused_when_it_stops(wire: Wire) -> tuple[bytes, bytes]:
             return head, body
 
 
-def test_stopping_lets_a_stream_end_and_takes_no_new_one(kept: Kept, tmp_path: Path) -> None:
+def test_stopping_lets_a_stream_end_and_takes_no_new_one(kept: Kept, tmp_path: Path, free_port: FreePort) -> None:
     go_on = threading.Event()
 
     def answer(seen: Seen) -> Answer:
@@ -309,7 +307,7 @@ def test_stopping_lets_a_stream_end_and_takes_no_new_one(kept: Kept, tmp_path: P
 
     with (
         UpstreamStub(answer) as stub,
-        LiveGateway(stub, kept, tmp_path) as gateway,
+        LiveGateway(stub, kept, tmp_path, port=free_port()) as gateway,
         gateway.connect() as wire,
         gateway.connect() as other,
     ):

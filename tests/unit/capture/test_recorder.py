@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import stat
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from hypaware.capture.routes import Route
 from hypaware.capture.spill import Limits
 from hypaware.errors import Retryable
 from tests.live_gateway import Kept
+from tests.processes import PATIENCE, eventually
 
 ROUTE = Route("anthropic", "/", "https://api.anthropic.com", "anthropic", client="claude")
 SMALL = Limits(in_memory=100, body=10_000, room=4_000, waiting=3)
@@ -50,7 +51,7 @@ class Held:
 
     def __call__(self, found: Recording) -> None:
         self.begun.release()
-        assert self.go_on.wait(30)
+        assert self.go_on.wait(PATIENCE)
         self.kept.append(found)
 
 
@@ -112,7 +113,7 @@ def test_memory_is_bounded_over_all_exchanges_and_comes_back(tmp_path: Path) -> 
             for _ in range(20):
                 for take in takes:
                     take.came(b"y" * 1000)
-                wait_for(lambda: recorder.spill.room.take(30_000))
+                eventually(lambda: recorder.spill.room.take(30_000))
                 recorder.spill.room.give(30_000)
             for take in takes:
                 take.end()
@@ -124,21 +125,12 @@ def test_memory_is_bounded_over_all_exchanges_and_comes_back(tmp_path: Path) -> 
     assert recorder.spill.room.take(limits.room), "all of the room was given back"
 
 
-def wait_for(condition: Callable[[], bool]) -> None:
-    waiting = threading.Event()
-    for _ in range(3000):
-        if condition():
-            return
-        waiting.wait(0.01)
-    pytest.fail("it never came")
-
-
 @pytest.mark.hazard(57)
 def test_a_disk_that_cannot_follow_costs_the_copy_and_not_the_stream(tmp_path: Path) -> None:
     kept = Kept()
     stuck = threading.Event()
     with recording(kept, tmp_path) as recorder:
-        recorder.spill.then(lambda: wait_for(stuck.is_set))
+        recorder.spill.then(lambda: eventually(stuck.is_set))
         take = recorder.begin(ROUTE, "POST", "/", [])
         for _ in range(100):
             take.came(b"z" * 90)
@@ -170,10 +162,10 @@ def test_too_many_that_wait_are_dropped_counted_and_reported(tmp_path: Path, cap
     keep = Held()
     with caplog.at_level(logging.WARNING, "hypaware.gateway"), recording(keep, tmp_path) as recorder:
         exchange(recorder)
-        assert keep.begun.acquire(timeout=30)
+        assert keep.begun.acquire(timeout=PATIENCE)
         for number in range(6):
             exchange(recorder, b"%d" % number)
-        wait_for(lambda: recorder.counts.dropped == 3)
+        eventually(lambda: recorder.counts.dropped == 3)
         keep.go_on.set()
 
     assert [b"".join(found.request.blocks()) for found in keep.kept] == [b"{}", b"0", b"1", b"2"]
@@ -186,10 +178,10 @@ def test_a_dropped_one_leaves_no_file(tmp_path: Path) -> None:
     keep = Held()
     with recording(keep, tmp_path) as recorder:
         exchange(recorder)
-        assert keep.begun.acquire(timeout=30)
+        assert keep.begun.acquire(timeout=PATIENCE)
         for _ in range(6):
             exchange(recorder, b"{}", b"a" * 300)
-        wait_for(lambda: recorder.counts.dropped == 3)
+        eventually(lambda: recorder.counts.dropped == 3)
         assert len(list(tmp_path.iterdir())) == 3
         keep.go_on.set()
 

@@ -20,6 +20,7 @@ from hypaware import lock_file
 from hypaware.capture import handover
 from hypaware.clients import undo
 from hypaware.home import Home
+from tests.ports import FreePort
 from tests.processes import eventually
 
 Hyp = Callable[..., tuple[int, str, str]]
@@ -40,11 +41,9 @@ def user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def port(home: Home) -> Iterator[int]:
+def port(home: Home, free_port: FreePort) -> Iterator[int]:
     """Where the gateway of this home listens; whoever was started for it is ended with the test."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        free = int(found.getsockname()[1])
+    free = free_port()
     listen_at(home, free)
     try:
         yield free

@@ -21,6 +21,7 @@ from hypaware.daemon import condition
 from hypaware.home import Home
 from hypaware.spool.reader import read_spooled_rows
 from tests.live_gateway import Wire, post
+from tests.ports import FreePort
 from tests.processes import eventually, kill
 from tests.upstream_stub import Answer, Seen, UpstreamStub, anthropic_events, in_dialect
 
@@ -45,12 +46,6 @@ def quiet_end(home: Home) -> Iterator[None]:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
         eventually(lambda: not lock_file.is_taken(handover.lock_path(home)))
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
 
 
 def declare(daemon: DaemonOfTests, stub: UpstreamStub, port: int, more: str = "") -> None:
@@ -124,7 +119,7 @@ class Slow:
 SLOW = BODY.replace(b'"hello"', b'"slow"')
 
 
-def test_an_exchange_is_recorded_and_counted(daemon: DaemonOfTests, stub: UpstreamStub) -> None:
+def test_an_exchange_is_recorded_and_counted(daemon: DaemonOfTests, stub: UpstreamStub, free_port: FreePort) -> None:
     port = free_port()
     declare(daemon, stub, port)
     with daemon.running() as running:
@@ -157,7 +152,7 @@ def test_an_exchange_is_recorded_and_counted(daemon: DaemonOfTests, stub: Upstre
 @pytest.mark.hazard(63)
 @pytest.mark.usefixtures("quiet_end")
 def test_a_killed_daemon_leaves_a_client_that_works_and_the_next_one_takes_over(
-    daemon: DaemonOfTests, stub: UpstreamStub
+    daemon: DaemonOfTests, stub: UpstreamStub, free_port: FreePort
 ) -> None:
     port = free_port()
     declare(daemon, stub, port)
@@ -181,7 +176,7 @@ def test_a_killed_daemon_leaves_a_client_that_works_and_the_next_one_takes_over(
 
 @pytest.mark.usefixtures("quiet_end")
 def test_a_stop_lets_answers_end_and_keeps_them_while_others_are_served_already(
-    daemon: DaemonOfTests, stub: UpstreamStub
+    daemon: DaemonOfTests, stub: UpstreamStub, free_port: FreePort
 ) -> None:
     port, slow = free_port(), Slow()
     stub.answer = slow
@@ -205,9 +200,11 @@ def test_a_stop_lets_answers_end_and_keeps_them_while_others_are_served_already(
     assert not list(daemon.home.spool.glob("*/active/*")), "everything is sealed"
 
 
-def test_an_address_that_a_stranger_has_is_said_and_holds_nothing_up(daemon: DaemonOfTests, stub: UpstreamStub) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as stranger:
-        port = stranger.getsockname()[1]
+def test_an_address_that_a_stranger_has_is_said_and_holds_nothing_up(
+    daemon: DaemonOfTests, stub: UpstreamStub, free_port: FreePort
+) -> None:
+    port = free_port()
+    with socket.create_server(("127.0.0.1", port)) as stranger:
         declare(daemon, stub, port, '[maintain]\ninterval = "1m"\n')
         with daemon.running() as running:
             eventually(lambda: told(daemon.home).get("state") == "down")
@@ -223,7 +220,7 @@ def test_an_address_that_a_stranger_has_is_said_and_holds_nothing_up(daemon: Dae
 
 
 @pytest.mark.usefixtures("quiet_end")
-def test_routes_change_under_a_stream_that_runs(daemon: DaemonOfTests, stub: UpstreamStub) -> None:
+def test_routes_change_under_a_stream_that_runs(daemon: DaemonOfTests, stub: UpstreamStub, free_port: FreePort) -> None:
     """A client that had a proxy of its own keeps it; disabled clients are served and leave no trace."""
     port, moved, slow = free_port(), free_port(), Slow()
     asked: list[bytes] = []
@@ -252,7 +249,7 @@ def test_routes_change_under_a_stream_that_runs(daemon: DaemonOfTests, stub: Ups
     assert len(rows) == 1 + len(asked), "what a disabled client says is not kept"
 
 
-def test_where_nobody_could_call_nobody_listens(daemon: DaemonOfTests) -> None:
+def test_where_nobody_could_call_nobody_listens(daemon: DaemonOfTests, free_port: FreePort) -> None:
     port = free_port()
     text = f'version = 1\n[gateway]\nlisten = "127.0.0.1:{port}"\n'
     off = "[clients.claude]\nenabled = false\n[clients.codex]\nenabled = false\n"

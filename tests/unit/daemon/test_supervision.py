@@ -6,7 +6,6 @@ import asyncio
 import os
 import re
 import signal
-import socket
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -29,6 +28,7 @@ from hypaware.engine.launch import Engine
 from hypaware.home import Home
 from tests import light_life, processes, small_disk
 from tests.delivery_jobs import rounds_of
+from tests.ports import FreePort
 from tests.processes import eventually
 from tests.rows import rows
 from tests.standing_home import StandingHome, key
@@ -129,10 +129,9 @@ def test_on_a_full_disk_it_fails_and_lives_and_goes_on_when_there_is_room(
 
 
 def test_a_destination_that_cannot_be_reached_is_visited_less_often_and_holds_no_other(
-    daemon: DaemonOfTests, tmp_path: Path
+    daemon: DaemonOfTests, tmp_path: Path, free_port: FreePort
 ) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as port:
-        nobody = f"http://127.0.0.1:{port.getsockname()[1]}"
+    nobody = f"http://127.0.0.1:{free_port()}"
     token = tmp_path / "token"
     token.write_text("a-token")
     token.chmod(0o600)

@@ -7,7 +7,7 @@ import socket
 import sqlite3
 import subprocess
 import sys
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -21,6 +21,7 @@ from hypaware.opening import open_home
 from hypaware.status.checks import clients, clock, databases, folders, gateway, machine, processes, run, settings, sinks
 from hypaware.status.checks.check import Check
 from hypaware.status.checks.run import Look
+from tests.ports import FreePort
 from tests.status_home import StatusHome, answering, everything_under
 
 
@@ -217,15 +218,13 @@ def test_sinks_are_reached_or_not_and_their_clock_is_compared(at: StatusHome, tm
 
 
 @pytest.mark.parametrize("open_port", [True, False])
-def test_an_object_store_is_reached_at_its_endpoint(at: StatusHome, open_port: bool) -> None:
+def test_an_object_store_is_reached_at_its_endpoint(at: StatusHome, open_port: bool, free_port: FreePort) -> None:
     at.made()
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-        if not open_port:
-            server.close()
-        at.write_config(
-            f'[sinks.store]\nkind = "blob"\ndestination = "s3://bucket/x"\nendpoint = "http://127.0.0.1:{port}"\n'
-        )
+    port = free_port()
+    at.write_config(
+        f'[sinks.store]\nkind = "blob"\ndestination = "s3://bucket/x"\nendpoint = "http://127.0.0.1:{port}"\n'
+    )
+    with socket.create_server(("127.0.0.1", port)) if open_port else nullcontext():
         assert checked(at, sinks.each).status == ("ok" if open_port else "failed")
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 
 import pytest
 from aiohttp import web
@@ -12,6 +11,7 @@ from hypaware.export.payload import Lines
 from hypaware.export.sink import Refused, Unreachable
 from hypaware.home import Home
 from tests.plain_server import INGEST, PlainServer
+from tests.ports import FreePort
 from tests.unit.export.forward.forwarding import (
     CAPABILITIES,
     STREAM,
@@ -184,13 +184,10 @@ def test_a_refusal_before_the_body_was_read_is_heard(home: Home) -> None:
         shipping_to(home, talk, Lines([b"x" * (16 << 20)]))
 
 
-def test_nobody_there_is_unreachable(home: Home) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as held:
-        port = held.getsockname()[1]
-
+def test_nobody_there_is_unreachable(home: Home, free_port: FreePort) -> None:
     async def work() -> None:
         with pytest.raises(Unreachable, match="cannot be reached"):
-            async with opened(settings(home, f"http://127.0.0.1:{port}")):
+            async with opened(settings(home, f"http://127.0.0.1:{free_port()}")):
                 pass
 
     asyncio.run(work())
