@@ -48,7 +48,7 @@ def import_history(plan: Plan, made: Configured, heard: Listener) -> Step:
 
 def start_daemon(plan: Plan) -> Step:
     before = instance.running(plan.home)
-    pid = starting.start(plan.home)
+    pid = starting.start(plan.home, starting.PATIENT_SECONDS)
     if pid == before:
         return Step("daemon", "unchanged", f"runs as process {pid} already", facts={"pid": pid})
     return Step("daemon", "done", f"runs as process {pid}", facts={"pid": pid})
