@@ -21,7 +21,7 @@ from hypaware.home import Home
 from hypaware.lake import tombstones
 from hypaware.lake.tombstones import Stone
 from hypaware.state import flushes, streams
-from hypaware.status import disk
+from hypaware.status import clients, disk, engine, gateway
 from hypaware.status.within import within
 from tests.light_life import append
 from tests.rows import DATASET, rows
@@ -124,7 +124,11 @@ def test_a_stranger_at_the_gateways_port_is_told(at: StatusHome) -> None:
             assert "port_taken" in at.kinds()
 
 
-def test_a_stranger_who_takes_calls_and_says_nothing_holds_nobody_up(at: StatusHome) -> None:
+def test_a_stranger_who_takes_calls_and_says_nothing_holds_nobody_up(
+    at: StatusHome, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (clients, gateway):
+        monkeypatch.setattr(module, "_SECONDS", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1]
         at.made().write_config(f'[gateway]\nlisten = "127.0.0.1:{port}"\n').attached(port)
@@ -391,13 +395,16 @@ def test_a_disk_that_fills_is_told_before_it_is_full(
     assert at.kinds() == {kind}
 
 
-def test_an_engine_that_is_not_installed_or_does_not_answer_is_told(home: Home) -> None:
+def test_an_engine_that_is_not_installed_or_does_not_answer_is_told(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
     bare = StatusHome(home).made()
     assert bare.said("engine_not_installed").repair == ("hyp engine install",)
     bare.home.engine.mkdir(exist_ok=True)
     with socket.socket(socket.AF_UNIX) as silent:
         silent.bind(str(bare.home.engine_socket))
         silent.listen()
+        monkeypatch.setattr(engine, "_SECONDS", 0.5)
         assert bare.said("engine_not_answering").repair == ("hyp engine stop",)
 
 
