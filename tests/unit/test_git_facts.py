@@ -13,7 +13,10 @@ from tests.claude_transcripts import row, user
 
 
 @pytest.fixture
-def repository(tmp_path: Path) -> Path:
+def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """On however slow a machine: git has the time that it needs."""
+    monkeypatch.setattr(git, "_SECONDS", 120.0)
+    monkeypatch.setattr(git._Clock, "late", 0)
     folder = tmp_path.resolve() / "repository"
     subprocess.run(["git", "init", "--quiet", str(folder)], check=True)
     return folder
