@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 CATALOG = "hyp"
+NAMESPACE = "hypaware"
 
 
 @dataclass
@@ -118,6 +119,8 @@ def settings_for(home: Home, scratch: Path) -> dict[str, str]:
         f"{catalog}.cache-enabled": "false",
         "spark.sql.extensions": "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions",
         "spark.sql.catalogImplementation": "in-memory",
+        # The one namespace that views can have: queries may write it before a dataset's name, as the catalog has it.
+        "spark.sql.globalTempDatabase": NAMESPACE,
         "spark.sql.runSQLOnFiles": "false",
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.shuffle.partitions": "4",

@@ -114,5 +114,7 @@ def get(name: str) -> Dataset:
         return _registered()[name]
     except KeyError:
         near = difflib.get_close_matches(name, names(), n=1)
-        hint = f"; did you mean {near[0]}?" if near else f"; there are: {', '.join(names())}"
-        raise HypError(f"there is no dataset {name!r}{hint}", kind="unknown_dataset") from None
+        hint = f" (did you mean {near[0]}?)" if near else ""
+        raise HypError(
+            f"there is no dataset {name!r}{hint}; there are: {', '.join(names())}", kind="unknown_dataset"
+        ) from None

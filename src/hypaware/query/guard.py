@@ -16,10 +16,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hypaware.errors import HypError, QueryRefused
+from hypaware.lake.metadata import NAMESPACE
 from hypaware.nearest import nearest
 from hypaware.query import allowed, plan_tree, spark_errors
 from hypaware.query.plan_tree import Node, Tree
 from hypaware.query.spark_classes import SparkClasses
+from hypaware.query.views import Relation
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -44,11 +46,15 @@ _RULE = "`hyp query sql` runs one SELECT over the datasets and changes nothing"
 class Statement:
     plan: Any
     """The parsed plan, in the JVM."""
-    datasets: frozenset[str]
+    relations: frozenset[Relation]
     limit: int | None
     """The LIMIT that ends the statement, if it is a plain number."""
     ordered: bool
     """Whether which rows come first depends on all of them (ORDER BY, OFFSET)."""
+
+    @property
+    def datasets(self) -> frozenset[str]:
+        return frozenset(relation.dataset for relation in self.relations)
 
 
 def parse(session: SparkSession, sql: str, known: Collection[str]) -> Statement:
@@ -60,16 +66,16 @@ def parse(session: SparkSession, sql: str, known: Collection[str]) -> Statement:
     plan = _parse(session, sql)
     tree = plan_tree.read(plan)
     ctes: set[str] = set()
-    relations: list[Node] = []
+    named: list[Node] = []
     for node in _parsed_nodes(plan, tree):
         _check_parsed(node)
         if node["class"].endswith(".UnresolvedWith"):
             ctes.update(_cte_names(node))
         elif node["class"].endswith(".UnresolvedRelation"):
-            relations.append(node)
-    datasets = {name for relation in relations if (name := _dataset(relation, ctes, known))}
+            named.append(node)
+    relations = {relation for node in named if (relation := _relation(node, ctes, known))}
     ordered = any(node["class"].endswith((".Sort", ".Offset")) for node in tree)
-    return Statement(plan, frozenset(datasets), _limit(tree[0]), ordered)
+    return Statement(plan, frozenset(relations), _limit(tree[0]), ordered)
 
 
 def check_analyzed(analyzed: Any, java: SparkClasses, known: Collection[str]) -> None:
@@ -203,23 +209,26 @@ def _check_table_function(parts: list[str]) -> None:
         )
 
 
-def _dataset(relation: Node, ctes: Collection[str], known: Collection[str]) -> str | None:
-    """The dataset that a relation names, None if it is a CTE."""
-    parts = _parts(relation["multipartIdentifier"])
+def _relation(node: Node, ctes: Collection[str], known: Collection[str]) -> Relation | None:
+    """The dataset that is named here, None if it is a CTE."""
+    parts = _parts(node["multipartIdentifier"])
     shown, last = ".".join(parts), parts[-1].lower()
-    if relation["isStreaming"]:
+    if node["isStreaming"]:
         raise QueryRefused(f"STREAM {shown} is refused: {_RULE}")
     if len(parts) == 1 and last in ctes:
         return None
     if len(parts) == 1 and last in known:
-        return last
+        return Relation(last)
+    if len(parts) == 2 and parts[0].lower() == NAMESPACE and last in known:
+        return Relation(last, qualified=True)
     if parts[0].lower() in allowed.FILE_FORMATS:
         raise QueryRefused(f"{shown} is refused: files cannot be queried, only datasets", repair="hyp query schema")
     if last in known:
-        raise QueryRefused(f"{shown} is refused: call the dataset by its plain name, {last}")
+        raise QueryRefused(f"{shown} is refused: call the dataset {last} or {NAMESPACE}.{last}")
     if inner := next((part for part in parts if part.lower() in known), None):
         raise QueryRefused(f"{shown} is refused: of {inner} only its rows can be queried")
-    raise QueryRefused(f"there is no dataset {shown}.{nearest(last, sorted(known))}", repair="hyp query schema")
+    near = nearest(last, sorted(known), and_all=True)
+    raise QueryRefused(f"there is no dataset {shown}.{near}", repair="hyp query schema")
 
 
 def _cte_names(node: Node) -> Iterator[str]:

@@ -127,7 +127,7 @@ def _ask(context: JobContext, shown: Views, sql: str) -> list[Row]:
     context.check_cancelled()
     known = datasets.names()
     statement = guard.parse(shown.session, sql, known)
-    shown.show(statement.datasets)
+    shown.show(statement.relations)
     check = partial(guard.check_analyzed, java=shown.java, known=known)
     with closing(results.read(shown, statement, None, check).batches) as batches:
         return [row for batch in batches for row in batch.to_pylist()]

@@ -38,7 +38,7 @@ def run_query(context: JobContext, args: dict[str, Any]) -> dict[str, Any]:
         with spark_errors.translated(), cancelling.held_to(context, spark.sparkContext), shown.active():
             statement = guard.parse(shown.session, sql, known)
             standing.check_tables(context.home, statement.datasets)
-            shown.show(statement.datasets)
+            shown.show(statement.relations)
             check = partial(guard.check_analyzed, java=shown.java, known=known)
             result = results.read(shown, statement, max_rows, check)
             cut = Cut(result.batches, max_rows)

@@ -1,6 +1,8 @@
 """The views that queries see: one per dataset, its public columns in their declared order, and nothing else.
 
 They live in a Spark session of their own, beside the engine's: other settings, no other views, no functions of ours.
+A dataset is shown under its plain name and, once a query has asked for it, under the namespace that its table has in
+the catalog (`hypaware.ai_gateway_messages`): Spark calls such a view global, and the engine's session names the place.
 A view is text that Spark resolves anew with each query, so that it always shows the newest commit. A dataset without
 a table is an empty view, a column that its table has not got yet is null; such a view is looked at again before each
 query, a whole one never: tables only ever gain columns.
@@ -11,7 +13,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 from weakref import WeakKeyDictionary
 
 from hypaware.lake.tables import full_name
@@ -42,6 +44,14 @@ _SETTINGS = {
 }
 
 
+class Relation(NamedTuple):
+    """A dataset as a query names it."""
+
+    dataset: str
+    qualified: bool = False
+    """With its namespace before it."""
+
+
 class Views:
     def __init__(self, spark: SparkSession) -> None:
         spark_errors.keep_quiet()
@@ -49,18 +59,19 @@ class Views:
         for name, value in _SETTINGS.items():
             self.session.conf.set(name, value)
         self.java = SparkClasses(self.session)
-        self._whole: set[str] = set()
+        self._whole: set[Relation] = set()
         self._changing = threading.Lock()
 
-    def show(self, names: Iterable[str]) -> None:
+    def show(self, relations: Iterable[Relation]) -> None:
         """Makes these datasets' views fit their tables as they are now."""
         with self._changing:
-            for name in set(names) - self._whole:
-                dataset = datasets.get(name)
+            for relation in set(relations) - self._whole:
+                dataset = datasets.get(relation.dataset)
                 stored = self._stored_columns(dataset)
-                self.session.sql(f"CREATE OR REPLACE TEMPORARY VIEW `{name}` AS {view_sql(dataset, stored)}")
+                kind = "GLOBAL TEMPORARY" if relation.qualified else "TEMPORARY"
+                self.session.sql(f"CREATE OR REPLACE {kind} VIEW `{dataset.name}` AS {view_sql(dataset, stored)}")
                 if all(column.name in stored for column in dataset.columns):
-                    self._whole.add(name)
+                    self._whole.add(relation)
 
     @contextmanager
     def active(self) -> Iterator[None]:

@@ -33,6 +33,10 @@ SELECT /* ; */ 1 ;;
 VALUES (1, 'a'), (2, 'b')
 TABLE {DATASET}
 SELECT * FROM AI_Gateway_Messages LIMIT 1
+TABLE hypaware.{DATASET}
+SELECT role, {DATASET}.model, hypaware.{DATASET}.date FROM HypAware.`{DATASET}` LIMIT 1
+SELECT m.role FROM hypaware.{DATASET} m JOIN {DATASET} n USING (part_id) WHERE m.part_id IN (SELECT part_id FROM hypaware.{DATASET})
+WITH {DATASET} AS (SELECT 'mine' AS role) SELECT model FROM hypaware.{DATASET} EXCEPT SELECT role FROM {DATASET}
 FROM {DATASET} SELECT role WHERE message_index = 1
 FROM {DATASET} |> WHERE message_index < 9 |> AGGREGATE count(*) AS n GROUP BY role |> ORDER BY n |> LIMIT 3
 SELECT DISTINCT role, model FROM {DATASET} WHERE content_text LIKE '%1%' AND NOT (message_index IN (1, 2)) ORDER BY 1
@@ -204,12 +208,14 @@ REFUSED = {
         "SELECT * FROM iceberg.`/tmp/table`",
         "WITH `parquet, /etc/hostname` AS (SELECT 1) SELECT * FROM parquet.`/etc/hostname`",
     ],
-    f"plain name, {DATASET}": [
+    f"call the dataset {DATASET} or hypaware.{DATASET}": [
         f"SELECT * FROM {TABLE}",
         f"SELECT * FROM {TABLE.upper()}",
         f"TABLE {TABLE}",
-        f"SELECT * FROM hypaware.{DATASET}",
         f"SELECT * FROM session.{DATASET}",
+        f"SELECT * FROM global_temp.{DATASET}",
+        f"SELECT * FROM hypaware_next.{DATASET}",
+        f"SELECT * FROM spark_catalog.hypaware.{DATASET}",
         f"SELECT * FROM {DATASET} NATURAL JOIN {TABLE}",
         f"SELECT * FROM {DATASET} MINUS SELECT * FROM {TABLE}",
         f"WITH RECURSIVE r AS (SELECT 1 AS a UNION ALL SELECT a FROM r JOIN {TABLE} ON true) SELECT * FROM r",
@@ -218,6 +224,7 @@ REFUSED = {
     "only its rows": [
         f"SELECT * FROM {TABLE}.snapshots",
         f"SELECT * FROM {DATASET}.files",
+        f"SELECT * FROM hypaware.{DATASET}.files",
         f"SELECT * FROM {TABLE}.branch_main",
         f"WITH a AS (SELECT * FROM {TABLE}.files) SELECT * FROM a",
         f"SELECT (SELECT max(file_path) FROM {TABLE}.files)",
@@ -227,6 +234,8 @@ REFUSED = {
     ],
     "there is no dataset": [
         "SELECT * FROM our_view",
+        "SELECT * FROM hypaware.our_global_view",
+        "WITH `hypaware, our_global_view` AS (SELECT 1) SELECT * FROM hypaware.our_global_view",
         "WITH a AS (SELECT * FROM spark_catalog.default.x) SELECT * FROM a",
         "SELECT * FROM global_temp.our_view",
         "SELECT * FROM information_schema.tables",
@@ -235,6 +244,11 @@ REFUSED = {
         "SELECT * FROM org.apache.spark.sql.execution.datasources.text.`/etc/hostname`",
     ],
     "Did you mean ai_gateway_messages?": ["SELECT * FROM ai_gateway_message", "SELECT * FROM gateway_messages"],
+    "Known: ai_gateway_exchanges, ai_gateway_messages.": [
+        "SELECT * FROM ai_gateway_message",
+        "SELECT * FROM hypaware.message",
+        "SELECT * FROM xyz",
+    ],
     "our_view is not a dataset": [
         "SELECT * FROM (WITH our_view AS (SELECT 1) SELECT * FROM our_view) JOIN our_view",
         "WITH a AS (SELECT * FROM our_view), our_view AS (SELECT 1) SELECT * FROM a",
@@ -262,6 +276,7 @@ REFUSED = {
 LOOKING_AROUND = [
     "EXPLAIN SELECT 1",
     f"DESCRIBE {DATASET}",
+    f"DESCRIBE TABLE hypaware.{DATASET}",
     "DESCRIBE QUERY SELECT 1",
     "SHOW TABLES IN hyp.hypaware",
     f"SHOW COLUMNS IN {DATASET}",
@@ -284,11 +299,13 @@ def bait(engine: EngineSession) -> Iterator[Views]:
     views = of(engine.spark)
     session = views.session
     session.sql("CREATE OR REPLACE TEMPORARY VIEW our_view AS SELECT 'secret' AS secret")
+    session.sql("CREATE OR REPLACE GLOBAL TEMPORARY VIEW our_global_view AS SELECT 'secret' AS secret")
     session.udf.register("our_function", lambda value: 1)
     session.udtf.register("our_table_function", udtf(Rows, returnType="a INT"))
     session.sql("DECLARE OR REPLACE our_variable = 'secret'")
     yield views
     session.catalog.dropTempView("our_view")
+    session.catalog.dropGlobalTempView("our_global_view")
 
 
 @pytest.mark.parametrize("sql", ALLOWED)
@@ -318,7 +335,11 @@ def test_who_looks_around_is_sent_to_the_schema(asking: Asking, sql: str) -> Non
 
 @pytest.mark.parametrize("column", HIDDEN)
 def test_internal_columns_and_iceberg_s_own_cannot_be_named(asking: Asking, column: str) -> None:
-    for sql in (f"SELECT {column} FROM {DATASET}", f"SELECT 1 FROM {DATASET} ORDER BY {column}"):
+    for sql in (
+        f"SELECT {column} FROM {DATASET}",
+        f"SELECT {column} FROM hypaware.{DATASET}",
+        f"SELECT 1 FROM {DATASET} ORDER BY {column}",
+    ):
         with pytest.raises(HypError, match="cannot be resolved") as raised:
             asking.ask(sql)
         assert raised.value.kind == "query_invalid"
@@ -334,6 +355,7 @@ def test_the_second_look_finds_by_itself_what_the_first_would_have_refused(bait:
         "SELECT from_xml('<a/>', 'b INT')",
         "SELECT TRANSFORM(1) USING 'cat' AS (a STRING)",
         "SELECT secret FROM our_view",
+        "SELECT secret FROM hypaware.our_global_view",
     ):
         analyzed = bait.session.sql(sql)._jdf.queryExecution().analyzed()
         with pytest.raises(QueryRefused):

@@ -20,7 +20,7 @@ from hypaware.lake import tables
 from hypaware.model import datasets
 from hypaware.model.columns import Column, Type
 from hypaware.query import spill
-from hypaware.query.views import Views
+from hypaware.query.views import Relation, Views
 from tests.processes import eventually
 from tests.rows import DATASET, MESSAGES
 from tests.spark.query.asking import Asking
@@ -33,18 +33,22 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")]
 
 
-def test_a_view_has_the_public_columns_in_their_order_and_no_other(asking: Asking) -> None:
-    (row,) = asking.rows(f"SELECT * FROM {DATASET} LIMIT 1")
+@pytest.mark.parametrize("named", [DATASET, f"hypaware.{DATASET}"])
+def test_a_view_has_the_public_columns_in_their_order_and_no_other(asking: Asking, named: str) -> None:
+    (row,) = asking.rows(f"SELECT * FROM {named} LIMIT 1")
 
     assert list(row) == [column.name for column in MESSAGES.columns]
 
 
-def test_a_query_sees_a_commit_that_came_after_the_view_was_made(asking: Asking, spark: SparkSession) -> None:
-    before = asking.values(f"SELECT count(*) FROM {DATASET}")
+@pytest.mark.parametrize("named", [DATASET, f"hypaware.{DATASET}"])
+def test_a_query_sees_a_commit_that_came_after_the_view_was_made(
+    asking: Asking, spark: SparkSession, named: str
+) -> None:
+    before = asking.values(f"SELECT count(*) FROM {named}")
     insert(spark, 1000, 1005)
     try:
-        assert asking.values(f"SELECT count(*) FROM {DATASET}") == [before[0] + 5]
-        assert asking.values(f"SELECT count(*) FROM {DATASET} WHERE message_index >= 1000") == [5]
+        assert asking.values(f"SELECT count(*) FROM {named}") == [before[0] + 5]
+        assert asking.values(f"SELECT count(*) FROM {named} WHERE message_index >= 1000") == [5]
     finally:
         spark.sql(f"DELETE FROM {tables.full_name(DATASET)} WHERE message_index >= 1000")
 
@@ -64,8 +68,13 @@ def test_a_dataset_without_a_table_is_empty_until_it_has_one(
     views = Views(engine.spark)
 
     def seen() -> list[tuple[object, ...]]:
-        views.show(["other"])
-        return [tuple(row) for row in views.session.sql("SELECT id, n FROM other").collect()]
+        views.show([Relation("other"), Relation("other", qualified=True)])
+        rows, qualified = (
+            [tuple(row) for row in views.session.sql(f"SELECT id, n FROM {named}").collect()]
+            for named in ("other", "hypaware.other")
+        )
+        assert rows == qualified
+        return rows
 
     assert seen() == []
     engine.spark.sql(
@@ -80,6 +89,7 @@ def test_a_dataset_without_a_table_is_empty_until_it_has_one(
         assert views.session.sql("SELECT * FROM other").columns == ["at", "id", "n"]
     finally:
         engine.spark.sql(f"DROP TABLE {tables.full_name('other')} PURGE")
+        views.session.catalog.dropGlobalTempView("other")
 
 
 @pytest.mark.parametrize("max_rows", [None, 10, 100_000])

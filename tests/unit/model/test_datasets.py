@@ -26,7 +26,9 @@ def test_the_built_in_dataset_is_registered() -> None:
 
 
 def test_an_unknown_dataset_is_an_error_that_names_the_nearest() -> None:
-    with pytest.raises(HypError, match=r"no dataset 'ai_gateway_message'; did you mean ai_gateway_messages\?") as error:
+    with pytest.raises(
+        HypError, match=r"no dataset 'ai_gateway_message' \(did you mean ai_gateway_messages\?\); there are: "
+    ) as error:
         datasets.get("ai_gateway_message")
     assert error.value.kind == "unknown_dataset"
 

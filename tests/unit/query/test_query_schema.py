@@ -27,6 +27,11 @@ def test_every_public_column_is_described_in_order_and_no_internal_one() -> None
     }
 
 
+@pytest.mark.parametrize("name", ["hypaware.ai_gateway_messages", "HypAware.AI_Gateway_Messages"])
+def test_a_dataset_is_found_by_every_name_that_a_query_may_call_it(name: str) -> None:
+    assert describe(name) == describe("ai_gateway_messages")
+
+
 def test_without_a_name_all_datasets_are_described() -> None:
     assert [each["name"] for each in describe()["datasets"]] == list(datasets.names())
 
