@@ -1,11 +1,15 @@
 """All crash points of the program. A module declares its own with `faults.point`; here it is named, so that
-a list of them can be made without running anything."""
+a list of them can be made without running anything; their names alone without importing anything."""
 
 from __future__ import annotations
 
 import importlib
+import pkgutil
+import re
+from functools import cache
 
 from hypaware import faults
+from hypaware.errors import UsageError
 
 # Every module that calls `faults.point`; a test compares this with the source.
 MODULES = (
@@ -59,9 +63,34 @@ MODULES = (
     "hypaware.takeover.take_in",
 )
 
+_DECLARED = re.compile(rb'\bfaults\.point\(\s*"([^"]+)"')
+
 
 def all_points() -> list[faults.CrashPoint]:
     for module in MODULES:
         importlib.import_module(module)
     packages = {module.split(".")[1] for module in MODULES}
     return [point for point in faults.declared() if point.package in packages]
+
+
+@cache
+def names() -> frozenset[str]:
+    """As the modules' text has them: a few milliseconds, where importing them all takes seconds."""
+    sources = (pkgutil.get_data("hypaware", _file_of(module)) or b"" for module in MODULES)
+    return frozenset(name.decode() for source in sources for name in _DECLARED.findall(source))
+
+
+def check(spec: str) -> None:
+    """Refuses a value of HYP_CRASH_AT that no process would ever die of. One of this process's own is known as well."""
+    name, _ = faults.parse(spec)
+    if name in names() or faults.is_declared(name):
+        return
+    from difflib import get_close_matches
+
+    near = get_close_matches(name, sorted(names()), n=1)
+    hint = f" Did you mean {near[0]}?" if near else ""
+    raise UsageError(f"HYP_CRASH_AT={spec}: there is no such crash point.{hint}", repair="hyp dev crash-points")
+
+
+def _file_of(module: str) -> str:
+    return "/".join(module.split(".")[1:]) + ".py"

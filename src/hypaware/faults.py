@@ -3,6 +3,9 @@
 `HYP_CRASH_AT=<point>[:n]` makes the process that reaches the point for the n-th time SIGKILL itself, and its
 JVM first, so that nothing of it can still commit. A job carries the setting of the command that asked for it,
 also into an engine that was already running: `armed()` holds it for the length of that job.
+
+A name that no point has is refused by the commands and the engine (`crash_points.check`); any other program is warned
+when it first gets to a point.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -59,6 +63,10 @@ def declared() -> list[CrashPoint]:
     return sorted(_points.values(), key=lambda found: found.name)
 
 
+def is_declared(name: str) -> bool:
+    return name in _points
+
+
 def kill_with_us(pid: int) -> None:
     """The JVM of this process: it dies first at a crash point."""
     with _lock:
@@ -95,9 +103,12 @@ def _from_environment() -> _Armed | None:
 
 
 _process = _from_environment()
+_unchecked = _process is not None
 
 
 def _reach(name: str) -> None:
+    if _unchecked:
+        _warn_if_unknown()
     for setting in (_job.get(), _process):
         if setting is None or setting.point != name:
             continue
@@ -108,3 +119,15 @@ def _reach(name: str) -> None:
                     with contextlib.suppress(ProcessLookupError):
                         os.kill(pid, signal.SIGKILL)
                 os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _warn_if_unknown() -> None:
+    global _unchecked
+    from hypaware import crash_points
+
+    _unchecked = False
+    try:
+        if _process is not None:
+            crash_points.check(_process.point)
+    except UsageError as error:
+        sys.stderr.write(f"warning: {error.message}\n")

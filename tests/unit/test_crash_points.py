@@ -3,9 +3,13 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
+
 import hypaware
 from hypaware import crash_points
+from hypaware.home import Home
 from tests.command import Hyp
+from tests.processes import run, succeed
 
 SOURCE = Path(hypaware.__file__).parent
 NAME = re.compile(r"[a-z_]+\.[a-z-]+\.(before|after)-[a-z-]+")
@@ -30,3 +34,58 @@ def test_a_crash_point_says_its_package_its_step_and_its_side() -> None:
         assert NAME.fullmatch(point["name"]), point
         assert (SOURCE / point["package"]).is_dir(), point
         assert point["about"]
+
+
+def test_the_names_are_read_without_importing_what_declares_them(home: Home) -> None:
+    reading = "import sys; from hypaware import crash_points as c; print(*c.names()); print(*sys.modules)"
+    names, imported = succeed(reading, home).splitlines()
+
+    assert set(names.split()) == {point.name for point in crash_points.all_points()}
+    assert not set(crash_points.MODULES) & set(imported.split())
+
+
+@pytest.mark.parametrize(
+    ("command", "spec"),
+    [
+        (("status",), "lake.commit.after-comit"),
+        (("backfill", "--dry-run"), "lake.commit.after-comit:2"),
+        (("backfill", "list"), "lak.commit.after-commit"),
+        (("daemon", "run"), "lake.commit.after-commits"),
+    ],
+)
+def test_a_name_that_no_point_has_is_wrong_usage(home: Home, command: tuple[str, ...], spec: str) -> None:
+    """A test that waits for a death which cannot come would prove nothing."""
+    refused = Hyp(home.root).run(*command, HYP_CRASH_AT=spec)
+
+    assert refused.code == 2
+    assert f"HYP_CRASH_AT={spec}: there is no such crash point. Did you mean lake.commit.after-commit?" in refused.err
+    assert "hyp dev crash-points" in refused.err
+    assert not home.root.exists()
+
+
+def test_a_name_that_no_point_has_is_told_in_json(home: Home) -> None:
+    refused = Hyp(home.root).run("flush", "--json", HYP_CRASH_AT="x")
+
+    assert refused.code == 2
+    assert refused.json["error"]["kind"] == "usage"
+    assert refused.json["error"]["repair"] == ["hyp dev crash-points"]
+
+
+def test_help_the_list_and_a_client_s_hook_do_without_such_a_name(home: Home) -> None:
+    for command in (("flush", "--help"), ("dev", "crash-points"), ("hook", "claude")):
+        assert Hyp(home.root).run(*command, HYP_CRASH_AT="x").code == 0, command
+
+
+def test_a_program_with_a_spool_of_its_own_is_warned_once(home: Home) -> None:
+    program = """
+from hypaware import faults
+reach = faults.point("test.here.after-step", "")
+reach()
+reach()
+"""
+    warned = run(program, home, crash_at="test.there.after-step").stderr
+
+    assert warned.startswith("warning: HYP_CRASH_AT=test.there.after-step: there is no such crash point.")
+    assert warned.count("\n") == 1
+    assert run(program, home, crash_at="lake.commit.after-commit").stderr == ""
+    assert run(program, home, crash_at="test.here.after-step:3").stderr == ""

@@ -13,7 +13,11 @@ def dev() -> None:
     """For work on HypAware itself."""
 
 
-@dev.command("crash-points", examples=["hyp dev crash-points", "HYP_CRASH_AT=<point>[:n] hyp flush"])
+@dev.command(
+    "crash-points",
+    examples=["hyp dev crash-points", "HYP_CRASH_AT=<point>[:n] hyp flush"],
+    any_crash_point=True,
+)
 @json_option
 def crash_points(as_json: bool) -> None:
     """List the places where HYP_CRASH_AT can kill a process, one on each side of every durable step."""

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -31,11 +32,20 @@ class Entry:
 
 
 class Command(click.Command):
-    """A command whose help ends with examples; without one it cannot be declared."""
+    """A command whose help ends with examples; without one it cannot be declared.
 
-    def __init__(self, *args: Any, examples: Sequence[str], **kwargs: Any) -> None:
+    `any_crash_point`: it runs also where HYP_CRASH_AT names a point that does not exist.
+    """
+
+    def __init__(self, *args: Any, examples: Sequence[str], any_crash_point: bool = False, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.examples = tuple(examples)
+        self._any_crash_point = any_crash_point
+
+    def invoke(self, ctx: click.Context) -> Any:
+        if not self._any_crash_point:
+            check_crash_point()
+        return super().invoke(ctx)
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         super().format_epilog(ctx, formatter)
@@ -89,6 +99,14 @@ class RootGroup(Group):
         with formatter.section("Commands"):
             shown = [entry for entry in self.table if not entry.hidden]
             formatter.write_dl([(_named(entry), entry.about) for entry in shown])
+
+
+def check_crash_point() -> None:
+    """A test that waits for a death which cannot come would prove nothing."""
+    if spec := os.environ.get("HYP_CRASH_AT"):
+        from hypaware import crash_points
+
+        crash_points.check(spec)
 
 
 def _named(entry: Entry) -> str:

@@ -16,7 +16,7 @@ from hypaware.home import Home
 _MOST_BYTES = 4 << 20
 
 
-@click.command("hook", cls=Command, hidden=True, examples=["hyp hook claude < event.json"])
+@click.command("hook", cls=Command, hidden=True, examples=["hyp hook claude < event.json"], any_crash_point=True)
 @click.argument("client")
 def hook(client: str) -> None:
     """Note where a session of CLIENT is at work: its hook's JSON comes on stdin. Says nothing, never fails."""

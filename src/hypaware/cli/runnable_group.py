@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from hypaware.cli.group import Group
+from hypaware.cli.group import Group, check_crash_point
 from hypaware.nearest import nearest
 
 
@@ -35,6 +35,7 @@ class RunnableGroup(Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         if ctx.invoked_subcommand is None:
+            check_crash_point()
             return click.Command.invoke(self, ctx)
         name, command, args = self.resolve_command(ctx, ctx.args)
         assert command is not None

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hypaware import __version__, faults, telemetry
+from hypaware import __version__, crash_points, faults, telemetry
 from hypaware.engine.context import Context
 from hypaware.engine.driver import Driver, GiveWay, died
 from hypaware.engine.jobs import Job, JobContext, JobTable
@@ -187,11 +187,15 @@ class Server:
     def _outcome(self, run: Run, request: Message) -> bytes:
         """The last frame of a job. A result that cannot be sent is a failure of the job."""
         try:
-            with faults.armed(request.get("crash_at")), telemetry.joined_to(request.get("run_id")):
+            crash_at = request.get("crash_at")
+            with faults.armed(crash_at), telemetry.joined_to(request.get("run_id")):
                 context = Context(
                     run.id, run.name, self.home, self._config(), self.driver, run.connection, run.cancelled
                 )
-                result = self._resolve(run.name)(context, request.get("args") or {})
+                job = self._resolve(run.name)
+                if crash_at:
+                    crash_points.check(crash_at)
+                result = job(context, request.get("args") or {})
             return frame({"type": "result", "result": result})
         except GiveWay:
             return frame({"type": "handover"})

@@ -85,7 +85,7 @@ def test_the_engine_is_detached_from_the_command_that_started_it(
 ) -> None:
     """What belongs to one command (its crash point, its run id) must not stay for the jobs of others."""
     monkeypatch.setenv("DEV_RUN_ID", "of-the-caller")
-    monkeypatch.setenv("HYP_CRASH_AT", "no.such.point")
+    monkeypatch.setenv("HYP_CRASH_AT", "lake.commit.after-commit")
     found = engine.run("surroundings")
     assert found["cwd"] == "/"
     assert found["leads_session"]
@@ -194,3 +194,14 @@ def test_a_crash_point_goes_along_with_the_job_and_kills_the_engine(
     assert caught.value.kind == "engine_died"
     monkeypatch.delenv("HYP_CRASH_AT")
     assert engine.run("reach", {"times": 2})["survived"] != before
+
+
+def test_a_job_that_shall_die_where_nothing_is_does_not_begin(
+    engine: EngineOfTests, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HYP_CRASH_AT", "engine_jobs.step.before-something")
+    with pytest.raises(errors.HypError, match="there is no such crash point") as caught:
+        engine.run("reach")
+    assert caught.value.exit_code == 2
+    monkeypatch.delenv("HYP_CRASH_AT")
+    assert engine.run("echo")["pid"]
