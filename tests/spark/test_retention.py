@@ -15,7 +15,8 @@ from hypaware.backfill.run import backfill
 from hypaware.config import Config, RetentionConfig
 from hypaware.engine.session import EngineSession
 from hypaware.home import Home
-from hypaware.lake import metadata, tables
+from hypaware.lake import expiry, metadata, tables
+from hypaware.lake.turns import running
 from hypaware.maintain.jobs import maintain
 from hypaware.opening import OpenHome, open_home
 from hypaware.state import flushes, sources
@@ -111,6 +112,8 @@ def test_days_leave_the_table_for_good(context: Context, opened: OpenHome, tmp_p
     assert (foretold["rows_expired"], context.table) == (18, before)
     report = context.maintain(only="expire")
     assert (report["rows_expired"], report["files_after"]) == (18, 2)
+    assert foretold["files_after"] == 2
+    assert foretold["dropped"] == report["dropped"]
     assert context.days() == [f"{days[age]:%Y-%m-%d}" for age in (20, 1)]
     assert data_files(context.home) == files, "no data file was written, changed or removed"
     known = context.table
@@ -149,3 +152,26 @@ def test_the_first_day_kept_is_told_without_a_snapshot(context: Context, tmp_pat
     context.config = Config(retention=RetentionConfig(default_days=1))
     assert context.maintain(only="expire")["rows_expired"] == 3
     assert (context.days(), context.table.floor) == ([], before.floor)
+
+
+def test_a_run_of_all_steps_does_what_its_dry_run_said(
+    context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also which snapshots go, and that Iceberg leaves none of their files behind."""
+    monkeypatch.setattr(expiry, "COMMIT_TAKES", 0.0)
+    path = tmp_path / "claude" / "projects" / "p" / "s.jsonl"
+    environment = {"HOME": "/nonexistent", "CLAUDE_CONFIG_DIR": str(tmp_path / "claude")}
+    write(path, turns("s", 1, start=NOW - timedelta(days=30)))
+    for first, age in enumerate((20, 20, 3, 3, 3), start=1):
+        backfill(context, {"providers": ["claude"], "environment": environment})
+        grow(path, turns("s", 1, first=first, start=NOW - timedelta(days=age)))
+    backfill(context, {"providers": ["claude"], "environment": environment})
+    context.config = Config(retention=RetentionConfig(default_days=10))
+    foretold = context.maintain(force=True, dry_run=True)
+    with running():
+        done = context.maintain(force=True)
+    assert (done["rows_expired"], done["files_before"], done["files_after"]) == (9, 6, 1)
+    assert done["snapshots_expired"] > 1
+    unknown = {"bytes_after", "reason", "partitions_compacted", "partitions_left"}
+    known = done.keys() - unknown
+    assert {key: foretold[key] for key in known} == {key: done[key] for key in known}

@@ -85,16 +85,16 @@ def _maintained(home: Home, config: Config, args: dict[str, Any], dry_run: bool,
             standing.check_tables(home, [args["dataset"]] if args["dataset"] else None)
         if opened is None or not wanted:
             return {"datasets": []}
-        if dry_run:
-            from hypaware.maintain.foretold import would_do
-
-            return would_do(home, config, opened.store, wanted, args, now, output.note)
         if not (args["force"] or args["rebuild"]):
             from hypaware.maintain.due import all_due
             from hypaware.maintain.resting import at_rest
 
             if not {each.name for each in wanted} & set(all_due(home, config, opened.store, now, args["only"])):
                 return at_rest(home, config, opened.store, wanted, now, args["only"])
+        if dry_run:
+            from hypaware.maintain.foretold import would_do
+
+            return would_do(home, config, opened.store, wanted, args, now, output.note)
     return run_job("maintain", args)
 
 

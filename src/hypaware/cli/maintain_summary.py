@@ -8,16 +8,21 @@ from typing import Any
 
 from hypaware.cli import output
 
+# Of a dry run; the rest is in the document.
+_MOST_PARTITIONS = 20
+
 
 def show(report: Mapping[str, Any], *, dry_run: bool) -> None:
     if not report["datasets"]:
         output.emit("there is nothing in the lake yet")
         return
-    dropped = "would drop" if dry_run else "rows dropped"
-    columns = ["dataset", "files", "MB", dropped, "rows held", "snapshots expired"]
+    dropped, expired = ("would drop", "would expire") if dry_run else ("rows dropped", "snapshots expired")
+    columns = ["dataset", "files", "MB", dropped, "rows held", expired]
     output.emit_table(columns, [_row(each) for each in report["datasets"]])
     for each in report["datasets"]:
         output.emit(f"{each['dataset']}: {each['reason']}")
+        if dry_run:
+            _show_partitions(each)
     for each in report["datasets"]:
         _show_held(each)
         if each["rows_without_time"]:
@@ -39,6 +44,22 @@ def _row(each: Mapping[str, Any]) -> tuple[object, ...]:
 
 def _change(before: str, after: str) -> str:
     return before if before == after else f"{before} → {after}"
+
+
+def _show_partitions(each: Mapping[str, Any]) -> None:
+    """How large rewritten files become only the rewriting tells, so they are counted as they are."""
+    parts = [("dropped", part) for part in each["dropped"]] + [("rewritten", part) for part in each["rewritten"]]
+    if not parts:
+        return
+    output.emit()
+    shown = [
+        (part["source"], part["day"], part["files"], f"{part['bytes'] / 1e6:,.1f}", f"would be {what}")
+        for what, part in parts[:_MOST_PARTITIONS]
+    ]
+    output.emit_table(["source", "day", "files", "MB", ""], shown)
+    if more := len(parts) - len(shown):
+        output.emit(f"and {more:,} more (--json has them all)")
+    output.emit()
 
 
 def _show_held(each: Mapping[str, Any]) -> None:

@@ -23,12 +23,15 @@ _WORTH_A_COMMIT = 20
 _REPLACING = ("replace", "overwrite", "delete")
 
 
-def horizon(known: Metadata, force: bool = False) -> float:
-    """What was current then, or later, stays. With `force` nobody outside the engine is waited for."""
+def horizon(known: Metadata, force: bool = False, coming: int = 0) -> float:
+    """What was current then, or later, stays. With `force` nobody outside the engine is waited for.
+
+    `coming`: so many snapshots more are there by then.
+    """
     began = turns.oldest_running() - COMMIT_TAKES
     if force:
         return began
-    grace = GRACE if len(known.snapshots) <= CROWDED else _GRACE_WHEN_CROWDED
+    grace = GRACE if len(known.snapshots) + coming <= CROWDED else _GRACE_WHEN_CROWDED
     return min(began, time.time() - grace)
 
 

@@ -22,6 +22,7 @@ from hypaware.errors import Cancelled, LakeError, Retryable
 from hypaware.lake import metadata
 from hypaware.lake.build import BuildFailure, Built
 from hypaware.lake.committer import Change, LakeTable, NotCommitted
+from hypaware.lake.metadata import DataFile
 from hypaware.lake.partitions import Place
 from hypaware.lake.rewrite import RewriteTask, Rewritten
 from hypaware.maintain import compact_plan, settling
@@ -76,13 +77,13 @@ class _Done:
 
     def add(self, rewriting: Rewriting, built: Built, run_id: str) -> None:
         """Files that an earlier pass of this run made have come and gone."""
-        own = [file for file in rewriting.files if file.path.name.startswith(run_id)]
-        own_bytes = sum(file.bytes for file in own)
+        taken = _of_others(rewriting, run_id)
+        taken_bytes = sum(file.bytes for file in taken)
         self.days.add(rewriting.day)
-        self.files_in += len(rewriting.files) - len(own)
-        self.files_out += len(built.files) - len(own)
-        self.bytes_in += rewriting.bytes - own_bytes
-        self.bytes_out += sum(file.bytes for file in built.files) - own_bytes
+        self.files_in += len(taken)
+        self.files_out += len(built.files) - (len(rewriting.files) - len(taken))
+        self.bytes_in += taken_bytes
+        self.bytes_out += sum(file.bytes for file in built.files) - (rewriting.bytes - taken_bytes)
 
 
 class _Compaction:
@@ -118,7 +119,7 @@ class _Compaction:
                 kind="delete_files",
                 repair=f"hyp maintain {self._name} --rebuild",
             )
-        files = list(metadata.remembered_files(known))
+        files = self._work.foreseen.left_of(metadata.remembered_files(known))
         if self._settling_only:
             files = [file for file in files if self._pending.concerns(file)]
         found = compact_plan.due(files, force=self._work.force, concerned=self._pending.concerns)
@@ -177,6 +178,7 @@ class _Compaction:
         for rewriting, built in sound:
             self._pending.carried_out(rewriting.files)
             self.done[rewriting.source].add(rewriting, built, self._work.id)
+            self._report.rewrite(_of_others(rewriting, self._work.id))
             self._report.twins_removed += len(_balance(built).left_out)
         self._report.partitions_compacted = sum(len(each.days) for each in self.done.values())
 
@@ -226,6 +228,8 @@ class _Compaction:
         self._tell_unnumbered()
 
     def _tell_what_would_be_done(self, rewritings: Sequence[Rewriting]) -> None:
+        self._work.foreseen.rewrite(rewritings)
+        self._report.rewrite(file for each in rewritings for file in each.files)
         self._report.partitions_left = compact_plan.partitions(rewritings)
         for source in sorted({each.source for each in rewritings}):
             own = [each for each in rewritings if each.source == source]
@@ -237,6 +241,11 @@ class _Compaction:
     def _tell_unnumbered(self) -> None:
         if odd := sum(not compact_plan.is_numbered(file) for file in self._work.files()):
             self._report.reasons.append(f"{odd:,} files do not say which sequences they hold and are left as they are")
+
+
+def _of_others(rewriting: Rewriting, run_id: str) -> list[DataFile]:
+    """Those of its files that were there before this run."""
+    return [file for file in rewriting.files if not file.path.name.startswith(run_id)]
 
 
 def _balance(built: Built) -> Rewritten:

@@ -50,6 +50,10 @@ class Rewriting:
     def rows(self) -> int:
         return sum(file.rows for file in self.files)
 
+    def files_after(self, target: int = TARGET_BYTES) -> int:
+        """How many they become, reckoned from their size."""
+        return max(1, -(-self.bytes // target))
+
 
 def _nobody(_: DataFile) -> bool:
     return False
@@ -138,7 +142,7 @@ def _cuts(files: Iterable[DataFile]) -> Iterator[tuple[DataFile, ...]]:
 
 
 def _pays(cut: Rewriting, force: bool, target: int) -> bool:
-    before, after = len(cut.files), max(1, -(-cut.bytes // target))
+    before, after = len(cut.files), cut.files_after(target)
     return before > after if force else before >= 2 * after
 
 

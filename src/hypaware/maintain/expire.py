@@ -28,8 +28,12 @@ def run(work: Work, report: Report) -> None:
     standing.check(work.home, work.dataset.name, recorded)
     if work.dry_run:
         with turns.changing(work.dataset.name, work.check_cancelled):
-            snapshots = len(expiry.expirable(work.known, expiry.horizon(work.known, work.force)))
-            _tell_what_would_go(report, snapshots, _orphans(work))
+            moment = expiry.horizon(work.known, work.force, coming=work.foreseen.snapshots)
+            report.snapshots_expired += len(expiry.expirable(work.known, moment))
+            found = _orphans(work)
+        report.orphans_removed += found.count
+        report.orphan_bytes += found.bytes
+        _tell(report, found, dry_run=True)
         return
     with work.changing() as table:
         generation.clear(work.home, work.dataset.name)
@@ -60,17 +64,10 @@ def _orphans(work: Work) -> Orphans:
     return orphans.find(work.home, entry, unfinished, before=expiry.horizon(work.known, work.force))
 
 
-def _tell(report: Report, found: Orphans) -> None:
+def _tell(report: Report, found: Orphans, *, dry_run: bool = False) -> None:
+    expired, removed = ("would expire", "would remove") if dry_run else ("expired", "removed")
     if report.snapshots_expired:
-        report.reasons.append(f"expired {many(report.snapshots_expired, 'snapshot')}")
+        report.reasons.append(f"{expired} {many(report.snapshots_expired, 'snapshot')}")
     if found:
         size = f"{found.bytes / 1e6:,.1f} MB"
-        report.reasons.append(f"removed {many(found.count, 'file')} that nothing needs any more, {size}")
-
-
-def _tell_what_would_go(report: Report, snapshots: int, found: Orphans) -> None:
-    if snapshots:
-        report.reasons.append(f"would expire {many(snapshots, 'snapshot')}")
-    if found:
-        size = f"{found.bytes / 1e6:,.1f} MB"
-        report.reasons.append(f"would remove {many(found.count, 'file')} that nothing needs any more, {size}")
+        report.reasons.append(f"{removed} {many(found.count, 'file')} that nothing needs any more, {size}")

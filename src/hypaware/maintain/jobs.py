@@ -79,7 +79,11 @@ def run_steps(work: Work, steps: Any, report: Report) -> None:
                 raise
             except HypError as trouble:
                 report.errors.append(trouble.message)
-        report.after(_readable(work))
+        if work.dry_run:
+            foreseen = work.foreseen
+            report.foretell(foreseen.left_of(_readable(work)), foreseen.files_come, foreseen.bytes_come)
+        else:
+            report.after(_readable(work))
 
 
 def _readable(work: Work) -> list[DataFile]:

@@ -46,7 +46,9 @@ def run(work: Work, report: Report) -> None:
         if not work.dry_run:
             _settle(work)
         plan = _planned(work)
-        if not work.dry_run:
+        if work.dry_run:
+            work.foreseen.drop(plan.gone)
+        else:
             plan = _retain(work, report, plan)
         _tell(work, report, plan)
         span.set(row_count=report.rows_expired, rows_held=report.rows_held)
@@ -125,6 +127,7 @@ def _tell(work: Work, report: Report, plan: Plan) -> None:
     report.rows_held += sum(held.rows for held in plan.held)
     report.rows_without_time = plan.rows_without_time
     report.held += [held.as_json() for held in plan.held]
+    report.drop(plan.gone)
     if plan.gone:
         days = len({file.day for file in plan.gone})
         report.reasons.append(dropped(_rows(plan.gone), days, plan.first_kept, dry_run=work.dry_run))

@@ -15,6 +15,7 @@ from hypaware.lake import metadata, secure, turns
 from hypaware.lake.committer import Change, Lake, LakeTable
 from hypaware.lake.metadata import DataFile, Metadata
 from hypaware.lake.partitions import BuiltFile
+from hypaware.maintain.foreseen import Foreseen
 from hypaware.model.datasets import Dataset
 from hypaware.state.store import Store
 
@@ -43,6 +44,8 @@ class Work:
     check_cancelled: Callable[[], None] = _quiet
     id: str = field(default_factory=lambda: f"keep-{secrets.token_hex(8)}")
     """First in the names of the files that this run writes."""
+    foreseen: Foreseen = field(default_factory=Foreseen)
+    """Of a dry run."""
 
     @property
     def out_of_time(self) -> bool:

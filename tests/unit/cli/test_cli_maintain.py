@@ -127,9 +127,11 @@ def test_a_run_is_asked_for_where_the_user_insists(hyp: Hyp, lake: Home) -> None
 def test_a_dry_run_writes_nothing_and_starts_nothing(hyp: Hyp, lake: Home) -> None:
     hyp("export")
     before = files(lake.root)
-    for args in ([], ["--force"], ["--compact-only"], ["--expire-only"], ["--rebuild"]):
+    for args, left in (([], 1), (["--force"], 1), (["--compact-only"], 3), (["--expire-only"], 1), (["--rebuild"], 3)):
         code, out, _ = hyp("maintain", "--dry-run", *args, "--json")
-        assert (code, report((code, out, ""))["files_after"]) == (0, 3)
+        told = report((code, out, ""))
+        assert (code, told["files_before"], told["files_after"]) == (0, 3, left), args
+        assert [part["rows"] for part in told["dropped"]] == [1] * (3 - left)
     assert hyp("maintain", "--dry-run")[1].count("would drop 2 rows of 2 days") == 1
     assert files(lake.root) == before
     assert maintenances_of(lake) == []

@@ -27,7 +27,7 @@ from tests.light_lake import LightLake, read_lake
 from tests.light_life import DATASET, append, flush
 from tests.rows import row
 
-_BEGIN = datetime(2026, 11, 2, 7, 0, tzinfo=UTC)
+BEGIN = datetime(2026, 11, 2, 7, 0, tzinfo=UTC)
 
 
 @dataclass
@@ -48,7 +48,7 @@ class SmallFiles:
 
     def _row(self, source: str, day: int) -> dict[str, Any]:
         self.numbers += 1
-        created_at = (_BEGIN + timedelta(days=day, seconds=self.numbers)).isoformat()
+        created_at = (BEGIN + timedelta(days=day, seconds=self.numbers)).isoformat()
         return row(self.numbers, message_created_at=created_at, client_name=source)
 
     @contextmanager
