@@ -70,7 +70,7 @@ def test_a_daemon_is_started_killed_started_again_and_stopped_and_every_row_is_t
         assert (told["pid"], told["started_by"], told["installed"]) == (again["pid"], "hand", None)
     finally:
         stopped = hyp.run("daemon", "stop", "--force", "--json")
-    assert (stopped.code, stopped.json) == (0, {"stopped": True})
+    assert (stopped.code, stopped.json["stopped"]) == (0, True)
     assert condition.read(home) == {}
     assert len(set(committed(home))) == len(committed(home)) == 70
     log = (home.logs / "daemon.log").read_text()

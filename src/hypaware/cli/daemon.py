@@ -55,12 +55,15 @@ def start(as_json: bool) -> None:
 @force_option
 @json_option
 def stop(timeout: str, force: bool, as_json: bool) -> None:
-    """Stop it and wait for its end. Rounds under way are broken off, and nothing is lost by that."""
-    stopped = _stop(Home.from_environment(), timeout, force)
-    if as_json:
-        output.emit_json({"stopped": stopped})
-    else:
-        output.emit("the daemon was stopped" if stopped else "no daemon was running")
+    """Stop it and wait for its end. Rounds under way are broken off, and nothing is lost by that.
+
+    What it has recorded is durable then. It is committed too, if the engine runs and is quick; none is started for it.
+    What is left in the spool is told, and the next commit takes it.
+    """
+    from hypaware.cli import daemon_summary
+
+    home = Home.from_environment()
+    daemon_summary.show_stopped(home, stopped=_stop(home, timeout, force), as_document=as_json)
 
 
 @daemon.command("restart", examples=["hyp daemon restart"])

@@ -25,6 +25,25 @@ def as_json(service: Installed | None) -> dict[str, Any] | None:
     }
 
 
+def show_stopped(home: Home, *, stopped: bool, as_document: bool) -> None:
+    from hypaware.engine import client
+    from hypaware.status import spool, words
+
+    left = spool.waiting(home)
+    if as_document:
+        output.emit_json({"stopped": stopped, "spool": {"rows": left.rows, "segments": left.segments}})
+        return
+    output.emit("the daemon was stopped" if stopped else "no daemon was running")
+    if left.rows:
+        cold = client.status(home)["state"] != "running"
+        why = ", and no engine is started for them" if cold and stopped else ""
+        wait = "waits" if left.rows == 1 else "wait"
+        output.emit(
+            f"{words.count(left.rows, 'row')} {wait} in the spool, safe on disk{why}; "
+            "to commit them now: hyp flush (the daemon does when it next starts)"
+        )
+
+
 def down(home: Home, told: Mapping[str, Any], service: Installed | None, trouble: str | None) -> PartlyFailed:
     """It does not run. What it told last is still there if it had no chance to take it away."""
     died = {key: told[key] for key in ("pid", "started_at") if key in told} or None

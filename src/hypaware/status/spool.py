@@ -13,11 +13,18 @@ from hypaware.home import Home
 from hypaware.spool import segments
 from hypaware.status import memory, words
 from hypaware.status.diagnostic import Diagnostic, Found, info, warning
+from hypaware.status.memory import Memory
 from hypaware.status.view import View
 
 # Where the daemon runs, it commits long before this.
 _LONG = timedelta(hours=1)
 _NEWS = timedelta(days=7)
+
+
+@dataclass(frozen=True)
+class Waiting:
+    segments: int
+    rows: int
 
 
 @dataclass(frozen=True)
@@ -35,7 +42,7 @@ class Spool:
 
 def look(view: View) -> Found[Spool]:
     datasets = segments.datasets_with_spool(view.home)
-    each = [_of_dataset(view, dataset) for dataset in datasets]
+    each = [_of_dataset(view.home, view.memory, dataset) for dataset in datasets]
     refused = {dataset: found for dataset in datasets if (found := _refused(view.home, dataset))}
     facts = Spool(
         segments=sum(one["segments"] for one in each),
@@ -49,15 +56,22 @@ def look(view: View) -> Found[Spool]:
     return Found(facts, tuple(said))
 
 
-def _of_dataset(view: View, dataset: str) -> dict[str, Any]:
+def waiting(home: Home) -> Waiting:
+    """The same without the rest of a view, for whoever asks for no more."""
+    known = memory.recall(home)
+    each = [_of_dataset(home, known, dataset) for dataset in segments.datasets_with_spool(home)]
+    return Waiting(sum(one["segments"] for one in each), sum(one["rows"] for one in each))
+
+
+def _of_dataset(home: Home, known: Memory, dataset: str) -> dict[str, Any]:
     """One listing, for producers and flushes are at work: what is sealed meanwhile counts in its new place only.
 
     Segments that the lake has already do not wait; only their files are still there.
     """
-    where = segments.folder(view.home, dataset)
+    where = segments.folder(home, dataset)
     active = {path.stem: _measured(path) for path in segments.active_files(where)}
     sealed = segments.sealed_segments(where)
-    done = memory.committed_segments(view.home, dataset) if sealed and view.memory.high_water else set()
+    done = memory.committed_segments(home, dataset) if sealed and known.high_water else set()
     names = {segment.name.partition(".")[0] for segment in sealed}
     waiting = {segment.name: (segment.rows, segment.bytes) for segment in sealed if segment.name not in done}
     # Sealed within a second or so, unless their producer died: then these rows wait as well.

@@ -11,10 +11,13 @@ from contextlib import contextmanager
 
 import pytest
 
+from hypaware.cli import daemon_summary
 from hypaware.daemon import condition, instance
 from hypaware.home import Home
+from hypaware.spool.writer import Spool
 from tests.command import HYP
 from tests.processes import eventually
+from tests.rows import DATASET, rows
 
 Hyp = Callable[..., tuple[int, str, str]]
 
@@ -42,7 +45,8 @@ def test_a_home_without_a_daemon_is_told_with_the_command_that_starts_one(hyp: H
     assert (code, report["state"], report["error"]["kind"]) == (3, "stopped", "daemon_not_running")
     assert report["error"]["repair"] == ["hyp daemon start"]
     assert hyp("daemon", "status")[0] == 3
-    assert hyp("daemon", "stop", "--json")[:2] == (0, '{\n  "stopped": false\n}\n')
+    code, out, _ = hyp("daemon", "stop", "--json")
+    assert (code, json.loads(out)) == (0, {"stopped": False, "spool": {"rows": 0, "segments": 0}})
     assert not home.root.exists()
 
 
@@ -53,13 +57,29 @@ def test_a_running_daemon_is_seen_and_stopped(hyp: Hyp, home: Home) -> None:
         report = json.loads(out)
         assert (code, report["state"], report["pid"], report["sinks"]) == (0, "running", process.pid, {})
         assert f"{process.pid}" in hyp("daemon", "status")[1]
-        assert json.loads(hyp("daemon", "stop", "--json")[1]) == {"stopped": True}
+        told = {"stopped": True, "spool": {"rows": 0, "segments": 0}}
+        assert json.loads(hyp("daemon", "stop", "--json")[1]) == told
         out, err = process.communicate(timeout=60)
         assert (process.returncode, out) == (0, "")
         assert f"the daemon of {home.root} runs as process {process.pid}" in err
         assert "the daemon ends" in err
     assert hyp("daemon", "stop")[:2] == (0, "no daemon was running\n")
     assert hyp("daemon", "status")[0] == 3
+
+
+def test_a_stop_says_how_many_rows_it_leaves_in_the_spool_and_who_takes_them(
+    hyp: Hyp, home: Home, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """No engine is started for them: that would take longer than anybody waits for a stop."""
+    with Spool(home) as spool:
+        spool.append(DATASET, rows(3))
+    how = "to commit them now: hyp flush (the daemon does when it next starts)\n"
+    assert hyp("daemon", "stop")[1] == f"no daemon was running\n3 rows wait in the spool, safe on disk; {how}"
+    assert json.loads(hyp("daemon", "stop", "--json")[1]) == {"stopped": False, "spool": {"rows": 3, "segments": 1}}
+    daemon_summary.show_stopped(home, stopped=True, as_document=False)
+    assert capfd.readouterr().out == (
+        f"the daemon was stopped\n3 rows wait in the spool, safe on disk, and no engine is started for them; {how}"
+    )
 
 
 def test_what_a_killed_daemon_left_behind_counts_for_nothing(hyp: Hyp, home: Home) -> None:
