@@ -16,7 +16,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
@@ -39,8 +39,9 @@ _SESSION_HEADERS = ("x-claude-code-session-id", "session-id", "session_id", "thr
 # What is forgotten of a session is stored once more, when it goes on.
 _MOST_SESSIONS = 48
 _MOST_FOLDERS = 512
-_MOST_PATHS = 50
-OTHER_PATHS = "other paths"
+_MOST_NAMES = 50
+OTHER_PATHS, OTHER_KINDS = "other paths", "other kinds"
+_EMPTY = ("block_without_text", "bad_block", "empty_content")
 
 log = logging.getLogger("hypaware.gateway")
 
@@ -57,6 +58,8 @@ class Tally:
     rejected_rows: int = 0
     unknown: Mapping[str, int] = field(default_factory=dict)
     """Path → exchanges that nobody can read."""
+    without_row: Mapping[str, int] = field(default_factory=dict)
+    """Kind → items and blocks of conversations that make no row."""
     redacted: Mapping[str, int] = field(default_factory=dict)
     """Rule → how often it found a secret in what was said."""
     last_exchange_at: datetime | None = None
@@ -167,7 +170,7 @@ class TakingDown:
                     recorded=1,
                     rows=len(messages.own) + len(messages.without_id),
                     rejected_rows=len(messages.refused),
-                    unknown=[path for path in map(_unknown_path, projection.skipped) if path],
+                    skipped=projection.skipped,
                     redacted=found,
                 )
 
@@ -187,7 +190,7 @@ class TakingDown:
         ignored: int = 0,
         rows: int = 0,
         rejected_rows: int = 0,
-        unknown: Iterable[str] = (),
+        skipped: Mapping[str, int] | None = None,
         redacted: Mapping[str, int] | None = None,
     ) -> None:
         with self._lock:
@@ -198,7 +201,8 @@ class TakingDown:
                 ignored=now.ignored + ignored,
                 rows=now.rows + rows,
                 rejected_rows=now.rejected_rows + rejected_rows,
-                unknown=_with_paths(now.unknown, unknown),
+                unknown=_with(now.unknown, _by_name(skipped, _unknown_path), OTHER_PATHS),
+                without_row=_with(now.without_row, _by_name(skipped, _kind_without_row), OTHER_KINDS),
                 redacted=dict(Counter(now.redacted) + Counter(redacted or {})),
                 last_exchange_at=decoded.ended_at,
             )
@@ -209,8 +213,20 @@ def _unknown_path(skipped: str) -> str | None:
     return path if reason in ("no_dialect", "unreadable_request") else None
 
 
-def _with_paths(before: Mapping[str, int], paths: Iterable[str]) -> Mapping[str, int]:
-    found = Counter(before)
-    for path in paths:
-        found[path if path in found or len(found) < _MOST_PATHS else OTHER_PATHS] += 1
-    return dict(found)
+def _kind_without_row(skipped: str) -> str | None:
+    reason, _, kind = skipped.partition(":")
+    if reason == "unknown_type":
+        return kind
+    return reason if reason in _EMPTY else None
+
+
+def _by_name(skipped: Mapping[str, int] | None, name_of: Callable[[str], str | None]) -> Iterator[tuple[str, int]]:
+    return ((name, count) for reason, count in (skipped or {}).items() if (name := name_of(reason)))
+
+
+def _with(before: Mapping[str, int], found: Iterable[tuple[str, int]], others: str) -> Mapping[str, int]:
+    """Bounded: a stranger's names do not fill the memory."""
+    counts = Counter(before)
+    for name, count in found:
+        counts[name if name in counts or len(counts) < _MOST_NAMES else others] += count
+    return dict(counts)

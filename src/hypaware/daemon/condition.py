@@ -1,13 +1,13 @@
 """How the daemon is, for those who ask: `run/daemon.json`.
 
     {pid, started_at, version,
-     gateway: {listen, state, error, since, exchanges, recorded, incomplete, dropped, ignored, unknown, rejected_rows,
-               redacted, last_exchange_at},
+     gateway: {listen, state, error, since, exchanges, recorded, incomplete, dropped, ignored, unknown, without_row,
+               rejected_rows, redacted, last_exchange_at},
      sinks: {name: {next_round, last_round, last_status}}, flush: {last_flush, last_status},
      catch_up: {last_run, last_status, next_look}, maintain: {next_look, waits, last_run, last_status}}
 
-The gateway's state is listening, down or off; `unknown` has paths, `redacted` rules, each with a count. Its counts are
-those of this daemon's life.
+The gateway's state is listening, down or off; `unknown` has paths, `without_row` kinds of items,
+`redacted` rules, each with a count. Its counts are those of this daemon's life.
 
 Replaced in one step and not synced: it means nothing after a power cut, and nothing without the daemon's lock.
 """

@@ -244,6 +244,7 @@ class Listening:
                 "dropped": dropped,
                 "ignored": tally.ignored,
                 "unknown": dict(tally.unknown),
+                "without_row": dict(tally.without_row),
                 "rejected_rows": tally.rejected_rows,
                 "redacted": dict(tally.redacted),
                 "last_exchange_at": tally.last_exchange_at,

@@ -17,7 +17,7 @@ from hypaware.status.within import within
 
 _CONNECT_SECONDS = 0.3
 _SECONDS = 1.5
-_SHOWN_PATHS = 3
+_SHOWN_NAMES = 3
 
 
 def look(view: View, wanted: bool) -> Found[dict[str, Any]]:
@@ -25,7 +25,6 @@ def look(view: View, wanted: bool) -> Found[dict[str, Any]]:
     told = view.of_daemon("gateway")
     listen = told.get("listen") or view.config.gateway.listen
     answers = who_answers(view.home, listen) if wanted or told.get("state") in ("listening", "down") else None
-    unknown = told.get("unknown")
     facts = {
         "source": "gateway",
         "kind": "live",
@@ -38,7 +37,7 @@ def look(view: View, wanted: bool) -> Found[dict[str, Any]]:
             name: _number(told, name)
             for name in ("exchanges", "recorded", "incomplete", "dropped", "ignored", "rejected_rows")
         },
-        "unknown": {str(path): count for path, count in unknown.items()} if isinstance(unknown, Mapping) else {},
+        **{name: _counts(told.get(name)) for name in ("unknown", "without_row")},
         "last_exchange_at": told.get("last_exchange_at"),
     }
     return Found(facts, (*_of_listening(view, facts, wanted), *_of_traffic(facts)))
@@ -91,14 +90,19 @@ def _of_traffic(facts: Mapping[str, Any]) -> Iterator[Diagnostic]:
             "hyp backfill",
         )  # fmt: skip
     if facts["unknown"]:
-        paths = sorted(facts["unknown"], key=lambda path: -_number(facts["unknown"], path))
-        shown = ", ".join(paths[:_SHOWN_PATHS]) + (", …" if len(paths) > _SHOWN_PATHS else "")
-        total = sum(_number(facts["unknown"], path) for path in paths)
+        total, shown = _most_frequent(facts["unknown"])
         yield warning(
             "dialect_unknown",
             f"{words.count(total, 'exchange')} could not be understood ({shown}), and "
             f"{'is' if total == 1 else 'are'} kept raw for a version that can",
             "hyp reproject",
+        )
+    if facts["without_row"]:
+        total, shown = _most_frequent(facts["without_row"])
+        yield info(
+            "live_items_without_row",
+            f"{words.count(total, 'item')} of live conversations made no row, as an import makes none of "
+            f"{'it' if total == 1 else 'them'} ({shown}); the raw exchanges hold {'it' if total == 1 else 'them'}",
         )
     if facts["rejected_rows"]:
         what = words.count(facts["rejected_rows"], "row")
@@ -106,6 +110,17 @@ def _of_traffic(facts: Mapping[str, Any]) -> Iterator[Diagnostic]:
     if facts["ignored"]:
         what = words.count(facts["ignored"], "exchange was", "exchanges were")
         yield info("exchanges_ignored", f"{what} left out, as your folders and sessions ask for", "hyp session status")
+
+
+def _counts(told: Any) -> dict[str, Any]:
+    return {str(name): count for name, count in told.items()} if isinstance(told, Mapping) else {}
+
+
+def _most_frequent(counts: Mapping[str, Any]) -> tuple[int, str]:
+    """How many in all, and the names that most of them have."""
+    names = sorted(counts, key=lambda name: -_number(counts, name))
+    shown = ", ".join(names[:_SHOWN_NAMES]) + (", …" if len(names) > _SHOWN_NAMES else "")
+    return sum(_number(counts, name) for name in names), shown
 
 
 def _number(held: Mapping[str, Any], name: str) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -16,7 +17,7 @@ from hypaware.capture import fitting, opt_outs
 from hypaware.capture.exchanges import reproject
 from hypaware.capture.project import Seen, project
 from hypaware.capture.recording import Body, Recording
-from hypaware.capture.taking_down import OTHER_PATHS, TakingDown, Tally
+from hypaware.capture.taking_down import OTHER_KINDS, OTHER_PATHS, TakingDown, Tally
 from hypaware.clients.claude import session_context
 from hypaware.config import Config, PrivacyConfig, RedactionConfig
 from hypaware.home import Home
@@ -237,6 +238,23 @@ def test_what_nobody_can_read_is_kept_raw_and_counted_by_its_path(home: Home) ->
     assert sum(tally.unknown.values()) == 61
     assert tally.unknown[OTHER_PATHS] == 10, "a stranger's paths do not fill the memory"
     assert messages(home) == []
+
+
+@pytest.mark.hazard(55)
+def test_items_that_make_no_row_are_counted_by_their_kind(home: Home) -> None:
+    def asked(kind: str, number: int) -> Recording:
+        given = [{"type": "message", "role": "user", "content": f"Look {number}."}]
+        answer = {"id": f"r{number}", "status": "completed", "output": [{"type": kind, "id": f"i{number}"}]}
+        return wire.recording(wire.decoded("/v1/responses", {"input": given}, answer, exchange_id=f"e-{number}"))
+
+    kinds = [*(f"new_{number}" for number in range(60)), "new_0"]
+    tally = kept(home, [asked(kind, number) for number, kind in enumerate(kinds)])
+
+    assert tally.without_row["new_0"] == 2
+    assert tally.without_row[OTHER_KINDS] == 10, "a stranger's names do not fill the memory"
+    again = sum((projection.skipped for projection in reproject(raw(home))), Counter())
+    assert again["unknown_type:new_0"] == 2
+    assert again.total() == sum(tally.without_row.values()) == 61
 
 
 def test_a_body_that_is_no_text_does_not_hold_the_others(home: Home) -> None:

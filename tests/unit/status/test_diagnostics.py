@@ -148,6 +148,12 @@ def test_what_became_of_the_traffic_is_told(at: StatusHome) -> None:
         assert at.kinds() == {"records_dropped", "dialect_unknown", "live_rows_refused", "exchanges_ignored"}
         assert "/v1/odd" in at.said("dialect_unknown").message
         assert at.look().sources[0]["dropped"] == 2
+    unsaid = {"without_row": {"web_search_call": 2, "hologram": 1}}
+    with at.daemon(gateway={"listen": "127.0.0.1:1", "state": "off", **unsaid}):
+        assert "3 items" in at.said("live_items_without_row").message
+        assert "(web_search_call, hologram)" in at.said("live_items_without_row").message
+        assert at.look().sources[0]["without_row"] == unsaid["without_row"]
+        assert at.look().overall == "ok", "an import makes no row of them either"
     with at.daemon(gateway="what is this", flush=["?"], maintain=3):
         assert at.look().overall == "ok"
 

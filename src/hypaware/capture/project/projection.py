@@ -22,7 +22,7 @@ from typing import Any
 from hypaware.capture.decoded import Decoded
 from hypaware.capture.project import dialects
 from hypaware.capture.project.news import News, Shown, news_of
-from hypaware.capture.project.seen import Changes, Seen
+from hypaware.capture.project.seen import ANSWERED, Changes, Seen
 from hypaware.capture.project.turn import Answer, Kind, Turn
 from hypaware.capture.project.values import digest, text, written
 from hypaware.model.columns import timestamp_text
@@ -72,6 +72,7 @@ class _Rows:
     def rows(self) -> Iterator[Row]:
         turn = self._turn
         news = news_of(turn.history, turn.answer, self._changes, self._seen)
+        self._count_unsaid()
         exchange = Exchange(
             provider=self._decoded.provider,
             session_id=turn.session_id,
@@ -89,6 +90,18 @@ class _Rows:
             # The place in what the request showed, not among what is new in it.
             row["message_index"] = self._places.get(row["message_id"], row["message_index"])
             yield row
+
+    def _count_unsaid(self) -> None:
+        """What makes no row; of the history only what no earlier exchange has shown."""
+        known = self._changes.conversation.ids
+        for each in self._turn.unsaid:
+            if known.keys().isdisjoint(each.names):
+                self.skipped[each.reason] += 1
+        for each in self._turn.answer.unsaid:
+            self.skipped[each.reason] += 1
+        for each in (*self._turn.unsaid, *self._turn.answer.unsaid):
+            for name in each.names:
+                self._changes.note(known, name, ANSWERED)
 
     def _messages(self, news: News) -> Iterator[Message]:
         answered = _calls_of(news)
@@ -125,6 +138,8 @@ class _Rows:
         self, shown: Shown, at: str, noted: Mapping[str, Any], columns: Mapping[str, Any] | None = None
     ) -> Message:
         piece = shown.piece
+        if shown.new:
+            self.skipped.update(piece.lost)
         native = piece.native_id is not None
         gateway = dict(noted) if native else {"identity_source": "gateway_fallback", **noted}
         attributes: dict[str, Any] = {"gateway": {name: value for name, value in gateway.items() if value is not None}}

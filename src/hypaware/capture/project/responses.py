@@ -2,6 +2,7 @@
 
 A piece per item, as a rollout has a line per item. The answer is the JSON body's `output`, or rebuilt from the events:
 `response.output_item.done`, what `response.completed` holds, and for items that were cut short their deltas.
+What the import makes no row of (`items.says`), nobody makes one of here: it is counted, under the import's reasons.
 Newer clients show every item's id in every request: then it is the message's id, in a rollout and here. Thread and
 session stand in the body's `client_metadata`, else in the header x-codex-turn-metadata, else in headers of their own.
 """
@@ -20,6 +21,7 @@ from hypaware.capture.project.anthropic import begins_with
 from hypaware.capture.project.client import sender_of
 from hypaware.capture.project.sides import kind_of_responses
 from hypaware.capture.project.turn import Answer, Piece, Turn
+from hypaware.capture.project.unsaid import UnsaidItems
 from hypaware.capture.project.values import digest, joined_texts, mapping, parsed, sequence, text
 from hypaware.clients.codex import items
 from hypaware.clients.codex.usage import Figure, figure
@@ -51,13 +53,15 @@ def read(decoded: Decoded) -> Turn:
     if session is None and thread is None:
         session = _unnamed(body)
     is_codex = sender.name == "codex"
+    unsaid = UnsaidItems()
     return Turn(
         dialect=DIALECT,
         kind=kind_of_responses(decoded.path, told.get("request_kind")),
         session_id=session or thread or "",
         conversation_id=(thread or session) if is_codex else thread,
         history=[_piece(item, keeps_ids, None) for item in shown if items.says(item)],
-        answer=_answer(decoded, keeps_ids),
+        unsaid=unsaid.shown(shown),
+        answer=_answer(decoded, keeps_ids, unsaid),
         client_name=sender.name,
         client_version=sender.version,
         system_text=text(body.get("instructions")),
@@ -140,7 +144,8 @@ def _shown(given: Any) -> list[dict[str, Any]]:
 
 
 def _piece(item: dict[str, Any], keeps_ids: bool, index: int | None) -> Piece:
-    role, content = items.said(item, Counter())
+    lost: Counter[str] = Counter()
+    role, content = items.said(item, lost)
     own_id = items.own_id(item) if keeps_ids else None
     kind, said = item["type"], joined_texts(item.get("content")) or ""
     return Piece(
@@ -152,10 +157,11 @@ def _piece(item: dict[str, Any], keeps_ids: bool, index: int | None) -> Piece:
         thought=kind == "reasoning",
         block_index=index,
         provider_type=kind,
+        lost=lost,
     )
 
 
-def _answer(decoded: Decoded, keeps_ids: bool) -> Answer:
+def _answer(decoded: Decoded, keeps_ids: bool, unsaid: UnsaidItems) -> Answer:
     if decoded.events is not None:
         rebuilt = _Rebuilt(decoded.events)
         response, output, error = rebuilt.response, rebuilt.output(), rebuilt.error
@@ -168,14 +174,14 @@ def _answer(decoded: Decoded, keeps_ids: bool) -> Answer:
         error = {"error": response.get("error") or response.get("detail")} if response.get("error") else {}
         if decoded.events is None:
             error = response
-    # The assistant's, whether it says so or not.
-    said = [({"role": "assistant", **item}, index) for index, item in enumerate(output) if isinstance(item, dict)]
+    said = [(_of_model(item), index) for index, item in enumerate(output) if isinstance(item, dict)]
     made = [(item, index) for item, index in said if items.says(item)]
     carriers = [number for number, (item, _) in enumerate(made) if items.carries_usage(item)]
     failed = Answer() if error is None else failures.answer(decoded, error)
     reason = mapping(response.get("incomplete_details")).get("reason") if status == "incomplete" else None
     return Answer(
         pieces=[_piece(item, keeps_ids, index) for item, index in made],
+        unsaid=unsaid.answered(item for item in output if isinstance(item, dict)),
         api_id=text(response.get("id")),
         model=response.get("model"),
         usage=usage_of(response.get("usage")),
@@ -186,6 +192,11 @@ def _answer(decoded: Decoded, keeps_ids: bool) -> Answer:
         error_message=failed.error_message,
         failed=failed.failed,
     )
+
+
+def _of_model(item: dict[str, Any]) -> dict[str, Any]:
+    """A message in an answer is the assistant's, whether it says so or not."""
+    return {"role": "assistant", **item} if item.get("type") == "message" else item
 
 
 def usage_of(given: Any) -> dict[str, int] | None:

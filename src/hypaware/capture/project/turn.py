@@ -47,6 +47,17 @@ class Piece:
     block_index: int | None = None
     provider_type: str | None = None
     columns: Mapping[str, Any] = field(default_factory=dict)
+    lost: Mapping[str, int] = field(default_factory=dict)
+    """What of it makes no part, by reason."""
+
+
+@dataclass(frozen=True)
+class Unsaid:
+    """Something of a conversation that makes no row, as an import makes none of it: it is counted, once."""
+
+    reason: str
+    names: tuple[str, ...]
+    """Under which `Seen` knows it when a later request shows it again."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +65,7 @@ class Answer:
     """What came back, as far as it came."""
 
     pieces: list[Piece] = field(default_factory=list)
+    unsaid: list[Unsaid] = field(default_factory=list)
     api_id: str | None = None
     model: Any = None
     usage: Mapping[str, Any] | None = None
@@ -77,6 +89,8 @@ class Turn:
     session_id: str
     history: list[Piece]
     answer: Answer
+    unsaid: list[Unsaid] = field(default_factory=list)
+    """In the history."""
     conversation_id: str | None = None
     agent_id: str | None = None
     client_name: str | None = None

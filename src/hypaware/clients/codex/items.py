@@ -1,12 +1,14 @@
 """Items of a conversation as messages: who says it, and the blocks that make its parts.
 
 `message` gives its text; a call gives a `tool_use` of the assistant; an output gives a `tool_result` of role `tool`;
-`reasoning` gives its summary, else its content, never what is encrypted. Everything else makes no row.
+`reasoning` gives its summary, else its content, never what is encrypted. Everything else makes no row and is counted,
+under the name of its type where nobody knows it.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from typing import Any
 
@@ -21,6 +23,9 @@ Said = tuple[str, list[dict[str, Any]]]
 _TEXTS = frozenset({"text", "input_text", "output_text"})
 _CALLS = ("function_call", "custom_tool_call")
 _REASONING_TEXTS = _TEXTS | {"summary_text", "reasoning_text"}
+_UNSAFE = re.compile(r"[^A-Za-z0-9_.-]")
+_NAME_LENGTH = 40
+_MAX_NAMES = 20
 
 # Known items that are no part of what was said in this thread.
 _BOOKKEEPING = frozenset(
@@ -53,6 +58,15 @@ def why_unsaid(payload: Payload) -> str | None:
     if item_type in ("message", "reasoning"):
         return "empty_content" if payload.get("encrypted_content") is None else "encrypted_reasoning"
     return "bookkeeping" if isinstance(item_type, str) and item_type in _BOOKKEEPING else None
+
+
+def unknown_type(kind: Any, skipped: Counter[str]) -> str:
+    """The reason under which a type is counted that nobody knows: harmless, short, and not too many of them."""
+    name = _UNSAFE.sub("?", kind[:_NAME_LENGTH]) if isinstance(kind, str) and kind else "none"
+    reason = f"unknown_type:{name}"
+    if reason not in skipped and sum(known.startswith("unknown_type:") for known in skipped) >= _MAX_NAMES:
+        return "unknown_type:others"
+    return reason
 
 
 def own_id(payload: Payload) -> str | None:

@@ -9,7 +9,7 @@ from typing import Any
 from hypaware.backfill.reading import Reading
 from hypaware.clients.codex import items
 from hypaware.clients.codex.document import Document
-from hypaware.clients.codex.rollout import Thread, unknown_type
+from hypaware.clients.codex.rollout import Thread
 from hypaware.model.exchange import Message
 from hypaware.model.storable import utc_text
 
@@ -38,7 +38,7 @@ def messages_of_items(reading: Reading, document: Document) -> Iterator[Message]
             created_at = payload.get("timestamp")
             yield _message(payload, created_at, reading.wants(document.line, utc_text(created_at)), skipped)
         else:
-            skipped[items.why_unsaid(payload) or unknown_type(payload.get("type"), skipped)] += 1
+            skipped[items.why_unsaid(payload) or items.unknown_type(payload.get("type"), skipped)] += 1
 
 
 def _message(

@@ -8,7 +8,6 @@ is never in memory as a whole. Lines count in the order of the file.
 from __future__ import annotations
 
 import re
-from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,9 +30,6 @@ _BOOKKEEPING = frozenset(
     }
 )
 _ABSOLUTE = re.compile(r"/|[A-Za-z]:[\\/]|\\\\")
-_UNSAFE = re.compile(r"[^A-Za-z0-9_.-]")
-_NAME_LENGTH = 40
-_MAX_NAMES = 20
 
 
 @dataclass
@@ -51,15 +47,6 @@ class Thread:
 
 def read_thread(reading: Reading) -> Thread:
     return _FirstPass(reading).run()
-
-
-def unknown_type(kind: Any, skipped: Counter[str]) -> str:
-    """The reason under which a type is counted that nobody knows: harmless, short, and not too many of them."""
-    name = _UNSAFE.sub("?", kind[:_NAME_LENGTH]) if isinstance(kind, str) and kind else "none"
-    reason = f"unknown_type:{name}"
-    if reason not in skipped and sum(known.startswith("unknown_type:") for known in skipped) >= _MAX_NAMES:
-        return "unknown_type:others"
-    return reason
 
 
 def folder(path: Any) -> str | None:
@@ -97,7 +84,7 @@ class _FirstPass:
         kind, payload, ordinal = value.get("type"), value.get("payload"), value.get("ordinal")
         if not isinstance(kind, str) or kind not in _READ:
             known = isinstance(kind, str) and kind in _BOOKKEEPING
-            return "bookkeeping" if known else unknown_type(kind, self._reading.skipped)
+            return "bookkeeping" if known else items.unknown_type(kind, self._reading.skipped)
         if not isinstance(payload, dict):
             return "no_payload"
         if isinstance(ordinal, int) and ordinal < self._own_from:
@@ -122,7 +109,7 @@ class _FirstPass:
 
     def _take_item(self, line: Line, payload: Payload, new: bool) -> str | None:
         if not items.says(payload):
-            return items.why_unsaid(payload) or unknown_type(payload.get("type"), self._reading.skipped)
+            return items.why_unsaid(payload) or items.unknown_type(payload.get("type"), self._reading.skipped)
         own_id = items.own_id(payload)
         repeated = own_id in self._ids
         if own_id is not None:
