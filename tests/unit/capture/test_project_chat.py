@@ -112,6 +112,62 @@ def test_two_conversations_that_begin_alike_are_both_recorded() -> None:
     assert len({row["part_id"] for row in rows}) == 4
 
 
+@pytest.mark.parametrize(
+    ("pieces", "whole", "rows"),
+    [
+        (
+            [
+                {"tool_calls": [{"index": 0, "id": "c1", "type": "custom", "custom": {"name": "patch", "input": ""}}]},
+                {"tool_calls": [{"index": 0, "custom": {"input": "*** Begin"}}]},
+                {"tool_calls": [{"index": 0, "custom": {"input": " Patch"}}]},
+            ],
+            {"tool_calls": [{"id": "c1", "type": "custom", "custom": {"name": "patch", "input": "*** Begin Patch"}}]},
+            [("tool_call", "patch", '"*** Begin Patch"', None)],
+        ),
+        (
+            [
+                {"function_call": {"name": "ls", "arguments": ""}},
+                {"function_call": {"arguments": '{"a":'}},
+                {"function_call": {"arguments": "1}"}},
+            ],
+            {"function_call": {"name": "ls", "arguments": '{"a":1}'}},
+            [("tool_call", "ls", '{"a":1}', None)],
+        ),
+        (
+            [
+                {"audio": {"id": "a1", "transcript": "Good "}},
+                {"audio": {"data": "UklG"}},
+                {"audio": {"transcript": "day."}},
+                {"audio": {"expires_at": 1}},
+            ],
+            {"audio": {"id": "a1", "transcript": "Good day.", "data": "UklG", "expires_at": 1}},
+            [("audio", None, None, "Good day.")],
+        ),
+        ([{"refusal": "I "}, {"refusal": "won't."}], {"refusal": "I won't."}, [("text", None, None, "I won't.")]),
+    ],
+    ids=["custom", "function_call", "audio", "refusal"],
+)
+@pytest.mark.hazard(55)
+def test_what_is_said_in_other_forms_is_a_row_streamed_whole_or_shown_again(
+    pieces: list[dict[str, Any]], whole: dict[str, Any], rows: list[tuple[Any, ...]]
+) -> None:
+    chunks = [{"id": "chatcmpl-1", "choices": [{"index": 0, "delta": delta}]} for delta in pieces]
+    chunks.append({"id": "chatcmpl-1", "choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]})
+    choice = {"index": 0, "message": {"role": "assistant", **whole}, "finish_reason": "stop"}
+    answer = {"id": "chatcmpl-1", "choices": [choice]}
+    seen = Seen()
+    found = rows_of(BODY, answer, seen)[1:]
+
+    assert rows_of(BODY, [Event("message", each) for each in chunks])[1:] == found
+    shown = ("part_type", "tool_name", "tool_args", "content_text")
+    assert [tuple(row.get(name) for name in shown) for row in found] == rows
+    known = whole if "audio" not in whole else {"audio": {"id": "a1"}}
+    later = [*ASKED, {"role": "assistant", **known}, {"role": "user", "content": "Go on."}]
+    again = rows_of({**BODY, "messages": later}, {**answer, "id": "chatcmpl-2"}, seen)
+    assert [row.get("content_text") for row in again if row["role"] == "user"] == ["Go on."]
+    assert [row["role"] for row in again].count("assistant") <= 1, "only the new answer"
+
+
 def test_pictures_and_thoughts_are_parts_of_their_own_kind() -> None:
     picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
     asked = [{"role": "user", "content": [{"type": "text", "text": "What is it?"}, picture]}]

@@ -1,12 +1,13 @@
 """The Chat Completions dialect: `/v1/chat/completions`, streamed or not; `choices[0]` is the answer.
 
-A piece per block, in the table's words: `tool_calls` are tool_use blocks of the assistant, a message of role `tool` is
-a tool_result. Who speaks it names no session: a hash of how the conversation begins stands for it, unless
-`metadata.session_id` names one.
+A piece per block, in the table's words: `tool_calls` (and `function_call`, their older form) are tool_use blocks of the
+assistant, a message of role `tool` is a tool_result, what was spoken is an `audio` block with its transcript. Who
+speaks it names no session: a hash of how the conversation begins stands for it, unless `metadata.session_id` names one.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import Any
 
 from hypaware.capture.decoded import Decoded, Event
@@ -21,6 +22,8 @@ from hypaware.model.blocks import as_blocks
 DIALECT = "openai_chat"
 
 _SYSTEM = ("system", "developer")
+_NAMED = ("tool_use", "audio")
+_GROWING = ("content", "reasoning_content", "reasoning", "refusal", "arguments", "input", "transcript")
 _UNFINISHED = ("length", "content_filter")
 
 
@@ -58,6 +61,8 @@ def _pieces(message: dict[str, Any]) -> list[Piece]:
             blocks.insert(0, {"type": "thinking", "thinking": thought})
         if refusal := text(message.get("refusal")):
             blocks.append({"type": "text", "text": refusal})
+        if isinstance(audio := message.get("audio"), dict):
+            blocks.append({"type": "audio", "id": audio.get("id"), "text": audio.get("transcript")})
         blocks += [_call(mapping(call)) for call in sequence(message.get("tool_calls"))]
         if isinstance(old := message.get("function_call"), dict):
             blocks.append(_call({"function": old}))
@@ -68,7 +73,7 @@ def _pieces(message: dict[str, Any]) -> list[Piece]:
         Piece(
             role=role,
             content=[block],
-            strong_id=text(block.get("id" if block.get("type") == "tool_use" else "tool_use_id")),
+            strong_id=text(block.get("id" if block.get("type") in _NAMED else "tool_use_id")),
             group=group,
             thought=block.get("type") == "thinking",
             block_index=index,
@@ -126,8 +131,7 @@ def _answer(decoded: Decoded) -> Answer:
 def _rebuilt(events: tuple[Event, ...]) -> dict[str, Any]:
     """The chunks of a stream as the one body that they make."""
     body: dict[str, Any] = {}
-    texts: dict[str, list[str]] = {}
-    calls: dict[int, dict[str, Any]] = {}
+    said, calls, named = _Grown(), defaultdict[int, _Call](_Call), defaultdict[str, _Grown](_Grown)
     reason, any_choice = None, False
     for event in events:
         chunk = mapping(event.data)
@@ -137,25 +141,44 @@ def _rebuilt(events: tuple[Event, ...]) -> dict[str, Any]:
                 continue
             any_choice, reason = True, choice.get("finish_reason") or reason
             delta = mapping(choice.get("delta"))
-            for name in ("content", "reasoning_content", "reasoning", "refusal"):
-                if isinstance(more := delta.get(name), str):
-                    texts.setdefault(name, []).append(more)
+            said.take(delta)
             for number, call in enumerate(map(mapping, sequence(delta.get("tool_calls")))):
-                _grow(calls, call.get("index", number), call)
+                if isinstance(index := call.get("index", number), int):
+                    calls[index].take(call)
+            for name in ("function_call", "audio"):
+                if isinstance(delta.get(name), dict):
+                    named[name].take(delta[name])
     if any_choice:
-        message = {name: "".join(more) for name, more in texts.items()}
-        body["choices"] = [
-            {"message": message | {"tool_calls": [calls[index] for index in sorted(calls)]}, "finish_reason": reason}
-        ]
+        message: dict[str, Any] = said.whole() | {name: grown.whole() for name, grown in named.items()}
+        message["tool_calls"] = [calls[index].whole() for index in sorted(calls)]
+        body["choices"] = [{"message": message, "finish_reason": reason}]
     return body
 
 
-def _grow(calls: dict[int, dict[str, Any]], index: Any, more: dict[str, Any]) -> None:
-    if not isinstance(index, int):
-        return
-    call = calls.setdefault(index, {"id": None, "function": {"name": None, "arguments": ""}})
-    call["id"] = call["id"] or more.get("id")
-    function = mapping(more.get("function"))
-    call["function"]["name"] = call["function"]["name"] or function.get("name")
-    if isinstance(arguments := function.get("arguments"), str):
-        call["function"]["arguments"] += arguments
+class _Grown:
+    """Texts that came in pieces; of names and ids, which some providers repeat, the first that says something."""
+
+    def __init__(self) -> None:
+        self._pieces: defaultdict[str, list[str]] = defaultdict(list)
+
+    def take(self, more: dict[str, Any]) -> None:
+        for name, value in more.items():
+            if value and isinstance(value, str):
+                self._pieces[name].append(value)
+
+    def whole(self) -> dict[str, Any]:
+        return {name: "".join(found) if name in _GROWING else found[0] for name, found in self._pieces.items()}
+
+
+class _Call:
+    """A tool call in pieces: what it says of itself stands in `function` or `custom`."""
+
+    def __init__(self) -> None:
+        self._about, self._tool = _Grown(), _Grown()
+
+    def take(self, more: dict[str, Any]) -> None:
+        self._about.take(more)
+        self._tool.take(mapping(more.get("function") or more.get("custom")))
+
+    def whole(self) -> dict[str, Any]:
+        return self._about.whole() | {"function": self._tool.whole()}
