@@ -94,6 +94,24 @@ def test_a_streamed_answer_gives_the_rows_of_a_whole_one() -> None:
     assert [row.get("status") for row in whole] == [None, None, None, '{"finish_reason":"tool_use"}']
 
 
+@pytest.mark.hazard(55)
+def test_a_kind_of_block_that_nobody_knows_is_a_row_streamed_or_whole() -> None:
+    """Its text is under the same name in its deltas as in the block."""
+    block = {"type": "compaction", "content": "All that was said."}
+    begun, deltas = (
+        {**block, "content": None},
+        [{"type": "compaction_delta", "content": part} for part in ("All ", "that was said.")],
+    )
+    events = streamed({**MESSAGE, "content": []})
+    told: list[dict[str, Any]] = [{"type": "content_block_start", "index": 0, "content_block": begun}]
+    told += [{"type": "content_block_delta", "index": 0, "delta": delta} for delta in deltas]
+    events[1:1] = [Event(each["type"], each) for each in (*told, {"type": "content_block_stop", "index": 0})]
+    rows = rows_of(BODY, events)
+
+    assert rows == rows_of(BODY, {**MESSAGE, "content": [block]})
+    assert [row["part_type"] for row in rows] == ["text", "compaction"]
+
+
 def test_words_count_also_where_nobody_said_that_their_block_begins() -> None:
     events = [event for event in streamed(MESSAGE) if event.type != "content_block_start"]
     said = [row["content_text"] for row in rows_of(BODY, events) if row["part_type"] in ("text", "reasoning")]

@@ -28,7 +28,6 @@ _RESULTS = ("tool_result", "web_search_tool_result")
 _THOUGHTS = ("thinking", "redacted_thinking")
 _REMINDER = "<system-reminder>"
 _UNFINISHED = frozenset({"max_tokens", "pause_turn", "model_context_window_exceeded", "error"})
-_GROWING = {"text_delta": "text", "thinking_delta": "thinking", "signature_delta": "signature"}
 # What a delta continues, where nobody said that it begins.
 _BEGUN = {"text_delta": {"type": "text", "text": ""}, "thinking_delta": {"type": "thinking", "thinking": ""}}
 
@@ -211,8 +210,11 @@ class _Rebuilt:
         elif kind == "citations_delta":
             block = self._blocks[index]
             block["citations"] = [*sequence(block.get("citations")), delta.get("citation")]
-        elif isinstance(kind, str) and (name := _GROWING.get(kind)) and isinstance(more := delta.get(name), str):
-            self._grown.setdefault((index, name), []).append(more)
+        else:
+            # Each kind of delta, also a new one, has its text under the name that the block has it under.
+            for name, more in delta.items():
+                if name != "type" and isinstance(more, str):
+                    self._grown.setdefault((index, name), []).append(more)
 
     def _count(self, noted: Any) -> None:
         counts = usage.counts_of(noted)
