@@ -19,6 +19,7 @@ from typing import Any
 
 from hypaware.capture import secrets_rules
 from hypaware.capture.secrets_find import Span, find, named_secret
+from hypaware.capture.secrets_headers import header_named
 from hypaware.model import canonical
 from hypaware.model.columns import Type
 from hypaware.model.datasets import Dataset
@@ -198,6 +199,10 @@ def _member_text(name: str, value: str, off: frozenset[str], counts: Counter[str
             return value
         counts[kind] += 1
         return _marker(kind, secret).decode()
+    if header := header_named(name):
+        # Only the name says what the value is.
+        begin = f"{header}: "
+        return _text(begin + value, off, counts).removeprefix(begin)
     return _text(value, off, counts)
 
 

@@ -5,16 +5,17 @@ The fast look costs a few milliseconds per megabyte, because it is a handful of 
 - keys and tokens are long: with all of their characters made equal, a run of twenty is one search
 - names of secrets end in one of a few ways before a sign or a quote: with the letters of those endings put into
   classes, three searches find `password=`, `"api_key":`, `Token =` and hardly anything else
-- a private key has its first line, a password in an address its `@`
+- a private key has its first line, a password in an address its `@`, a header its name or scheme
 """
 
 from __future__ import annotations
 
-import base64
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from hypaware.capture import secrets_headers
+from hypaware.capture import secrets_judged as judged
 from hypaware.capture import secrets_rules as rules
 
 _RUN = 20
@@ -58,7 +59,7 @@ Ends = dict[re.Pattern[bytes], tuple[int, int]]
 
 def find(data: bytes, off: frozenset[str] = frozenset()) -> list[Span]:
     """The secrets in the text, in order, none touching another."""
-    looks = (_keys, _after_schemes, _private_keys, _passwords_in_addresses, _assigned)
+    looks = (_keys, _in_headers, _private_keys, _passwords_in_addresses, _assigned)
     found = [span for look in looks for span in look(data)]
     if off:
         found = [span for span in found if span.kind not in off]
@@ -106,24 +107,8 @@ def _tokens(data: bytes, begin: int, end: int) -> Iterator[Span]:
         yield Span(start, begin, next(kind for kind, each in _EACH_TOKEN if each.match(data, start, end)))
 
 
-def _after_schemes(data: bytes) -> Iterator[Span]:
-    for scheme, kind in rules.SCHEMES.items():
-        if kind == rules.BASIC and b"uthorization" not in data:
-            continue
-        at = data.find(scheme)
-        while at >= 0:
-            start = at + len(scheme)
-            token = rules.AFTER_SCHEME.match(data, start)
-            if token and (_is_mixed(token[0]) if kind == rules.BEARER else _is_user_and_password(token[0])):
-                yield Span(*token.span(), kind)
-            at = data.find(scheme, token.end() if token else start)
-
-
-def _is_user_and_password(token: bytes) -> bool:
-    try:
-        return b":" in base64.b64decode(token, validate=True)
-    except ValueError:
-        return False
+def _in_headers(data: bytes) -> Iterator[Span]:
+    return (Span(*found) for found in secrets_headers.find(data))
 
 
 def _private_keys(data: bytes) -> Iterator[Span]:
@@ -141,7 +126,7 @@ def _private_keys(data: bytes) -> Iterator[Span]:
 def _passwords_in_addresses(data: bytes) -> Iterator[Span]:
     if b"@" in data:
         for address in rules.URL.finditer(data):
-            if not _is_placeholder(address[1]):
+            if not judged.is_placeholder(address[1]):
                 yield Span(*address.span(1), rules.URL_PASSWORD)
 
 
@@ -171,7 +156,7 @@ def _assignment(data: bytes, sign: int, ends: Ends) -> Span | None:
     start, end, is_env = value
     # The beginning of a very long one tells enough.
     text = data[start : end if end - start < _LONGEST_VALUE else start + _ENOUGH]
-    return Span(start, end, kind) if _is_secret(text, kind, is_env, is_quoted=bool(assignment["open"])) else None
+    return Span(start, end, kind) if judged.is_secret(text, kind, is_env, is_quoted=bool(assignment["open"])) else None
 
 
 def _kind_named(name: bytes) -> str | None:
@@ -219,43 +204,11 @@ def _end_of_value(data: bytes, start: int, pattern: re.Pattern[bytes], ends: End
     return end
 
 
-_PLACEHOLDER = re.compile(
-    rb"(?i)\$|<|\{\{|%[({]|\*{3}|\.{3}|x{3,}|your[_-]|example|placeholder|change[_-]?me|redacted|none$|null$|nil$"
-    rb"|undefined$|true$|false$|string$|str$|bytes$|required$|optional$|test$|secret$|token$|pass(?:word)?$|bearer$|basic$"
-    rb"|(?:process\.env|os\.environ|os\.getenv|import\.meta|self\.|this\.|config\.|settings\.|env\.|args\.|options\.)"
-    rb"|(?:~|\.{0,2})/(?:home|run|etc|tmp|usr|var|opt|users|private|root|mnt|srv|dev|proc|data|app|secrets?|library)\b"
-    rb"|(?:https?|file)://"
-)
-_WORDS = re.compile(rb"[A-Za-z_]+(?:[._-][A-Za-z_]+)*")
-_IDENTIFIER = re.compile(rb"[A-Za-z_][A-Za-z_]*(?:[0-9]{1,2})?(?:[._-][A-Za-z_]+[0-9]{0,2})*")
-
-
-def _is_placeholder(value: bytes) -> bool:
-    return _PLACEHOLDER.match(value) is not None or len(set(value)) <= 2
-
-
-def _is_secret(value: bytes, kind: str, is_env: bool, is_quoted: bool) -> bool:
-    if _is_placeholder(value):
-        return False
-    is_password = kind == rules.PASSWORD
-    if is_env:
-        return len(value) >= 6 and (is_password or not value.isdigit())
-    if len(value) < (6 if is_password else 8) or b" " in value or value.isdigit():
-        return False
-    if is_password and is_quoted:
-        return _WORDS.fullmatch(value) is None
-    return _is_mixed(value) and _IDENTIFIER.fullmatch(value) is None
-
-
-def _is_mixed(value: bytes) -> bool:
-    """Letters with at least two digits, as what was drawn at random nearly always has."""
-    digits = sum(48 <= byte <= 57 for byte in value)
-    return digits >= 2 and any(65 <= byte <= 90 or 97 <= byte <= 122 for byte in value)
-
-
 def named_secret(name: str, value: str) -> str | None:
     """The kind of a value that a JSON object has under a name; None if it is no secret."""
     kind = _kind_named(name[-_LONGEST_NAME:].encode("utf-8", "surrogatepass"))
     if kind is None or len(value) >= _LONGEST_VALUE:
         return None
-    return kind if _is_secret(value.encode("utf-8", "surrogatepass"), kind, is_env=False, is_quoted=True) else None
+    return (
+        kind if judged.is_secret(value.encode("utf-8", "surrogatepass"), kind, is_env=False, is_quoted=True) else None
+    )

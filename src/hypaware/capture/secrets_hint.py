@@ -36,9 +36,9 @@ _SIGN = r"[\\\"'`\]]*[ \t]*[=:]"
 HINT = "|".join(
     (
         *dict.fromkeys(_looser(rule.expression) for rule in rules.TOKENS),
-        # Of these two the second is looked for only where the word stands somewhere.
-        "earer ",
-        "uthorization",
+        r"(?i:bearer)[ \t%\\]",
+        r"(?i:basic)(?:[ \t]|%20|\\+t)+[A-Za-z0-9+/]{4,}",
+        f"(?i:{_any_of(rules.HEADERS)}){_SIGN}",
         r"\dQ~",
         "-----BEGIN ",
         _looser(rules.URL.pattern.decode()),

@@ -91,6 +91,7 @@ TOKENS = (
 BEARER = "bearer-token"
 BASIC = "basic-credentials"
 AZURE_CLIENT = "azure-client-secret"
+COOKIE = "cookie"
 PRIVATE_KEY = "private-key"
 URL_PASSWORD = "url-password"
 PASSWORD = "password"
@@ -98,14 +99,31 @@ ASSIGNED = "assigned-secret"
 
 KINDS = tuple(
     dict.fromkeys(
-        (*(rule.kind for rule in TOKENS), BEARER, BASIC, AZURE_CLIENT, PRIVATE_KEY, URL_PASSWORD, PASSWORD, ASSIGNED)
+        (
+            *(rule.kind for rule in TOKENS),
+            *(BEARER, BASIC, COOKIE, AZURE_CLIENT, PRIVATE_KEY, URL_PASSWORD, PASSWORD, ASSIGNED),
+        )
     )
 )
 """The names of the rules: in a marker, in audit counts, and for `rules_off`."""
 
-SCHEMES = {b"earer ": BEARER, b"asic ": BASIC}
-"""Stands right before a token that may be known by nothing else; the first letter may be large or small."""
-AFTER_SCHEME = re.compile(rb"[A-Za-z0-9._~+/=-]{8,}+")
+_AFTER_SCHEME = rb"(?:[ \t]|%20|\\{1,3}t){1,8}+"
+SCHEMES = {
+    b"bearer": (BEARER, re.compile(_AFTER_SCHEME + rb"([A-Za-z0-9._~+/=-]{8,}+)")),
+    b"basic": (BASIC, re.compile(_AFTER_SCHEME + rb"([A-Za-z0-9+/]{8,}+={0,2}+)")),
+}
+"""Stands right before a token that may be known by nothing else. In lower case, as the names below."""
+
+AUTHORIZATION, COOKIE_NAME = b"authorization", b"cookie"
+HEADERS = (AUTHORIZATION, COOKIE_NAME)
+_AFTER_HEADER = rb"[\\\"'`\]]{0,4}+[ \t]{0,8}+(?:=>|:=|==?|:)[ \t]{0,8}+\[?+(?:\\{0,3}[\"'`])?+"
+AUTHORIZATION_VALUE = re.compile(
+    _AFTER_HEADER + rb"(?P<scheme>[A-Za-z][A-Za-z0-9-]{0,19}+[ \t]{1,8}+)?+(?P<value>[A-Za-z0-9._~+/=:-]{16,}+)"
+)
+COOKIE_VALUE = re.compile(_AFTER_HEADER + rb"([^\r\n\"'`\\]{1,8192}+)")
+COOKIE_TOKEN = re.compile(rb"[!-~]++")
+COOKIE_LEAST = 16
+COOKIE_ATTRIBUTES = frozenset((b"domain", b"path", b"expires", b"max-age", b"samesite"))
 
 AZURE_SECRET = re.compile(rb"[A-Za-z0-9_~.]{3}\dQ~[A-Za-z0-9_~.-]{31,40}")
 

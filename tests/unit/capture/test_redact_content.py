@@ -105,10 +105,57 @@ def test_what_is_assigned_to_a_name_that_speaks_of_a_secret_goes(around: str, se
         assert redacted.replace(redacted[redacted.index("[") : redacted.index("]") + 1], secret) == text
 
 
+BASIC = "dXNlcjpwYXNzd29yZA=="
+HEADERS = [
+    ("Authorization: Basic {}", BASIC),
+    ("proxy-authorization: basic {}", BASIC),
+    ("Authorization: Basic \t{}", BASIC),
+    ("Authorization: Bearer {}", drawn(18)),
+    ("Authorization:bearer  {}", drawn(18)),
+    ("authorization=Bearer%20{}", drawn(18)),
+    ("Proxy-Authorization: Token {}", drawn(24, HEX)),
+    ("Authorization: {}", drawn(24)),
+    ("X-Api-Key: {}", drawn(18)),
+    ("X-Auth-Token: {}", drawn(18)),
+    ("Cookie: theme=dark; session={}; lang=en", drawn(26)),
+    ("Set-Cookie: sid={}; Path=/; Expires=Wed, 21 Oct 2026 07:28:00 GMT; HttpOnly", drawn(26)),
+]
+
+
+@pytest.mark.hazard(59)
+@pytest.mark.parametrize("written", [str, str.upper, str.lower, str.title], ids=["as sent", "upper", "lower", "title"])
+@pytest.mark.parametrize(("header", "secret"), HEADERS)
+def test_a_header_is_known_in_any_case_and_in_any_quotes(header: str, secret: str, written: Any) -> None:
+    header = written(header.replace("{}", "\0")).replace("\0", secret)
+    name, _, value = header.partition(":")
+    texts = [header, f"> {header}\r\n> accept: */*", f"curl -H '{header}' https://host/", json.dumps({"said": header})]
+    if value:
+        texts += [json.dumps({name: value.strip()}), str({name: value.strip()})]
+    for text in (*texts, *map(json.dumps, texts)):
+        redacted, counts = redact_text(text)
+        assert secret not in redacted, text
+        assert counts.total() == 1
+        assert redacted.replace(redacted[redacted.index("[") : redacted.index("]") + 1], secret) == text
+    if value:
+        row = canonical.text({"headers": {name: value.strip()}})
+        redacted, counts = redact_json_text(row)
+        assert (secret in redacted, counts.total()) == (False, 1)
+        assert redact_json(canonical.parse(row)) == (canonical.parse(redacted), counts)
+        assert redact_json_text(redacted) == (redacted, {})
+
+
 @pytest.mark.parametrize(
     "text",
     [
         "PASSWORD=$DB_PASSWORD",
+        "BASIC PROGRAMMING was taught; Basic knowledge, basic functionality and BASIC INTERPRETERS.",
+        "BEARER BONDS, bearer authentication and Bearer <token>",
+        "Authorization: see section-4 of the authorization-framework-draft",
+        "AUTHORIZATION: required, authorization=true",
+        "the cookie: path=/usr/share/doc/python3.11/html4; theme=dark; max-age=31536000",
+        "Set-Cookie: theme=solarized-dark-high-contrast; Path=/; SameSite=Lax",
+        "Cookie: session=<your-session-id-0123456789>",
+        "cookies = {'a': 'b'}; document.cookie.split(';')",
         "TOKEN=${TOKEN:-none}",
         "api_key = os.environ['API_KEY']",
         "password: string",
@@ -232,7 +279,8 @@ def test_the_sample_transcripts_hold_no_secret_and_none_is_seen() -> None:
     ["a", "sk-", "ey" "J", "-ey" "J", "token=", 'token="', "TOKEN=a", "token=a1b2c3d4",
      "password: ", "://u:", "://a:b", "@", "Bearer ", "\\", "=",
      "-----BEGIN PRIVATE KEY-----", "-----BEGIN ", "[password:", "S" "G.aaaaaaaaaaaaaaaaaa.", "gh" "p_", "A3T",
-     "Q~", "8Q~aaaaaaaa"],
+     "Q~", "8Q~aaaaaaaa", "cookie:", "Cookie: a=b;", "cookie: ;", "AUTHORIZATION: ", "authorization: a1 ", "BASIC ",
+     "Basic aaaaaaaa ", "bearer\\t", "Set-Cookie: sid=0123456789abcdef; "],
 )  # fmt: skip
 def test_nothing_makes_the_search_slow(unit: str) -> None:
     """Twice the text is about twice the work; with a rule that tries over and over this would not end."""

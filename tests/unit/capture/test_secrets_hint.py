@@ -28,7 +28,9 @@ NAMES = [
 ]
 PIECES = [
     *NAMES, "=", ": ", ":=", " => ", '"', "'", '\\"', "`", "]", " ", "\n", "x7Kq29vLm3", "hunter2!x", "AbCd1234EfGh",
-    "Authorization: Basic ", "dXNlcjpwYXNzd29yZA==", "bearer ", "https://app:", "p4ss%2Fword", "@db.example/",
+    "Authorization: Basic ", "dXNlcjpwYXNzd29yZA==", "bearer ", "BEARER%20",
+    "AUTHORIZATION", "BASIC\t", "Set-Cookie", "COOKIE", "sid=", "0123456789abcdef", ";",
+    "https://app:", "p4ss%2Fword", "@db.example/",
     "-----BEGIN RSA PRIVATE KEY-----", "MIIBVgIBADAN", "ab18Q~" + "a1B2" * 9, "gh" + "p_" + "a1B2" * 9,
     "[jwt:01234567]",
 ]  # fmt: skip
