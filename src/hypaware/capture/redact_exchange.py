@@ -108,10 +108,14 @@ def _pieces(kind: str, data: Any) -> Iterator[_Piece]:
         if isinstance(choice, dict) and isinstance(delta := choice.get("delta"), dict):
             place = ("choice", str(choice.get("index")))
             yield from _texts(place, delta)
+            for name in ("function_call", "audio"):
+                if isinstance(said := delta.get(name), dict):
+                    yield from _texts((*place, name), said)
             calls = delta.get("tool_calls")
             for call in calls if isinstance(calls, list) else ():
-                if isinstance(call, dict) and isinstance(function := call.get("function"), dict):
-                    yield from _texts((*place, str(call.get("index"))), function)
+                tool = call.get("function") or call.get("custom") if isinstance(call, dict) else None
+                if isinstance(tool, dict):
+                    yield from _texts((*place, str(call.get("index"))), tool)
 
 
 def _texts(place: tuple[str, ...], holder: dict[str, Any]) -> Iterator[_Piece]:

@@ -265,6 +265,28 @@ def test_no_column_of_a_row_lets_a_secret_through() -> None:
     assert redact_row(AI_GATEWAY_MESSAGES, redacted) == (redacted, {})
 
 
+@pytest.mark.hazard(59)
+@pytest.mark.parametrize(
+    "delta",
+    [
+        lambda said: {"tool_calls": [{"index": 0, "function": {"arguments": said}}]},
+        lambda said: {"tool_calls": [{"index": 0, "custom": {"input": said}}]},
+        lambda said: {"function_call": {"arguments": said}},
+        lambda said: {"audio": {"transcript": said}},
+    ],
+    ids=["function", "custom", "function_call", "audio"],
+)
+def test_a_secret_that_a_chat_stream_cuts_is_found_wherever_it_is_said(delta: Any) -> None:
+    key = PLANTED["github-token"]
+    chunks = [{"choices": [{"index": 0, "delta": delta(said)}]} for said in (f"use {key[:9]}", key[9:])]
+    events = tuple(Event("message", chunk) for chunk in chunks)
+    found, counts = redact_exchange.redacted(
+        replace(wire.decoded("/v1/chat/completions", {}, {}), events=events, response_text="events")
+    )
+    assert counts == {"github-token": 1}
+    assert not any(part in str(found.response_text) for part in (key[:9], key[9:]))
+
+
 def test_the_sample_transcripts_hold_no_secret_and_none_is_seen() -> None:
     files = [path for path in FIXTURES.rglob("*") if path.suffix in (".jsonl", ".json", ".xz")]
     assert files
