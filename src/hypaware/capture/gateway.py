@@ -21,15 +21,17 @@ import os
 import socket
 import ssl
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from http import HTTPStatus
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 from urllib.parse import urlsplit
 
 import aiohttp
 from aiohttp import web
 
-from hypaware.capture import upstreams
+from hypaware.capture import refusal, upstreams
 from hypaware.capture.proxying import Page, Proxying, Request
 from hypaware.capture.recorder import Counts, Keep, Recorder
 from hypaware.capture.routes import Routes
@@ -40,6 +42,8 @@ from hypaware.errors import ConfigError, NotReady
 _IDLE_SECONDS = 3600.0
 _BACKLOG = 1024
 _TURN_SECONDS = 0.0005
+
+Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
 log = logging.getLogger("hypaware.gateway")
 # aiohttp quotes a broken request in its log.
@@ -176,6 +180,31 @@ def _address(listen: str | socket.socket) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
+class _Connection(web.RequestHandler):
+    """A client's connection: what is no request is refused in the gateway's own words."""
+
+    __slots__ = ()
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        answer = super().handle_error(request, status, exc, message)
+        return refusal.malformed() if status == HTTPStatus.BAD_REQUEST else answer
+
+
+class _Server(web.Server):
+    def __init__(self, handle: Handler, options: Mapping[str, Any], **more: Any) -> None:
+        super().__init__(handle, **more)
+        self._options = options
+
+    def __call__(self) -> web.RequestHandler:
+        return _Connection(self, loop=asyncio.get_running_loop(), **self._options)
+
+
 def _runner(proxying: Proxying) -> web.ServerRunner:
     loop = asyncio.get_running_loop()
 
@@ -192,19 +221,21 @@ def _runner(proxying: Proxying) -> web.ServerRunner:
                 request.transport.close()
             raise ConnectionAbortedError from None
 
-    server = web.Server(
+    server = _Server(
         handle,
+        {
+            "access_log": None,
+            "logger": _UNHEARD,
+            "auto_decompress": False,
+            "keepalive_timeout": _IDLE_SECONDS,
+            "read_bufsize": upstreams.READ_BUFFER,
+            "max_line_size": upstreams.MAX_HEADER,
+            "max_field_size": upstreams.MAX_HEADER,
+            "max_headers": upstreams.MAX_HEADERS,
+        },
         request_factory=lambda message, payload, protocol, writer, task: Request(
             message, payload, protocol, writer, task, loop
         ),
-        access_log=None,
-        logger=_UNHEARD,
         handler_cancellation=True,
-        auto_decompress=False,
-        keepalive_timeout=_IDLE_SECONDS,
-        read_bufsize=upstreams.READ_BUFFER,
-        max_line_size=upstreams.MAX_HEADER,
-        max_field_size=upstreams.MAX_HEADER,
-        max_headers=upstreams.MAX_HEADERS,
     )
     return web.ServerRunner(server)

@@ -49,6 +49,9 @@ async def _exchange(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, 
         await _answer(writer, 431, "headers_too_large", "the head of the request is too large")
         return
     first, *headers = head[:-4].split(b"\r\n")
+    if first.count(b" ") != 2:
+        await _answer(writer, 400, "malformed_request", "what came is no HTTP/1.1 request")
+        return
     method, target, version = first.split(b" ")
     path = target.decode("utf-8", "surrogateescape")
     if path.partition("?")[0] == handover.HEALTH:

@@ -51,6 +51,15 @@ def not_a_proxy() -> web.Response:
     )
 
 
+def malformed() -> web.Response:
+    return refusal(
+        400,
+        "malformed_request",
+        "what came is no HTTP/1.1 request, or one whose head is too large. It takes plain HTTP, no TLS.",
+        close=True,
+    )
+
+
 def broken_body() -> web.Response:
     return refusal(400, "body_broke_off", "the request's body broke off.", close=True)
 

@@ -153,6 +153,11 @@ def test_a_client_reaches_its_provider_before_during_and_after_the_life_of_a_dae
         assert lock_file.holder(handover.lock_path(listening)) == keeper
         status, answer = ask(port, handover.HEALTH)
         assert (status, json.loads(answer)) == (200, {**handover.health(listening, "fallback"), "pid": keeper})
+        with socket.create_connection(("127.0.0.1", port), timeout=60) as client, client.makefile("rb") as answered:
+            client.sendall(b"this is no request\r\n\r\n")
+            head, _, body = answered.read().partition(b"\r\n\r\n")
+            assert head.startswith(b"HTTP/1.1 400")
+            assert json.loads(body)["error"]["type"] == "malformed_request"
 
 
 @pytest.mark.hazard(63)

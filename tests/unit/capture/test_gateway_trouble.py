@@ -259,9 +259,16 @@ def test_a_broken_request_is_refused_and_the_next_client_is_served(
     kept: Kept, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with UpstreamStub() as stub, LiveGateway(stub, kept, tmp_path) as gateway:
-        with gateway.connect() as wire:
-            wire.send(b"\x16\x03\x01\x02\x00 this is TLS, not HTTP\r\n\r\n")
-            assert wire.head().startswith(b"HTTP/1.")
+        for garbage in (
+            b"\x16\x03\x01\x02\x00 this is TLS, not HTTP\r\n\r\n",
+            b"POST /v1/messages HTTP/1.1\r\nHost: me\r\nContent-Length: many\r\n\r\n",
+        ):
+            with gateway.connect() as wire:
+                wire.send(garbage)
+                head, body = wire.answer()
+                assert head.split(b" ")[1] == b"400"
+                assert b"application/json" in head
+                assert error(body)[0] == "malformed_request"
         chunked = b"POST /v1/messages HTTP/1.1\r\nHost: me\r\nTransfer-Encoding: chunked\r\n\r\nnot a size\r\n"
         with gateway.connect() as wire:
             wire.send(chunked)
