@@ -132,6 +132,36 @@ def test_without_ids_in_the_request_the_answers_ids_name_nothing() -> None:
     assert all(canonical.parse(row["attributes"])["codex"]["identity_source"] == "gateway_fallback" for row in first)
 
 
+@pytest.mark.hazard(83)
+@pytest.mark.parametrize("remembers", [True, False])
+def test_a_client_that_shows_back_ids_and_gives_none_has_each_part_once(remembers: bool) -> None:
+    """`input += response.output`, as the provider's own library is used: also after a restart in between."""
+    asked = {"role": "user", "content": "List the files."}
+    done = {"type": "function_call_output", "call_id": "call_1", "output": "a b"}
+    outputs: list[list[dict[str, Any]]] = [OUTPUT, [{**OUTPUT[1], "id": "msg_3"}], []]
+    requests = [[asked], [asked, *OUTPUT, done]]
+    requests.append([*requests[1], *outputs[1], {"role": "user", "content": "Go on."}])
+    seen = Seen()
+    rows: list[Row] = []
+    for number, (given, output) in enumerate(zip(requests, outputs, strict=True)):
+        answer = {**RESPONSE, "id": f"resp_{number}", "output": output}
+        rows += project(wire.decoded("/v1/responses", {"input": given}, answer), seen if remembers else Seen()).rows
+
+    assert len({row["part_id"] for row in rows}) == 7, "two questions, five parts of answers and tools"
+    assert len(rows) == 7 or not remembers
+
+
+@pytest.mark.hazard(83)
+def test_a_client_that_begins_to_show_ids_shows_what_is_recorded() -> None:
+    seen = Seen()
+    without = {name: value for name, value in ASKED.items() if name != "id"}
+    rows_of({**BODY, "input": [without]}, RESPONSE, seen)
+    done = {"type": "function_call_output", "call_id": "call_1", "output": "a b"}
+    second = rows_of({**BODY, "input": [without, *OUTPUT, done]}, {**RESPONSE, "id": "resp_2", "output": []}, seen)
+
+    assert [row["part_type"] for row in second] == ["tool_result"]
+
+
 @pytest.mark.hazard(55)
 def test_an_answer_that_failed_is_a_row() -> None:
     failed = {"id": "resp_1", "status": "failed", "error": {"code": "server_error", "message": "Broken"}}

@@ -34,13 +34,17 @@ _FLEETING = ("cache_control", "caller")
 def key_of(piece: Piece) -> str:
     """What is said, wherever it stands: equal for a piece and its repetition in a later request."""
     if piece.native_id is not None:
-        return f"id:{piece.native_id}"
+        return key_of_id(piece.native_id)
     if piece.strong_id is not None:
         return f"call:{piece.role}:{piece.content[0].get('type')}:{piece.strong_id}"
     first = piece.content[0] if len(piece.content) == 1 else {}
     if first.get("type") == "text" and isinstance(said := first.get("text"), str):
         return digest(piece.role, "text", said.rstrip())
     return digest(piece.role, written([_lasting(block) for block in piece.content]))
+
+
+def key_of_id(native_id: str) -> str:
+    return f"id:{native_id}"
 
 
 class Chain:

@@ -23,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from hypaware.capture.project.names import Chain, key_of
+from hypaware.capture.project.names import Chain, key_of, key_of_id
 from hypaware.capture.project.seen import ANSWERED, UNANSWERED, Changes, Seen
 from hypaware.capture.project.turn import Answer, Piece
 
@@ -124,6 +124,9 @@ class _Walk:
                 known = self._known.ids.get(piece_id)
         if known is None:
             self._note(piece_id, key, mark)
+        if piece.given_id is not None:
+            # A client that begins to show ids shows this one: it is the same piece then.
+            self._changes.note(self._known.keys, key_of_id(piece.given_id), piece_id)
         return self._shown(piece, piece_id, new=known is None)
 
     def _note(self, piece_id: str, key: str, known: str) -> None:

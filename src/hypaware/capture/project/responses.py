@@ -3,8 +3,10 @@
 A piece per item, as a rollout has a line per item. The answer is the JSON body's `output`, or rebuilt from the events:
 `response.output_item.done`, what `response.completed` holds, and for items that were cut short their deltas.
 What the import makes no row of (`items.says`), nobody makes one of here: it is counted, under the import's reasons.
-Newer clients show every item's id in every request: then it is the message's id, in a rollout and here. Thread and
-session stand in the body's `client_metadata`, else in the header x-codex-turn-metadata, else in headers of their own.
+Newer Codex shows every item's id in every request: then it is the message's id, in a rollout and here. Other clients
+often show back the ids of answers and give their own messages none: then ids name nothing, in any of their requests.
+Thread and session stand in the body's `client_metadata`, else in the header x-codex-turn-metadata, else in headers of
+their own.
 """
 
 from __future__ import annotations
@@ -47,12 +49,12 @@ def read(decoded: Decoded) -> Turn:
     body, sender, headers = mapping(decoded.request), sender_of(decoded), decoded.request_headers
     told = _turn_metadata(body, headers)
     shown = _shown(body.get("input"))
-    keeps_ids = any(items.own_id(item) is not None for item in shown)
+    is_codex = sender.name == "codex"
+    keeps_ids = _keeps_ids(shown, is_codex)
     session = text(told.get("session_id")) or text(headers.get("session-id")) or text(headers.get("session_id"))
     thread = text(told.get("thread_id")) or text(headers.get("thread-id")) or text(headers.get("conversation_id"))
     if session is None and thread is None:
         session = _unnamed(body)
-    is_codex = sender.name == "codex"
     unsaid = UnsaidItems()
     return Turn(
         dialect=DIALECT,
@@ -69,6 +71,12 @@ def read(decoded: Decoded) -> Turn:
         columns={"model": text(body.get("model"))} | (_codex_columns(told, headers, shown) if is_codex else {}),
         attributes={"codex": _codex_attributes(told, headers, session, thread)} if is_codex else {},
     )
+
+
+def _keeps_ids(shown: list[dict[str, Any]], is_codex: bool) -> bool:
+    """Whether ids are names: each request by itself has to say the same, since what was before may be forgotten."""
+    given = [items.own_id(item) is not None for item in shown if items.says(item)]
+    return any(given) if is_codex else bool(given) and all(given)
 
 
 def _turn_metadata(body: dict[str, Any], headers: Mapping[str, str]) -> dict[str, Any]:
@@ -146,12 +154,13 @@ def _shown(given: Any) -> list[dict[str, Any]]:
 def _piece(item: dict[str, Any], keeps_ids: bool, index: int | None) -> Piece:
     lost: Counter[str] = Counter()
     role, content = items.said(item, lost)
-    own_id = items.own_id(item) if keeps_ids else None
+    own_id = items.own_id(item)
     kind, said = item["type"], joined_texts(item.get("content")) or ""
     return Piece(
         role=role,
         content=content,
-        native_id=own_id,
+        native_id=own_id if keeps_ids else None,
+        given_id=None if keeps_ids else own_id,
         strong_id=text(item.get("call_id")),
         fleeting=role in ("system", "developer") or (kind == "message" and said.startswith(_FLEETING)),
         thought=kind == "reasoning",

@@ -34,6 +34,8 @@ class Piece:
     content: list[Block]
     native_id: str | None = None
     """The client's own id of it, where the client shows it in every request."""
+    given_id: str | None = None
+    """The id that the answer gave it, where nobody knows yet whether the client is going to show it."""
     strong_id: str | None = None
     """What nothing else in the conversation has: the id of a tool call, on the call and on its result."""
     group: str | None = None
