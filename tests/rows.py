@@ -33,5 +33,10 @@ def row(number: int, **columns: Any) -> dict[str, Any]:
     }
 
 
+def of_age(days: float) -> str:
+    """When that was. For rows whose age the program counts by its own clock; all others are of one day in 2026."""
+    return (datetime.now(UTC) - timedelta(days=days)).isoformat()
+
+
 def rows(count: int, start: int = 0, **columns: Any) -> list[dict[str, Any]]:
     return [row(number, **columns) for number in range(start, start + count)]

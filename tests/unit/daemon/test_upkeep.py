@@ -20,13 +20,13 @@ from tests import light_life
 from tests.delivery_jobs import maintenances_of
 from tests.light_lake import read_lake
 from tests.processes import eventually
-from tests.rows import rows
+from tests.rows import of_age, rows
 from tests.unit.daemon.test_service import arrived
 
 if TYPE_CHECKING:
     from tests.unit.daemon.conftest import DaemonOfTests
 
-LONG_AGO = (datetime.now(UTC) - timedelta(days=90)).isoformat()
+LONG_AGO, TODAY = of_age(90), of_age(0)
 
 
 def declare(daemon: DaemonOfTests, text: str) -> None:
@@ -54,7 +54,7 @@ def let_looks_pass(home: Home, count: int = 3) -> None:
 @pytest.mark.hazard(40)
 def test_days_that_are_over_go_without_anybody_asking(daemon: DaemonOfTests) -> None:
     declare(daemon, '[retention]\ndefault_days = 30\n[maintain]\ninterval = "2m"\nbudget = "90s"\n')
-    light_life.append(daemon.home, rows(2, message_created_at=LONG_AGO) + rows(3, start=2))
+    light_life.append(daemon.home, rows(2, message_created_at=LONG_AGO) + rows(3, start=2, message_created_at=TODAY))
     light_life.flush(daemon.home)
     with daemon.running() as running:
         eventually(lambda: kept(daemon.home) == 3)
@@ -101,7 +101,7 @@ def test_maintenance_holds_up_no_delivery_and_ends_with_the_daemon(daemon: Daemo
     (daemon.home.root / "wait-maintain").touch()
     with daemon.running() as running:
         eventually(lambda: maintenances_of(daemon.home))
-        light_life.append(daemon.home, rows(4, start=3))
+        light_life.append(daemon.home, rows(4, start=3, message_created_at=TODAY))
         eventually(lambda: arrived(tmp_path / "archive") == 7)
         running.stop()
     eventually(lambda: (daemon.home.root / "cancelled-maintain").exists())

@@ -7,7 +7,7 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -24,10 +24,10 @@ from tests import light_life, processes
 from tests.delivery_jobs import maintenances_of
 from tests.light_lake import read_lake
 from tests.processes import eventually
-from tests.rows import rows
+from tests.rows import of_age, rows
 from tests.unit.server.serving import Client, enrol
 
-LONG_AGO = (datetime.now(UTC) - timedelta(days=90)).isoformat()
+LONG_AGO, TODAY = of_age(90), of_age(0)
 DUE = '[retention]\ndefault_days = 30\n[maintain]\ninterval = "1m"\nbudget = "90s"\n'
 
 # A minute of its looks takes a fifth of a second, and its engine has the light jobs.
@@ -98,7 +98,7 @@ def declare(home: Home, text: str) -> None:
 
 
 def keep(home: Home, old: int, young: int = 0) -> None:
-    light_life.append(home, rows(old, message_created_at=LONG_AGO) + rows(young, start=old))
+    light_life.append(home, rows(old, message_created_at=LONG_AGO) + rows(young, start=old, message_created_at=TODAY))
     light_life.flush(home)
 
 
