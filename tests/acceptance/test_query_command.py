@@ -125,8 +125,11 @@ def test_a_reader_that_goes_away_ends_the_query_quietly(lake: Hyp) -> None:
 
 
 def test_ctrl_c_ends_the_query_and_leaves_the_engine_usable(lake: Hyp) -> None:
-    slow = f"SELECT count(DISTINCT x, part_id) FROM {DATASET} LATERAL VIEW explode(sequence(1, 1000000)) e AS x"
-    running = lake.start("query", "sql", slow)
+    endless = (
+        f"SELECT count(DISTINCT x, part_id) FROM {DATASET} "
+        "LATERAL VIEW explode(sequence(1, 1000000)) e AS x LATERAL VIEW explode(sequence(1, 1000)) f AS y"
+    )
+    running = lake.start("query", "sql", endless)
     eventually(lambda: [job["job"] for job in lake.ok("engine", "status")["jobs"]] == ["query"])
     running.send_signal(signal.SIGINT)
 

@@ -18,6 +18,7 @@ from hypaware.model.datasets import SEQ
 from hypaware.opening import OpenHome, open_home
 from hypaware.state import flushes
 from tests.light_life import append
+from tests.processes import PATIENCE
 from tests.rows import DATASET, MESSAGES, rows
 
 pytestmark = pytest.mark.spark
@@ -53,7 +54,7 @@ def scanned(session: EngineSession, wanted: read.Range) -> tuple[int, list[int]]
     store = session.spark._jsparkSession.sharedState().statusStore()
     before = {execution.executionId() for execution in each_of(store.executionsList())}
     found = read.rows_since(session.spark, wanted)
-    session.spark.sparkContext._jsc.sc().listenerBus().waitUntilEmpty()
+    session.spark.sparkContext._jsc.sc().listenerBus().waitUntilEmpty(1000 * PATIENCE)
     ours = [execution.executionId() for execution in each_of(store.executionsList())]
     counts = [
         int(store.executionMetrics(execution).apply(metric.accumulatorId()).replace(",", ""))

@@ -21,7 +21,7 @@ from hypaware.model import datasets
 from hypaware.model.columns import Column, Type
 from hypaware.query import spill
 from hypaware.query.views import Relation, Views
-from tests.processes import eventually
+from tests.processes import PATIENCE, eventually
 from tests.rows import DATASET, MESSAGES
 from tests.spark.query.asking import Asking
 from tests.spark.query.conftest import ROWS, insert
@@ -169,12 +169,17 @@ def test_a_large_result_that_is_not_read_to_its_end_leaves_nothing_behind(spark:
 
 def test_a_query_that_is_cancelled_while_it_is_planned_does_not_run_to_its_end(spark: SparkSession) -> None:
     """Spark's own cancelling forgets the stages that adaptive execution submits later."""
-    endless = f"SELECT count(DISTINCT x, part_id) FROM {DATASET} LATERAL VIEW explode(sequence(1, 1000000)) e AS x"
+    endless = (
+        f"SELECT count(DISTINCT x, part_id) FROM {DATASET} "
+        "LATERAL VIEW explode(sequence(1, 1000000)) e AS x LATERAL VIEW explode(sequence(1, 1000)) f AS y"
+    )
 
     with pytest.raises(HypError):
         Asking(spark, cancel_when=lambda asking: True).ask(endless)
 
-    tracker = spark.sparkContext._jsc.sc().statusTracker()
+    context = spark.sparkContext._jsc.sc()
+    context.listenerBus().waitUntilEmpty(1000 * PATIENCE)
+    tracker = context.statusTracker()
     assert list(tracker.getActiveJobIds()) == []
     eventually(lambda: sum(executor.numRunningTasks() for executor in tracker.getExecutorInfos()) == 0)
 
