@@ -31,6 +31,8 @@ from tests.ports import hold_port
 from tests.processes import PATIENCE
 
 _LOCK = Path(__file__).parent / "fixtures" / "test-jars.lock.toml"
+# A network may fail once.
+_TRIES = 3
 ACCESS_KEY_ENV, SECRET_KEY_ENV = "TEST_S3_ACCESS_KEY", "TEST_S3_SECRET_KEY"
 ENVIRONMENT = {ACCESS_KEY_ENV: "test-access-key", SECRET_KEY_ENV: "test-secret-key"}
 
@@ -153,11 +155,15 @@ def _fetch(wanted: Jar, classifier: str, into: Path) -> None:
     (ivy_jar,) = spark_jars().glob("ivy-*.jar")
     command = [
         *(str(java.find().executable), f"-Duser.home={Path.home()}", *ivy.proxy_options(urllib.request.getproxies())),
+        *("-Dsun.net.client.defaultConnectTimeout=20000", "-Dsun.net.client.defaultReadTimeout=60000"),
         *("-cp", str(ivy_jar), "org.apache.ivy.Main"),
         *(("-settings", str(users / "ivysettings.xml")) if (users / "ivysettings.xml").is_file() else ()),
         *(() if users.is_dir() else ("-cache", str(work / "cache"))),
         *("-ivy", str(work / "ivy.xml"), "-types", "jar", "-warn"),
         *("-retrieve", f"{into}/[artifact]-[revision].[ext]"),
     ]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=into, check=False)
-    assert done.returncode == 0, ivy.reason(done.stdout + done.stderr)
+    for _ in range(_TRIES):
+        done = subprocess.run(command, capture_output=True, text=True, cwd=into, check=False)
+        if done.returncode == 0:
+            return
+    raise AssertionError(ivy.reason(done.stdout + done.stderr))
