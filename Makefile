@@ -42,7 +42,7 @@ unit: $(HYP_READY) ## Tests without a JVM, two at a time
 	$(PYTEST) -n 2 --dist worksteal tests/unit
 
 spark: engine ## Tests with Spark
-	$(PYTEST) tests/spark
+	$(PYTEST) -o timeout=1200 tests/spark
 
 acceptance: engine ## Tests with real processes, killed for real, two files at a time
 	$(PYTEST) -n 2 --dist loadfile -o timeout=1200 -m 'not real_clients' tests/acceptance
