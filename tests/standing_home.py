@@ -27,6 +27,13 @@ def key(sink: str = "archive", source: str = "claude", dataset: str = DATASET) -
     return StreamKey(sink, dataset, source)
 
 
+def write_config(home: Home, text: str) -> None:
+    """In one step: a daemon that looks just then finds the old one or the new one, and never half of it."""
+    new = home.config.with_suffix(".new")
+    new.write_text(text)
+    new.replace(home.config)
+
+
 @dataclass(frozen=True)
 class StandingHome:
     home: Home
@@ -38,7 +45,7 @@ class StandingHome:
             f'[sinks.{name}]\nkind = "blob"\ndestination = "{folder}"\nschedule = "*/5 * * * *"\n'
             for name, folder in folders.items()
         ]
-        self.home.config.write_text('version = 1\n[gateway]\nlisten = "127.0.0.1:0"\n' + "".join(tables))
+        write_config(self.home, 'version = 1\n[gateway]\nlisten = "127.0.0.1:0"\n' + "".join(tables))
         return self.config
 
     @property

@@ -53,7 +53,11 @@ def test_a_jobs_result_and_its_error_come_back(engine: Engine) -> None:
 
 
 @pytest.mark.hazard(29)
-def test_a_job_that_only_waits_is_ended_and_its_end_is_heard(engine: Engine, files: dict[str, str]) -> None:
+def test_a_job_that_only_waits_is_ended_and_its_end_is_heard(
+    engine: Engine, files: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_job, "CANCEL_SECONDS", 120.0)
+
     async def run() -> None:
         job = asyncio.create_task(run_job(engine, "wait", files))
         await cancelled_when(job, Path(files["began"]).exists)

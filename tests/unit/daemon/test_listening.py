@@ -23,6 +23,7 @@ from hypaware.spool.reader import read_spooled_rows
 from tests.live_gateway import Wire, post
 from tests.ports import FreePort
 from tests.processes import eventually, kill
+from tests.standing_home import write_config
 from tests.upstream_stub import Answer, Seen, UpstreamStub, anthropic_events, in_dialect
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ def quiet_end(home: Home) -> Iterator[None]:
 def declare(daemon: DaemonOfTests, stub: UpstreamStub, port: int, more: str = "") -> None:
     upstream = f'[[gateway.upstreams]]\nname = "stub"\nbase_url = "{stub.url}"\nprovider = "anthropic"\n'
     daemon.home.root.mkdir(exist_ok=True)
-    daemon.home.config.write_text(f'version = 1\n[gateway]\nlisten = "127.0.0.1:{port}"\n{upstream}{more}')
+    write_config(daemon.home, f'version = 1\n[gateway]\nlisten = "127.0.0.1:{port}"\n{upstream}{more}')
 
 
 def told(home: Home) -> dict[str, Any]:
@@ -231,7 +232,7 @@ def test_routes_change_under_a_stream_that_runs(daemon: DaemonOfTests, stub: Ups
         with connect(port) as wire:
             wire.send(post("/claude/v1/messages", SLOW))
             head = wire.head()
-            daemon.home.config.write_text(f'version = 1\n[gateway]\nlisten = "127.0.0.1:{port}"\n')
+            write_config(daemon.home, f'version = 1\n[gateway]\nlisten = "127.0.0.1:{port}"\n')
             attach(daemon.home, port, OwnUpstream("/claude", f"{other.url}/mine"))
             eventually(lambda: asked.append(ask(port)) or other.seen)  # type: ignore[func-returns-value]
             assert other.seen[-1].target == "/mine/v1/messages"
@@ -254,13 +255,13 @@ def test_where_nobody_could_call_nobody_listens(daemon: DaemonOfTests, free_port
     text = f'version = 1\n[gateway]\nlisten = "127.0.0.1:{port}"\n'
     off = "[clients.claude]\nenabled = false\n[clients.codex]\nenabled = false\n"
     daemon.home.root.mkdir(exist_ok=True)
-    daemon.home.config.write_text(text + off)
+    write_config(daemon.home, text + off)
     with daemon.running() as running:
         eventually(lambda: told(daemon.home).get("state") == "off")
         with pytest.raises(ConnectionRefusedError):
             connect(port)
-        daemon.home.config.write_text(text)
+        write_config(daemon.home, text)
         eventually(lambda: told(daemon.home)["state"] == "listening")
-        daemon.home.config.write_text(text + off)
+        write_config(daemon.home, text + off)
         eventually(lambda: told(daemon.home)["state"] == "off")
         running.stop()

@@ -18,7 +18,7 @@ from tests import light_life
 from tests.delivery_jobs import rounds_of
 from tests.processes import eventually, kill
 from tests.rows import rows
-from tests.standing_home import key
+from tests.standing_home import key, write_config
 
 if TYPE_CHECKING:
     from tests.unit.daemon.conftest import DaemonOfTests
@@ -115,7 +115,7 @@ def test_a_shutdown_breaks_every_wait_and_cancels_what_runs(daemon: DaemonOfTest
         running.process.send_signal(number)
         running.process.communicate(timeout=60)
         assert running.process.returncode == 0
-    assert (daemon.home.root / "cancelled-archive").exists()
+    eventually((daemon.home.root / "cancelled-archive").exists)
     eventually(lambda: client.status(daemon.home)["jobs"] == [])
 
 
@@ -139,7 +139,7 @@ def test_a_new_config_takes_effect_at_once(daemon: DaemonOfTests, tmp_path: Path
         daemon.standing.declare(other=tmp_path / "other")
         running.process.send_signal(signal.SIGHUP)
         eventually(lambda: arrived(tmp_path / "other") == 6)
-        assert (daemon.home.root / "cancelled-archive").exists(), "the round of the sink that is gone was ended"
+        eventually((daemon.home.root / "cancelled-archive").exists)  # the round of the sink that is gone was ended
         eventually(lambda: list(condition.read(daemon.home)["sinks"]) == ["other"])
         running.stop()
 
@@ -147,11 +147,11 @@ def test_a_new_config_takes_effect_at_once(daemon: DaemonOfTests, tmp_path: Path
 def test_a_broken_config_leaves_the_old_one_in_force_and_is_said_aloud(daemon: DaemonOfTests, tmp_path: Path) -> None:
     whole = daemon.home.config.read_text()
     with daemon.running() as running:
-        daemon.home.config.write_text(whole + "[sinks.team]\nkind = 'forwrd'\n")
+        write_config(daemon.home, whole + "[sinks.team]\nkind = 'forwrd'\n")
         eventually(lambda: "the config is broken, so the old one stays in force" in running.log)
         assert "Did you mean forward?" in running.log
         let_rounds_pass(daemon.home)
-        daemon.home.config.write_text(whole)
+        write_config(daemon.home, whole)
         eventually(lambda: "the config was read anew" in running.log)
         light_life.append(daemon.home, rows(6))
         eventually(lambda: arrived(tmp_path / "archive") == 6)

@@ -8,12 +8,12 @@ import re
 import signal
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import psutil
 import pytest
 
 from hypaware import config as configuration
@@ -107,22 +107,16 @@ def test_on_a_full_disk_it_fails_and_lives_and_goes_on_when_there_is_room(
         there.standing.declare(archive=tmp_path / "archive")
         try:
             with there.running() as running:
-                sent = 0
-
-                def is_over() -> bool:
-                    return _FAILED in running.log or arrived(tmp_path / "archive") == sent
-
-                while _FAILED not in running.log:  # it may be quicker than the filling
-                    if sent:
-                        disk.make_room()
-                    light_life.append(there.home, rows(6, start=sent))
-                    sent += 6
-                    with suppress(OSError):
-                        disk.fill()
-                    eventually(is_over)
+                # Halted, it is not quicker than the filling.
+                running.process.send_signal(signal.SIGSTOP)
+                eventually(lambda: psutil.Process(running.process.pid).status() == psutil.STATUS_STOPPED)
+                light_life.append(there.home, rows(6))
+                disk.fill()
+                running.process.send_signal(signal.SIGCONT)
+                eventually(lambda: _FAILED in running.log)
                 assert running.process.poll() is None
                 disk.make_room()
-                eventually(lambda: arrived(tmp_path / "archive") == sent)
+                eventually(lambda: arrived(tmp_path / "archive") == 6)
                 running.stop()
         finally:
             client.stop(there.home)

@@ -21,6 +21,7 @@ from tests.delivery_jobs import maintenances_of
 from tests.light_lake import read_lake
 from tests.processes import eventually
 from tests.rows import of_age, rows
+from tests.standing_home import write_config
 from tests.unit.daemon.test_service import arrived
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ LONG_AGO, TODAY = of_age(90), of_age(0)
 def declare(daemon: DaemonOfTests, text: str) -> None:
     """Sinks are in the way here, unless the test wants them."""
     daemon.home.root.mkdir(exist_ok=True)
-    daemon.home.config.write_text(f'version = 1\n[gateway]\nlisten = "127.0.0.1:0"\n{text}')
+    write_config(daemon.home, f'version = 1\n[gateway]\nlisten = "127.0.0.1:0"\n{text}')
     configuration.load(daemon.home)
 
 
