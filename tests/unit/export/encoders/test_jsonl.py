@@ -72,7 +72,7 @@ def test_duckdb_reads_all_of_it(tmp_path: Path, encoder: Encoder) -> None:
     path.write_bytes(written(table(20_000), encoder))
 
     found = duckdb.execute(
-        "SELECT count(*), sum(attributes.usage.output_tokens), epoch(max(message_created_at::TIMESTAMP))::BIGINT "
+        "SELECT count(*), sum(attributes.usage.output_tokens), epoch(max(message_created_at))::BIGINT "
         "FROM read_json(?)",
         [str(path)],
     ).fetchone()
