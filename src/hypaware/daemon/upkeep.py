@@ -77,6 +77,7 @@ class Upkeep:
         self._engine = engine
         self._home: Home = engine.home
         self._config = config
+        self._in_force = config()
         self._condition = condition
         self._clock = clock
         self._why_not = why_not
@@ -89,6 +90,8 @@ class Upkeep:
 
     async def run(self) -> None:
         while True:
+            # One for the whole look: one that turns it off would else begin it, by the retention that it brings.
+            self._in_force = self._config()
             wait = self._wait()
             if wait is None or wait > 0:
                 self._announce(wait)
@@ -141,7 +144,7 @@ class Upkeep:
 
         if not self._home.state.is_file():
             return Look(due=False)  # it would be made, in a home that may just have been removed
-        config, now = self._config(), self._clock.now()
+        config, now = self._in_force, self._clock.now()
         with closing(open_home(self._home, make=False).store) as store:
             warnings = retention.about_to_go(self._home, config, store, now)
             return Look(bool(due.all_due(self._home, config, store, now)), tuple(warnings))
@@ -172,4 +175,4 @@ class Upkeep:
 
     @property
     def _settings(self) -> MaintainConfig:
-        return self._config().maintain
+        return self._in_force.maintain

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from datetime import UTC, datetime, time, timedelta
 from pathlib import Path
@@ -10,10 +11,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 from hypaware import config as configuration
-from hypaware.config import MaintainConfig, hours
+from hypaware.config import Config, MaintainConfig, RetentionConfig, hours
 from hypaware.daemon import condition, power
-from hypaware.daemon.upkeep import why_not_now
-from hypaware.errors import ConfigError
+from hypaware.daemon.clock import Clock
+from hypaware.daemon.upkeep import Upkeep, why_not_now
+from hypaware.engine.launch import Engine
+from hypaware.errors import ConfigError, NotReady
 from hypaware.home import Home
 from hypaware.lake import metadata
 from tests import light_life
@@ -77,6 +80,42 @@ def test_where_nothing_is_due_or_it_is_turned_off_no_engine_is_started(daemon: D
         eventually(lambda: told(daemon.home).get("next_look") is None)
     assert (maintenances_of(daemon.home), kept(daemon.home)) == ([], 3)
     assert not daemon.home.engine.exists()
+
+
+class Leaping(Clock):
+    """A sleep is over at once; after the second one the test is."""
+
+    def __init__(self) -> None:
+        self.passed: list[float] = []
+
+    def monotonic(self) -> float:
+        return sum(self.passed)
+
+    async def sleep(self, seconds: float) -> None:
+        self.passed.append(seconds)
+        if len(self.passed) == 2:
+            raise asyncio.CancelledError
+
+
+def test_a_config_that_turns_it_off_in_the_middle_of_a_look_begins_nothing(home: Home) -> None:
+    light_life.append(home, rows(3, message_created_at=LONG_AGO))
+    light_life.flush(home)
+    home.run.mkdir(exist_ok=True)
+    configs = [Config(maintain=MaintainConfig(interval=60.0))]
+    off = Config(retention=RetentionConfig(default_days=30), maintain=MaintainConfig(interval=0.0))
+
+    def no_reason_to_wait(_settings: MaintainConfig, _now: datetime) -> None:
+        configs.append(off)
+
+    def no_engine() -> None:
+        raise NotReady("nobody is to ask for it")
+
+    seen = condition.Condition(home, NOW)
+    upkeep = Upkeep(Engine(home, check=no_engine), lambda: configs[-1], seen, Leaping(), why_not=no_reason_to_wait)
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(upkeep.run())
+    assert configs[-1] is off
+    assert told(home) == {"next_look": None, "waits": "off", "last_run": None, "last_status": None}
 
 
 def test_quiet_hours_are_kept_and_end(daemon: DaemonOfTests) -> None:
