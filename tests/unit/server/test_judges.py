@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 from collections.abc import Iterator
 from typing import Any
@@ -11,14 +10,28 @@ import orjson
 import psutil
 import pytest
 
+from hypaware.home import Home
 from hypaware.server import judges
 from hypaware.server.judges import Judges
 from hypaware.server.judging import Claims, judge
 from hypaware.server.limits import Limits
 from hypaware.server.problem import Problem
+from tests import processes
 from tests.rows import MESSAGES, rows
 
 LIMITS = Limits()
+_SERVER = """
+import os, signal
+import psutil
+from hypaware.home import Home
+from hypaware.server import judges
+from tests.unit.server.test_judges import LIMITS, _body, _claims
+
+judges._LARGE = 1
+judges.Judges(LIMITS, processes=2).judge(_claims(), _body(5))
+print(*(child.pid for child in psutil.Process().children() if "spawn_main" in " ".join(child.cmdline())), flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
 
 
 @pytest.fixture
@@ -38,7 +51,15 @@ def _claims() -> Claims:
 
 
 def _processes() -> list[psutil.Process]:
-    return [child for child in psutil.Process().children() if "spawn_main" in " ".join(child.cmdline())]
+    return [child for child in psutil.Process().children() if "spawn_main" in " ".join(_command(child))]
+
+
+def _command(process: psutil.Process) -> list[str]:
+    """Nothing of one that has just ended."""
+    try:
+        return list(process.cmdline())
+    except psutil.Error:
+        return []
 
 
 def test_the_verdict_is_the_same(court: Judges) -> None:
@@ -58,8 +79,9 @@ def test_the_verdict_is_the_same(court: Judges) -> None:
 
 def test_small_batches_stay_here() -> None:
     court = Judges(LIMITS, processes=2)
+    before = _processes()
     assert court.judge(_claims(), _body(1)).rows == 1
-    assert not _processes()
+    assert not set(_processes()) - set(before)
     court.close()
 
 
@@ -72,21 +94,10 @@ def test_a_judge_that_is_killed_takes_no_batch_along(court: Judges) -> None:
     assert court.judge(_claims(), _body(8)).rows == 8
 
 
-def test_judges_end_with_a_server_that_is_killed() -> None:
-    reading, writing = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        try:
-            court = Judges(LIMITS, processes=2)
-            judges._LARGE = 1
-            court.judge(_claims(), _body(5))
-            os.write(writing, ",".join(str(process.pid) for process in _processes()).encode())
-        finally:
-            os.kill(os.getpid(), signal.SIGKILL)
-    os.close(writing)
-    left = [int(number) for number in os.read(reading, 1_000).decode().split(",")]
-    os.close(reading)
-    os.waitpid(pid, 0)
+def test_judges_end_with_a_server_that_is_killed(home: Home) -> None:
+    done = processes.run(_SERVER, home)
+    assert processes.was_killed(done), done.stderr
+    left = [int(number) for number in done.stdout.split()]
     assert left
-    _gone, alive = psutil.wait_procs([psutil.Process(each) for each in left if psutil.pid_exists(each)], timeout=30)
-    assert alive == []
+    for pid in left:
+        processes.wait_until_gone(pid)
