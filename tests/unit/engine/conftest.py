@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,10 +12,11 @@ from typing import Any
 import pytest
 
 from hypaware import config
-from hypaware.engine import client, inline
+from hypaware.engine import call, client, inline
 from hypaware.engine.jobs import OnEvent, unheard
 from hypaware.engine.launch import Engine
 from hypaware.home import Home
+from tests import processes
 
 _CALLER = """
 import json, sys
@@ -43,15 +43,7 @@ Eventually = Callable[[Callable[[], object]], None]
 
 @pytest.fixture
 def eventually() -> Eventually:
-    """Waits for a condition; a limit only so that a test which fails also ends."""
-
-    def wait(condition: Callable[[], object]) -> None:
-        deadline = time.monotonic() + 60
-        while not condition():
-            assert time.monotonic() < deadline, "it never came true"
-            time.sleep(0.005)
-
-    return wait
+    return processes.eventually
 
 
 @dataclass(frozen=True)
@@ -86,6 +78,8 @@ class EngineOfTests:
 def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[EngineOfTests]:
     for name in ("HYP_ENGINE", "HYP_CRASH_AT", "DEV_RUN_ID"):
         monkeypatch.delenv(name, raising=False)
+    # A job that was cancelled ends within this time on however slow a machine; tests of one that does not say so.
+    monkeypatch.setattr(call, "CANCEL_SECONDS", 120.0)
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
     home = Home(tmp_path / "home")

@@ -360,15 +360,16 @@ def test_stop_cancels_what_does_not_end_by_itself(
 def test_an_engine_that_hangs_is_reported_and_can_be_stopped(
     engine: EngineOfTests, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(launch, "ANSWER_SECONDS", 0.05)
-    monkeypatch.setattr(client, "STOP_SECONDS", 0.05)
     pid = engine.run("echo")["pid"]
     os.kill(pid, signal.SIGSTOP)
-    assert client.status(engine.home) == {"state": "not_answering", "pid": pid}
-    with pytest.raises(errors.NotReady) as caught:
-        engine.run("echo")
-    assert (caught.value.kind, caught.value.repair) == ("engine_not_answering", ("hyp engine stop",))
-    assert client.stop(engine.home) is True
+    with monkeypatch.context() as impatient:
+        impatient.setattr(launch, "ANSWER_SECONDS", 0.05)
+        impatient.setattr(client, "STOP_SECONDS", 0.05)
+        assert client.status(engine.home) == {"state": "not_answering", "pid": pid}
+        with pytest.raises(errors.NotReady) as caught:
+            engine.run("echo")
+        assert (caught.value.kind, caught.value.repair) == ("engine_not_answering", ("hyp engine stop",))
+        assert client.stop(engine.home) is True
     assert engine.run("echo")["pid"] != pid
 
 
@@ -420,9 +421,10 @@ def test_an_engine_that_took_over_in_the_meantime_is_not_stopped(
         kill(pid, number)
         if number == signal.SIGKILL and not killed:
             killed.append(pid)
+            monkeypatch.setattr(launch, "ANSWER_SECONDS", patience)
             next_one.append(engine.run("echo")["pid"])
 
-    kill = os.kill
+    kill, patience = os.kill, launch.ANSWER_SECONDS
     monkeypatch.setattr(os, "kill", kill_and_go_on)
     kill(first, signal.SIGSTOP)
     monkeypatch.setattr(launch, "ANSWER_SECONDS", 0.05)
