@@ -24,7 +24,10 @@ Hyp = Callable[..., tuple[int, str, str]]
 
 @contextmanager
 def daemon(home: Home) -> Iterator[subprocess.Popen[str]]:
-    """A real one, of a home without sinks: it never needs an engine."""
+    """A real one, of a home without sinks: it never needs an engine. Nobody else's port is in its way."""
+    home.root.mkdir(mode=0o700, exist_ok=True)
+    if not home.config.exists():
+        home.config.write_text('version = 1\n[gateway]\nlisten = "127.0.0.1:0"\n')
     with subprocess.Popen(
         [HYP, "daemon", "run"],
         env={**os.environ, "HYP_HOME": str(home.root)},
