@@ -90,8 +90,10 @@ def serving(server: ThreadingHTTPServer) -> Iterator[int]:
 
 
 @pytest.fixture
-def listening(home: Home) -> Iterator[Home]:
-    """A home whose `fallback` is ended with the test."""
+def listening(home: Home, monkeypatch: pytest.MonkeyPatch) -> Iterator[Home]:
+    """A home whose `fallback` is ended with the test, and has the time to start."""
+    for name in ("_START_SECONDS", "_ANSWER_SECONDS"):
+        monkeypatch.setattr(handover, name, 120.0)
     home.root.mkdir(mode=0o700)
     try:
         yield home

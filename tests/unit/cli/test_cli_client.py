@@ -41,8 +41,11 @@ def user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def port(home: Home, free_port: FreePort) -> Iterator[int]:
-    """Where the gateway of this home listens; whoever was started for it is ended with the test."""
+def port(home: Home, free_port: FreePort, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    """Where the gateway of this home listens; whoever was started for it has the time to start, and is ended with the
+    test."""
+    for name in ("_START_SECONDS", "_ANSWER_SECONDS"):
+        monkeypatch.setattr(handover, name, 120.0)
     free = free_port()
     listen_at(home, free)
     try:

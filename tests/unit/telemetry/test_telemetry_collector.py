@@ -17,6 +17,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 from hypaware import telemetry
 from hypaware.home import Home
+from hypaware.telemetry import pipeline
 
 _MESSAGES: dict[str, Any] = {
     "/v1/traces": ExportTraceServiceRequest,
@@ -51,7 +52,9 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def collector() -> Iterator[Collector]:
+def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[Collector]:
+    """One that gets everything, however slow the machine is."""
+    monkeypatch.setattr(pipeline, "_FLUSH_MILLIS", 120_000)
     with Collector() as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
