@@ -187,6 +187,9 @@ def _show(report: dict[str, Any], allow_reimport: bool) -> None:
         output.emit(f"{written} data files written again, {dropped} removed, of {_looked_at(report)} looked at")
     for name in report["left_alone"]:
         output.note(f"{name} has no such column, it was left alone")
+    for each in report["datasets"]:
+        if each["unsaid"]:
+            output.note(_unsaid(each, report["selector"]["kind"]))
     for each in report["delivered"]:
         output.warn(_delivered(each))
     for name in report["spool"]["held"]:
@@ -207,6 +210,18 @@ def _tell_of_return(report: dict[str, Any], allow_reimport: bool) -> None:
 
 def _looked_at(report: dict[str, Any]) -> int:
     return sum(int(each["files_looked_at"]) for each in report["datasets"])
+
+
+def _unsaid(each: dict[str, Any], kind: str) -> str:
+    """They are no rows of what was purged as far as anybody can tell, and may still repeat its words."""
+    from hypaware.model import datasets
+
+    by_session = kind == "session" or "cwd" not in datasets.get(each["dataset"]).coercers
+    what = "session, and name none that is meant" if by_session else "folder"
+    return (
+        f"rows of {each['dataset']} that say no {what}: {each['unsaid']:,}; nobody can tell whether they repeat its "
+        "words, so they stay. --source and --before reach them, and so does retention"
+    )
 
 
 def _delivered(each: dict[str, Any]) -> str:

@@ -98,6 +98,7 @@ def test_what_remains_is_told_with_what_to_do(hyp: Hyp, home: Home, monkeypatch:
                 "files_rewritten": 1,
                 "files_removed": 0,
                 "orphans_removed": 0,
+                "unsaid": 2,
             }
         ],
         "left_alone": ["others"],
@@ -126,6 +127,7 @@ def test_what_remains_is_told_with_what_to_do(hyp: Hyp, home: Home, monkeypatch:
     assert "1 data files written again, 0 removed, of 9 looked at" in out
     for told in (
         "others has no such column",
+        "rows of ai_gateway_messages that say no session, and name none that is meant: 2;",
         "at https://host (team, claude)",
         "logs/cli.log",
         "hyp purge --session 's 1'",

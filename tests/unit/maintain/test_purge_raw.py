@@ -141,3 +141,87 @@ def test_killed_between_two_tables_a_purge_by_folder_still_knows_the_sessions(fi
     assert report["remaining"] == []
     assert holders(filled, WORDS) == set()
     assert {row["session_id"] for row in raw_rows(filled)} == {OPEN}
+
+
+def unread(exchange_id: str, body: str, **more: Any) -> Row:
+    """An exchange in a dialect that nobody here knows: kept as it was, without a session."""
+    start = wire.later(100)["started_at"]
+    row = {"exchange_id": exchange_id, "ts_start": timestamp_text(start), "method": "POST", "path": "/v9/talk"}
+    return {**row, "upstream": "other", "request_body": body, "decoded": False, **more}
+
+
+NAMED = [
+    unread("in-its-body", f'{{"thread": "{SECRET}", "said": "{WORDS}"}}'),
+    unread("in-a-header", WORDS, request_headers={"x-session-id": SECRET}),
+    unread("in-its-path", WORDS, path=f"/v9/sessions/{SECRET}/talk"),
+]
+OTHERS = [
+    unread("of-nobody", '{"said": "words of nobody"}'),
+    unread("of-one-that-is-called-alike", f'{{"thread": "{SECRET}-2", "other": "my{SECRET}"}}'),
+]
+
+
+@pytest.mark.parametrize(("kind", "value"), [("session", SECRET), ("cwd", "/work-of/secret")])
+@pytest.mark.parametrize("flushed", [True, False])
+def test_an_exchange_that_nobody_could_read_goes_with_the_session_that_it_names(
+    filled: Home, kind: Kind, value: str, flushed: bool
+) -> None:
+    append(filled, EXCHANGES, [*NAMED, *OTHERS])
+    if flushed:
+        flush(filled, EXCHANGES)
+    told = dry.count(filled, Selector(kind, (value,)), lambda *_: None)
+
+    report = purge(filled, kind, value)
+
+    assert report["remaining"] == []
+    assert holders(filled, WORDS) == set()
+    left = {row["exchange_id"] for row in read_lake(filled, EXCHANGES) if row["session_id"] is None}
+    assert left == {row["exchange_id"] for row in OTHERS}
+    assert _rows(told) == _rows(report)
+    assert {each["dataset"]: each["unsaid"] for each in report["datasets"]}[EXCHANGES] == len(OTHERS)
+
+
+def test_an_exchange_that_went_with_its_session_does_not_come_back(filled: Home) -> None:
+    append(filled, EXCHANGES, NAMED)
+    purge(filled, "session", SECRET)
+    append(filled, EXCHANGES, NAMED)
+    flush(filled, EXCHANGES)
+    assert holders(filled, WORDS) == set()
+
+
+def test_of_two_sessions_each_takes_along_what_names_it(filled: Home) -> None:
+    append(filled, EXCHANGES, [*NAMED, *OTHERS, unread("of-the-open-one", f"{OPEN} says: {WORDS}")])
+    flush(filled, EXCHANGES)
+
+    report = purge(filled, "session", "no-such-session", OPEN, SECRET)
+
+    assert report["remaining"] == []
+    assert holders(filled, WORDS) == set()
+    assert {row["exchange_id"] for row in read_lake(filled, EXCHANGES)} == {row["exchange_id"] for row in OTHERS}
+
+
+def test_an_exchange_that_repeats_its_words_and_does_not_name_it_is_counted_as_not_judged(filled: Home) -> None:
+    """Nobody can tell whose it is; a purge by its source reaches it."""
+    append(filled, EXCHANGES, [unread("repeats", WORDS)])
+    flush(filled, EXCHANGES)
+    selector = Selector("session", (SECRET,))
+    assert _unsaid(dry.count(filled, selector, lambda *_: None)) == {EXCHANGES: 1, MESSAGES: 0}
+
+    report = purge(filled, "session", SECRET)
+
+    assert _unsaid(report) == {EXCHANGES: 1, MESSAGES: 0}
+    assert len(holders(filled, WORDS)) == 1
+    assert purge(filled, "source", "other")["remaining"] == []
+    assert holders(filled, WORDS) == set()
+
+
+def test_a_session_whose_id_says_little_takes_nothing_along_that_only_mentions_it(filled: Home) -> None:
+    append(filled, EXCHANGES, [unread("mentions", "run 17 of it")])
+    flush(filled, EXCHANGES)
+
+    assert _unsaid(purge(filled, "session", "17")) == {EXCHANGES: 1, MESSAGES: 0}
+    assert [row["exchange_id"] for row in read_lake(filled, EXCHANGES) if row["session_id"] is None] == ["mentions"]
+
+
+def _unsaid(report: dict[str, Any]) -> dict[str, int]:
+    return {each["dataset"]: each["unsaid"] for each in report["datasets"]}

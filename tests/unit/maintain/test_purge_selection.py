@@ -19,10 +19,13 @@ from hypaware.lake.metadata import DataFile
 from hypaware.maintain.purge import unpacking
 from hypaware.maintain.purge.finding import FindTask
 from hypaware.maintain.purge.selection import Chosen, Kind, Selector, left_alone
+from hypaware.model import datasets
 from hypaware.model.columns import timestamp_text
 from hypaware.model.datasets import SEQ, SOURCE
 from tests.rows import DATASET, MESSAGES
 
+EXCHANGES = datasets.get("ai_gateway_exchanges")
+RAW_COLUMNS = ("session_id", "request_body", "request_headers")
 NAMES = st.sampled_from(["a", "ab", "a b", "ä", "\U0001f600", "b", "~"])
 PATHS = st.lists(st.sampled_from(["work", "acme", "acme-two", "ä", "a b"]), max_size=3).map(
     lambda parts: "".join(f"/{part}" for part in parts) or "/"
@@ -69,6 +72,31 @@ def test_a_row_is_meant_by_all_forms_of_the_rule_or_by_none(selector: Selector, 
     for row, meant in zip(found, by_row, strict=True):
         day = row["message_created_at"].date()
         assert not meant or selector.may_hold(_file(row["client_name"], day))
+
+
+RAW = st.lists(
+    st.fixed_dictionaries(
+        {
+            "session_id": st.none() | st.sampled_from(["session-one", "session-two", "short"]),
+            "request_body": st.none() | st.text(max_size=3).map(lambda text: f"{text} session-one"),
+            "request_headers": st.none() | st.sampled_from(['{"id":"session-two"}', '{"id":"session-two-2"}', "short"]),
+        }
+    ),
+    max_size=8,
+)
+
+
+@given(st.lists(st.sampled_from(["session-one", "session-two", "short"]), min_size=1, unique=True), RAW)
+def test_a_row_without_a_session_is_meant_by_all_forms_or_by_none(
+    names: list[str], found: list[dict[str, Any]]
+) -> None:
+    selector = Selector("session", tuple(names))
+    table = pa.table({name: pa.array([row[name] for row in found], pa.string()) for name in RAW_COLUMNS})
+    by_row = [selector.matches(EXCHANGES, {k: v for k, v in row.items() if v is not None}) for row in found]
+    assert Chosen(selector, EXCHANGES.name).rows(table).to_pylist() == by_row
+    said = [row["session_id"] in names for row in found]
+    assert all(meant for meant, sure in zip(by_row, said, strict=True) if sure)
+    assert not any(meant for meant, row in zip(by_row, found, strict=True) if row["session_id"] not in (None, *names))
 
 
 def _file(source: str, day: date | None) -> DataFile:

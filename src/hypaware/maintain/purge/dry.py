@@ -65,6 +65,7 @@ def _in_table(home: Home, selector: Selector, dataset: Dataset, seqs: Seqs, prog
         progress(f"looking through {dataset.name}", removed.files_looked_at, len(due))
         for found in _run(task):
             removed.files_looked_at += 1
+            removed.unsaid += found.unsaid
             if found.rows:
                 source = files[found.path].source
                 removed.rows += found.rows

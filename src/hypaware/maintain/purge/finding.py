@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 from hypaware.lake.build import Built, key_hash, row_key
 from hypaware.lake.meetings import Meetings, said_live
 from hypaware.lake.metadata import DataFile
+from hypaware.maintain.purge import mention
 from hypaware.maintain.purge.selection import Selector
 from hypaware.model import datasets
 from hypaware.model.datasets import GATEWAY, SEQ, Dataset
@@ -39,6 +40,8 @@ class FileFound:
     hashes: list[bytearray] = field(default_factory=list)
     """For each value of the selector, the key hashes of its rows."""
     ids: list[str] = field(default_factory=list)
+    unsaid: int = 0
+    """Rows that do not say what is looked for, and are not meant as far as anybody can tell."""
 
     @property
     def whole(self) -> bool:
@@ -62,26 +65,39 @@ class FindTask:
         with pq.ParquetFile(path) as held:
             found = FileFound(path, of=held.metadata.num_rows, hashes=[bytearray() for _ in self.selector.values])
             if column in held.schema_arrow.names:
-                for group in groups(held, column, self.selector):
-                    mask = self.selector.mask(held.read_row_group(group, columns=[column]).column(column))
+                ids = self.selector.mentioned(dataset)
+                if self.selector.may_be_unsaid(dataset):
+                    found.unsaid = sum(_nulls(held, column, group) for group in range(held.num_row_groups))
+                for group in groups(held, column, self.selector, nulls=bool(ids)):
+                    mask = self._mask(dataset, column, held, group)
                     if pc.any(mask).as_py():
                         self._take(dataset, column, held, group, mask, found)
         return found
+
+    def _mask(self, dataset: Dataset, column: str, held: pq.ParquetFile, group: int) -> Any:
+        """Texts are read only where a row says no session."""
+        texts = _texts(dataset, held) if self.selector.mentioned(dataset) and _nulls(held, column, group) else []
+        rows = held.read_row_group(group, columns=list(dict.fromkeys([column, *texts])))
+        return self.selector.mask_of(dataset, rows)
 
     def _take(
         self, dataset: Dataset, column: str, held: pq.ParquetFile, group: int, mask: Any, found: FileFound
     ) -> None:
         keyed = dict.fromkeys([GATEWAY, dataset.key_column, *dataset.key_parts])
         met = [dataset.time_column, *dataset.settling.columns] if dataset.settling else []
-        wanted = dict.fromkeys([SEQ, *keyed, column, *met])
+        # Of several sessions it matters which one a row names.
+        texts = _texts(dataset, held) if len(found.hashes) > 1 and self.selector.mentioned(dataset) else []
+        wanted = dict.fromkeys([SEQ, *keyed, column, *met, *texts])
         names = [name for name in wanted if name in held.schema_arrow.names]
         rows = held.read_row_group(group, columns=names).filter(mask)
         found.rows += rows.num_rows
+        if self.selector.may_be_unsaid(dataset):
+            found.unsaid -= rows.column(column).null_count
         if SEQ in names:
             found.seqs.extend(pc.drop_null(rows.column(SEQ)).to_pylist())
         keys = rows.to_pylist()
         for of_value, each in zip(found.hashes, self.selector.each, strict=True):
-            meant = each.mask(rows.column(column)).to_pylist() if len(found.hashes) > 1 else [True] * len(keys)
+            meant = each.mask_of(dataset, rows).to_pylist() if len(found.hashes) > 1 else [True] * len(keys)
             for row, is_meant in zip(keys, meant, strict=True):
                 if is_meant:
                     of_value += self._hashes(dataset, row)
@@ -125,11 +141,23 @@ def candidates(files: Sequence[DataFile], selector: Selector) -> list[tuple[Path
     return [(file.path, file.bytes) for file in files if selector.may_hold(file)]
 
 
-def groups(held: pq.ParquetFile, column: str, selector: Selector) -> Iterator[int]:
-    """Those that may hold such a row."""
+def groups(held: pq.ParquetFile, column: str, selector: Selector, *, nulls: bool = False) -> Iterator[int]:
+    """Those that may hold such a row; with `nulls` also one that does not say it."""
     place = held.schema_arrow.get_field_index(column)
     for number in range(held.num_row_groups):
         told = held.metadata.row_group(number).column(place).statistics
         bounds = (told.min, told.max) if told is not None and told.has_min_max else (None, None)
-        if selector.may_match(*bounds):
+        if selector.may_match(*bounds) or (nulls and _nulls(held, column, number)):
             yield number
+
+
+def _nulls(held: pq.ParquetFile, column: str, group: int) -> int:
+    """Rows of the group without a value, from the footer; counted where that does not say."""
+    told = held.metadata.row_group(group).column(held.schema_arrow.get_field_index(column)).statistics
+    if told is not None and told.has_null_count:
+        return int(told.null_count)
+    return int(held.read_row_group(group, columns=[column]).column(column).null_count)
+
+
+def _texts(dataset: Dataset, held: pq.ParquetFile) -> list[str]:
+    return [name for name in mention.texts_of(dataset) if name in held.schema_arrow.names]

@@ -99,7 +99,7 @@ def _meant(selector: Selector, letter: DeadLetter, rows: pa.Table) -> Any:
     column = selector.column(datasets.get(letter.key.dataset)) if known else None
     if column is None or column == SOURCE or column not in rows.column_names:
         return pa.array([False] * rows.num_rows, pa.bool_())
-    return selector.mask(rows.column(column))
+    return selector.mask_of(datasets.get(letter.key.dataset), rows)
 
 
 def _letters(store: Store) -> list[DeadLetter]:

@@ -92,6 +92,8 @@ class Removed:
     files_rewritten: int = 0
     files_removed: int = 0
     orphans_removed: int = 0
+    unsaid: int = 0
+    """Rows that do not say their session, or folder, and were left: nobody can tell whose they are."""
 
     def as_json(self) -> dict[str, Any]:
         return {**asdict(self), "sources": dict(sorted(self.sources.items()))}

@@ -1,7 +1,8 @@
 """Which rows are meant: those of sessions, of sources, of folders and what lies below them, or before a moment.
 
 One rule in three forms, which must agree: over a coerced row, over columns of a data file, and over what the metadata
-says of a file or a row group (`may_hold`), which may only err towards reading it.
+says of a file or a row group (`may_hold`), which may only err towards reading it. A row that says no session is meant
+if it names one that is (`mention`).
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import pyarrow.compute as pc
 from hypaware.lake.closed import SESSION
 from hypaware.lake.metadata import DataFile
 from hypaware.lake.tombstones import Stone
+from hypaware.maintain.purge import mention
 from hypaware.model import datasets
 from hypaware.model.datasets import SOURCE, Dataset
 
@@ -68,17 +70,38 @@ class Selector:
         by_session = self.kind == "cwd" and SESSION in dataset.coercers
         return Selector("session", tuple(sessions)) if by_session else None
 
+    def may_be_unsaid(self, dataset: Dataset) -> bool:
+        """Whether rows of the dataset need not say what this goes by: the session, or the folder."""
+        column = self.column(dataset)
+        return self.kind in ("session", "cwd") and column is not None and column not in dataset.required
+
+    def mentioned(self, dataset: Dataset) -> tuple[str, ...]:
+        """The ids by which rows that say none are known."""
+        return mention.telling(self.values) if self.kind == "session" and self.may_be_unsaid(dataset) else ()
+
     def matches(self, dataset: Dataset, row: Mapping[str, Any]) -> bool:
         """Of a coerced row."""
         if self.kind == "source":
             return dataset.source_of(row) in self.values
         column = self.column(dataset)
         value = row.get(column) if column else None
+        if value is None and (ids := self.mentioned(dataset)):
+            return mention.in_row({name: row.get(name) for name in mention.texts_of(dataset)}, ids)
         if not isinstance(value, str):
             return False
         if self.kind == "before":
             return value < self.values[0]
         return value in self.values if self.kind == "session" else any(_lies_in(value, path) for path in self.values)
+
+    def mask_of(self, dataset: Dataset, rows: pa.Table) -> Any:
+        """Over rows of Arrow, with the column that decides and with their texts, where those may name it."""
+        column = rows.column(self.column(dataset))
+        found = self.mask(column)
+        ids = self.mentioned(dataset)
+        if not ids or not column.null_count:
+            return found
+        texts = rows.select([name for name in mention.texts_of(dataset) if name in rows.column_names])
+        return pc.or_(found, mention.in_rows(texts, pc.is_null(column), ids))
 
     def mask(self, column: Any) -> Any:
         """Over a column of Arrow; never null."""
@@ -118,9 +141,7 @@ class Chosen:
     dataset: str
 
     def rows(self, rows: pa.Table) -> Any:
-        column = self.selector.column(datasets.get(self.dataset))
-        assert column is not None
-        return self.selector.mask(rows.column(column))
+        return self.selector.mask_of(datasets.get(self.dataset), rows)
 
 
 def left_alone(selector: Selector, kinds: Sequence[Dataset]) -> list[str]:

@@ -84,6 +84,7 @@ def _find(
         hashes = [bytearray() for _ in purging.selector.values]
         for each in _looked(purging, work[start : start + _TASKS_AT_ONCE]):
             removed.files_looked_at += 1
+            removed.unsaid += each.unsaid
             if not each.rows:
                 gone.clean.add(each.path)
                 continue
