@@ -20,6 +20,7 @@ from hypaware.capture.redact import rebuilt, redact_json, redact_json_text, reda
 
 _INDEXES = ("item_id", "output_index", "content_index", "summary_index")
 _NOT_SAID = ("type", "id", "role", "name")
+_ARGUMENTS = ("partial_json", "arguments")
 _TOO_DEEP = '"nested too deeply"'
 
 
@@ -92,6 +93,8 @@ class _Piece(NamedTuple):
     stream: Hashable
     holder: dict[str, Any]
     name: str
+    is_json: bool
+    """The arguments of a tool. Words stay words, also where they are JSON: so the transcript has them."""
 
 
 def _pieces(kind: str, data: Any) -> Iterator[_Piece]:
@@ -100,7 +103,8 @@ def _pieces(kind: str, data: Any) -> Iterator[_Piece]:
         return
     delta = data.get("delta")
     if isinstance(delta, str):
-        yield _Piece((kind, *(str(data.get(name)) for name in _INDEXES)), data, "delta")
+        stream = (kind, *(str(data.get(name)) for name in _INDEXES))
+        yield _Piece(stream, data, "delta", is_json="arguments" in kind)
     elif isinstance(delta, dict):
         yield from _texts(("delta", str(data.get("index"))), delta)
     choices = data.get("choices")
@@ -121,15 +125,14 @@ def _pieces(kind: str, data: Any) -> Iterator[_Piece]:
 def _texts(place: tuple[str, ...], holder: dict[str, Any]) -> Iterator[_Piece]:
     for name, value in holder.items():
         if isinstance(value, str) and name not in _NOT_SAID:
-            yield _Piece((*place, name), holder, name)
+            yield _Piece((*place, name), holder, name, is_json=name in _ARGUMENTS)
 
 
 def _redact_joined(pieces: Sequence[_Piece], off: Collection[str], counts: Counter[str]) -> None:
     if len(pieces) < 2:
         return
     joined = "".join(piece.holder[piece.name] for piece in pieces)
-    # The arguments of a tool come as JSON; text that is none is redacted as text.
-    text, found = redact_json_text(joined, off)
+    text, found = redact_json_text(joined, off) if pieces[0].is_json else redact_text(joined, off)
     if not found:
         return
     counts.update(found)

@@ -265,6 +265,20 @@ def test_no_column_of_a_row_lets_a_secret_through() -> None:
     assert redact_row(AI_GATEWAY_MESSAGES, redacted) == (redacted, {})
 
 
+@pytest.mark.hazard(68)
+def test_words_of_a_stream_that_are_json_are_redacted_as_their_transcript_is() -> None:
+    """Written in another order or with other spaces, they would not be known as the same part."""
+    said = '{ "password": "hunter2!x",\n  "a": 1 }'
+    chunks = [{"index": 0, "delta": {"type": "text_delta", "text": said[at : at + 6]}} for at in range(0, len(said), 6)]
+    events = tuple(Event("content_block_delta", chunk) for chunk in chunks)
+    found, counts = redact_exchange.redacted(
+        replace(wire.decoded("/v1/messages", {}, {}), events=events, response_text="events")
+    )
+    assert found.events is not None
+    assert "".join(event.data["delta"]["text"] for event in found.events) == redact_text(said)[0]
+    assert counts == {"password": 1}
+
+
 @pytest.mark.hazard(59)
 @pytest.mark.parametrize(
     "delta",
