@@ -110,7 +110,7 @@ def test_a_config_that_turns_it_off_in_the_middle_of_a_look_begins_nothing(home:
     def no_engine() -> None:
         raise NotReady("nobody is to ask for it")
 
-    seen = condition.Condition(home, NOW)
+    seen = condition.Condition(home, datetime.now(UTC))
     upkeep = Upkeep(Engine(home, check=no_engine), lambda: configs[-1], seen, Leaping(), why_not=no_reason_to_wait)
     with pytest.raises(asyncio.CancelledError):
         asyncio.run(upkeep.run())
