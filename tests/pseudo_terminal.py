@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import os
 import pty
 import re
@@ -15,8 +16,10 @@ from fcntl import ioctl
 from types import TracebackType
 from typing import Self
 
+from tests.processes import PATIENCE
+
 DOWN, ENTER, ESCAPE, CTRL_C, CTRL_D, CTRL_U = "\x1b[B", "\r", "\x1b", "\x03", "\x04", "\x15"
-_SECONDS = 120.0
+_WHERE_IS_THE_CURSOR = "\x1b[6n"
 _CONTROL = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b[@-Z\\-_]|\x1b[()].|[\r\x07]")
 
 
@@ -38,6 +41,9 @@ class PseudoTerminal:
         os.close(inner)
         self._raw = ""
         self._read_to = 0
+        self._asked = 0
+        # A read may end in the middle of a letter.
+        self._letters = codecs.getincrementaldecoder("utf-8")("replace")
 
     @property
     def shown(self) -> str:
@@ -45,7 +51,7 @@ class PseudoTerminal:
 
     def expect(self, text: str) -> str:
         """Waits until it shows the text, behind what was expected before; everything up to there."""
-        deadline = time.monotonic() + _SECONDS
+        deadline = time.monotonic() + PATIENCE
         while (at := self.shown.find(text, self._read_to)) < 0:
             if not self._read(deadline):
                 raise AssertionError(f"it ended and never showed {text!r}:\n{self.shown}")
@@ -58,24 +64,25 @@ class PseudoTerminal:
 
     def end(self) -> int:
         """Its exit code, when it has ended by itself."""
-        deadline = time.monotonic() + _SECONDS
+        deadline = time.monotonic() + PATIENCE
         while self._read(deadline):
             pass
-        return self._process.wait(_SECONDS)
+        return self._process.wait(PATIENCE)
 
     def _read(self, deadline: float) -> bool:
         ready, _, _ = select.select([self._fd], [], [], max(0.0, deadline - time.monotonic()))
         if not ready:
-            raise AssertionError(f"nothing came for {_SECONDS:.0f} s after:\n{self.shown}")
+            raise AssertionError(f"nothing came for {PATIENCE} s after:\n{self.shown}")
         try:
             data = os.read(self._fd, 65536)
         except OSError:
             # Linux says so when the last one has closed the other side.
             return False
-        text = data.decode(errors="replace")
-        self._raw += text
-        for _ in range(text.count("\x1b[6n")):
+        self._raw += self._letters.decode(data)
+        asked = self._raw.count(_WHERE_IS_THE_CURSOR)
+        for _ in range(asked - self._asked):
             os.write(self._fd, b"\x1b[1;1R")
+        self._asked = asked
         return bool(data)
 
     def __enter__(self) -> Self:
