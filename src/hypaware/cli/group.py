@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,6 +43,10 @@ class Command(click.Command):
         self.examples = tuple(examples)
         self._any_crash_point = any_crash_point
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        with whose_usage(ctx):
+            return super().parse_args(ctx, args)
+
     def invoke(self, ctx: click.Context) -> Any:
         if not self._any_crash_point:
             check_crash_point()
@@ -61,6 +66,14 @@ class Group(click.Group):
         super().__init__(*args, **kwargs)
         self.examples = tuple(examples)
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        with whose_usage(ctx):
+            return super().parse_args(ctx, args)
+
+    def suggested(self, ctx: click.Context) -> list[str]:
+        """What somebody who mistyped a command may have meant."""
+        return self.list_commands(ctx)
+
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         super().format_epilog(ctx, formatter)
         _write_examples(self.examples, formatter)
@@ -71,7 +84,7 @@ class Group(click.Group):
         name = args[0]
         known = self.get_command(ctx, name) is not None
         if not known and not name.startswith("-") and not ctx.resilient_parsing:
-            ctx.fail(f"There is no command {name!r}.{nearest(name, self.list_commands(ctx))}")
+            ctx.fail(f"There is no command {name!r}.{nearest(name, self.suggested(ctx))}")
         return super().resolve_command(ctx, args)
 
 
@@ -86,6 +99,9 @@ class RootGroup(Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
         return [entry.name for entry in self.table]
 
+    def suggested(self, ctx: click.Context) -> list[str]:
+        return [entry.name for entry in self.table if not entry.hidden]
+
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         entry = self._by_name.get(cmd_name)
         if entry is None:
@@ -99,6 +115,16 @@ class RootGroup(Group):
         with formatter.section("Commands"):
             shown = [entry for entry in self.table if not entry.hidden]
             formatter.write_dl([(_named(entry), entry.about) for entry in shown])
+
+
+@contextmanager
+def whose_usage(ctx: click.Context) -> Iterator[None]:
+    """Of an option without its value click does not say whose option that is."""
+    try:
+        yield
+    except click.UsageError as error:
+        error.ctx = error.ctx or ctx
+        raise
 
 
 def check_crash_point() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from hypaware.cli.group import Group, check_crash_point
+from hypaware.cli.group import Group, check_crash_point, whose_usage
 from hypaware.nearest import nearest
 
 
@@ -25,12 +25,13 @@ class RunnableGroup(Group):
             ctx.invoked_subcommand = args[0]
             ctx.args = args
             return args
-        rest = click.Command.parse_args(self, ctx, args)
+        with whose_usage(ctx):
+            rest = click.Command.parse_args(self, ctx, args)
         if ctx.args and not ctx.resilient_parsing:
             name = ctx.args[0]
             if name in self.commands:
                 ctx.fail(f"Options stand behind the command: {ctx.command_path} {name} …")
-            ctx.fail(f"There is no command {name!r}.{nearest(name, self.list_commands(ctx))}")
+            ctx.fail(f"There is no command {name!r}.{nearest(name, self.suggested(ctx))}")
         return rest
 
     def invoke(self, ctx: click.Context) -> Any:

@@ -128,3 +128,23 @@ def test_crash_points_are_listed_by_name(hyp: Hyp) -> None:
     assert all(set(point) == {"name", "package", "about"} for point in points)
     assert all(point["package"] == point["name"].split(".")[0] for point in points)
     assert names[0] in hyp("dev", "crash-points")[1]
+
+
+@pytest.mark.parametrize(
+    "command",
+    [("purge", "--session"), ("backfill", "--since"), ("daemon", "stop", "--timeout"), ("query", "sql", "--output")],
+)
+def test_an_option_without_its_value_is_told_with_the_help_of_its_command(hyp: Hyp, command: tuple[str, ...]) -> None:
+    code, _, err = hyp(*command)
+
+    assert code == 2
+    assert f"Option '{command[-1]}' requires an argument." in err
+    assert f"try: hyp {' '.join(command[:-1])} --help" in err
+
+
+def test_a_mistyped_command_is_not_told_what_nobody_calls_by_hand(hyp: Hyp) -> None:
+    code, _, err = hyp("xyz")
+
+    assert code == 2
+    assert "Known: setup, status," in err
+    assert "hook" not in err
