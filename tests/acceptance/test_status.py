@@ -7,6 +7,7 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from hypaware import lock_file
 from hypaware.capture import handover
@@ -30,6 +31,12 @@ def gateway_port(home: Home) -> Iterator[int]:
                 eventually(lambda: not lock_file.is_taken(path))
 
 
+def standing(found: dict[str, Any]) -> tuple[str, int | None, str, set[str]]:
+    """Who is asked for it has a second or two to answer, which is not much on a busy machine."""
+    daemon, kinds = found["daemon"], {each["kind"] for each in found["diagnostics"]}
+    return daemon["state"], daemon.get("pid"), found["clients"][0]["state"], kinds
+
+
 def test_a_daemon_is_seen_at_work_and_missed_when_it_was_killed(tmp_path: Path) -> None:
     hyp, user = Hyp(tmp_path / "home"), tmp_path / "user"
     (user / ".claude").mkdir(parents=True)
@@ -46,15 +53,13 @@ def test_a_daemon_is_seen_at_work_and_missed_when_it_was_killed(tmp_path: Path) 
             try:
                 eventually(lambda: hyp.ok("status", **mine)["sources"][0]["answered_by"] == "gateway")
                 hyp.ok("client", "attach", "claude", **mine)
-                found = hyp.ok("status", **mine)
-                assert (found["daemon"]["state"], found["daemon"]["pid"]) == ("running", daemon.pid)
-                assert found["clients"][0]["state"] == "attached"
                 # Told from this machine's empty cache: nothing else is wrong.
-                assert {each["kind"] for each in found["diagnostics"]} == {"client_unseen", "engine_not_installed"}
+                expected = ("running", daemon.pid, "attached", {"client_unseen", "engine_not_installed"})
+                eventually(lambda: standing(hyp.ok("status", **mine)) == expected)
             finally:
                 daemon.kill()
-        eventually(lambda: hyp.ok("status", **mine)["clients"][0]["state"] == "passing")
+        missed = {"daemon_down", "client_unrecorded", "engine_not_installed"}
+        eventually(lambda: standing(hyp.ok("status", **mine)) == ("stopped", None, "passing", missed))
         found = hyp.ok("status", **mine)
         assert (found["overall"], found["diagnostics"][0]["kind"]) == ("down", "daemon_down")
-        assert "client_unrecorded" in {each["kind"] for each in found["diagnostics"]}
         assert hyp.run("status", "--check", **mine).code == 1
