@@ -83,5 +83,7 @@ def _report(home: Home, as_json: bool) -> None:
     found = client.status(home)
     if as_json:
         output.emit_json(found)
-    else:
-        output.emit_fields(found)
+        return
+    if "jobs" in found:
+        found = {**found, "jobs": ", ".join(str(each["job"]) for each in found["jobs"]) or "none"}
+    output.emit_fields(found)

@@ -79,6 +79,9 @@ def list_(as_json: bool) -> None:
     if as_json:
         output.emit_json({"tokens": found})
         return
+    if not found:
+        output.emit("there are no tokens; to make one: hyp server token create")
+        return
     columns = ["id", "label", "status", "created_at", "expires_at", "last_used_at"]
     output.emit_table(columns, [[each[name] for name in columns] for each in found])
 
@@ -108,6 +111,9 @@ def gateways(as_json: bool) -> None:
     found: list[dict[str, Any]] = [asdict(each) for each in known.listed(Home.from_environment())]
     if as_json:
         output.emit_json({"gateways": found})
+        return
+    if not found:
+        output.emit("no gateway has been here yet")
         return
     columns = ["gateway_id", "host", "label", "bound_by", "first_seen_at", "last_seen_at"]
     output.emit_table(columns, [[each[name] for name in columns] for each in found])

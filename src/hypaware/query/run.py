@@ -50,7 +50,8 @@ def run_query(context: JobContext, args: dict[str, Any]) -> dict[str, Any]:
         seconds = time.monotonic() - began
         span.set(row_count=cut.rows, truncated=cut.truncated, column_count=len(result.schema))
     if cut.truncated:
-        context.note(f"only the first {cut.rows} rows are shown; there are more (--max-rows 0 shows all)")
+        shown_rows = "row is" if cut.rows == 1 else f"{cut.rows} rows are"
+        context.note(f"only the first {shown_rows} shown; there are more (--max-rows 0 shows all)")
     elif format_ == "table":
         context.note(f"{cut.rows} {'row' if cut.rows == 1 else 'rows'} in {seconds:.2f} s")
     return {"rows": cut.rows, "truncated": cut.truncated, "seconds": round(seconds, 3)}

@@ -121,6 +121,8 @@ def test_a_limit_stops_the_output_and_says_so(asking: Asking) -> None:
         assert (report["rows"], report["truncated"]) == (10, True)
         assert len(asking.output.splitlines()) == 10
         assert asking.notes == ["only the first 10 rows are shown; there are more (--max-rows 0 shows all)"]
+    asking.ask(f"SELECT message_index FROM {DATASET}", format="jsonl", max_rows=1)
+    assert asking.notes == ["only the first row is shown; there are more (--max-rows 0 shows all)"]
 
 
 def test_a_result_of_exactly_the_limit_is_not_called_cut(asking: Asking) -> None:

@@ -57,6 +57,8 @@ def test_a_token_ends_by_its_label_or_its_id(hyp: Hyp, server: Server) -> None:
 def test_a_token_that_makes_no_sense_is_not_made(hyp: Hyp, arguments: list[str]) -> None:
     assert hyp.run("server", "token", "create", *arguments).code == 2
     assert hyp.ok("server", "token", "list") == {"tokens": []}
+    assert hyp.run("server", "token", "list").out == "there are no tokens; to make one: hyp server token create\n"
+    assert hyp.run("server", "gateways").out == "no gateway has been here yet\n"
 
 
 def test_gateways_are_listed_and_released(hyp: Hyp, server: Server) -> None:
