@@ -73,6 +73,8 @@ def purge(
     if dry_run or not _exists(home):
         report = _count(home, selector)
         report["dry_run"] = dry_run
+        if not dry_run:
+            output.note(f"nothing was ever recorded in {home.root}, so nothing was done: also no note to keep rows out")
     else:
         from hypaware.cli.jobs import run_job
 
@@ -204,7 +206,7 @@ def _tell_of_return(report: dict[str, Any], allow_reimport: bool) -> None:
     if allow_reimport:
         lifted = report["tombstones"]["lifted"]
         output.note("they may come back: hyp backfill" + (f" ({lifted} earlier purges lifted)" if lifted else ""))
-    elif report["tombstones"]:
+    elif report["tombstones"]["set"]:
         output.note("they do not come back; to allow that: the same command with --allow-reimport")
 
 

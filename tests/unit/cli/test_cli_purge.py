@@ -52,6 +52,10 @@ def test_where_there_is_no_home_there_is_nothing_to_purge(hyp: Hyp, home: Home) 
     code, out, _ = hyp("purge", "--source", "claude", "--yes", "--json")
     told = json.loads(out)
     assert (code, told["dry_run"], told["datasets"], told["remaining"]) == (0, False, [], [])
+    code, out, err = hyp("purge", "--session", "session-1", "--yes")
+    assert (code, out) == (0, "there are no such rows\n")
+    assert "nothing was ever recorded" in err
+    assert "do not come back" not in err, "no tombstone was made, and nothing promises what nothing keeps"
     assert not home.root.exists()
 
 
