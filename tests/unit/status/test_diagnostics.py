@@ -16,6 +16,7 @@ import pytest
 
 from hypaware.capture import handover, opt_outs, seen_folders, sightings
 from hypaware.capture.privacy import Privacy
+from hypaware.engine import endpoint
 from hypaware.engine.java import install_command
 from hypaware.home import Home
 from hypaware.lake import tombstones
@@ -406,12 +407,10 @@ def test_an_engine_that_is_not_installed_or_does_not_answer_is_told(
 ) -> None:
     bare = StatusHome(home).made()
     assert bare.said("engine_not_installed").repair == ("hyp engine install",)
-    bare.home.engine.mkdir(exist_ok=True)
-    with socket.socket(socket.AF_UNIX) as silent:
-        silent.bind(str(bare.home.engine_socket))
-        silent.listen()
+    with endpoint.listen(bare.home):
         monkeypatch.setattr(engine, "_SECONDS", 0.5)
         assert bare.said("engine_not_answering").repair == ("hyp engine stop",)
+    endpoint.remove(bare.home)
 
 
 def test_without_java_not_all_is_well(at: StatusHome) -> None:
