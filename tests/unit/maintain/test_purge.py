@@ -6,7 +6,9 @@ import base64
 import json
 import sqlite3
 from collections import Counter
+from collections.abc import Callable
 from contextlib import closing
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,7 @@ from hypaware.home import Home
 from hypaware.lake import metadata, tombstones
 from hypaware.lake.committer import Change, NotCommitted
 from hypaware.lake.keys import KeyIndex
-from hypaware.maintain.purge import dry
+from hypaware.maintain.purge import dry, spooled
 from hypaware.maintain.purge.selection import Kind, Selector
 from hypaware.model.datasets import SEQ
 from hypaware.opening import open_home
@@ -294,6 +296,31 @@ def test_a_segment_that_a_live_process_holds_is_told_and_the_next_purge_takes_it
         assert tombstones.unfinished(home) == [f"hyp purge --session {SECRET}"]
     told = purge(home, "session", SECRET)
     assert (told["remaining"], told["spool"]["rows"], tombstones.unfinished(home)) == ([], 3, [])
+    assert holders(home, SECRET, WORDS) == set()
+
+
+def test_a_session_that_goes_on_meanwhile_is_kept_out_to_its_last_row(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two batches come when the purge has emptied the spool already: one before it looks there, one while it does."""
+    append(home, rows(2) + secret(3))
+    flush(home)
+    batches = iter([secret(2, start=3), secret(2, start=5)])
+
+    def while_more_comes(real: Callable[..., Any]) -> Callable[..., Any]:
+        def step(*args: Any) -> Any:
+            done = real(*args)
+            for batch in islice(batches, 1):
+                append(home, batch)
+            return done
+
+        return step
+
+    monkeypatch.setattr(spooled, "scrub", while_more_comes(spooled.scrub))
+    monkeypatch.setattr(spooled, "flush", while_more_comes(spooled.flush))
+    told = purge(home, "session", SECRET)
+    assert list(batches) == []
+    assert (told["remaining"], told["spool"]["rows"], tombstones.unfinished(home)) == ([], 4, [])
     assert holders(home, SECRET, WORDS) == set()
 
 

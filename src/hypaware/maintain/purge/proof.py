@@ -8,6 +8,8 @@ those that are long enough to tell. What the import notes of transcripts (their 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from hypaware.lake import metadata
@@ -28,6 +30,8 @@ _NEEDLES = 40
 # A shorter one stands by chance in programs that the engine unpacked, in other ids, in any log.
 _TELLING_BYTES = 8
 _JUST_NOW = 60.0
+# What is still being recorded brings a new row now and then, not without end.
+_FLUSHES = 5
 
 
 def prove(purging: Purging, report: Report, gone: Gone) -> None:
@@ -45,18 +49,22 @@ def prove(purging: Purging, report: Report, gone: Gone) -> None:
         purging.check_cancelled()
         if path in databases:
             continue
-        try:
-            what = _look(purging, path, gone, needles, emptied)
-        except FileNotFoundError:
-            continue
-        except OSError as error:
-            what = f"cannot be read: {error.strerror}"
-        if what:
+        if what := _told(partial(_look, purging, path, gone, needles, emptied)):
             found[_name(purging, path)] = what
+    found |= _waiting(purging, report, gone)
     found |= _in_databases(purging, databases, needles)
     if dead := _dead_letters(purging.store, purging):
         found[purging.home.state.name] = dead
     report.remaining = [{"file": name, "what": what} for name, what in found.items()]
+
+
+def _told(look: Callable[[], str | None]) -> str | None:
+    try:
+        return look()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        return f"cannot be read: {error.strerror}"
 
 
 def _look(purging: Purging, path: Path, gone: Gone, needles: list[bytes], emptied: list[Path]) -> str | None:
@@ -64,11 +72,27 @@ def _look(purging: Purging, path: Path, gone: Gone, needles: list[bytes], emptie
     if path.suffix == ".parquet":
         return None if path in gone.clean else _data_file(purging, path, gone)
     if in_spool and path.suffix == segments.SUFFIX:
-        return _lines(purging, path, gone)
+        return None if _waits(path) else _lines(purging, path, gone)
     if path.suffix == ".avro":
         return _manifest(path) if any(path.is_relative_to(table) for table in emptied) else None
     hits = needles_in.standing_in(path, needles)
     return f"ids of {hits} purged rows" if hits else None
+
+
+def _waiting(purging: Purging, report: Report, gone: Gone) -> dict[str, str]:
+    """What waits in the spool. A session that goes on has brought new rows since; a flush keeps them out, too."""
+    for flushes_left in reversed(range(_FLUSHES + 1)):
+        waiting = filter(_waits, sorted(purging.home.spool.rglob(f"*{segments.SUFFIX}")))
+        told = {_name(purging, path): _told(partial(_lines, purging, path, gone)) for path in waiting}
+        found = {name: what for name, what in told.items() if what}
+        if not found or not flushes_left or report.spool_held:
+            break
+        spooled.flush(purging, report)
+    return found
+
+
+def _waits(segment: Path) -> bool:
+    return segment.parent.name in ("active", "sealed")
 
 
 def _in_databases(purging: Purging, paths: list[Path], needles: list[bytes]) -> dict[str, str]:
