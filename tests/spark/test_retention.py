@@ -161,10 +161,11 @@ def test_a_run_of_all_steps_does_what_its_dry_run_said(
     monkeypatch.setattr(expiry, "COMMIT_TAKES", 0.0)
     path = tmp_path / "claude" / "projects" / "p" / "s.jsonl"
     environment = {"HOME": "/nonexistent", "CLAUDE_CONFIG_DIR": str(tmp_path / "claude")}
-    write(path, turns("s", 1, start=context.now - timedelta(days=30)))
+    early = context.now.replace(hour=1)
+    write(path, turns("s", 1, start=early - timedelta(days=30)))
     for first, age in enumerate((20, 20, 3, 3, 3), start=1):
         backfill(context, {"providers": ["claude"], "environment": environment})
-        grow(path, turns("s", 1, first=first, start=context.now - timedelta(days=age)))
+        grow(path, turns("s", 1, first=first, start=early - timedelta(days=age)))
     backfill(context, {"providers": ["claude"], "environment": environment})
     context.config = Config(retention=RetentionConfig(default_days=10))
     foretold = context.maintain(force=True, dry_run=True)
