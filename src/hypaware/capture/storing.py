@@ -74,7 +74,7 @@ class Storing:
             self._change.notify_all()
 
     def hurry(self) -> None:
-        """From now on what cannot be stored is given up, and not tried again."""
+        """What cannot be stored now is given up, and not tried again."""
         self._hurried.set()
 
     def close(self) -> None:
@@ -122,13 +122,15 @@ class Storing:
     def _store(self, batch: Sequence[Entry]) -> None:
         steps = self._steps(batch)
         for wait in chain(_SECONDS_BETWEEN_TRIES, repeat(_SECONDS_BETWEEN_TRIES[-1])):
+            # A try that began before does not count as the last one: there may be room by now.
+            is_last = self._hurried.is_set()
             try:
                 while steps:
                     steps[0]()
                     steps.popleft()
                 break
             except Retryable as error:
-                if self._hurried.is_set():
+                if is_last:
                     raise
                 log.warning("%d exchanges cannot be stored now: %s", len(batch), error.message)
                 self._hurried.wait(wait)

@@ -109,6 +109,24 @@ def test_at_the_end_a_full_disk_is_not_waited_for_and_the_loss_is_counted() -> N
     assert (stored, lost.count) == ([], MOST_ENTRIES + 2)
 
 
+def test_a_try_that_had_begun_before_the_end_is_not_the_last_one() -> None:
+    """A disk that has room again: what waited for that was given up, because the daemon stopped in this moment."""
+    disk, lost, stored = Disk(), Lost(), list[str]()
+    failures = iter([Retryable("full")])
+
+    def refusing(_dataset: str, _rows: Sequence[Row]) -> Exception | None:
+        if (error := next(failures, None)) is not None:
+            each.hurry()
+        return error
+
+    disk.refusing = refusing
+    each = Storing(disk, lost)
+    each.add(entry("a", stored))
+    eventually(lambda: stored or lost.count)
+    each.close()
+    assert (stored, lost.count) == (["a"], 0)
+
+
 def test_one_that_cannot_be_stored_for_a_reason_of_its_own_is_lost_alone() -> None:
     disk, lost, stored = Disk(), Lost(), list[str]()
     disk.refusing = lambda _dataset, rows: ValueError("no") if any(row["id"] == "bad" for row in rows) else None
