@@ -64,6 +64,17 @@ def test_ivy_fetches_what_the_users_own_settings_lead_to(repository: Path, tmp_p
     assert sorted(path.name for path in installed.paths[0].parent.iterdir()) == ["tool-1.0.jar", "verified.json"]
 
 
+def test_ivy_that_finds_nothing_at_first_is_asked_again(repository: Path, tmp_path: Path) -> None:
+    """As with a mirror that is busy, or a connection that was cut."""
+
+    def appears(message: str, done: float, total: float) -> None:
+        if message.endswith("again"):
+            publish(repository, BODY)
+
+    (path,) = jars.install(tmp_path / "cache", appears, jars=[TOOL]).paths
+    assert path.read_bytes() == BODY
+
+
 def test_ivy_that_brings_another_file_installs_nothing(repository: Path, tmp_path: Path) -> None:
     publish(repository, BODY[::-1])
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import subprocess
 import threading
+import time
 import urllib.parse
 import urllib.request
 from collections.abc import Sequence
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
 
 _LOOK_EVERY = 0.2
 _CONNECT_MS, _READ_MS = 20_000, 60_000
+# A mirror that is busy, or a connection that was cut, is asked again.
+_PAUSES = (1.0, 5.0)
+_NO_NETWORK = "UnknownHost"
 
 
 def fetch(jars: Sequence[Jar], into: Path, progress: Progress, *, settings: Path | None = None) -> None:
@@ -47,14 +51,20 @@ def fetch(jars: Sequence[Jar], into: Path, progress: Progress, *, settings: Path
         *("-ivy", str(work / "ivy.xml"), "-types", "jar", "-warn"),
         *("-retrieve", f"{_literal(into)}/[artifact]-[revision].[ext]"),
     ]
-    code, output = _run(command, jars, into, progress)
-    if code != 0:
-        raise NotReady(
-            f"the engine's jars could not be fetched: {reason(output)}. It needs the network once; behind a proxy "
-            "set HTTPS_PROXY, for a mirror write your own ~/.ivy2/ivysettings.xml",
-            kind="jars_unavailable",
-            repair="hyp engine install",
-        )
+    for pause in (*_PAUSES, None):
+        code, output = _run(command, jars, into, progress)
+        if code == 0:
+            return
+        if pause is None or _NO_NETWORK in output:
+            break
+        progress("fetching the engine's jars again", _bytes_arrived(into), _size(jars))
+        time.sleep(pause)
+    raise NotReady(
+        f"the engine's jars could not be fetched: {reason(output)}. It needs the network once; behind a proxy "
+        "set HTTPS_PROXY, for a mirror write your own ~/.ivy2/ivysettings.xml",
+        kind="jars_unavailable",
+        repair="hyp engine install",
+    )
 
 
 def _module(jars: Sequence[Jar]) -> str:
@@ -70,7 +80,7 @@ def _module(jars: Sequence[Jar]) -> str:
 
 
 def _run(command: Sequence[str], jars: Sequence[Jar], into: Path, progress: Progress) -> tuple[int, str]:
-    total = float(sum(jar.size for jar in jars))
+    total = _size(jars)
     # Its own session: Ctrl-C reaches us alone, and we end it.
     with subprocess.Popen(
         command,
@@ -99,6 +109,10 @@ def _run(command: Sequence[str], jars: Sequence[Jar], into: Path, progress: Prog
             raise
         reader.join()
     return code, "".join(output)
+
+
+def _size(jars: Sequence[Jar]) -> float:
+    return float(sum(jar.size for jar in jars))
 
 
 def _bytes_arrived(into: Path) -> float:
