@@ -139,7 +139,7 @@ def _scan(home: Home, after: dict[str, int], through: dict[str, int]) -> Scan:
     entry = metadata.entry(home, DATASET)
     assert entry
     cut = sum(
-        group.numbered
+        group.sequenced
         for file in metadata.live_files(metadata.read(entry.metadata))
         for group in row_groups.of_file(file.path)
         if group.min_seq is not None

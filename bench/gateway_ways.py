@@ -180,7 +180,7 @@ async def serve(folder: Path, upstream: int, recorded: bool) -> None:
                 [Route("bench", "/", f"https://127.0.0.1:{upstream}", "anthropic")],
                 recorded=("claude",) if recorded else (),
             ),
-            keep,
+            keep.write,
             home.root / "spill",
             tls=ssl.create_default_context(cafile=str(folder / "ca.pem")),
             environment={},
@@ -189,7 +189,7 @@ async def serve(folder: Path, upstream: int, recorded: bool) -> None:
         await _until_the_end(port)
         await gateway.stop(5)
         keep.close()
-    print(gateway.counts, keep.tally, file=sys.stderr)
+    print(gateway.counts, keep.counts, file=sys.stderr)
 
 
 async def _until_the_end(port: int) -> None:

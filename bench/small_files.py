@@ -43,7 +43,7 @@ class SmallFile:
     number: int
     first_seq: int
     gateway_id: str
-    suspects: tuple[str, ...] = ()
+    blamed_segments: tuple[str, ...] = ()
 
     def rows(self, dataset: Dataset, built: Built) -> Iterator[tuple[int, Row]]:
         source = self.number % len(_SOURCES)

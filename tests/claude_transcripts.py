@@ -1,4 +1,4 @@
-"""Transcripts as Claude Code writes them: the real clients' samples, and lines made one by one."""
+"""Claude Code transcripts: samples of real clients, and builders of single lines."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def sample(name: str) -> bytes:
 
 
 def unpacked(folder: Path) -> list[Path]:
-    """All samples under the folder, in the order in which an import takes them: first time, file's time, path."""
+    """Return all samples under the folder in import order: first time, modification time, path."""
     found = []
     for number, name in enumerate(sample_names()):
         path = folder / name
@@ -49,7 +49,7 @@ def unpacked(folder: Path) -> list[Path]:
 
 
 def at(second: float) -> str:
-    """A time as the client writes it, so many seconds after eight o'clock."""
+    """Return a time in the client's format, some seconds after eight o'clock."""
     whole = int(second)
     return f"2026-11-15T08:{whole // 60:02}:{whole % 60:02}.{round((second - whole) * 1000):03}Z"
 
@@ -85,7 +85,7 @@ def says(
     model: str = "claude-opus-5-5",
     **more: Any,
 ) -> Line:
-    """A line of a response with one block; text stands for a block of text."""
+    """Return a line of a response with one block; text becomes a text block."""
     content = [{"type": "text", "text": block}] if isinstance(block, str) else [block]
     message: Line = {"model": model, "id": api, "role": "assistant", "content": content, "stop_reason": stop}
     if output is not None:
@@ -125,6 +125,6 @@ def rows(folder: Path, *lines: Any, **pinned: Any) -> list[Row]:
 
 
 def row(folder: Path, *lines: Any, **pinned: Any) -> Row:
-    """The only row."""
+    """Return the only row."""
     (made,) = rows(folder, *lines, **pinned)
     return made

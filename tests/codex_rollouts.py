@@ -1,4 +1,4 @@
-"""Rollout files as Codex writes them, made line by line, and their import in one go or piece by piece."""
+"""Codex rollout files, built line by line, and their import in one or several steps."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def answers(call_id: str, output: Any = "done") -> Line:
 
 
 def counts(used: int, output: int = 10, cached: int = 0) -> dict[str, int]:
-    """As the client writes them; `used` input tokens."""
+    """Return token counts in the client's format, with `used` input tokens."""
     return {
         "input_tokens": used,
         "cached_input_tokens": cached,
@@ -103,7 +103,7 @@ def imported(folder: Path, lines: Iterable[Any], name: str = NAME, **pinned: Any
 
 
 def input_tokens(rows: Iterable[Row]) -> list[tuple[str, int]]:
-    """(text or tool of the row, input tokens) of every row that carries counts."""
+    """Return (text or tool of the row, input tokens) of every row with counts."""
     return [
         (row.get("content_text") or row["tool_name"], row["attributes"]["usage"]["input_tokens"])
         for row in rows
@@ -112,6 +112,6 @@ def input_tokens(rows: Iterable[Row]) -> list[tuple[str, int]]:
 
 
 def add(file: GrowingFile, *lines: Any, quiet: bool = False) -> list[Row]:
-    """The rows that an import adds when the lines have been written."""
+    """Return the rows that an import adds after the lines were written."""
     before = file.path.read_bytes() if file.path.exists() else b""
     return file.grow_to(before + as_bytes(lines), quiet=quiet)

@@ -109,9 +109,9 @@ def maintain(context: JobContext, args: dict[str, Any]) -> dict[str, Any]:
     report = Kept(dataset.name)
     with closing(open_home(context.home).store) as store, closing(LightLake(context.home)) as lake:
         work = Work(context.home, context.config, store, lake, dataset, datetime.now(UTC), note=context.note)
-        report.before(work.files())
+        report.set_before(work.files())
         retain.run(work, report)
-        report.after(work.files())
+        report.set_after(work.files())
     if (context.home.root / "fail-maintain").exists():
         report.errors.append("a part of it went wrong")
     return {"datasets": [report.as_json()]}

@@ -65,11 +65,11 @@ class Shelf(Sink):
         self._folder.mkdir(parents=True, exist_ok=True)
         return Destination(shelf_address(self._folder), self._name)
 
-    async def landed(self, chunk: Chunk) -> bool | None:
+    async def has_chunk(self, chunk: Chunk) -> bool | None:
         await asyncio.sleep(0)
         return None if self._manner == MUTE else self._path(chunk).exists()
 
-    async def delivered(self, stream: StreamKey, gateway_id: str, incarnation: str) -> Delivered | None:
+    async def coverage(self, stream: StreamKey, gateway_id: str, incarnation: str) -> Delivered | None:
         if self._manner == MUTE:
             return None
         return self._covered([DATASET, stream.source, gateway_id, incarnation])
@@ -226,7 +226,7 @@ class World:
         self.between.clear()
 
     def rewrite(self) -> None:
-        self.lake.rewrite()
+        self.lake.compact()
 
     def purge(self) -> None:
         left = sorted(self.rows.keys() - self.purged)

@@ -1,4 +1,4 @@
-"""Reads one file of history as the import does, without the lake: pinned, expanded, coerced."""
+"""Reads one history file as the import does, without a lake: pinned, expanded, coerced."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _JSON = [column.name for column in AI_GATEWAY_MESSAGES.columns if column.type is
 
 
 def pin(path: Path, **pinned: Any) -> Pinned:
-    """The file as it is now; `pinned` says what earlier imports took of it, the window and so on."""
+    """Return the file as a source; `pinned` sets the imported prefix, the window and other fields."""
     about = path.stat()
     found = Pinned(path=path, inode=about.st_ino, size=about.st_size, mtime_ns=about.st_mtime_ns)
     return replace(found, **pinned)
@@ -35,7 +35,7 @@ def pin(path: Path, **pinned: Any) -> Pinned:
 def rows_of(
     provider: Provider, path: Path, *, environment: Environment = NOWHERE, **pinned: Any
 ) -> tuple[list[Row], Reading]:
-    """The rows as they would be stored, JSON columns read again; and the reading with what it skipped and held back."""
+    """Return the stored rows with parsed JSON columns, and the reader with its skipped and held back messages."""
     rows: list[Row] = []
     with Reading(pin(path, **pinned)) as reading:
         for item in provider.read(reading, environment):
@@ -46,7 +46,7 @@ def rows_of(
 
 
 def usage(rows: Iterable[Row]) -> Counter[str]:
-    """The sum of what the rows carry, kinds that come to nothing left out."""
+    """Return the token totals of the rows, without zeros."""
     total: Counter[str] = Counter()
     for row in rows:
         total.update(row["attributes"].get("usage", {}))
@@ -55,7 +55,7 @@ def usage(rows: Iterable[Row]) -> Counter[str]:
 
 @dataclass
 class GrowingFile:
-    """A file that is imported again and again while it grows, with the memory that imports have of it."""
+    """A growing file that is imported repeatedly, with its checkpoint."""
 
     provider: Provider
     path: Path
@@ -65,7 +65,7 @@ class GrowingFile:
     consumed: int = 0
 
     def grow_to(self, data: bytes, *, quiet: bool) -> list[Row]:
-        """The rows that this import adds."""
+        """Return the rows that this import adds."""
         with self.path.open("r+b" if self.path.exists() else "wb") as file:
             file.write(data)
         rows, reading = rows_of(self.provider, self.path, consumed=self.consumed, held=self.held, quiet=quiet)
@@ -76,12 +76,12 @@ class GrowingFile:
 
 
 def readable(row: Row) -> Row:
-    """A row as it is stored, with its JSON columns read."""
+    """Return a stored row with parsed JSON columns."""
     return row | {name: canonical.parse(row[name]) for name in _JSON if name in row}
 
 
 def comparable(row: Row, name: str) -> Any:
-    """A column's value in the form in which two imports of different machines can be compared."""
+    """Return a column's value in a form that is comparable between machines."""
     value = row.get(name)
     if name in _TIMES:
         return datetime.fromisoformat(str(value))

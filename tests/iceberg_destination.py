@@ -72,8 +72,8 @@ class Lake:
         found = rows_of(range(chunk.after + 1, chunk.last + 1)) if rows is None else rows
         return self.ask(lambda sink: sink.ship(chunk, Rows(found), 0))
 
-    def landed(self, chunk: Chunk) -> bool | None:
-        return self.ask(lambda sink: sink.landed(chunk))
+    def has_chunk(self, chunk: Chunk) -> bool | None:
+        return self.ask(lambda sink: sink.has_chunk(chunk))
 
     @contextmanager
     def reader(self) -> Iterator[Any]:

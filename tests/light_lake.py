@@ -113,7 +113,7 @@ class LightTable:
     def data_root(self) -> Path:
         return local_path(self._table.location()) / "data"
 
-    def landed(self, flush: Flush) -> Landed | None:
+    def find_flush(self, flush: Flush) -> Landed | None:
         in_range = And(GreaterThan(SEQ, flush.after), LessThanOrEqual(SEQ, flush.last))
         rows = self._table.scan(And(in_range, EqualTo(BATCH_ID, flush.id)), selected_fields=(SEQ, SOURCE)).to_arrow()
         by_source: dict[str, tuple[int, int]] = {}
@@ -134,16 +134,16 @@ class LightTable:
                     append.append_data_file(self._data_file(file))
             transaction.set_properties({FLOOR: str(flush.last)})
 
-    def change(self, change: Change) -> None:
+    def replace_files(self, change: Change) -> None:
         live = {task.file.file_path: task.file for task in self._table.scan().plan_files()}
-        if any(file.location not in live for file in change.gone):
+        if any(file.location not in live for file in change.removed):
             raise NotCommitted("a file that should go is not part of the table any more")
         with self._table.transaction() as transaction:
-            if change.gone or change.come:
+            if change.removed or change.added:
                 with transaction.update_snapshot(snapshot_properties=dict(change.summary)).overwrite() as overwrite:
-                    for file in change.gone:
+                    for file in change.removed:
                         overwrite.delete_data_file(live[file.location])
-                    for built in change.come:
+                    for built in change.added:
                         overwrite.append_data_file(self._data_file(built))
             if change.properties:
                 transaction.set_properties(dict(change.properties))

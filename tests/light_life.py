@@ -33,35 +33,37 @@ def append(home: Home, rows: list[dict[str, Any]], seal: bool = True) -> None:
         spool.close()
 
 
-def flush(home: Home, limits: Limits | None = None, *, patient: bool = False) -> Report:
-    """What an engine does: it looks for damage first, then recovers, then commits."""
+def flush(home: Home, limits: Limits | None = None, *, skip_deferred: bool = False) -> Report:
+    """Flush as an engine does: check for damage, recover, then commit."""
     with closing(open_home(home).store) as store, closing(LightLake(home)) as lake:
         with store.reading() as connection:
             known = flushes.high_water(connection)
         found = step_back_where_damaged(home, {name: max(by_source.values()) for name, by_source in known.items()})
-        secure_all(home, but={each.table for each in found if isinstance(each, Damaged)})
-        return Flusher(home, store, lake, limits or Limits()).flush(datasets.get(DATASET), wait=0, patient=patient)
+        secure_all(home, skip={each.table for each in found if isinstance(each, Damaged)})
+        return Flusher(home, store, lake, limits or Limits()).flush(
+            datasets.get(DATASET), wait=0, skip_deferred=skip_deferred
+        )
 
 
 class _Unwatched:
-    def before(self) -> None:
+    def before_batch(self) -> None:
         pass
 
-    def landed(self, lot: Lot) -> None:
+    def after_batch(self, batch: Lot) -> None:
         pass
 
 
 def import_history(home: Home, environment: dict[str, str], provider: str = "claude", **asked: Any) -> Outcome:
-    """What the job `backfill` does with one provider; `config` is the home's, all defaults if it is not given."""
-    admission = Admission.of(home, asked.pop("config", Config()))
+    """Import one provider as the job `backfill` does; `config` defaults to the default configuration."""
+    admission = Admission.from_config(home, asked.pop("config", Config()))
     entry = registry.providers().get(provider)
     assert entry is not None
     outcome = Outcome(entry)
     flush(home)
     with closing(open_home(home).store) as store, closing(LightLake(home)) as lake:
-        request = Request.of({"providers": [provider], "environment": environment, **asked})
+        request = Request.from_args({"providers": [provider], "environment": environment, **asked})
         with store.reading() as connection:
-            marks = admission.standing(sources.known(connection, provider, DATASET))
+            marks = admission.drop_stale(sources.known(connection, provider, DATASET))
         found = surveyed(outcome, request, datasets.get(DATASET), marks, request.window)
         origin = Origin(provider, DATASET, environment, open_home(home).gateway_id, admission)
         if found.due:

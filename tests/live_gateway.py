@@ -1,4 +1,4 @@
-"""A gateway that runs, in a thread with its own event loop; and a client that says exactly the bytes it is given."""
+"""A running gateway in a thread with its own event loop, and a client that sends exactly the given bytes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.upstream_stub import UpstreamStub
 
 
 class Kept:
-    """What was kept, with its bodies read before their files are gone."""
+    """Recorded exchanges, with bodies read before their files are deleted."""
 
     def __init__(self) -> None:
         self._found: list[tuple[Recording, bytes, bytes]] = []
@@ -50,17 +50,17 @@ class LiveGateway:
     def __init__(
         self,
         routes: Routes | UpstreamStub,
-        keep: Keep,
+        handle_exchange: Keep,
         folder: Path,
         *,
         stub: UpstreamStub | None = None,
         environment: Mapping[str, str] | None = None,
         limits: Limits | None = None,
-        overhead: Callable[[float], None] = lambda _milliseconds: None,
+        report_overhead: Callable[[float], None] = lambda _milliseconds: None,
         grace: float = PATIENCE,
         port: int = 0,
         listen: socket.socket | None = None,
-        own_pages: Mapping[str, Page] | None = None,
+        local_pages: Mapping[str, Page] | None = None,
     ) -> None:
         if isinstance(routes, UpstreamStub):
             stub, routes = routes, to_stub(routes)
@@ -70,13 +70,13 @@ class LiveGateway:
         self.gateway = Gateway(
             listen or f"127.0.0.1:{port}",
             routes,
-            keep,
+            handle_exchange,
             folder,
             tls=stub.client_tls() if stub else None,
             environment=environment or {},
             limits=limits,
-            overhead=overhead,
-            own_pages=own_pages or {},
+            report_overhead=report_overhead,
+            local_pages=local_pages or {},
         )
 
     @property
@@ -107,7 +107,7 @@ class LiveGateway:
         return Wire(socket.create_connection((self.host, self.port), timeout=PATIENCE))
 
     def ask(self, request: bytes) -> tuple[bytes, bytes]:
-        """One request on a connection of its own: the head and the unframed body of its answer."""
+        """Send one request on a connection of its own; return the header and the unframed body of the response."""
         with self.connect() as wire:
             wire.send(request)
             return wire.answer(request.split(b" ", 1)[0])
@@ -156,7 +156,7 @@ class Wire:
         return self.until(b"\r\n\r\n")
 
     def chunk(self) -> bytes:
-        """One piece of a chunked body; empty at its end."""
+        """Read one chunk of a chunked body; empty at its end."""
         size = int(self.until(b"\r\n"), 16)
         return self.exactly(size + 2)[:size]
 
@@ -173,7 +173,7 @@ class Wire:
         return self.exactly(int(lower.partition(b"content-length:")[2].partition(b"\r\n")[0]))
 
     def is_closed(self) -> bool:
-        """Nothing more comes, ever. Waits for it."""
+        """Wait until the connection is closed, and check that nothing more arrives."""
         if self._buffer:
             return False
         try:

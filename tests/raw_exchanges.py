@@ -1,4 +1,4 @@
-"""Exchanges of real clients as the gateway stores them: the raw rows, the messages of a projection, a light lake."""
+"""Exchanges of real clients as the gateway stores them: raw rows, message rows, and a light lake."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from dataclasses import replace
 from hypaware.capture.body_parts import StoredParts
 from hypaware.capture.decoded import Decoded
 from hypaware.capture.exchanges import raw_row
-from hypaware.capture.project import Seen, project
+from hypaware.capture.project.projection import project
+from hypaware.capture.project.seen import Seen
 from hypaware.home import Home
 from hypaware.lake.flush import Flusher, Limits, Report
 from hypaware.model import datasets
@@ -25,7 +26,7 @@ MESSAGES = "ai_gateway_messages"
 
 
 def recorded(*scenarios: str) -> list[Decoded]:
-    """For example `claude-2.1.325/tools`; in the order in which they ended."""
+    """The exchanges of a scenario such as `claude-2.1.325/tools`, in the order in which they ended."""
     found = [
         replace(each, exchange_id=f"{name}/{each.exchange_id}")
         for name in scenarios
@@ -35,13 +36,13 @@ def recorded(*scenarios: str) -> list[Decoded]:
 
 
 def taken_down(exchanges: Iterable[Decoded]) -> tuple[list[Row], list[Row]]:
-    """(raw rows, messages) of one gateway that saw them all."""
+    """Return raw rows and message rows of one gateway that recorded all of them."""
     stored, seen = StoredParts(), Seen()
     raw, messages = list[Row](), list[Row]()
     for exchange in exchanges:
         projection = project(exchange, seen)
         made = raw_row(exchange, projection, stored)
-        made.keep(stored)
+        made.mark_stored(stored)
         raw.append(made.row)
         messages += projection.rows
     return raw, messages

@@ -1,4 +1,4 @@
-"""A home as `hyp status` finds it, put into any condition, without a daemon, an engine or a client that runs."""
+"""A home in any condition for tests of `hyp status`, without a running daemon, engine or client."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ assert SETTINGS is not None
 
 @dataclass(frozen=True)
 class StatusHome:
-    """The user's own folder, the engine's cache and the clients' programs lie beside the home."""
+    """The user's home folder, the engine's cache and the clients' programs are next to the HypAware home."""
 
     home: Home
     now: datetime = field(default_factory=lambda: datetime.now(UTC))
@@ -57,7 +57,7 @@ class StatusHome:
         return gather(self.home, self.environment, now or self.now, self.cache)
 
     def said(self, kind: str, now: datetime | None = None) -> Diagnostic:
-        """The one diagnostic of that kind; it must be there."""
+        """Return the only diagnostic of that kind."""
         found = self.look(now).diagnostics
         assert [each.kind for each in found].count(kind) == 1, found
         return next(each for each in found if each.kind == kind)
@@ -66,7 +66,7 @@ class StatusHome:
         return {each.kind for each in self.look(now).diagnostics}
 
     def with_engine(self) -> StatusHome:
-        """As if Java and its jars were installed; by name and size they are."""
+        """Fake an installed engine: Java, and jars with the right names and sizes."""
         java = self.home.root.parent / "jdk" / "bin" / "java"
         java.parent.mkdir(parents=True, exist_ok=True)
         java.write_text("#!/bin/sh\n")
@@ -83,7 +83,7 @@ class StatusHome:
         return self
 
     def made(self) -> StatusHome:
-        """With a state, and nothing in it yet."""
+        """Create an empty state."""
         open_home(self.home).store.close()
         return self
 
@@ -113,7 +113,7 @@ class StatusHome:
 
     @contextmanager
     def daemon(self, **parts: object) -> Iterator[None]:
-        """This process, holding the daemon's lock and telling this of itself."""
+        """Act as the daemon: hold its lock and write this status file."""
         with instance.only_one(self.home):
             told = {"pid": os.getpid(), "started_at": self.now.isoformat(), "version": __version__, **parts}
             condition.path_of(self.home).write_text(json.dumps(told))
@@ -127,7 +127,7 @@ class StatusHome:
 
 
 def everything_under(root: Path) -> dict[str, tuple[int, bytes]]:
-    """Every file with its mode and bytes, every folder with its mode."""
+    """Return every file with its mode and bytes, and every folder with its mode."""
     return {
         str(path.relative_to(root)): (path.lstat().st_mode, path.read_bytes() if path.is_file() else b"")
         for path in sorted(root.rglob("*"))
@@ -137,7 +137,7 @@ def everything_under(root: Path) -> dict[str, tuple[int, bytes]]:
 
 @contextmanager
 def answering(body: object) -> Iterator[int]:
-    """Somebody who says this to whoever asks, at a port of the machine."""
+    """Serve this response on a local port."""
 
     class Answer(BaseHTTPRequestHandler):
         def do_GET(self) -> None:

@@ -1,15 +1,15 @@
-"""A real provider over TLS: it speaks all dialects, keeps what it heard byte for byte, and fails in every way.
+"""A real provider over TLS: it speaks all dialects, keeps every request byte for byte, and fails in every way.
 
-In a thread of the test, with a function that answers:
+In a thread of the test, with a function that returns the response:
 
     with UpstreamStub(lambda seen: Answer(pieces=(b"…",))) as stub:
         stub.url, stub.ca_file, stub.seen
 
-or as a process of its own, which answers in the dialect of the path (`in_dialect`):
+or as a process of its own, which responds in the dialect of the path (`in_dialect`):
 
     with upstream_process() as stub: …                     # python -m tests.upstream_stub --folder F
 
-The HTTP is written by hand, so that nothing stands between the bytes and the test.
+The HTTP code is written by hand, so that no library changes the bytes.
 """
 
 from __future__ import annotations
@@ -49,15 +49,15 @@ JSON: Headers = (("content-type", "application/json"), ("request-id", "req_011CT
 @dataclass(frozen=True)
 class Seen:
     connection: int
-    """Which of the connections, from 0."""
+    """The number of the connection, from 0."""
     head: bytes
-    """As it came, with its blank line."""
+    """As received, with its blank line."""
     size: int
     sha256: str
     body: bytes
     """Without its framing; empty if it is larger than 1 MiB."""
     complete: bool = True
-    """False if it broke off."""
+    """False if it was truncated."""
 
     @property
     def method(self) -> str:
@@ -82,16 +82,16 @@ class Answer:
     reason: str = "OK"
     headers: Headers = EVENT_STREAM
     pieces: Iterable[bytes | threading.Event] = ()
-    """Sent one by one; an event is waited for before the next."""
+    """Sent one by one; an event is awaited before the next one."""
     framing: Literal["chunked", "length", "close", "none"] = "chunked"
     length: int | None = None
-    """Said in place of the true one."""
+    """Sent instead of the true one."""
     before_body: bool = False
-    """Answers without having read the request's body."""
+    """Respond without reading the request body."""
     cut: Literal["no", "head", "body"] = "no"
-    """Closes the connection: before anything was said, or without the end of the body."""
+    """Close the connection: before the response, or before the end of its body."""
     then_close: bool = False
-    """Closes after a whole answer, without having said so."""
+    """Close after a complete response without announcing it."""
 
 
 Answering = Callable[[Seen], Answer]
@@ -145,7 +145,7 @@ def document(value: object, status: int = 200, reason: str = "OK", headers: Head
 
 
 def gzipped(answer: Answer) -> Answer:
-    """The same, packed as a server that streams packs it: flushed after each piece."""
+    """The same, compressed as by a streaming server: flushed after each chunk."""
     packed: list[bytes | threading.Event] = []
     with tempfile.SpooledTemporaryFile() as file, gzip.GzipFile(fileobj=file, mode="wb") as zipper:
         for piece in answer.pieces:
@@ -166,7 +166,7 @@ def gzipped(answer: Answer) -> Answer:
 
 
 def in_dialect(seen: Seen) -> Answer:
-    """Streamed as a rule; one document where the request says `"stream": false`."""
+    """Streamed by default; one document if the request says `"stream": false`."""
     path = seen.target.partition("?")[0]
     streamed = b'"stream": false' not in seen.body and b'"stream":false' not in seen.body
     if seen.method == "HEAD":
@@ -201,9 +201,9 @@ class UpstreamStub:
         self.answer = answer
         self.seen: list[Seen] = []
         self.sent = 0
-        """Bytes of answers' bodies that were handed to the system."""
+        """Bytes of response bodies that were handed to the system."""
         self.heard = 0
-        """Bytes of requests' bodies that have arrived, also of those that are still under way."""
+        """Bytes of request bodies that have arrived, including running requests."""
         self.connections = 0
         self.ended = threading.Semaphore(0)
         """Released when a connection has ended."""
@@ -245,7 +245,7 @@ class UpstreamStub:
             self._news.notify_all()
 
     def close_idle(self) -> None:
-        """As a provider does that has had enough of a quiet connection. Returns when they are closed."""
+        """Close idle connections as a provider does; return when they are closed."""
 
         async def close() -> None:
             for writer in list(self._open):
@@ -278,7 +278,7 @@ class UpstreamStub:
         for task in others:
             task.cancel()
         await asyncio.gather(*others, return_exceptions=True)
-        # What was aborted is closed when the loop gets round to it.
+        # The event loop closes aborted connections a moment later.
         for _ in range(5):
             await asyncio.sleep(0)
 

@@ -1,4 +1,4 @@
-"""What real clients sent and got, as the samples in fixtures/wire hold it, and made one by one: decoded exchanges."""
+"""Exchanges of real clients, from the samples in fixtures/wire, and constructed ones."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def sample(path: Path) -> list[Decoded]:
 
 
 def recordings(path: Path) -> list[Recording]:
-    """The same exchanges as they passed, before anybody has read them."""
+    """The same exchanges as recorded, before decoding."""
     return [recording(each) for each in sample(path)]
 
 
 def recording(exchange: Decoded, **more: Any) -> Recording:
-    """What the gateway would have recorded of it; its bodies are not packed."""
+    """Build the recorded exchange, with uncompressed bodies."""
 
     def body(text: str | None) -> Body:
         data = (text or "").encode()
@@ -89,7 +89,7 @@ def _decoded(exchange_id: str, each: dict[str, Any]) -> Decoded:
 
 
 def decoded(path: str, body: Any, answer: str | dict[str, Any] | Iterable[Event], **more: Any) -> Decoded:
-    """An exchange; the answer as text (events, where it is a stream of them), as JSON, or as events."""
+    """Build an exchange; the response is text (an event stream), JSON, or events."""
     provider = "anthropic" if "/messages" in path else "openai"
     events: tuple[Event, ...] | None = None
     text = response = None
@@ -138,7 +138,7 @@ def decoded(path: str, body: Any, answer: str | dict[str, Any] | Iterable[Event]
 
 
 def later(minutes: float) -> dict[str, datetime]:
-    """Times of an exchange so long after the first."""
+    """Times of an exchange that many seconds after the first."""
     at = _BEGIN + timedelta(minutes=minutes)
     return {"started_at": at, "ended_at": at + timedelta(seconds=2)}
 

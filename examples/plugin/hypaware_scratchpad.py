@@ -1,5 +1,8 @@
-"""Imports the notes of Scratchpad, a client that does not exist: `~/.scratchpad/<name>.jsonl`, a note on each line,
-`{"at": "2026-11-15T08:00:00Z", "who": "me", "text": "…"}`. SCRATCHPAD_HOME names another folder."""
+"""Import the notes of Scratchpad, an imaginary client.
+
+Its files are `~/.scratchpad/<name>.jsonl`, or below SCRATCHPAD_HOME, with one note per line:
+`{"at": "2026-11-15T08:00:00Z", "who": "me", "text": "…"}`.
+"""
 
 from __future__ import annotations
 
@@ -24,19 +27,19 @@ class Notes:
     environment = ("SCRATCHPAD_HOME",)
 
     def find(self, environment: Environment) -> Iterator[Found]:
-        """Where history lies. Only looks: names, not contents."""
+        """Yield the files to import. Looks at names, not at contents."""
         folder = environment.get("SCRATCHPAD_HOME") or Path(environment["HOME"]) / ".scratchpad"
         yield from (Found(path) for path in sorted(Path(folder).glob("*.jsonl")))
 
     def first_time(self, head: bytes) -> str | None:
-        """When a file begins, from its first bytes: files are numbered in that order."""
+        """Return the time of the first note, from the first bytes of a file. Files are imported in this order."""
         try:
             return utc_text(json.loads(head.partition(b"\n")[0])["at"])
         except (ValueError, KeyError, TypeError):
             return None
 
     def read(self, reading: Reading, environment: Environment) -> Iterator[Item]:
-        """Always reads a file from its beginning, but only what is new and in the window is fresh and makes rows."""
+        """Read a file from its beginning. Only notes that are new and in the time window are fresh and become rows."""
         source, messages = reading.source, []
         for line in reading.lines():
             note = line.value

@@ -3,7 +3,7 @@
 import hypaware
 
 with hypaware.Spool("~/.hyp") as spool:
-    spool.append("ai_gateway_messages", rows)       # durable when it returned
+    spool.append("ai_gateway_messages", rows)       # the rows are durable when it returns
 lake = hypaware.open_lake("~/.hyp")
 lake.query("SELECT count(*) FROM ai_gateway_messages")
 """
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = ["Lake", "Spool", "__version__", "open_lake"]
 
-_WHERE = {"Lake": "hypaware.api", "open_lake": "hypaware.api", "Spool": "hypaware.spool.writer"}
+_MODULES = {"Lake": "hypaware.api", "open_lake": "hypaware.api", "Spool": "hypaware.spool.writer"}
 
 
 def __getattr__(name: str) -> Any:
-    """Loaded when it is asked for: `import hypaware` alone stays light."""
-    if name in _WHERE:
+    """Import public names on first use, so that `import hypaware` stays fast."""
+    if name in _MODULES:
         from importlib import import_module
 
-        return getattr(import_module(_WHERE[name]), name)
+        return getattr(import_module(_MODULES[name]), name)
     raise AttributeError(f"module 'hypaware' has no attribute {name!r}")

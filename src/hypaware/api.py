@@ -1,4 +1,4 @@
-"""`hypaware.open_lake(home)`: the lake from Python. It talks to the home's engine, as the command line does."""
+"""The Python API: `hypaware.open_lake(home)` returns a `Lake`, which sends its jobs to the home's engine."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ class Lake:
         return datasets.names()
 
     def query(self, sql: str, refresh: str = "auto") -> pa.Table:
-        """One read-only SELECT over the datasets' public columns."""
+        """Run one read-only SELECT over the public columns of the datasets and return the result."""
         import pyarrow as pa
 
         _, body = self._run("query", {"sql": sql, "format": "arrow", "max_rows": None, "refresh": refresh})
         return pa.ipc.open_stream(body).read_all()
 
     def read_rows(self, dataset: str) -> Iterator[dict[str, Any]]:
-        """Every committed row, in the order of its sequence; rows without one first."""
+        """Yield every committed row in sequence order. Rows without a sequence come first."""
         for row, _ in self._pages(dataset, None, 0, None, include_legacy=True):
             yield row
 
     def read_rows_since(
         self, dataset: str, source: str | None, since: int, until: int | None = None, include_legacy: bool = False
     ) -> Iterator[tuple[dict[str, Any], int]]:
-        """Rows with since < sequence ≤ until, in order, each with the continuation to go on from after it.
+        """Yield the rows with since < sequence <= until, in order, each with the `since` that continues after it.
 
-        A row without a sequence comes first, if it is asked for, and carries `since` on: it moves nothing.
+        With `include_legacy`, rows without a sequence come first. They carry the given `since` unchanged.
         """
         for row, seq in self._pages(dataset, source, since, until, include_legacy):
             yield row, since if seq is None else seq
@@ -54,10 +54,10 @@ class Lake:
         datasets.get(dataset)
         after: int | None = since
         while after is not None:
-            wanted = {"dataset": dataset, "source": source, "since": after, "until": until}
-            told, body = self._run("read", {**wanted, "include_legacy": include_legacy})
+            request = {"dataset": dataset, "source": source, "since": after, "until": until}
+            result, body = self._run("read", {**request, "include_legacy": include_legacy})
             yield from read_page(body)
-            after, include_legacy = told["next"], False
+            after, include_legacy = result["next"], False
 
     def _run(self, job: str, args: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
         chunks: list[bytes] = []
@@ -66,15 +66,15 @@ class Lake:
             if isinstance(event, bytes):
                 chunks.append(event)
 
-        told = client.run_job(self.home, configuration.load(self.home), job, args, collect)
-        return told, b"".join(chunks)
+        result = client.run_job(self.home, configuration.load(self.home), job, args, collect)
+        return result, b"".join(chunks)
 
 
 def open_lake(home: str | os.PathLike[str] | Home | None = None) -> Lake:
-    """The lake of a home (default: `HYP_HOME`, else `~/.hyp`)."""
+    """Return the lake of a home. The default is `HYP_HOME`, or `~/.hyp` if that is not set."""
     if home is None:
-        found = Home.from_environment()
+        opened = Home.from_environment()
     else:
-        found = home if isinstance(home, Home) else Home(Path(home).expanduser().absolute())
-    identify(found)
-    return Lake(found)
+        opened = home if isinstance(home, Home) else Home(Path(home).expanduser().absolute())
+    identify(opened)
+    return Lake(opened)

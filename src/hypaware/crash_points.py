@@ -1,5 +1,8 @@
-"""All crash points of the program. A module declares its own with `faults.point`; here it is named, so that
-a list of them can be made without running anything; their names alone without importing anything."""
+"""The list of all crash points.
+
+A module declares its crash points with `faults.point`. `MODULES` names those modules, so that the points can be
+listed without running anything, and their names without importing anything.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from functools import cache
 from hypaware import faults
 from hypaware.errors import UsageError
 
-# Every module that calls `faults.point`; a test compares this with the source.
+# Every module that declares a crash point. A test compares this list with the source.
 MODULES = (
     "hypaware.capture.opt_outs",
     "hypaware.capture.recorder",
@@ -63,32 +66,31 @@ MODULES = (
     "hypaware.takeover.take_in",
 )
 
-_DECLARED = re.compile(rb'\bfaults\.point\(\s*"([^"]+)"')
+_DECLARED = re.compile(rb'\bfaults\.(?:crash_)?point\(\s*"([^"]+)"')
 
 
 def all_points() -> list[faults.CrashPoint]:
     for module in MODULES:
         importlib.import_module(module)
-    packages = {module.split(".")[1] for module in MODULES}
-    return [point for point in faults.declared() if point.package in packages]
+    return [point for point in faults.declared() if point.name in names()]
 
 
 @cache
 def names() -> frozenset[str]:
-    """As the modules' text has them: a few milliseconds, where importing them all takes seconds."""
+    """Return the names, read from the source text: a few milliseconds, while importing the modules takes seconds."""
     sources = (pkgutil.get_data("hypaware", _file_of(module)) or b"" for module in MODULES)
     return frozenset(name.decode() for source in sources for name in _DECLARED.findall(source))
 
 
 def check(spec: str) -> None:
-    """Refuses a value of HYP_CRASH_AT that no process would ever die of. One of this process's own is known as well."""
+    """Raise UsageError if a value of HYP_CRASH_AT names no crash point. Points declared in this process count too."""
     name, _ = faults.parse(spec)
     if name in names() or faults.is_declared(name):
         return
     from difflib import get_close_matches
 
-    near = get_close_matches(name, sorted(names()), n=1)
-    hint = f" Did you mean {near[0]}?" if near else ""
+    matches = get_close_matches(name, sorted(names()), n=1)
+    hint = f" Did you mean {matches[0]}?" if matches else ""
     raise UsageError(f"HYP_CRASH_AT={spec}: there is no such crash point.{hint}", repair="hyp dev crash-points")
 
 

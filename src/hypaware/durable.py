@@ -1,7 +1,7 @@
-"""The one place for durable writes: what is named here survives a power cut once the call returned.
+"""Durable file operations: the result of each call survives a power cut once the call has returned.
 
-A file is durable when its bytes were fsynced; its name is durable when its folder was. `fsync` is never retried
-after an error: the kernel may have dropped the pages, and a second call would report success over lost bytes.
+A file is durable after an fsync of its bytes. Its name is durable after an fsync of its folder. `fsync` is never
+retried after an error: the kernel may have dropped the pages, and a second call would report success over lost bytes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if sys.platform == "darwin":
     import fcntl
 
     def fsync_fd(fd: int) -> None:
-        """macOS's fsync leaves the bytes in the drive's cache; only F_FULLFSYNC does not."""
+        """Flush the drive's cache too. On macOS only F_FULLFSYNC does that; fsync does not."""
         fcntl.fcntl(fd, fcntl.F_FULLFSYNC)
 
 else:
@@ -42,7 +42,7 @@ def fsync_dir(path: Path) -> None:
 
 
 def rename(old: Path, new: Path) -> None:
-    """Moves a file whose bytes are already durable, and makes the move durable."""
+    """Rename a file whose bytes are already durable, and make the rename durable."""
     old.rename(new)
     fsync_dir(new.parent)
     if old.parent != new.parent:
@@ -55,7 +55,7 @@ def remove(path: Path) -> None:
 
 
 def write_file(path: Path, data: bytes, mode: int = 0o600) -> None:
-    """Replaces a file in one step: a reader, also after a power cut, finds the old bytes or the new ones."""
+    """Replace a file atomically: readers see the old bytes or the new ones, even after a power cut."""
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     try:
@@ -78,7 +78,7 @@ def write_all(fd: int, data: bytes | memoryview) -> None:
 
 
 def make_dir(path: Path, mode: int = 0o700) -> None:
-    """Creates a folder and the missing ones above it, each durable in its parent."""
+    """Create a folder and its missing parents, each durable in the folder above it."""
     if path.is_dir():
         return
     make_dir(path.parent, mode)

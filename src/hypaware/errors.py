@@ -1,8 +1,8 @@
-"""Every error that a user can meet.
+"""The errors that are reported to the user.
 
-`kind` is the stable snake_case name in JSON, the message says what happened to which thing, `repair` is the
-command that mends it. `Retryable` marks trouble of the surroundings (a full disk, a lock, a dead engine):
-the same call may succeed later. Everything else is terminal for the input that caused it.
+`kind` is the stable snake_case name in JSON, the message says what happened to which thing, and `repair` is the
+command that fixes it. `Retryable` marks a problem of the environment (a full disk, a held lock, a dead engine):
+the same call may succeed later. Every other error is permanent for the input that caused it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 
 class HypError(Exception):
-    """It failed: exit code 1."""
+    """The command failed: exit code 1."""
 
     exit_code = 1
     kind = "failed"
@@ -31,21 +31,21 @@ class HypError(Exception):
 
 
 class UsageError(HypError):
-    """The call was wrong: exit code 2."""
+    """The command line or the call was invalid: exit code 2."""
 
     exit_code = 2
     kind = "usage"
 
 
 class NotReady(HypError):
-    """Something needed is not running or not installed: exit code 3, with the command that fixes it."""
+    """A requirement is not running or not installed: exit code 3. `repair` holds the command that fixes it."""
 
     exit_code = 3
     kind = "not_ready"
 
 
 class Cancelled(HypError):
-    """The user stopped it: exit code 130."""
+    """The user interrupted the command: exit code 130."""
 
     exit_code = 130
     kind = "cancelled"
@@ -55,7 +55,7 @@ class Cancelled(HypError):
 
 
 class Retryable(HypError):
-    """The surroundings failed, not the data: nothing was lost, the same call may succeed later."""
+    """The environment failed, not the data. Nothing was lost, and the same call may succeed later."""
 
     kind = "retryable"
 
@@ -66,6 +66,12 @@ class ConfigError(HypError):
 
 class StateError(HypError):
     kind = "state"
+
+
+class StateCorrupt(StateError):
+    """The state exists but is not an intact database."""
+
+    kind = "state_corrupt"
 
 
 class LakeError(HypError):

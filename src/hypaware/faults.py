@@ -1,11 +1,11 @@
-"""Crash points: named places, on both sides of each durable step, where a test kills the process for real.
+"""Crash points: named places, before and after each durable step, where a test kills the process.
 
-`HYP_CRASH_AT=<point>[:n]` makes the process that reaches the point for the n-th time SIGKILL itself, and its
-JVM first, so that nothing of it can still commit. A job carries the setting of the command that asked for it,
-also into an engine that was already running: `armed()` holds it for the length of that job.
+`HYP_CRASH_AT=<point>[:n]` makes the process that reaches the point for the n-th time send itself SIGKILL. It kills
+its JVM first, so that the JVM cannot commit afterwards. A job carries the setting of the command that requested it,
+even into an engine that is already running: `armed()` applies it for the duration of that job.
 
-A name that no point has is refused by the commands and the engine (`crash_points.check`); any other program is warned
-when it first gets to a point.
+Commands and the engine reject an unknown name (`crash_points.check`). Any other program prints a warning when it first
+reaches a crash point.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class CrashPoint:
 
 
 _points: dict[str, CrashPoint] = {}
-_doomed: list[int] = []
+_child_pids: list[int] = []
 _lock = threading.Lock()
 
 
@@ -48,7 +48,7 @@ _job: ContextVar[_Armed | None] = ContextVar("armed", default=None)
 
 
 def point(name: str, about: str) -> Callable[[], None]:
-    """Declares a crash point (at import) and returns the function that the code calls when it gets there."""
+    """Declare a crash point, at import time, and return the function to call where the process may be killed."""
     if name in _points:
         raise ValueError(f"crash point {name} is declared twice")
     _points[name] = CrashPoint(name, about)
@@ -60,7 +60,7 @@ def point(name: str, about: str) -> Callable[[], None]:
 
 
 def declared() -> list[CrashPoint]:
-    return sorted(_points.values(), key=lambda found: found.name)
+    return sorted(_points.values(), key=lambda declared_point: declared_point.name)
 
 
 def is_declared(name: str) -> bool:
@@ -68,28 +68,28 @@ def is_declared(name: str) -> bool:
 
 
 def kill_with_us(pid: int) -> None:
-    """The JVM of this process: it dies first at a crash point."""
+    """Register a child process, such as the JVM, to be killed first at a crash point."""
     with _lock:
-        _doomed.append(pid)
+        _child_pids.append(pid)
 
 
 def spare(pid: int) -> None:
-    """It ended before us; its number may already be somebody else's."""
+    """Unregister a child process that has ended, because its pid may already belong to another process."""
     with _lock:
-        if pid in _doomed:
-            _doomed.remove(pid)
+        if pid in _child_pids:
+            _child_pids.remove(pid)
 
 
 def parse(spec: str) -> tuple[str, int]:
     name, _, count = spec.partition(":")
     if count and not (count.isdecimal() and int(count) >= 1):
-        raise UsageError(f"HYP_CRASH_AT={spec}: the part after ':' must be a whole number from 1")
+        raise UsageError(f"HYP_CRASH_AT={spec}: the part after ':' must be an integer of at least 1")
     return name, int(count or 1)
 
 
 @contextmanager
 def armed(spec: str | None) -> Iterator[None]:
-    """Within it, this job of an engine dies at the given point: this thread, and whatever it runs in its context."""
+    """Arm a crash point for one job of an engine: for this thread, and for code that runs in its context."""
     token = _job.set(_Armed(*parse(spec)) if spec else None)
     try:
         yield
@@ -115,7 +115,7 @@ def _reach(name: str) -> None:
         with _lock:
             setting.left -= 1
             if setting.left == 0:
-                for pid in _doomed:
+                for pid in _child_pids:
                     with contextlib.suppress(ProcessLookupError):
                         os.kill(pid, signal.SIGKILL)
                 os.kill(os.getpid(), signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""What a home must not lie on: network file systems, where locks and syncs cannot be trusted."""
+"""Rejects network file systems for a home, because locks and fsync are unreliable there."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ _NETWORK = {
 def refuse_network(root: Path) -> None:
     if (kind := kind_of(root)) in _NETWORK:
         raise NotReady(
-            f"{root} lies on a network file system ({kind}), where locks and syncs cannot be trusted",
+            f"{root} is on a network file system ({kind}), where locks and fsync are unreliable",
             kind="network_file_system",
             repair="export HYP_HOME=<a folder on a local disk>",
         )
 
 
 def kind_of(path: Path) -> str | None:
-    """The type of the mount that holds the path; None where the platform does not tell."""
+    """Return the type of the mount that holds the path, or None if the platform does not report it."""
     mounts = Path("/proc/self/mounts")
     if sys.platform != "linux" or not mounts.is_file():
         return None
-    best, kind = "", None
+    longest, kind = "", None
     for line in mounts.read_text().splitlines():
-        _, point, found, *_ = line.split(" ")
-        point = point.replace("\\040", " ")
-        if path.resolve().is_relative_to(point) and len(point) >= len(best):
-            best, kind = point, found
+        _, mount_point, mount_kind, *_ = line.split(" ")
+        mount_point = mount_point.replace("\\040", " ")
+        if path.resolve().is_relative_to(mount_point) and len(mount_point) >= len(longest):
+            longest, kind = mount_point, mount_kind
     return kind

@@ -1,4 +1,4 @@
-"""Where everything of one home lies on disk. The one place for paths; it creates nothing."""
+"""The paths of a home directory. This package is the only place that knows them; this module creates no files."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-# sun_path holds 104 bytes on macOS and 108 on Linux, with the closing NUL.
+# sun_path holds 104 bytes on macOS and 108 on Linux, including the final NUL.
 _SOCKET_PATH_MAX = 100
 
 
@@ -18,7 +18,7 @@ class Home:
 
     @classmethod
     def from_environment(cls) -> Home:
-        # Without links: tables name their files by the home's own path, whichever way it was reached.
+        # Symbolic links are resolved: tables name their files by the real path of the home.
         return cls(Path(os.environ.get("HYP_HOME") or Path.home() / ".hyp").expanduser().resolve())
 
     @property
@@ -35,12 +35,12 @@ class Home:
 
     @property
     def gateway(self) -> Path:
-        """The gateway's id, for a home that has lost everything else that knows it."""
+        """A copy of the gateway's id, in case the state and its mirror are lost."""
         return self.root / "gateway.id"
 
     @property
     def backup_note(self) -> Path:
-        """Only in a backup, which is laid out as a home and is none."""
+        """Exists only in a backup, which has the layout of a home but must not be used as one."""
         return self.root / "backup.json"
 
     @property
@@ -61,7 +61,7 @@ class Home:
 
     @property
     def tombstones(self) -> Path:
-        """What was purged and must not come back; with the lake, so that it outlives the state."""
+        """The tombstones of purged rows. Stored with the lake, so that they survive the loss of the state."""
         return self.lake / "tombstones.db"
 
     @property
@@ -70,7 +70,7 @@ class Home:
 
     @property
     def delivery(self) -> Path:
-        """Locks of streams, and what sinks keep for themselves (tokens)."""
+        """Locks of streams, and files that sinks keep, such as tokens."""
         return self.root / "delivery"
 
     @property
@@ -91,17 +91,17 @@ class Home:
 
     @property
     def lake_lock(self) -> Path:
-        """Locked by the JVM that owns the lake. Nothing else may open it: closing any handle frees the lock."""
+        """Locked by the JVM that owns the lake. The JVM must open it only once: closing a handle releases the lock."""
         return self.lake / "lake.lock"
 
     @property
     def lake_owner(self) -> Path:
-        """Who has that lock, for messages only."""
+        """Names the process that holds `lake_lock`, for messages only."""
         return self.run / "lake.owner"
 
     @property
     def engine_lock(self) -> Path:
-        """Locked (flock) by the engine process for its whole life."""
+        """Locked (flock) by the engine process for its whole lifetime."""
         return self.run / "engine.lock"
 
     @property
@@ -109,13 +109,13 @@ class Home:
         path = self.engine / "engine.sock"
         if len(os.fsencode(path)) <= _SOCKET_PATH_MAX:
             return path
-        # Not TMPDIR: a command and the engine may have different ones, and must find each other.
-        short = hashlib.sha256(os.fsencode(self.root)).hexdigest()[:16]
-        return Path("/tmp") / f"hyp-{os.getuid()}-{short}" / "engine.sock"
+        # Not TMPDIR: a command and the engine may have different values of it.
+        digest = hashlib.sha256(os.fsencode(self.root)).hexdigest()[:16]
+        return Path("/tmp") / f"hyp-{os.getuid()}-{digest}" / "engine.sock"
 
 
 def cache_dir() -> Path:
-    """Jars and class archives, shared by all homes of a user."""
+    """Return the folder of jars and class archives, which all homes of a user share."""
     if chosen := os.environ.get("HYP_CACHE"):
         return Path(chosen).expanduser().absolute()
     if sys.platform == "darwin":

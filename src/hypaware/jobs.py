@@ -1,4 +1,4 @@
-"""The jobs of an engine by name, and what must happen before the first of them touches a lake."""
+"""The jobs that an engine can run, by name, and the recovery that runs before the first of them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _JOBS = {
 
 def resolve(name: str) -> Job:
     if name not in _JOBS:
-        raise HypError(f"this engine knows no job {name!r}; it may be older than the command", repair="hyp engine stop")
+        raise HypError(f"the engine has no job {name!r}; it may be older than this command", repair="hyp engine stop")
     module, _, attribute = _JOBS[name].partition(":")
     job: Job = getattr(import_module(module), attribute)
 

@@ -1,33 +1,32 @@
-"""Whether somebody could listen at an address, and one close by that is free: whoever tells a user to choose another
-one names one that works."""
+"""Checks whether a listen address is free, and finds a free one nearby to suggest in an error message."""
 
 from __future__ import annotations
 
 import socket
 
-_TRIED = 50
-# Below are those of the system.
+_PORTS_TRIED = 50
+# Lower ports are reserved for the system.
 _LOWEST = 1024
 _HIGHEST = 65535
-_USUAL = 18530
+_DEFAULT = 18530
 
 
 def why_not(listen: str) -> str | None:
-    """Why nobody could listen at `host:port` now; None if that is free."""
+    """Return why `host:port` cannot be bound, or None if it is free."""
     host, _, port = listen.rpartition(":")
     bare = host.strip("[]")
-    with socket.socket(socket.AF_INET6 if ":" in bare else socket.AF_INET, socket.SOCK_STREAM) as tried:
-        tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    with socket.socket(socket.AF_INET6 if ":" in bare else socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            tried.bind((bare or "127.0.0.1", int(port)))
-        except (OSError, ValueError, OverflowError) as trouble:
-            return str(trouble)
+            probe.bind((bare or "127.0.0.1", int(port)))
+        except (OSError, ValueError, OverflowError) as error:
+            return str(error)
     return None
 
 
 def free_beside(listen: str) -> str:
-    """The first free port after that of `listen`, on its host; on this machine where the host itself is the trouble."""
+    """Return the address of the next free port on the host of `listen`, or on 127.0.0.1 if that host is unusable."""
     host, _, port = listen.rpartition(":")
-    first = int(port) + 1 if port.isdecimal() and _LOWEST <= int(port) <= _HIGHEST - _TRIED else _USUAL
-    beside = [f"{at}:{first + more}" for at in dict.fromkeys((host, "127.0.0.1")) for more in range(_TRIED)]
-    return next((each for each in beside if why_not(each) is None), beside[0])
+    first = int(port) + 1 if port.isdecimal() and _LOWEST <= int(port) <= _HIGHEST - _PORTS_TRIED else _DEFAULT
+    candidates = [f"{at}:{first + n}" for at in dict.fromkeys((host, "127.0.0.1")) for n in range(_PORTS_TRIED)]
+    return next((address for address in candidates if why_not(address) is None), candidates[0])

@@ -1,7 +1,7 @@
-"""Reading a SQLite file that others own, leaving no trace of it: no change, and no side files that were not there.
+"""Reads SQLite databases of other processes without changing them or leaving side files behind.
 
-Side files that come and go leave the time of the folder, and who reads beside them may write into the index of the log.
-Who promises that nothing at all changes reads `without_trace`.
+Side files that are created and removed change the folder's modification time, and a reader may write to the WAL
+index. Use `without_trace` when not even timestamps may change.
 """
 
 from __future__ import annotations
@@ -12,65 +12,66 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
-# Side files cannot be made: the disk is full, or not to be written to.
+# Side files cannot be created: the disk is full or read-only.
 _NO_SIDE_FILES = (sqlite3.SQLITE_IOERR, sqlite3.SQLITE_FULL, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY)
-_AS_IT_LIES = "mode=ro&immutable=1"
-_leaves_no_trace = False
+_IMMUTABLE = "mode=ro&immutable=1"
+_immutable_reads = False
 
 
 @contextmanager
 def look_into(path: Path) -> Iterator[sqlite3.Connection]:
-    """Read-only where the side files of a WAL database are there: nothing is made and nothing is taken away.
+    """Open a database for reading.
 
-    Where they are not, such a connection would make them and leave them behind; an ordinary one, the last to close,
-    removes them, and there is nothing for it to write back.
+    If the side files of a WAL database exist, the connection is read-only and creates and removes nothing. If they do
+    not exist, a read-only connection would create them and leave them behind. An ordinary connection removes them
+    when it closes as the last one, and has nothing to write back.
     """
-    with _time_kept(path.with_name(f"{path.name}-shm")), closing(_open(path)) as connection:
+    with _keep_mtime(path.with_name(f"{path.name}-shm")), closing(_open(path)) as connection:
         connection.execute("PRAGMA query_only=ON")
         yield connection
 
 
 @contextmanager
 def without_trace() -> Iterator[None]:
-    """For a process that only tells what it would do: within this, files are read as if nobody wrote to them."""
-    global _leaves_no_trace
-    _leaves_no_trace = True
+    """Read databases as immutable files within this context, for dry runs."""
+    global _immutable_reads
+    _immutable_reads = True
     try:
         yield
     finally:
-        _leaves_no_trace = False
+        _immutable_reads = False
 
 
 def _open(path: Path) -> sqlite3.Connection:
     wal = path.with_name(f"{path.name}-wal")
-    trouble: sqlite3.OperationalError | None = None
-    for way in _ways(wal):
+    failure: sqlite3.OperationalError | None = None
+    for mode in _modes(wal):
         try:
-            return _connect(path, way)
+            return _connect(path, mode)
         except sqlite3.OperationalError as error:
             if error.sqlite_errorcode & 0xFF not in _NO_SIDE_FILES:
                 raise
-            trouble = error
-    assert trouble is not None
-    if not path.is_file() or _waits(wal):
-        raise trouble
-    # Nothing waits to be written back, and on a full disk nobody can write: the file is whole, and stays so.
-    return _connect(path, _AS_IT_LIES)
+            failure = error
+    assert failure is not None
+    if not path.is_file() or _has_pending_wal(wal):
+        raise failure
+    # There is nothing to write back, and no process can write to a full disk: the file is complete.
+    return _connect(path, _IMMUTABLE)
 
 
-def _ways(wal: Path) -> tuple[str, ...]:
+def _modes(wal: Path) -> tuple[str, ...]:
     if not wal.exists():
-        return (_AS_IT_LIES,) if _leaves_no_trace else ("mode=rw",)
-    return ("mode=ro&readonly_shm=1", "mode=ro") if _leaves_no_trace else ("mode=ro",)
+        return (_IMMUTABLE,) if _immutable_reads else ("mode=rw",)
+    return ("mode=ro&readonly_shm=1", "mode=ro") if _immutable_reads else ("mode=ro",)
 
 
-def _waits(wal: Path) -> bool:
+def _has_pending_wal(wal: Path) -> bool:
     return wal.exists() and wal.stat().st_size > 0
 
 
-def _connect(path: Path, way: str) -> sqlite3.Connection:
-    """A connection that has read: only then it is known whether it can."""
-    connection = sqlite3.connect(f"{path.absolute().as_uri()}?{way}", uri=True, timeout=30)
+def _connect(path: Path, mode: str) -> sqlite3.Connection:
+    """Return a connection that has read once, which shows that it can."""
+    connection = sqlite3.connect(f"{path.absolute().as_uri()}?{mode}", uri=True, timeout=30)
     try:
         connection.execute("SELECT 1 FROM sqlite_master").fetchone()
     except BaseException:
@@ -80,8 +81,8 @@ def _connect(path: Path, way: str) -> sqlite3.Connection:
 
 
 @contextmanager
-def _time_kept(index: Path) -> Iterator[None]:
-    """SQLite notes its readers in the index of the log: what it holds is the same afterwards, and so is its time."""
+def _keep_mtime(index: Path) -> Iterator[None]:
+    """Restore the modification time of the WAL index, in which SQLite registers its readers."""
     try:
         before = index.stat()
     except OSError:

@@ -1,10 +1,10 @@
-"""A home that lies elsewhere than it did: what it needs before anything in it may be read or written.
+"""Relocation of a moved or copied home, before anything in it is read or written.
 
-Moved, its tables are told where they lie now, and it is the same home as before. A copy is told as well, so that it
-never touches a file of the original, and begins a life of its own: a new incarnation, which leaps over the sequences
-that the original gives out from now on. What it had not delivered, the original may have delivered meanwhile: its
-destination is asked, or it waits for its user. The order is lake, state, side file; whoever is killed in between leaves
-a home that still says it belongs elsewhere, and it is done again.
+A moved home is the same home; its tables are rewritten to name their files at the new path. The tables of a copy are
+rewritten too, so that it never touches a file of the original. A copy also becomes a new incarnation, which skips the
+sequences that the original will allocate from now on. The original may deliver rows that the copy has not delivered,
+so those streams ask their destination, or wait for the user. The order is lake, state, mirror. If the process is killed
+in between, the state still names the old path, and the relocation runs again.
 """
 
 from __future__ import annotations
@@ -21,16 +21,19 @@ if TYPE_CHECKING:
     from hypaware.home import Home
     from hypaware.state.mirror import Mirror
 
-# Far more than a home gives out in its life; four million copies of copies still fit.
+# Far more than a home allocates in its lifetime; a chain of four million copies still fits.
 LEAP = 2**40
 
 
 def whereabouts(home: Home, known: Identity | None, held: Mirror | None) -> Whereabouts:
-    """By the state, else by its side file. If both are gone, only the catalog can tell, and not a move from a copy."""
+    """Determine whether the home was moved or copied, from the state, or else from its mirror.
+
+    Without either, only the catalog can show it. A move then counts as a copy.
+    """
     from hypaware.lake import relocate
 
-    if told := known or (held.identity if held else None):
-        return told.whereabouts(home.root)
+    if identity := known or (held.identity if held else None):
+        return identity.locate(home.root)
     return Whereabouts.COPIED if relocate.names_another_place(home) else Whereabouts.HERE
 
 
@@ -42,12 +45,12 @@ def bring_lake(home: Home) -> None:
 
 
 def begin_anew(connection: Connection, home: Home, known: Identity) -> Identity:
-    """The next life of a copy, in the state and in the lake: no loss of either makes it forget the leap."""
+    """Give a copy its own incarnation, in the state and in the lake, so that losing either keeps the skipped range."""
     from hypaware.lake import relocate
     from hypaware.lake.metadata import FLOOR, FORKS, INCARNATION, PARENTS
     from hypaware.state import flushes
 
-    identity = known.placed(home.root).reborn(flushes.next_seq(connection) - 1)
+    identity = known.at(home.root).next_incarnation(flushes.next_seq(connection) - 1)
     flushes.leap(connection, LEAP)
     distrust_undelivered(connection)
     relocate.stamp(
@@ -63,18 +66,18 @@ def begin_anew(connection: Connection, home: Home, known: Identity) -> Identity:
 
 
 def distrust_undelivered(connection: Connection) -> None:
-    """A stream that had delivered everything goes on; of any other nobody here knows how far it has come since."""
+    """Mark the watermark of every stream as unknown, except for streams that have delivered everything."""
     from hypaware.state import flushes, intents, streams
 
     high_water = flushes.high_water(connection)
-    # Rows of these may be in the lake already, of any source, and both homes will record them.
-    unsettled = {flush.dataset for flush in flushes.unfinished(connection)}
+    # Rows of these flushes may be in the lake already, from any source, and both homes will record them.
+    uncertain = {flush.dataset for flush in flushes.unfinished(connection)}
     streams.lost_memory(connection)
     planned = intents.with_pending(connection)
     for stream in streams.all_streams(connection):
         reached = high_water.get(stream.key.dataset, {}).get(stream.key.source, 0)
         behind = stream.watermark is None or stream.watermark < reached
-        if behind or stream.key in planned or stream.key.dataset in unsettled:
+        if behind or stream.key in planned or stream.key.dataset in uncertain:
             intents.cancel(connection, stream.key)
             streams.restore(connection, replace(stream, watermark=None, history=streams.LOST))
     streams.stepped(connection)

@@ -1,4 +1,4 @@
-"""What a mistyped name was probably meant to be."""
+"""Suggestions for mistyped names."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from collections.abc import Iterable, Mapping
 
 
 def nearest(name: str, known: Mapping[str, str] | Iterable[str], and_all: bool = False) -> str:
-    """Words to put after "there is no …": the nearest known name, else (or as well: `and_all`) all of them.
+    """Return a hint to append to "there is no ...": the most similar name, or else the list of known names.
 
-    A mapping gives for each name, as it is to be shown, the part of it that is compared.
+    With `and_all`, the list is always included. A mapping gives, for each name to display, the part to compare.
     """
     from difflib import SequenceMatcher
 
-    compared = known if isinstance(known, Mapping) else {each: each for each in known}
-    if not compared:
+    candidates = known if isinstance(known, Mapping) else {name: name for name in known}
+    if not candidates:
         return ""
-    likeness = {each: SequenceMatcher(None, name, part).ratio() for each, part in compared.items()}
-    best = max(likeness, key=lambda each: likeness[each])
-    guess = f" Did you mean {best}?" if likeness[best] >= 0.5 else ""
-    return f"{guess} Known: {', '.join(compared)}." if and_all or not guess else guess
+    similarity = {each: SequenceMatcher(None, name, part).ratio() for each, part in candidates.items()}
+    best = max(similarity, key=lambda each: similarity[each])
+    guess = f" Did you mean {best}?" if similarity[best] >= 0.5 else ""
+    return f"{guess} Known: {', '.join(candidates)}." if and_all or not guess else guess

@@ -1,8 +1,9 @@
-"""Plugins: what distributions register by entry points, the built-in parts among them.
+"""Plugins: clients, sinks, encoders, datasets and materializers that distributions register as entry points.
 
-A broken plugin never stops the others: it is left out of `load` and shown with its reason by `list_plugins`.
-A name belongs to one plugin of its group; HypAware's own come first, then the distributions by name. A
-plugin whose object has a `name` must be registered under it, so that nobody takes a name unseen.
+The built-in ones are registered in the same way. A broken plugin never stops the others: `load` omits it, and
+`list_plugins` shows it with the reason. Names are unique within a group. HypAware's own plugins come first, then those
+of other distributions in alphabetical order. A plugin object with a `name` attribute must be registered under that
+name, so that no plugin can hide another one.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ DATASETS = "hypaware.datasets"
 MATERIALIZERS = "hypaware.materializers"
 GROUPS = (CLIENTS, SINKS, ENCODERS, DATASETS, MATERIALIZERS)
 
-# What a plugin of a group must be an instance of, "module:class".
+# The class that the plugins of a group are instances of, as "module:class".
 _KINDS = {
     CLIENTS: "hypaware.clients.client:Client",
     DATASETS: "hypaware.model.datasets:Dataset",
@@ -28,7 +29,7 @@ _KINDS = {
     SINKS: "hypaware.export.sink:SinkType",
     ENCODERS: "hypaware.export.encoders.encoder:Encoder",
 }
-# What judges the shape of such an instance and raises ValueError with the reason, "module:function".
+# The function that validates an instance and raises ValueError with the reason, as "module:function".
 _CHECKS = {
     CLIENTS: "hypaware.backfill.registry:check_client",
     MATERIALIZERS: "hypaware.backfill.registry:check_materializer",
@@ -52,27 +53,27 @@ class Plugin:
 @dataclass(frozen=True)
 class _Loaded:
     entry: EntryPoint
-    thing: Any
+    value: Any
     error: str | None
 
 
 def list_plugins() -> list[Plugin]:
-    """Every registered plugin, loaded for a look; the broken ones too."""
+    """Load and describe every registered plugin, including the broken ones."""
     return [plugin for group in GROUPS for plugin, _ in inspect(group)]
 
 
 def inspect(group: str) -> list[tuple[Plugin, Any]]:
-    """Every plugin of a group and what it registered, which is None where it is broken."""
-    return [(_describe(found), found.thing) for found in _load_group(group, _kind_of(group))]
+    """Return every plugin of a group with its object, which is None if the plugin is broken."""
+    return [(_describe(loaded), loaded.value) for loaded in _load_group(group, _kind_of(group))]
 
 
 def load(group: str, kind: type[T]) -> list[T]:
-    """What works of a group, in a stable order."""
-    return [found.thing for found in _load_group(group, kind) if found.error is None]
+    """Return the objects of the working plugins of a group, in a stable order."""
+    return [loaded.value for loaded in _load_group(group, kind) if loaded.error is None]
 
 
 def names(group: str) -> tuple[str, ...]:
-    """The registered names of a group; loads nothing."""
+    """Return the registered names of a group without loading the plugins."""
     return tuple(dict.fromkeys(entry.name for entry in _entries(group)))
 
 
@@ -95,31 +96,31 @@ def _load_group(group: str, kind: type) -> Iterator[_Loaded]:
 
 def _load(entry: EntryPoint, kind: type) -> _Loaded:
     try:
-        thing = entry.load()
+        value = entry.load()
     except (Exception, SystemExit) as error:
         return _Loaded(entry, None, f"{type(error).__name__}: {error}".strip(": "))
-    if not isinstance(thing, kind):
-        return _Loaded(entry, None, f"{entry.value} is a {type(thing).__name__}, not a {kind.__name__}")
-    if (own := getattr(thing, "name", entry.name)) != entry.name:
-        return _Loaded(entry, None, f"{entry.value} calls itself {own!r}, but is registered as {entry.name!r}")
+    if not isinstance(value, kind):
+        return _Loaded(entry, None, f"{entry.value} is a {type(value).__name__}, not a {kind.__name__}")
+    if (own_name := getattr(value, "name", entry.name)) != entry.name:
+        return _Loaded(entry, None, f"{entry.value} has the name {own_name!r}, but is registered as {entry.name!r}")
     if entry.group in _CHECKS:
         try:
-            _named(_CHECKS[entry.group])(thing)
+            _import(_CHECKS[entry.group])(value)
         except Exception as reason:
             return _Loaded(entry, None, f"{entry.value}: {reason}")
-    return _Loaded(entry, thing, None)
+    return _Loaded(entry, value, None)
 
 
-def _describe(found: _Loaded) -> Plugin:
-    entry = found.entry
+def _describe(loaded: _Loaded) -> Plugin:
+    entry = loaded.entry
     return Plugin(
         group=entry.group,
         name=entry.name,
         distribution=_distribution(entry),
         version=entry.dist.version if entry.dist else "",
         value=entry.value,
-        status="broken" if found.error else "ok",
-        error=found.error,
+        status="broken" if loaded.error else "ok",
+        error=loaded.error,
     )
 
 
@@ -130,11 +131,11 @@ def _distribution(entry: EntryPoint) -> str:
 def _kind_of(group: str) -> type:
     if group not in _KINDS:
         return object
-    kind = _named(_KINDS[group])
+    kind = _import(_KINDS[group])
     assert isinstance(kind, type)
     return kind
 
 
-def _named(target: str) -> Any:
+def _import(target: str) -> Any:
     module, _, attribute = target.partition(":")
     return getattr(importlib.import_module(module), attribute)

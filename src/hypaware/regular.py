@@ -1,4 +1,4 @@
-"""Opening files that belong to others: only regular ones, and never waiting for somebody at the other end of a pipe."""
+"""Opens files of other programs: only regular files, and never blocking on a pipe."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import BinaryIO
 
 
 class NotRegular(OSError):
-    """There is a pipe, a socket, a device or a folder where a file was expected."""
+    """The path is a pipe, a socket, a device or a folder, not a regular file."""
 
 
 def open_regular(path: Path) -> BinaryIO:
-    # A pipe that somebody put there would block an ordinary open for ever.
+    # Without O_NONBLOCK, opening a named pipe would block until a writer appears.
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
         if not stat.S_ISREG(os.fstat(fd).st_mode):

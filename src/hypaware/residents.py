@@ -1,8 +1,9 @@
-"""Who is still at work in a home: its engine, daemon or server, and the JVM that owns its lake.
+"""The processes that are running in a home: its engine, daemon or server, and the JVM that owns its lake.
 
-Each holds a lock in the home for its whole life, and the lock goes with the folder. So one that was started before the
-home was moved is seen from the new place. It notices the move by itself and ends; that is waited for, for a while. This
-process itself does not count: an engine that has just taken the lake is the one who may change it.
+Each of them holds a lock in the home for its whole lifetime, and the lock moves with the folder. So a process that was
+started before the home was moved can be detected at the new path. Such a process notices the move and exits;
+`wait_until_gone` waits for that. The current process is not counted, because an engine that has just acquired the lake
+may change it.
 """
 
 from __future__ import annotations
@@ -18,26 +19,26 @@ from hypaware import lock_file
 from hypaware.errors import NotReady
 from hypaware.home import Home
 
-PATIENCE_SECONDS = 20.0
+WAIT_SECONDS = 20.0
 _POLL_SECONDS = 0.05
 
 
 @dataclass(frozen=True)
 class Resident:
-    what: str
+    name: str
     pid: int | None
     stop: str
-    """The command that ends it."""
+    """The command that stops it."""
 
 
 def wait_until_gone(home: Home) -> None:
-    """Raises NotReady, with the command that helps, where somebody stays."""
-    deadline = time.monotonic() + PATIENCE_SECONDS
+    """Wait until no other process is running in the home. Raise NotReady, with the stop command, if one remains."""
+    deadline = time.monotonic() + WAIT_SECONDS
     while (found := first(home)) is not None:
         if time.monotonic() >= deadline:
-            named = f" (process {found.pid})" if found.pid else ""
+            process = f" (process {found.pid})" if found.pid else ""
             raise NotReady(
-                f"the home {home.root} lies elsewhere than it did, and {found.what}{named} is still at work in it: "
+                f"the home {home.root} was moved while {found.name}{process} is still running in it; "
                 "nothing was read or written",
                 kind="home_in_use",
                 repair=found.stop,
@@ -46,15 +47,15 @@ def wait_until_gone(home: Home) -> None:
 
 
 def first(home: Home) -> Resident | None:
-    """Somebody else than this process; None if there is nobody."""
-    for name, what, stop in (
+    """Return a process other than this one that is running in the home, or None."""
+    for lock_name, name, stop in (
         ("daemon.lock", "its daemon", "hyp daemon stop"),
         ("server.lock", "its server", "kill {pid}"),
         ("engine.lock", "its engine", "hyp engine stop"),
     ):
-        path = home.run / name
+        path = home.run / lock_name
         if lock_file.is_taken(path) and (pid := lock_file.holder(path)) != os.getpid():
-            return Resident(what, pid, stop.format(pid=pid))
+            return Resident(name, pid, stop.format(pid=pid))
     if _is_owned(home.lake_lock) and (pid := _owner(home)) != os.getpid():
         return Resident("a Spark process", pid, "hyp engine stop")
     return None
@@ -68,7 +69,7 @@ def _owner(home: Home) -> int | None:
 
 
 def _is_owned(path: Path) -> bool:
-    """Whether a JVM holds the lake's lock: a POSIX lock, which `flock` does not see. It is never this very process."""
+    """Report whether a JVM holds the lake's lock. It is a POSIX lock, which `flock` does not see."""
     try:
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:

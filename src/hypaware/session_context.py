@@ -1,7 +1,7 @@
-"""What clients' hooks have noted of sessions: `<HYP_HOME>/clients/<name>/session-context.jsonl`.
+"""Reads the session context that clients' hooks record: `<HYP_HOME>/clients/<name>/session-context.jsonl`.
 
-Lines `{session_id, cwd, git_branch, git_remote, head_sha, repo_root, at}`, bounded by who writes them
-(`clients.session_notes`). Here they are only read; what is no such line says nothing.
+Each line is `{session_id, cwd, git_branch, git_remote, head_sha, repo_root, at}`. `clients.session_notes` writes the
+file and limits its size. Invalid lines are skipped.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from hypaware.regular import open_regular
 
 FACTS = ("cwd", "git_branch", "git_remote", "head_sha", "repo_root")
 _NAME = "session-context.jsonl"
-_MOST_BYTES = 4 << 20
+_MAX_BYTES = 4 << 20
 
 
 def path_of(root: Path, client: str) -> Path:
-    """`root` is the home's folder."""
+    """Return the path of a client's file below the home folder `root`."""
     return root / "clients" / client / _NAME
 
 
@@ -29,18 +29,18 @@ def paths(root: Path) -> list[Path]:
 
 
 def notes(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """(session, note), the oldest first. Raises OSError where the file cannot be read."""
+    """Yield (session id, note), oldest first. Raise OSError if the file cannot be read."""
     with open_regular(path) as file:
-        lines = file.read(_MOST_BYTES).splitlines()
+        lines = file.read(_MAX_BYTES).splitlines()
     for line in lines:
         try:
-            told = orjson.loads(line)
+            note = orjson.loads(line)
         except orjson.JSONDecodeError:
             continue
-        if isinstance(told, dict) and isinstance(session := told.get("session_id"), str):
-            yield session, told
+        if isinstance(note, dict) and isinstance(session := note.get("session_id"), str):
+            yield session, note
 
 
 def facts_of(note: Mapping[str, Any]) -> dict[str, str]:
-    """The columns that a note tells."""
+    """Return the columns that a note provides."""
     return {name: text for name in FACTS if isinstance(text := note.get(name), str) and text}

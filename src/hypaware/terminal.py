@@ -1,8 +1,8 @@
-"""Text that is safe to show on a terminal, whatever was stored.
+"""Escapes text for display on a terminal.
 
-Recorded sessions hold any bytes a program ever printed. Escape sequences could move the cursor, rewrite the
-title or answer on the user's behalf; direction overrides make text read other than it is. Both are shown as
-the escapes that JSON and Python use for them, so that nothing is lost and nothing acts.
+Recorded sessions can contain any bytes that a program printed. Escape sequences could move the cursor, change the
+window title or simulate input; direction overrides can make text read differently from its content. Both are printed
+as the escapes of JSON and Python, so that nothing is lost and nothing takes effect.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ _SHORT = {"\t": "\\t", "\n": "\\n", "\r": "\\r"}
 
 
 def harmless(text: str) -> str:
-    """For text on lines of its own: newlines and tabs stay."""
+    """Escape a block of text. Newlines and tabs are kept."""
     return _IN_BLOCK.sub(_escape, text)
 
 
 def harmless_cell(text: str) -> str:
-    """For a cell of a table or a value within a line: one line, always."""
+    """Escape a table cell or a value within a line. The result is always one line."""
     return _IN_CELL.sub(_escape, text)
 
 
 def harmless_json(document: str) -> str:
-    """For JSON text without raw newlines in its strings: what it escapes stays the same JSON value."""
-    return _IN_BLOCK.sub(lambda found: f"\\u{ord(found.group()):04x}", document)
+    """Escape JSON text that has no raw newlines in its strings. The JSON value stays the same."""
+    return _IN_BLOCK.sub(lambda match: f"\\u{ord(match.group()):04x}", document)
 
 
-def _escape(found: re.Match[str]) -> str:
-    char = found.group()
+def _escape(match: re.Match[str]) -> str:
+    char = match.group()
     if char in _SHORT:
         return _SHORT[char]
     return f"\\x{ord(char):02x}" if ord(char) < 0x100 else f"\\u{ord(char):04x}"

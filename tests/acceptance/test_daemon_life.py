@@ -65,7 +65,7 @@ def test_a_daemon_is_started_killed_started_again_and_stopped_and_every_row_is_t
         assert hyp.ok("engine", "status")["pid"] == engine, "the engine that was left is taken over"
 
         os.kill(again["pid"], signal.SIGHUP)
-        eventually(lambda: "the config was read anew" in (home.logs / "daemon.log").read_text())
+        eventually(lambda: "the config was reloaded" in (home.logs / "daemon.log").read_text())
         told = hyp.ok("daemon", "status")
         assert (told["pid"], told["started_by"], told["installed"]) == (again["pid"], "hand", None)
     finally:
@@ -74,5 +74,5 @@ def test_a_daemon_is_started_killed_started_again_and_stopped_and_every_row_is_t
     assert condition.read(home) == {}
     assert len(set(committed(home))) == len(committed(home)) == 70
     log = (home.logs / "daemon.log").read_text()
-    assert log.count("runs as process") == 2
-    assert log.count("the daemon ends") == 1
+    assert log.count("is running as process") == 2
+    assert log.count("the daemon is stopping") == 1

@@ -25,7 +25,7 @@ TOLD = [
     *("$ hyp setup --yes", "+ import  108 rows of 7 sessions", "7 sessions, 108 messages", "$ hyp backfill"),
     *("$ hyp query sql", "7 rows in", "$ python -m demo.client", "2 rows in", "$ hyp status", "$ hyp client detach"),
     *("$ hyp daemon stop", "hyp server run --listen", "$ hyp config set sinks.team"),
-    *("$ HYP_CRASH_AT=export.ship.after-answer hyp export", "error: the engine died in the middle of export"),
+    *("$ HYP_CRASH_AT=export.ship.after-answer hyp export", "error: the engine died while running export"),
     *(
         "$ hyp export",
         "team: ok",

@@ -23,7 +23,8 @@ import pytest
 from hypaware import lock_file
 from hypaware.capture import handover
 from hypaware.capture.decoded import Decoded
-from hypaware.capture.project import Seen, project
+from hypaware.capture.project.projection import project
+from hypaware.capture.project.seen import Seen
 from hypaware.capture.redact_exchange import redacted
 from hypaware.home import Home
 from hypaware.maintain.purge import needles

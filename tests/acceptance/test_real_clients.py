@@ -28,7 +28,7 @@ import pytest
 
 from hypaware import lock_file
 from hypaware.capture import handover
-from hypaware.capture.project import match_keys
+from hypaware.model.matching import match_keys
 from hypaware.home import Home, cache_dir
 from hypaware.model.datasets import Row
 from hypaware.spool import reader

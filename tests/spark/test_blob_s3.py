@@ -80,7 +80,7 @@ def test_a_chunk_is_an_object_and_a_manifest_which_others_read(
         destination = await sink.open()
         sent = await sink.ship(chunk(0, 10), payload(7), 0)
         assert await sink.ship(chunk(0, 10), payload(7), 0) == sent
-        return destination, sent, await sink.landed(chunk(0, 10))
+        return destination, sent, await sink.has_chunk(chunk(0, 10))
 
     destination, sent, landed = asyncio.run(work())
 
@@ -110,7 +110,7 @@ def test_every_source_has_its_own_place(options: dict[str, Any], root: Path) -> 
         sink = await opened(options)
         for source in sources:
             await sink.ship(chunk(0, 10, source=source), payload(2), 0)
-        return [await sink.delivered(chunk(0, 1, source=each).stream, GATEWAY, INCARNATION) for each in sources]
+        return [await sink.coverage(chunk(0, 1, source=each).stream, GATEWAY, INCARNATION) for each in sources]
 
     assert asyncio.run(work()) == [Delivered(10)] * len(sources)
     held = files(root)
@@ -175,9 +175,9 @@ def test_another_writers_object_comes_in_between_and_it_dies(options: dict[str, 
                 await pending.pop()
 
         sink = await opened(options, around=lambda store: Between(store, meet))
-        with pytest.raises(Unreachable, match="another program"):
+        with pytest.raises(Unreachable, match="another process"):
             await sink.ship(chunk(0, 10), payload(7), 0)
-        assert not await sink.landed(chunk(0, 10))
+        assert not await sink.has_chunk(chunk(0, 10))
         return await sink.ship(chunk(0, 10), payload(7), 0)
 
     sent = asyncio.run(work())
@@ -218,7 +218,7 @@ def test_more_manifests_than_a_page_holds_are_all_counted(options: dict[str, Any
 
         await asyncio.gather(*(put(number) for number in range(count) if number != 1_500))
         sink = await opened(options)
-        return await sink.delivered(STREAM, GATEWAY, INCARNATION)
+        return await sink.coverage(STREAM, GATEWAY, INCARNATION)
 
     assert asyncio.run(work()) == Delivered(count * 10, ((15_000, 15_010),))
 
@@ -295,12 +295,12 @@ def test_a_server_that_is_killed_in_the_middle_of_a_put_gets_it_again(tmp_path: 
                 server.kill()
             with pytest.raises(Unreachable):
                 await shipping
-            with pytest.raises(Unreachable, match="does not answer"):
-                await sink.landed(chunk(0, 10))
+            with pytest.raises(Unreachable, match="does not respond"):
+                await sink.has_chunk(chunk(0, 10))
             server.start()
-            assert not await sink.landed(chunk(0, 10))
+            assert not await sink.has_chunk(chunk(0, 10))
             await sink.ship(chunk(0, 10), rows, 0)
-            return await sink.landed(chunk(0, 10))
+            return await sink.has_chunk(chunk(0, 10))
 
         assert asyncio.run(work())
         assert untrue(files(bucket / "x")) == []
@@ -308,7 +308,7 @@ def test_a_server_that_is_killed_in_the_middle_of_a_put_gets_it_again(tmp_path: 
 
 
 def test_a_bucket_that_is_not_there_is_told(server: S3Server) -> None:
-    with pytest.raises(Denied, match="there is no bucket nobodys-bucket") as denied:
+    with pytest.raises(Denied, match="the bucket nobodys-bucket does not exist") as denied:
         asyncio.run(opened(server.options("nobodys-bucket")))
 
     assert denied.value.kind == "no_such_bucket"
@@ -363,5 +363,5 @@ def test_the_usual_variables_are_enough(
 
 
 def test_a_server_that_is_not_there_is_told(options: dict[str, Any]) -> None:
-    with held_port() as nobody, pytest.raises(Unreachable, match="does not answer"):
+    with held_port() as nobody, pytest.raises(Unreachable, match="does not respond"):
         asyncio.run(opened({**options, "endpoint": f"http://127.0.0.1:{nobody}"}))

@@ -1,4 +1,4 @@
-"""Compaction and expiry of the real lake, with flushes, deliveries and queries beside it."""
+"""Compaction and expiry of the real lake, with concurrent flushes, deliveries and queries."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from tests.rows import DATASET, MESSAGES, row
 
 pytestmark = pytest.mark.spark
 TABLE = tables.full_name(DATASET)
-_BEGIN = datetime(2026, 11, 2, 7, 0, tzinfo=UTC)
+_FIRST_DAY = datetime(2026, 11, 2, 7, 0, tzinfo=UTC)
 
 
 @dataclass
@@ -62,11 +62,11 @@ class Site:
         return SparkLake(self.home, self.session.spark, self.opened.identity, lambda: None)
 
     def add(self, rows: int, day: int = 0, source: str = "claude") -> None:
-        """Rows of one (source, day), which wait in the spool."""
+        """Append rows of one (source, day) to the spool."""
         batch = []
         for _ in range(rows):
-            at = _BEGIN + timedelta(days=day, seconds=self.numbers % 40_000)
-            batch.append(row(self.numbers, message_created_at=at.isoformat(), client_name=source))
+            created_at = _FIRST_DAY + timedelta(days=day, seconds=self.numbers % 40_000)
+            batch.append(row(self.numbers, message_created_at=created_at.isoformat(), client_name=source))
             self.numbers += 1
         append(self.home, batch)
 
@@ -74,45 +74,47 @@ class Site:
         with turns.changing(DATASET, lambda: None):
             Flusher(self.home, self.opened.store, self.lake).flush(MESSAGES, wait=0)
 
-    def commit(self, *places: tuple[str, int], rows: int = 3, times: int = 1) -> None:
+    def commit(self, *partitions: tuple[str, int], rows: int = 3, times: int = 1) -> None:
         for _ in range(times):
-            for source, day in places:
+            for source, day in partitions:
                 self.add(rows, day, source)
             self.flush()
 
     @contextmanager
-    def work(self, **how: Any) -> Iterator[Work]:
+    def work(self, **options: Any) -> Iterator[Work]:
         now = datetime.now(UTC)
         with turns.running(), turns.keeping(DATASET, lambda: None):
-            yield Work(self.home, Config(), self.opened.store, self.lake, MESSAGES, now, note=self.notes.append, **how)
+            yield Work(
+                self.home, Config(), self.opened.store, self.lake, MESSAGES, now, note=self.notes.append, **options
+            )
 
-    def keep(self, step: Callable[[Work, Report], None], **how: Any) -> Report:
+    def keep(self, step: Callable[[Work, Report], None], **options: Any) -> Report:
         report = Report(DATASET)
-        with self.work(**how) as work:
-            report.before(work.files())
+        with self.work(**options) as work:
+            report.set_before(work.files())
             step(work, report)
-            report.after(work.files())
+            report.set_after(work.files())
         return report
 
     @property
-    def known(self) -> Metadata:
+    def table_metadata(self) -> Metadata:
         entry = metadata.entry(self.home, DATASET)
         assert entry
         return metadata.read(entry.metadata)
 
     def files(self) -> list[DataFile]:
-        return list(metadata.live_files(self.known))
+        return list(metadata.live_files(self.table_metadata))
 
     def rows(self) -> list[dict[str, Any]]:
         return sorted(read_lake(self.home, DATASET), key=lambda each: each["_hyp_ingest_seq"])
 
     def on_disk(self) -> set[Path]:
-        return set((self.known.path.parent.parent / "data").rglob("*.parquet"))
+        return set((self.table_metadata.path.parent.parent / "data").rglob("*.parquet"))
 
-    def planned(self, wanted: BooleanExpression) -> list[Any]:
-        """The files that PyIceberg would read."""
+    def planned(self, expression: BooleanExpression) -> list[Any]:
+        """Return the files that PyIceberg would read."""
         with closing(SqlCatalog(metadata.CATALOG, uri=f"sqlite:///{self.home.catalog}")) as catalog:
-            return list(catalog.load_table((metadata.NAMESPACE, DATASET)).scan(wanted).plan_files())
+            return list(catalog.load_table((metadata.NAMESPACE, DATASET)).scan(expression).plan_files())
 
     def sql(self, statement: str) -> list[Any]:
         return list(self.session.spark.sql(statement).collect())
@@ -120,7 +122,7 @@ class Site:
 
 @pytest.fixture
 def site(engine_session: EngineSession, engine_home: Home, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
-    """With an empty lake: whatever was there before is gone, and forgotten. All commits are long over."""
+    """A home with an empty lake, whose commits all count as finished long ago."""
     monkeypatch.setattr(expiry, "COMMIT_TAKES", 0.0)
     opened = open_home(engine_home)
     with closing(opened.store):
@@ -134,63 +136,63 @@ def site(engine_session: EngineSession, engine_home: Home, monkeypatch: pytest.M
 
 
 @pytest.mark.hazard(37)
-def test_the_same_rows_in_fewer_files_for_every_reader(site: Site) -> None:
+def test_every_reader_finds_the_same_rows_in_fewer_files(site: Site) -> None:
     site.commit(("claude", 0), ("claude", 1), ("codex", 0), rows=40, times=5)
     site.commit(("claude", 5), ("codex", 5), times=4)
     before = site.rows()
     report = site.keep(compact.run)
     assert (report.files_before, report.files_after, report.errors) == (23, 11, [])
     assert report.reasons == [
-        "compacted 2 days of claude: 10 files became 2",
-        "compacted 1 day of codex: 5 files became 1",
+        "compacted 2 days of claude: 10 files into 2",
+        "compacted 1 day of codex: 5 files into 1",
     ]
-    # By PyIceberg, by DuckDB and by Spark: each with its sequence, its id and its flush.
+    # Read by PyIceberg, DuckDB and Spark, each row has its sequence, row id and flush id.
     assert site.rows() == before
     with duckdb.connect() as other:
         paths = [str(file.path) for file in site.files()]
-        told = other.execute(
+        found_rows = other.execute(
             "SELECT _hyp_ingest_seq, _hyp_cache_row_id, _hyp_cache_batch_id, content_text"
             f" FROM read_parquet({paths}) ORDER BY 1"
         ).fetchall()
     internal = ("_hyp_ingest_seq", "_hyp_cache_row_id", "_hyp_cache_batch_id", "content_text")
-    assert told == [tuple(each[name] for name in internal) for each in before]
+    assert found_rows == [tuple(each[name] for name in internal) for each in before]
     assert site.sql(f"SELECT count(*), count(DISTINCT _hyp_ingest_seq) FROM {TABLE}")[0][:] == (624, 624)
     for file in site.files():
         seqs = pq.read_table(file.path, columns=["_hyp_ingest_seq"])["_hyp_ingest_seq"].to_pylist()
         assert seqs == sorted(seqs)
         assert (file.min_seq, file.max_seq) == (seqs[0], seqs[-1])
-    # A read since a sequence still plans few files, and reads little of those.
+    # A read since a sequence still plans few files and reads little of them.
     last = max(file.max_seq or 0 for file in site.files() if file.source == "claude" and file.rows == 200)
     since_last = And(EqualTo("_hyp_source", "claude"), GreaterThan("_hyp_ingest_seq", last - 5))
     assert len(site.planned(since_last)) == 1 + 4, "one file of each cold day and source, and the tail"
     found = since.between(site.home, DATASET, "claude", last - 5, last)
     assert len(found.rows) > 0
-    assert found.scanned <= 200, "one file of the two"
-    again = site.keep(compact.run)
-    assert (again.reasons, again.files_after) == ([], 11)
+    assert found.scanned <= 200, "one of the two files"
+    second = site.keep(compact.run)
+    assert (second.reasons, second.files_after) == ([], 11)
     assert site.keep(compact.run, force=True).files_after == 5
     assert site.keep(compact.run, force=True).reasons == []
     assert site.rows() == before
 
 
 @pytest.mark.hazard(36)
-def test_flushes_deliveries_and_queries_go_on_beside_it(
+def test_flushes_deliveries_and_queries_continue_during_compaction(
     site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rewritten lot by lot and expired at once, while others add, deliver and ask."""
+    """Rewrite batch by batch and expire at once, while other threads add, deliver and query."""
     monkeypatch.setattr("hypaware.maintain.compact_plan._LOT_TASKS", 1)
     site.commit(("claude", 0), ("claude", 1), ("claude", 8), rows=10, times=3)
-    started, done, troubles, counts = site.numbers, threading.Event(), [], []
+    started, done, errors, counts = site.numbers, threading.Event(), [], []
     settings = {"destination": str(tmp_path / "archive"), "encoder": "parquet"}
     sinks = {"archive": SinkConfig("blob", "* * * * *", (DATASET,), settings)}
 
-    def beside(work: Callable[[], None]) -> threading.Thread:
+    def run_concurrently(work: Callable[[], None]) -> threading.Thread:
         def run() -> None:
             try:
                 while not done.is_set():
                     work()
             except BaseException as error:
-                troubles.append(error)
+                errors.append(error)
 
         thread = threading.Thread(target=run)
         thread.start()
@@ -201,14 +203,18 @@ def test_flushes_deliveries_and_queries_go_on_beside_it(
         for report in asyncio.run(driver.deliver(("archive",))):
             assert report.status == "ok", report
 
-    def ask() -> None:
+    def query() -> None:
         with turns.running():
             counts.append(site.sql(f"SELECT count(content_text) FROM {TABLE}")[0][0])
 
-    threads = [beside(lambda: site.commit(("claude", 1), rows=5)), beside(deliver), beside(ask)]
+    threads = [
+        run_concurrently(lambda: site.commit(("claude", 1), rows=5)),
+        run_concurrently(deliver),
+        run_concurrently(query),
+    ]
     try:
         while len(counts) < 2 or site.numbers == started:
-            assert not troubles
+            assert not errors
             time.sleep(0.01)
         report = site.keep(compact.run, force=True)
         expired = site.keep(expire.run, force=True)
@@ -216,7 +222,7 @@ def test_flushes_deliveries_and_queries_go_on_beside_it(
         done.set()
         for thread in threads:
             thread.join()
-    assert troubles == []
+    assert errors == []
     assert (report.errors, report.partitions_compacted) == ([], 3)
     assert expired.snapshots_expired >= 1
     site.flush()
@@ -224,23 +230,23 @@ def test_flushes_deliveries_and_queries_go_on_beside_it(
     rows = site.rows()
     assert Counter(each["message_index"] for each in rows) == Counter(range(site.numbers))
     assert len({each["_hyp_ingest_seq"] for each in rows}) == len(rows)
-    assert counts == sorted(counts), "no row was missing at any moment"
+    assert counts == sorted(counts), "no row was missing at any time"
     with duckdb.connect() as other:
         arrived = other.execute(f"SELECT message_index FROM read_parquet('{tmp_path}/archive/**/*.parquet')").fetchall()
     assert Counter(each for (each,) in arrived) == Counter(range(site.numbers))
 
 
 @pytest.mark.hazard(42)
-def test_of_two_that_replace_the_same_files_one_wins_and_a_flush_in_between_stays(site: Site) -> None:
-    """Both loaded the table before either committed; each commit is made upon what is there then."""
+def test_of_two_rewrites_of_the_same_files_one_wins(site: Site) -> None:
+    """Both load the table before either commits; each commit applies to the current table."""
     site.commit(("claude", 0), times=3)
     first, second = site.lake.table(MESSAGES), site.lake.table(MESSAGES)
     files, before = site.files(), site.rows()
     built = [_rewritten(site, files, name) for name in ("one", "two")]
     site.commit(("claude", 0))
-    first.change(Change("compact", files, built[0].files))
+    first.replace_files(Change("compact", files, built[0].files))
     with pytest.raises(NotCommitted):
-        second.change(Change("compact", files, built[1].files))
+        second.replace_files(Change("compact", files, built[1].files))
     discard(built[1].files)
     site.commit(("claude", 0))
     after = site.rows()
@@ -260,22 +266,22 @@ def _rewritten(site: Site, files: list[DataFile], name: str) -> Built:
 
 @pytest.mark.hazard(41)
 @pytest.mark.hazard(47)
-def test_expiry_frees_the_disk_after_its_patience_and_recovery_still_finds_a_landed_flush(
+def test_expiry_frees_space_and_recovery_still_finds_a_committed_flush(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     site.commit(("claude", 0), times=5)
     site.commit(("claude", 4), times=4)
-    _land_without_a_word(site)
+    _commit_without_recording(site)
     before, disk = site.rows(), site.on_disk()
     site.keep(compact.run, force=True)
     assert site.keep(expire.run).snapshots_expired == 0
-    # Nor does the one that flushes call in passing have less patience.
+    # The expiry that flushes trigger has the same grace period.
     monkeypatch.setattr(spark_table, "_MAX_SNAPSHOTS", 2)
     assert not site.lake.table(MESSAGES).trim()
     assert disk <= site.on_disk()
     report = site.keep(expire.run, force=True)
     assert report.snapshots_expired >= 9
-    assert len(site.known.snapshots) == 1
+    assert len(site.table_metadata.snapshots) == 1
     assert site.rows() == before
     recover.settle_unfinished(site.home, site.opened.store, site.lake.table(MESSAGES), DATASET)
     with site.opened.store.reading() as connection:
@@ -286,8 +292,8 @@ def test_expiry_frees_the_disk_after_its_patience_and_recovery_still_finds_a_lan
     assert site.rows() == before
 
 
-def _land_without_a_word(site: Site) -> None:
-    """A flush that dies when it has committed, before anything else has happened."""
+def _commit_without_recording(site: Site) -> None:
+    """Run a flush that dies right after its commit."""
 
     def die(*_: object) -> None:
         raise KeyboardInterrupt
@@ -302,9 +308,7 @@ def _land_without_a_word(site: Site) -> None:
 
 
 @pytest.mark.hazard(45)
-def test_many_small_commits_leave_metadata_of_a_bounded_number_and_size(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_many_small_commits_leave_bounded_metadata(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spark_table, "_MAX_SNAPSHOTS", 4)
     monkeypatch.setattr(expiry, "GRACE", 0.0)
     site.commit(("claude", 0))
@@ -317,14 +321,14 @@ def test_many_small_commits_leave_metadata_of_a_bounded_number_and_size(
         site.commit(("claude", 0), rows=1)
         site.lake.table(MESSAGES).trim()
         if number % 8 == 7:
-            # Though the snapshots that brought its files have expired.
+            # The snapshots that added its files have expired.
             report = site.keep(compact.run, force=True)
             assert (report.errors, report.files_before, report.files_after) == ([], 9, 1)
             site.keep(expire.run, force=True)
-            held = [path for path in site.known.path.parent.rglob("*") if path.is_file()]
-            sizes.append((len(held), sum(path.stat().st_size for path in held)))
+            metadata_files = [path for path in site.table_metadata.path.parent.rglob("*") if path.is_file()]
+            sizes.append((len(metadata_files), sum(path.stat().st_size for path in metadata_files)))
     counts, bytes_ = zip(*sizes, strict=True)
     assert counts[-1] <= counts[0] + 2
     assert bytes_[-1] <= 1.3 * bytes_[0]
-    assert len(site.known.snapshots) <= 4
+    assert len(site.table_metadata.snapshots) <= 4
     assert len(site.rows()) == 27

@@ -93,7 +93,7 @@ def files(tmp_path: Path) -> dict[str, str]:
     return {name: str(tmp_path / name) for name in ("began", "until")}
 
 
-def test_a_warm_engine_serves_many_jobs_at_once_and_keeps_nothing_of_them(spark: Spark) -> None:
+def test_a_warm_engine_runs_concurrent_jobs_and_keeps_no_state_of_them(spark: Spark) -> None:
     events: list[Event] = []
     first = spark.run("count", on_event=events.append)
     assert [event["message"] for event in events if not isinstance(event, bytes)] == [
@@ -119,7 +119,7 @@ def test_a_warm_engine_serves_many_jobs_at_once_and_keeps_nothing_of_them(spark:
     eventually(lambda: not is_alive(first["jvm_pid"]))
 
 
-def test_cancelling_ends_the_spark_tasks_of_that_job_and_of_no_other(spark: Spark, files: dict[str, str]) -> None:
+def test_cancelling_a_job_ends_only_its_own_spark_tasks(spark: Spark, files: dict[str, str]) -> None:
     before = spark.run("count")
     other = {name: path + "-other" for name, path in files.items()}
 
@@ -141,9 +141,7 @@ def test_cancelling_ends_the_spark_tasks_of_that_job_and_of_no_other(spark: Spar
 
 
 @pytest.mark.hazard(9)
-def test_a_killed_engine_frees_the_lake_with_its_jvm_and_the_next_one_goes_on(
-    spark: Spark, files: dict[str, str]
-) -> None:
+def test_the_lake_of_a_killed_engine_is_free_when_its_jvm_has_ended(spark: Spark, files: dict[str, str]) -> None:
     first = spark.run("count")
     with ThreadPoolExecutor() as pool:
         waiting = pool.submit(spark.run, "hold", files)
@@ -158,7 +156,7 @@ def test_a_killed_engine_frees_the_lake_with_its_jvm_and_the_next_one_goes_on(
     assert spark.happened() == ["on_open 3", "count", "on_open 3", "count"]
 
 
-def test_an_engine_whose_jvm_died_says_so_and_makes_room(spark: Spark, files: dict[str, str]) -> None:
+def test_an_engine_whose_jvm_died_reports_it_and_exits(spark: Spark, files: dict[str, str]) -> None:
     first = spark.run("count")
     with ThreadPoolExecutor() as pool:
         waiting = pool.submit(spark.run, "spin", files)
@@ -177,7 +175,7 @@ def test_two_inline_commands_wait_for_each_other(spark: Spark, files: dict[str, 
     second = spark.inline("count")
     assert second.stderr is not None
     said = [json.loads(second.stderr.readline())["message"] for _ in range(2)]
-    assert said == ["starting Spark", f"waiting for process {first.pid} that is using this lake"]
+    assert said == ["starting Spark", f"waiting for process {first.pid}, which is using the lake"]
     Path(files["until"]).touch()
     assert first.wait() == 0
     found = json.loads(second.communicate()[0])
@@ -185,9 +183,7 @@ def test_two_inline_commands_wait_for_each_other(spark: Spark, files: dict[str, 
     assert first.communicate() is not None
 
 
-def test_an_inline_command_that_waits_gives_its_job_to_an_engine_that_turns_up(
-    spark: Spark, files: dict[str, str]
-) -> None:
+def test_a_waiting_inline_command_hands_its_job_to_a_new_engine(spark: Spark, files: dict[str, str]) -> None:
     holder = spark.inline("hold", files)
     eventually(lambda: Path(files["began"]).exists() or holder.poll() is not None)
     waiting = spark.inline("count")

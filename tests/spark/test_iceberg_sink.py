@@ -113,7 +113,7 @@ def test_the_same_in_a_catalog_on_postgres(
     there.ship(chunk(50, 80))
     there.ship(chunk(0, 50))
     assert there.seqs() == list(range(1, 81))
-    assert there.landed(chunk(50, 80)) is True
+    assert there.has_chunk(chunk(50, 80)) is True
 
 
 def test_rows_of_many_days_and_of_the_first_and_last_year_are_found_by_their_day(lake: Lake) -> None:
@@ -148,8 +148,8 @@ def test_sources_are_exact_strings_also_strange_ones(lake: Lake) -> None:
     found = {row["hyp_source"]: row["hyp_seq"] for row in lake.rows()}
     assert found == {source: place + 1 for place, source in enumerate(strange)}
     for place, source in enumerate(strange):
-        assert lake.landed(chunk(place, place + 1, source)) is True
-        told = lake.ask(lambda sink, it=source: sink.delivered(chunk(0, 1, it).stream, GATEWAY, INCARNATION))  # type: ignore[misc]
+        assert lake.has_chunk(chunk(place, place + 1, source)) is True
+        told = lake.ask(lambda sink, it=source: sink.coverage(chunk(0, 1, it).stream, GATEWAY, INCARNATION))  # type: ignore[misc]
         assert told.last == place + 1
     with lake.reader() as made:
         under = local_path(made.location())
@@ -162,9 +162,9 @@ def test_sources_are_exact_strings_also_strange_ones(lake: Lake) -> None:
 
 @pytest.mark.hazard(34)
 def test_the_same_chunk_twice_is_stored_once(lake: Lake) -> None:
-    assert lake.landed(chunk(0, 10)) is False
+    assert lake.has_chunk(chunk(0, 10)) is False
     assert lake.ship(chunk(0, 10)) > 0
-    assert lake.landed(chunk(0, 10)) is True
+    assert lake.has_chunk(chunk(0, 10)) is True
     assert lake.ship(chunk(0, 10)) == 0
     assert lake.seqs() == list(range(1, 11))
 
@@ -183,8 +183,8 @@ def test_an_engine_that_is_killed_leaves_a_chunk_whole_or_not_at_all(lake: Lake,
     """Killed for real, its JVM too, at its second chunk; new rows come before the retry."""
     done = processes.run(_ENGINE, Home(lake.folder / "home"), lake.folder, 1, 30, 10, crash_at=f"{point}:2")
     assert processes.was_killed(done), done.stderr
-    assert lake.landed(chunk(0, 10)) is True
-    assert lake.landed(chunk(10, 20)) is landed
+    assert lake.has_chunk(chunk(0, 10)) is True
+    assert lake.has_chunk(chunk(10, 20)) is landed
     for after in (10, 20, 30):
         lake.ship(chunk(after, after + 10))
     assert lake.seqs() == list(range(1, 41))
@@ -197,7 +197,7 @@ def test_what_was_delivered_is_known_when_snapshots_expired_and_files_were_compa
     owned.expire_snapshots()
     with owned.reader() as made:
         assert [snapshot.summary.operation.value for snapshot in made.snapshots()] == ["replace"]
-    assert owned.landed(chunk(10, 20)) is True
+    assert owned.has_chunk(chunk(10, 20)) is True
     assert owned.ship(chunk(0, 10)) == 0
     assert owned.ask(_delivered) == Delivered(20)
     assert owned.seqs() == list(range(1, 21))
@@ -206,7 +206,7 @@ def test_what_was_delivered_is_known_when_snapshots_expired_and_files_were_compa
 def test_rows_that_the_owner_deleted_stay_delivered(owned: Lake) -> None:
     owned.ship(chunk(0, 10))
     owned.sql("DELETE FROM {table} WHERE hyp_seq <= 5")
-    assert owned.landed(chunk(0, 10)) is True
+    assert owned.has_chunk(chunk(0, 10)) is True
     assert owned.ship(chunk(0, 10)) == 0
     assert owned.seqs() == [6, 7, 8, 9, 10]
 
@@ -216,8 +216,8 @@ def test_where_the_record_is_gone_the_rows_tell(lake: Lake) -> None:
     lake.ship(chunk(0, 10))
     _forget(lake)
     assert lake.ask(_delivered) == Delivered(10)
-    assert lake.landed(chunk(0, 10)) is None
-    assert lake.landed(chunk(10, 20)) is False
+    assert lake.has_chunk(chunk(0, 10)) is None
+    assert lake.has_chunk(chunk(10, 20)) is False
     assert lake.ship(chunk(0, 10)) == 0
     assert lake.seqs() == list(range(1, 11))
 
@@ -238,9 +238,9 @@ def test_a_refused_row_stays_a_hole_until_it_is_replayed(lake: Lake) -> None:
     lake.ship(chunk(0, 5))
     lake.ship(chunk(6, 10))
     assert lake.ask(_delivered) == Delivered(10, ((5, 6),))
-    assert lake.landed(chunk(5, 6)) is False
+    assert lake.has_chunk(chunk(5, 6)) is False
     assert lake.ship(chunk(5, 6)) > 0
-    assert lake.landed(chunk(5, 6)) is True
+    assert lake.has_chunk(chunk(5, 6)) is True
     assert lake.ship(chunk(5, 6)) == 0
     assert lake.ask(_delivered) == Delivered(10)
     assert lake.seqs() == list(range(1, 11))
@@ -262,8 +262,8 @@ def test_incarnations_gateways_and_sources_have_records_of_their_own(lake: Lake)
     lake.ship(chunk(0, 10, gateway="gw-ffff"))
     lake.ship(chunk(0, 10, source="codex"))
     assert lake.seqs() == sorted(list(range(1, 11)) * 4)
-    assert lake.ask(lambda sink: sink.delivered(chunk(0, 1).stream, "gw-ffff", INCARNATION)) == Delivered(10)
-    assert lake.ask(lambda sink: sink.delivered(chunk(0, 1).stream, "gw-none", INCARNATION)) == Delivered(0)
+    assert lake.ask(lambda sink: sink.coverage(chunk(0, 1).stream, "gw-ffff", INCARNATION)) == Delivered(10)
+    assert lake.ask(lambda sink: sink.coverage(chunk(0, 1).stream, "gw-none", INCARNATION)) == Delivered(0)
 
 
 # Two writers
@@ -411,23 +411,23 @@ def test_columns_that_a_table_lacks_are_added_and_its_own_partitions_are_kept(ow
     assert partitions == {(682, "model-1"), (682, None), (683, "model-1")}
     found = sorted((row["hyp_seq"], row["message_index"], row["label"]) for row in owned.rows())
     assert found == [(seq, seq, None) for seq in (1, 2, 3, 4)]
-    assert owned.landed(chunk(0, 4)) is True
+    assert owned.has_chunk(chunk(0, 4)) is True
 
 
 @pytest.mark.parametrize(
     ("columns", "told"),
     [
-        ("hyp_seq string", "hyp_seq is string and should be long"),
-        ("message_created_at timestamp_ntz", "message_created_at is timestamp and should be timestamptz"),
-        ("label string NOT NULL", "label may not be null"),
-        ("attributes map<string,string>", "attributes is nested and should be string"),
+        ("hyp_seq string", "hyp_seq has type string instead of long"),
+        ("message_created_at timestamp_ntz", "message_created_at has type timestamp instead of timestamptz"),
+        ("label string NOT NULL", "label is required"),
+        ("attributes map<string,string>", "attributes has type nested instead of string"),
     ],
 )
 def test_a_table_whose_columns_do_not_fit_is_told_apart_column_by_column(owned: Lake, columns: str, told: str) -> None:
     owned.sql("CREATE NAMESPACE {catalog}.team")
     owned.sql(f"CREATE TABLE {{table}} ({columns}) USING iceberg")
     with pytest.raises(Denied, match=told) as raised:
-        owned.landed(chunk(0, 1))
+        owned.has_chunk(chunk(0, 1))
     assert raised.value.kind == "schema_conflict"
 
 
@@ -435,15 +435,15 @@ def test_a_table_with_unknown_partitions_is_refused(owned: Lake) -> None:
     owned.sql("CREATE NAMESPACE {catalog}.team")
     owned.sql("CREATE TABLE {table} (session_id string) USING iceberg PARTITIONED BY (bucket(4, session_id))")
     with pytest.raises(Denied, match=r"partitioned by bucket\[4\] of session_id") as raised:
-        owned.landed(chunk(0, 1))
+        owned.has_chunk(chunk(0, 1))
     assert raised.value.kind == "partitions_unknown"
 
 
 def test_a_table_of_another_dataset_is_refused(owned: Lake) -> None:
     owned.sql("CREATE NAMESPACE {catalog}.team")
     owned.sql("CREATE TABLE {table} (session_id string) USING iceberg TBLPROPERTIES ('hyp.dataset'='others')")
-    with pytest.raises(Denied, match="holds the rows of others") as raised:
-        owned.landed(chunk(0, 1))
+    with pytest.raises(Denied, match="holds rows of others") as raised:
+        owned.has_chunk(chunk(0, 1))
     assert raised.value.kind == "wrong_table"
 
 
@@ -488,7 +488,7 @@ def test_a_server_that_is_gone_is_unreachable_and_a_wrong_password_a_person_s_ma
         there.ship(chunk(0, 10))
         monkeypatch.setenv("TEAM_PASSWORD", "wrong")
         with pytest.raises(Denied) as denied:
-            there.landed(chunk(0, 10))
+            there.has_chunk(chunk(0, 10))
         assert denied.value.kind == "bad_credentials"
         assert "wrong" not in str(denied.value)
         monkeypatch.setenv("TEAM_PASSWORD", PASSWORD)
@@ -504,7 +504,7 @@ def test_a_server_that_is_gone_is_unreachable_and_a_wrong_password_a_person_s_ma
         assert there.seqs() == list(range(1, 21))
         server.stop()
         with pytest.raises(Unreachable, match="refused"):
-            there.landed(chunk(0, 10))
+            there.has_chunk(chunk(0, 10))
         server.start()
 
 
@@ -523,7 +523,7 @@ def test_a_connection_that_is_cut_in_the_commit_says_nothing_about_the_chunk(
                 await sink.ship(chunk(10, 20), Rows(rows_of(range(11, 21))), 0)
             assert done
             server.start()
-            assert await sink.landed(chunk(10, 20)) is False
+            assert await sink.has_chunk(chunk(10, 20)) is False
             assert await sink.ship(chunk(10, 20), Rows(rows_of(range(11, 21))), 0) > 0
 
         there.ask(cut)
@@ -556,13 +556,13 @@ def test_a_commit_that_landed_though_java_raised_is_not_made_twice(lake: Lake, m
 def test_what_can_never_work_is_denied_with_its_reason(lake: Lake, catalog: dict[str, str], kind: str) -> None:
     there = Lake(lake.folder, lake.spark, catalog)
     with pytest.raises(Denied) as raised:
-        there.landed(chunk(0, 1))
+        there.has_chunk(chunk(0, 1))
     assert raised.value.kind == kind
 
 
 def test_a_table_without_a_namespace_is_denied(lake: Lake) -> None:
-    with pytest.raises(Denied, match="write it with its namespace"):
-        Lake(lake.folder, lake.spark, table="messages").landed(chunk(0, 1))
+    with pytest.raises(Denied, match="add its namespace"):
+        Lake(lake.folder, lake.spark, table="messages").has_chunk(chunk(0, 1))
 
 
 def test_a_catalog_that_another_program_has_locked_is_busy(lake: Lake) -> None:
@@ -585,7 +585,7 @@ def test_a_record_that_somebody_spoiled_is_shown_and_not_guessed(lake: Lake) -> 
     with lake.reader() as made, made.transaction() as change:
         change.set_properties({record.chunk_key(chunk(0, 10)): "all of it"})
     with pytest.raises(Denied) as raised:
-        lake.landed(chunk(0, 10))
+        lake.has_chunk(chunk(0, 10))
     assert raised.value.kind == "destination_damaged"
 
 
@@ -629,7 +629,7 @@ def test_nothing_is_left_in_the_engine_s_folder(lake: Lake, monkeypatch: pytest.
 
 
 async def _delivered(sink: Any) -> Any:
-    return await sink.delivered(chunk(0, 1).stream, GATEWAY, INCARNATION)
+    return await sink.coverage(chunk(0, 1).stream, GATEWAY, INCARNATION)
 
 
 async def _destination(sink: Any) -> Any:

@@ -55,7 +55,7 @@ def unheard(message: str, done: float, total: float) -> None:
     pass
 
 
-def test_ivy_fetches_what_the_users_own_settings_lead_to(repository: Path, tmp_path: Path) -> None:
+def test_ivy_uses_the_settings_of_the_user(repository: Path, tmp_path: Path) -> None:
     publish(repository, BODY)
 
     installed = jars.install(tmp_path / "cache", unheard, jars=[TOOL])
@@ -64,7 +64,7 @@ def test_ivy_fetches_what_the_users_own_settings_lead_to(repository: Path, tmp_p
     assert sorted(path.name for path in installed.paths[0].parent.iterdir()) == ["tool-1.0.jar", "verified.json"]
 
 
-def test_ivy_that_finds_nothing_at_first_is_asked_again(repository: Path, tmp_path: Path) -> None:
+def test_a_failed_download_is_retried(repository: Path, tmp_path: Path) -> None:
     """As with a mirror that is busy, or a connection that was cut."""
 
     def appears(message: str, done: float, total: float) -> None:
@@ -75,7 +75,7 @@ def test_ivy_that_finds_nothing_at_first_is_asked_again(repository: Path, tmp_pa
     assert path.read_bytes() == BODY
 
 
-def test_ivy_that_brings_another_file_installs_nothing(repository: Path, tmp_path: Path) -> None:
+def test_a_download_with_another_hash_is_not_installed(repository: Path, tmp_path: Path) -> None:
     publish(repository, BODY[::-1])
 
     with pytest.raises(NotReady) as refused:
@@ -85,7 +85,7 @@ def test_ivy_that_brings_another_file_installs_nothing(repository: Path, tmp_pat
     assert [path.name for path in (tmp_path / "cache" / "jars").iterdir()] == [".lock"]
 
 
-def test_ivy_that_finds_nothing_says_what_and_what_to_do(repository: Path, tmp_path: Path) -> None:
+def test_a_failed_download_reports_the_reason_and_the_fix(repository: Path, tmp_path: Path) -> None:
     with pytest.raises(NotReady, match=r"org\.example#tool;1\.0") as refused:
         jars.install(tmp_path / "cache", unheard, jars=[TOOL])
 
@@ -93,7 +93,7 @@ def test_ivy_that_finds_nothing_says_what_and_what_to_do(repository: Path, tmp_p
     assert refused.value.repair == ("hyp engine install",)
 
 
-def test_an_archive_is_built_once_by_two_in_the_background_and_replaces_the_stale_one(
+def test_concurrent_background_builds_make_one_archive_and_replace_the_stale_one(
     engine_session: EngineSession, tmp_path: Path
 ) -> None:
     cache = cache_with_jars(tmp_path / "cache")
@@ -115,7 +115,7 @@ def test_an_archive_is_built_once_by_two_in_the_background_and_replaces_the_stal
     assert archive.options(expected) == (), "Java 17 dies of an archive that was cut"
 
 
-def test_a_build_that_failed_is_not_tried_again_by_every_engine(engine_session: EngineSession, tmp_path: Path) -> None:
+def test_a_failed_archive_build_is_not_retried_by_every_engine(engine_session: EngineSession, tmp_path: Path) -> None:
     cache = cache_with_jars(tmp_path / "cache")
     expected = archive.locate(cache, java.find(), spark_home.class_path(jars.installed(cache)))
     expected.parent.mkdir()

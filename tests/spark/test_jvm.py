@@ -42,7 +42,7 @@ def started(launch: Launch) -> Iterator[jvm.Jvm]:
         process.close()
 
 
-def test_an_archive_that_is_none_does_not_stop_the_jvm(launch: Launch, tmp_path: Path) -> None:
+def test_an_invalid_archive_does_not_stop_the_jvm(launch: Launch, tmp_path: Path) -> None:
     """What the stamp cannot see is left to the JVM, which says nothing and loads its classes the slow way."""
     noise = tmp_path / "noise.jsa"
     noise.write_bytes(secrets.token_bytes(100_000))
@@ -57,7 +57,7 @@ def test_an_archive_that_is_none_does_not_stop_the_jvm(launch: Launch, tmp_path:
     assert launch.log.read_text() == ""
 
 
-def test_a_jvm_that_cannot_start_says_why(launch: Launch) -> None:
+def test_a_jvm_that_cannot_start_reports_the_reason(launch: Launch) -> None:
     launch = Launch(launch.java, launch.class_path, "1k", launch.scratch, launch.log)
 
     with started(launch) as process, pytest.raises(Retryable, match="Too small maximum heap") as failed:
@@ -67,7 +67,7 @@ def test_a_jvm_that_cannot_start_says_why(launch: Launch) -> None:
 
 
 @pytest.mark.parametrize("memory", ["", "1", "0g", "1GiB", "1g -version", "lots"])
-def test_a_memory_setting_that_java_would_not_take_is_refused(memory: str) -> None:
+def test_an_invalid_memory_setting_is_rejected(memory: str) -> None:
     with pytest.raises(ConfigError, match=r"engine\.memory"):
         jvm.heap(memory)
 
@@ -89,7 +89,7 @@ def never(seconds: float) -> None:
 
 
 @pytest.mark.hazard(76)
-def test_a_jvm_that_has_the_lock_keeps_its_one_handle(engine_session: EngineSession, home: Home) -> None:
+def test_a_jvm_that_holds_the_lock_keeps_one_handle(engine_session: EngineSession, home: Home) -> None:
     first = lock.acquire(engine_session.jvm, home.lake_lock, never)
     again = lock.acquire(engine_session.jvm, home.lake_lock, never)
     gc.collect()
@@ -126,7 +126,7 @@ def give_up(seconds: float) -> None:
 
 
 @pytest.mark.hazard(9)
-def test_the_lake_of_a_killed_driver_is_free_only_when_its_jvm_is_gone(
+def test_the_lake_of_a_killed_driver_is_free_only_after_its_jvm_has_ended(
     engine_session: EngineSession, home: Home
 ) -> None:
     with processes.running(_OWNER, home) as owner:

@@ -1,4 +1,4 @@
-"""Purge through Spark and Iceberg themselves: nothing is left on disk, and the others do not notice it."""
+"""Purge through real Spark and Iceberg: nothing is left on disk, and concurrent work is not disturbed."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def secret(count: int, start: int = 0, **columns: Any) -> list[dict[str, Any]]:
 
 @dataclass
 class Context:
-    """A job's, for as long as the test runs it."""
+    """The context of a job in an open session."""
 
     home: Home
     config: Config
@@ -77,14 +77,14 @@ class Context:
         self.notes.append(message)
 
     def emit(self, chunk: bytes) -> None:
-        raise AssertionError("a purge has no bytes to give")
+        raise AssertionError("a purge streams nothing")
 
     def check_cancelled(self) -> None:
         pass
 
-    def purge(self, kind: str, *values: str, **asked: Any) -> dict[str, Any]:
+    def purge(self, kind: str, *values: str, **options: Any) -> dict[str, Any]:
         with turns.running():
-            return purge(self, {"kind": kind, "values": list(values), **asked})
+            return purge(self, {"kind": kind, "values": list(values), **options})
 
     def flush(self, raw: list[dict[str, Any]]) -> Any:
         append(self.home, raw)
@@ -109,8 +109,8 @@ class Context:
     def numbered(self, where: str = "") -> dict[str, int]:
         return {row[0]: row[1] for row in self.sql(f"SELECT message_id, {SEQ} FROM {TABLE} {where}")}
 
-    def verified(self) -> list[str]:
-        """What an audit finds wrong."""
+    def failed_checks(self) -> list[str]:
+        """Return the failed checks of an audit."""
         opened = open_home(self.home)
         with closing(opened.store):
             lake = SparkLake(self.home, self.spark, opened.identity, lambda: None)
@@ -122,7 +122,7 @@ class Context:
 @pytest.fixture
 def context(engine_session: EngineSession, engine_home: Home, tmp_path: Path) -> Iterator[Context]:
     archive = {"destination": str(tmp_path / "archive"), "encoder": "jsonl"}
-    made = Context(
+    context = Context(
         engine_home, Config(sinks={"archive": SinkConfig("blob", "* * * * *", (DATASET,), archive)}), engine_session
     )
 
@@ -137,13 +137,13 @@ def context(engine_session: EngineSession, engine_home: Home, tmp_path: Path) ->
         for table in ("streams", "intents", "chunks", "dead_letters", "high_water"):
             connection.exec_driver_sql(f"DELETE FROM {table}")
     clear()
-    yield made
+    yield context
     clear()
 
 
 @pytest.mark.hazard(44)
 @pytest.mark.hazard(85)
-def test_a_session_is_gone_from_every_file_and_stays_gone(context: Context) -> None:
+def test_a_purged_session_is_removed_from_every_file_and_stays_out(context: Context) -> None:
     home = context.home
     for day in ("2026-10-01", "2026-10-02", "2026-10-03"):
         start = int(day[-2:]) * 100
@@ -152,83 +152,85 @@ def test_a_session_is_gone_from_every_file_and_stays_gone(context: Context) -> N
     context.flush(secret(7, start=400, message_created_at="2026-10-04T00:00:00Z"))
     others = context.numbered(f"WHERE session_id <> '{SECRET}'")
     context.deliver()
-    # Rows that were shuffled for a query lie in the engine's scratch folder.
+    # The rows shuffled for a query are in the engine's scratch directory.
     context.sql(f"SELECT content_text, message_id, count(*) FROM {TABLE} GROUP BY 1, 2 ORDER BY 3, 2")
     append(home, secret(3, start=500))
-    before = {file.path for file in metadata.live_files(SparkTable(context.spark, MESSAGES).known)}
+    before = {file.path for file in metadata.live_files(SparkTable(context.spark, MESSAGES).metadata)}
     assert holders(home, SECRET, WORDS, "hidden-")
 
-    told = context.purge("session", SECRET)
+    report = context.purge("session", SECRET)
 
-    assert told["remaining"] == []
+    assert report["remaining"] == []
     assert holders(home, SECRET, WORDS, "hidden-", WORDS[:16]) == set()
-    (table,) = (each for each in told["datasets"] if each["dataset"] == DATASET)
+    (table,) = (each for each in report["datasets"] if each["dataset"] == DATASET)
     assert (table["rows"], table["files_rewritten"], table["files_removed"], table["files_looked_at"]) == (17, 2, 1, 4)
-    assert (told["spool"]["rows"], told["delivered"][0]["rows"]) == (3, 17)
-    known = SparkTable(context.spark, MESSAGES).known
-    assert len(known.snapshots) == 1
-    assert len({file.path for file in metadata.live_files(known)} & before) == 1, "a file without such a row stays"
+    assert (report["spool"]["rows"], report["delivered"][0]["rows"]) == (3, 17)
+    table_metadata = SparkTable(context.spark, MESSAGES).metadata
+    assert len(table_metadata.snapshots) == 1
+    assert len({file.path for file in metadata.live_files(table_metadata)} & before) == 1, (
+        "a file without a purged row stays"
+    )
     assert context.numbered() == others
-    assert context.verified() == []
+    assert context.failed_checks() == []
 
-    # Again by the client, as a fork, and after the key index was lost.
+    # The rows come again: from the client, as a fork, and after the loss of the key index.
     keys.remove(home.keys)
     fork = [{**row, "session_id": "a-fork"} for row in secret(3, start=100)]
     report = context.flush([*secret(9, start=100), *fork, *rows(2, start=900)])
     assert (report.rows_written, report.rows_purged) == (2, 12)
     context.deliver()
     assert not any(each["rows"] for each in context.purge("session", SECRET)["datasets"])
-    assert context.verified() == []
+    assert context.failed_checks() == []
 
 
-def test_all_that_a_source_has_goes_and_the_table_goes_on(context: Context) -> None:
+def test_a_table_emptied_by_a_purge_can_be_filled_again(context: Context) -> None:
     context.flush([*secret(6), *rows(4, start=10, client_name="codex")])
     floor = SparkTable(context.spark, MESSAGES).floor
     assert context.purge("source", "claude", "codex")["remaining"] == []
     assert holders(context.home, SECRET, WORDS) == set()
     table = SparkTable(context.spark, MESSAGES)
-    assert (list(metadata.live_files(table.known)), table.floor) == ([], floor)
+    assert (list(metadata.live_files(table.metadata)), table.floor) == ([], floor)
     assert context.purge("source", "claude", "codex", allow_reimport=True)["tombstones"]["lifted"] == 2
     assert context.flush([*secret(6), *rows(4, start=10, client_name="codex")]).rows_written == 10
     assert context.sql(f"SELECT min({SEQ}) FROM {TABLE}")[0][0] > floor
-    assert context.verified() == []
+    assert context.failed_checks() == []
 
 
-def test_an_unfinished_purge_is_told_with_the_command_that_finishes_it(context: Context) -> None:
+def test_verify_reports_an_unfinished_purge_with_its_command(context: Context) -> None:
     context.flush([*secret(2), *rows(2, start=10)])
-    tombstones.set_up(context.home, Selector("session", (SECRET,)).stones, "2026-11-15T00:00:00+00:00")
-    (found,) = context.verified()
-    assert found.startswith("purged: 2 rows of the lake were purged")
+    tombstones.set_up(context.home, Selector("session", (SECRET,)).tombstones, "2026-11-15T00:00:00+00:00")
+    (found,) = context.failed_checks()
+    assert found.startswith("purged: 2 purged rows are in the lake")
     assert f"hyp purge --session {SECRET}" in found
     context.purge("session", SECRET)
-    assert context.verified() == []
+    assert context.failed_checks() == []
 
 
 @pytest.mark.hazard(43)
-def test_flushes_deliveries_and_queries_go_on_beside_purges(
+def test_flushes_deliveries_and_queries_continue_during_purges(
     context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # However slow it is, whoever reads what goes is waited for.
-    monkeypatch.setattr(table_rows, "_FOR_READERS", PATIENCE)
+    # Wait for every reader of removed files, even a slow one.
+    monkeypatch.setattr(table_rows, "_READER_TIMEOUT", PATIENCE)
     context.flush([*rows(40), *secret(40, start=40)])
     done = threading.Event()
 
     def until_done(step: Callable[[int], object]) -> int:
-        turn = 0
+        round_ = 0
         while not done.is_set():
-            turn += 1
-            step(turn)
-        return turn
+            round_ += 1
+            step(round_)
+        return round_
 
-    def counted(_: int) -> None:
+    def count_rows(_: int) -> None:
         with turns.running():
             (row,) = context.sql(f"SELECT count_if(session_id <> '{SECRET}'), count(*) FROM {TABLE}")
             assert row[0] >= 40
 
     with ThreadPoolExecutor(3) as threads:
-        flushing = threads.submit(until_done, lambda turn: context.flush(rows(5, start=1_000 + 5 * turn)))
+        flushing = threads.submit(until_done, lambda round_: context.flush(rows(5, start=1_000 + 5 * round_)))
         delivering = threads.submit(until_done, lambda _: context.deliver())
-        asking = threads.submit(until_done, counted)
+        querying = threads.submit(until_done, count_rows)
         try:
             first = context.purge("session", SECRET)
             second = context.purge("before", "2026-11-15T07:00:20.000000Z")
@@ -236,10 +238,10 @@ def test_flushes_deliveries_and_queries_go_on_beside_purges(
             done.set()
         flushed = flushing.result()
         assert delivering.result()
-        assert asking.result()
+        assert querying.result()
     assert (first["remaining"], second["remaining"]) == ([], [])
-    kept = [f"message-{number}" for number in (*range(20, 40), *range(1_005, 1_005 + 5 * flushed))]
-    assert context.messages() == Counter(kept)
+    expected = [f"message-{number}" for number in (*range(20, 40), *range(1_005, 1_005 + 5 * flushed))]
+    assert context.messages() == Counter(expected)
     context.deliver()
     sent = Counter(
         message
@@ -247,6 +249,6 @@ def test_flushes_deliveries_and_queries_go_on_beside_purges(
         for message in messages_in(path)
         if not message.startswith("hidden")
     )
-    assert sent | Counter(kept) == sent
+    assert sent | Counter(expected) == sent
     assert max(sent.values()) == 1
-    assert context.verified() == []
+    assert context.failed_checks() == []

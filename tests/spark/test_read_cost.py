@@ -1,4 +1,4 @@
-"""What a read of the newest rows costs, by Spark's own count of the rows that its scans gave out."""
+"""The cost of reading the newest rows, measured by the rows that Spark's scans return."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.spark
 
 @pytest.fixture
 def opened(engine_session: EngineSession, engine_home: Home) -> Iterator[OpenHome]:
-    """With an empty lake: whatever was there before is gone, and forgotten."""
+    """Return a home with an empty lake, without any trace of earlier rows."""
     found = open_home(engine_home)
     with closing(found.store):
         with found.store.transaction() as connection:
@@ -37,7 +37,7 @@ def opened(engine_session: EngineSession, engine_home: Home) -> Iterator[OpenHom
 
 
 def flush(session: EngineSession, opened: OpenHome) -> int:
-    """Commits what waits; the highest sequence from then on."""
+    """Commit the spool. Return the highest sequence."""
     lake = SparkLake(opened.home, session.spark, opened.identity, lambda: None)
     Flusher(opened.home, opened.store, lake).flush(MESSAGES, wait=0)
     return max(file.max_seq or 0 for file in files_of(opened, "claude"))
@@ -50,7 +50,7 @@ def files_of(opened: OpenHome, source: str) -> list[DataFile]:
 
 
 def scanned(session: EngineSession, wanted: read.Range) -> tuple[int, list[int]]:
-    """The rows that Spark's scans gave out for a read, and the sequences that it found."""
+    """Return the number of rows that Spark's scans returned for a read, and the sequences it found."""
     store = session.spark._jsparkSession.sharedState().statusStore()
     before = {execution.executionId() for execution in each_of(store.executionsList())}
     found = read.rows_since(session.spark, wanted)
@@ -74,23 +74,21 @@ def each_of(scala: Any) -> list[Any]:
 
 
 def large_rows(count: int, **columns: Any) -> list[dict[str, Any]]:
-    """A row group of 4 MiB holds about 250 of them."""
+    """Make rows of which a row group of 4 MiB contains about 250."""
     return [{**row, "content_text": "words of a long answer " * 700, **columns} for row in rows(count)]
 
 
 def cut_groups(files: list[DataFile], since: int) -> int:
-    """The rows of the row groups that a sequence cuts."""
+    """Count the rows of the row groups that a sequence splits."""
     return sum(
-        group.numbered
+        group.sequenced
         for file in files
         for group in row_groups.of_file(file.path)
         if group.min_seq is not None and group.max_seq is not None and group.min_seq <= since < group.max_seq
     )
 
 
-def test_new_rows_in_files_of_their_own_are_all_that_is_scanned(
-    engine_session: EngineSession, opened: OpenHome
-) -> None:
+def test_only_files_with_new_rows_are_scanned(engine_session: EngineSession, opened: OpenHome) -> None:
     append(opened.home, rows(3_000))
     watermark = flush(engine_session, opened)
     append(opened.home, rows(40, start=3_000))
@@ -100,10 +98,8 @@ def test_new_rows_in_files_of_their_own_are_all_that_is_scanned(
     assert count <= 2 * 40
 
 
-def test_a_watermark_inside_a_file_costs_one_row_group_and_not_the_file(
-    engine_session: EngineSession, opened: OpenHome
-) -> None:
-    """Files of many row groups, as an import writes them."""
+def test_a_watermark_inside_a_file_costs_one_row_group(engine_session: EngineSession, opened: OpenHome) -> None:
+    """The files have many row groups, as those of an import do."""
     append(opened.home, large_rows(2_500))
     highest = flush(engine_session, opened)
     files = files_of(opened, "claude")
@@ -116,8 +112,8 @@ def test_a_watermark_inside_a_file_costs_one_row_group_and_not_the_file(
         assert count <= 2 * new + cut_groups(files, since)
 
 
-def test_an_end_inside_a_file_costs_one_row_group_too(engine_session: EngineSession, opened: OpenHome) -> None:
-    """A backlog is read window by window: each must not read the rest of its last file."""
+def test_a_range_end_inside_a_file_costs_one_row_group(engine_session: EngineSession, opened: OpenHome) -> None:
+    """A backlog is read in windows: a window must not read the rest of its last file."""
     append(opened.home, large_rows(2_500))
     highest = flush(engine_session, opened)
     files = files_of(opened, "claude")
@@ -127,9 +123,7 @@ def test_an_end_inside_a_file_costs_one_row_group_too(engine_session: EngineSess
     assert count <= 2 * 100 + cut_groups(files, since) + cut_groups(files, until)
 
 
-def test_two_sources_that_take_turns_are_read_apart_from_each_other(
-    engine_session: EngineSession, opened: OpenHome
-) -> None:
+def test_two_interleaved_sources_are_read_separately(engine_session: EngineSession, opened: OpenHome) -> None:
     claude = large_rows(1_200)
     codex = large_rows(1_200, client_name="codex", session_id="session-2")
     mixed = [row for pair in zip(claude, codex, strict=True) for row in pair]

@@ -1,4 +1,4 @@
-"""Rebuilding a table for real: whole, damaged in every way, and killed on the way."""
+"""Rebuilding a real table: intact, damaged in several ways, and killed."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def opened(engine_home: Home) -> Iterator[OpenHome]:
 
 @pytest.fixture
 def dataset(engine_session: EngineSession, opened: OpenHome) -> Iterator[Dataset]:
-    """Three commits of two rows each, in a table of its own making."""
+    """A new table with three commits of two rows each."""
 
     def forget() -> None:
         with opened.store.transaction() as connection:
@@ -71,7 +71,7 @@ def flush(session: EngineSession, opened: OpenHome) -> Report:
     return Flusher(opened.home, opened.store, lake).flush(datasets.get(DATASET), wait=0)
 
 
-def rebuilt(session: EngineSession, opened: OpenHome, **how: Any) -> Kept:
+def rebuild_table(session: EngineSession, opened: OpenHome, **how: Any) -> Kept:
     lake = SparkLake(opened.home, session.spark, opened.identity, lambda: None)
     report = Kept(DATASET)
     rebuild.run(
@@ -96,82 +96,82 @@ def properties(opened: OpenHome) -> dict[str, str]:
     return {key: value for key, value in metadata.read(entry.metadata).properties.items() if key.startswith("hyp.")}
 
 
-def test_a_whole_table_is_the_same_after_a_rebuild_and_goes_on(
+def test_an_intact_table_is_the_same_after_a_rebuild(
     engine_session: EngineSession, opened: OpenHome, dataset: Dataset
 ) -> None:
-    before, knew, old = by_seq(opened), properties(opened), live(opened)
-    assert rebuilt(engine_session, opened, dry_run=True).reasons
+    before, properties_before, old = by_seq(opened), properties(opened), live(opened)
+    assert rebuild_table(engine_session, opened, dry_run=True).reasons
     assert live(opened) == old
-    report = rebuilt(engine_session, opened)
+    report = rebuild_table(engine_session, opened)
     assert by_seq(opened) == before
-    assert properties(opened).items() >= knew.items(), "floor, gateway and incarnation stay"
+    assert properties(opened).items() >= properties_before.items(), "floor, gateway and incarnation are kept"
     assert not report.errors
     assert not set(live(opened)) & set(old)
     assert metadata.entry(opened.home, DATASET, NEXT) is None
     append(opened.home, [*rows(2, start=0), *rows(1, start=6)])
-    again = flush(engine_session, opened)
-    assert (again.rows_written, again.rows_duplicate) == (1, 2), "the keys were filled from the new generation"
+    flushed = flush(engine_session, opened)
+    assert (flushed.rows_written, flushed.rows_duplicate) == (1, 2), "the key index was filled from the new generation"
     assert by_seq(opened)[-1][SEQ] > before[-1][SEQ]
     found = engine_session.spark.sql(f"SELECT count(*), max({SEQ}) FROM {tables.full_name(DATASET)}").collect()[0]
     assert tuple(found) == (7, by_seq(opened)[-1][SEQ])
 
 
 @pytest.mark.parametrize("how", ["cut", "missing", "garbled"])
-def test_a_file_that_cannot_be_read_is_set_aside_and_the_rest_is_saved(
+def test_an_unreadable_file_is_set_aside_and_other_rows_are_kept(
     engine_session: EngineSession, opened: OpenHome, dataset: Dataset, how: str
 ) -> None:
     before = by_seq(opened)
-    victim = live(opened)[1]
-    gone = [row for row in before if row["_hyp_cache_batch_id"] == victim.name[:36]]
-    data = victim.read_bytes()
+    damaged_file = live(opened)[1]
+    lost = [row for row in before if row["_hyp_cache_batch_id"] == damaged_file.name[:36]]
+    data = damaged_file.read_bytes()
     if how == "cut":
-        victim.write_bytes(data[:-100])
+        damaged_file.write_bytes(data[:-100])
     elif how == "missing":
-        victim.unlink()
+        damaged_file.unlink()
     else:
-        victim.write_bytes(data[:100] + b"\xff" * 600 + data[700:])
-    report = rebuilt(engine_session, opened)
-    assert by_seq(opened) == [row for row in before if row not in gone]
+        damaged_file.write_bytes(data[:100] + b"\xff" * 600 + data[700:])
+    report = rebuild_table(engine_session, opened)
+    assert by_seq(opened) == [row for row in before if row not in lost]
     assert report.errors
-    assert [victim.name in told for told in report.set_aside] == [True]
-    kept = list((opened.home.lake / "set-aside").rglob(victim.name))
-    assert len(kept) == (0 if how == "missing" else 1)
-    # The lost rows may come again, under new numbers.
+    assert [damaged_file.name in entry for entry in report.set_aside] == [True]
+    set_aside = list((opened.home.lake / "set-aside").rglob(damaged_file.name))
+    assert len(set_aside) == (0 if how == "missing" else 1)
+    # The lost rows may be imported again, under new sequences.
     append(opened.home, rows(6))
-    assert flush(engine_session, opened).rows_written == len(gone)
+    assert flush(engine_session, opened).rows_written == len(lost)
     assert by_seq(opened)[-1][SEQ] > before[-1][SEQ]
 
 
-@pytest.mark.parametrize("what", ["metadata", "manifest", "catalog"])
-def test_rows_are_found_on_disk_where_the_metadata_is_gone(
-    engine_session: EngineSession, opened: OpenHome, dataset: Dataset, what: str
+@pytest.mark.parametrize("damaged", ["metadata", "manifest", "catalog"])
+def test_rows_are_read_from_disk_if_the_metadata_is_lost(
+    engine_session: EngineSession, opened: OpenHome, dataset: Dataset, damaged: str
 ) -> None:
     before = by_seq(opened)
     entry = metadata.entry(opened.home, DATASET)
     assert entry
-    known = metadata.read(entry.metadata)
-    if what == "metadata":
+    table_metadata = metadata.read(entry.metadata)
+    if damaged == "metadata":
         entry.metadata.write_bytes(b"{")
-    elif what == "manifest":
-        assert known.current
-        metadata.manifests(known.current)[0].path.write_bytes(b"Obj")
+    elif damaged == "manifest":
+        assert table_metadata.current
+        metadata.manifests(table_metadata.current)[0].path.write_bytes(b"Obj")
     else:
         with closing(sqlite3.connect(opened.home.catalog, isolation_level=None)) as catalog:
             catalog.execute("DELETE FROM iceberg_tables WHERE table_name = ?", (DATASET,))
     append(opened.home, rows(1, start=6))
     with pytest.raises(LakeError):
         flush(engine_session, opened)
-    report = rebuilt(engine_session, opened)
+    report = rebuild_table(engine_session, opened)
     assert by_seq(opened) == before
     assert "from the files on disk" in report.as_json()["reason"]
-    assert flush(engine_session, opened).rows_written == 1, "what waited in the spool goes on"
+    assert flush(engine_session, opened).rows_written == 1, "rows in the spool are committed"
     assert by_seq(opened)[-1][SEQ] > before[-1][SEQ]
 
 
-def test_an_unfinished_flush_is_not_saved_twice_from_disk(
+def test_rows_of_an_unfinished_flush_are_not_added_twice(
     engine_session: EngineSession, opened: OpenHome, dataset: Dataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its rows still wait in the spool: taken from disk as well, they would be in the lake twice, or half."""
+    """Its rows are still in the spool: read from disk as well, they would be in the lake twice."""
     append(opened.home, rows(2, start=6))
     _stop_at(monkeypatch, "lake.commit.before-commit")
     with pytest.raises(_Stopped):
@@ -180,32 +180,32 @@ def test_an_unfinished_flush_is_not_saved_twice_from_disk(
     entry = metadata.entry(opened.home, DATASET)
     assert entry
     entry.metadata.write_bytes(b"{")
-    rebuilt(engine_session, opened)
+    rebuild_table(engine_session, opened)
     assert len(by_seq(opened)) == 6
     assert flush(engine_session, opened).rows_written == 2
     assert len({row["part_id"] for row in by_seq(opened)}) == len(by_seq(opened)) == 8
 
 
 @pytest.mark.parametrize("point", ["after-write", "after-fill", "before-swap", "after-swap"])
-def test_a_rebuild_that_was_stopped_is_as_if_it_had_not_been_or_had_been(
+def test_a_stopped_rebuild_leaves_the_old_table_or_the_new_one(
     engine_session: EngineSession, opened: OpenHome, dataset: Dataset, point: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = by_seq(opened)
     _stop_at(monkeypatch, f"maintain.rebuild.{point}")
     with pytest.raises(_Stopped):
-        rebuilt(engine_session, opened)
+        rebuild_table(engine_session, opened)
     monkeypatch.undo()
     assert by_seq(opened) == before
     append(opened.home, rows(1, start=6))
     flush(engine_session, opened)
-    rebuilt(engine_session, opened)
+    rebuild_table(engine_session, opened)
     assert [row[SEQ] for row in by_seq(opened)][:6] == [row[SEQ] for row in before]
     assert len(by_seq(opened)) == 7
     assert metadata.entry(opened.home, DATASET, NEXT) is None
 
 
 class _Stopped(BaseException):
-    """As good as a kill: nobody handles it on the way."""
+    """Stands for a kill: no code handles it."""
 
 
 def _stop_at(monkeypatch: pytest.MonkeyPatch, name: str) -> None:

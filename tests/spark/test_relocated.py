@@ -1,6 +1,6 @@
-"""A copied home's tables as Spark and Iceberg's own code see them: reads, time travel, commits, rewriting, expiry.
+"""A copied home's tables in Spark and Iceberg: reads, time travel, commits, rewrites, expiry.
 
-The session has the original's catalog; the copy's is opened in it under a name of its own.
+The session uses the original's catalog; the copy's catalog is opened in it under another name.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ COPY = "copied"
 
 @pytest.fixture
 def original(engine_session: EngineSession, engine_home: Home) -> Iterator[OpenHome]:
-    """With four commits, a file each."""
+    """Return a home with four commits of one file each."""
     opened = open_home(engine_home)
     drop = f"DROP TABLE IF EXISTS {tables.full_name(DATASET)} PURGE"
     with closing(opened.store):
@@ -54,9 +54,9 @@ def _contents(root: Path) -> dict[str, bytes]:
 
 @pytest.mark.hazard(69)
 @pytest.mark.hazard(70)
-def test_a_copy_is_a_lake_of_its_own(engine_session: EngineSession, original: OpenHome, tmp_path: Path) -> None:
+def test_a_copy_is_an_independent_lake(engine_session: EngineSession, original: OpenHome, tmp_path: Path) -> None:
     spark = engine_session.spark
-    # Its socket and scratch are left out, as a backup would.
+    # Skip its socket and scratch files, as a backup does.
     copy = Home(tmp_path / "die kopie % ü")
     shutil.copytree(original.home.root, copy.root, ignore=shutil.ignore_patterns("engine"))
     history = spark.sql(f"SELECT snapshot_id FROM {tables.full_name(DATASET)}.snapshots ORDER BY committed_at")
@@ -76,7 +76,7 @@ def test_a_copy_is_a_lake_of_its_own(engine_session: EngineSession, original: Op
     assert all(metadata.local_path(file).is_relative_to(copy.root) for file in files)
     assert len(files) == 4
 
-    # Compaction, a deletion of rows, expiry with removal of files, orphans: the ways in which files are deleted.
+    # All operations that delete files: compaction, row deletion, expiry, orphan removal.
     called = f"CALL {COPY}.system"
     done = spark.sql(
         f"{called}.rewrite_data_files(table => '{metadata.NAMESPACE}.{DATASET}', options => map('rewrite-all', 'true'))"

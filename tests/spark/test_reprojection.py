@@ -1,4 +1,4 @@
-"""`reproject` with Spark: raw exchanges of real clients, with and without the messages that were made of them."""
+"""`reproject` with Spark: raw exchanges of real clients, with and without their projected messages."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Context:
 
 @pytest.fixture
 def own_tables(engine_session: EngineSession, engine_home: Home) -> Iterator[None]:
-    """Whatever was there before is gone, and forgotten; nothing is left for whoever comes next."""
+    """Remove all tables and state before and after the test."""
     _forget(engine_session, engine_home)
     yield
     _forget(engine_session, engine_home)
@@ -71,10 +71,10 @@ def _forget(session: EngineSession, home: Home) -> None:
 
 
 @pytest.mark.usefixtures("own_tables")
-def test_raw_exchanges_give_what_a_live_projection_gives_and_nothing_twice(
+def test_raw_exchanges_give_the_rows_of_a_live_projection_without_duplicates(
     engine_session: EngineSession, engine_home: Home
 ) -> None:
-    """Of Claude's sessions every third message is missing, as an older decoder would have left it; of Codex's all."""
+    """Every third message of Claude sessions is missing, as after an older decoder, and all of Codex sessions."""
     context = Context(engine_home, engine_session)
     claude_raw, claude_made = taken_down(recorded(*CLAUDE))
     codex_raw, codex_made = taken_down(recorded(*CODEX))
@@ -102,7 +102,7 @@ def test_raw_exchanges_give_what_a_live_projection_gives_and_nothing_twice(
 
 
 def stored(context: Context, wanted: list[Row]) -> list[Row]:
-    """Of these sessions, as they were coerced."""
+    """Return the rows of these sessions in producer form."""
     from pyspark.sql import functions as F
 
     sessions = sorted({row["session_id"] for row in wanted})

@@ -1,4 +1,4 @@
-"""Retention through real Spark and Iceberg: by metadata alone, for good, and known to imports and to verify."""
+"""Retention through real Spark and Iceberg: by metadata alone, permanent, and known to imports and to `hyp verify`."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ TABLE = tables.full_name(DATASET)
 
 @dataclass
 class Context:
-    """A job's, in a session that is open already."""
+    """The context of a job in an open session."""
 
     home: Home
     spark: SparkSession
     config: Config = field(default_factory=Config)
     notes: list[str] = field(default_factory=list)
     now: datetime = field(default_factory=lambda: datetime.now(UTC))
-    """One and the same for all that is asked, also where midnight comes in between."""
+    """One time for all calls, so that no midnight comes in between."""
 
-    def progress(self, *_told: object, **_facts: object) -> None:
+    def progress(self, *_arguments: object, **_facts: object) -> None:
         return None
 
     def emit(self, _chunk: bytes) -> None:
@@ -80,7 +80,7 @@ def opened(engine_home: Home) -> Iterator[OpenHome]:
 
 @pytest.fixture
 def context(engine_session: EngineSession, opened: OpenHome) -> Iterator[Context]:
-    """With a table of its own making: whatever was there before is gone, and forgotten."""
+    """A context with an empty table."""
     with opened.store.transaction() as connection:
         flushes.lower_high_water(connection, DATASET, 0)
     engine_session.spark.sql(f"DROP TABLE IF EXISTS {TABLE} PURGE")
@@ -94,51 +94,51 @@ def data_files(home: Home) -> dict[Path, int]:
 
 @pytest.mark.hazard(84)
 @pytest.mark.hazard(74)
-def test_days_leave_the_table_for_good(context: Context, opened: OpenHome, tmp_path: Path) -> None:
+def test_dropped_days_do_not_come_back(context: Context, opened: OpenHome, tmp_path: Path) -> None:
     projects = tmp_path / "claude" / "projects" / "p"
-    asked = {
+    arguments = {
         "providers": ["claude"],
         "environment": {"HOME": "/nonexistent", "CLAUDE_CONFIG_DIR": str(tmp_path / "claude")},
     }
     ages = (60, 45, 20, 1)
     days = {age: (context.now - timedelta(days=age)).replace(hour=1) for age in ages}
     paths = {age: write(projects / f"s{age}.jsonl", turns(f"s{age}", 3, start=start)) for age, start in days.items()}
-    backfill(context, asked)
+    backfill(context, arguments)
     assert context.days() == [f"{days[age]:%Y-%m-%d}" for age in ages]
     before, files = context.table, data_files(context.home)
 
     context.config = Config(retention=RetentionConfig(default_days=30))
-    foretold = context.maintain(only="expire", dry_run=True)
-    assert (foretold["rows_expired"], context.table) == (18, before)
+    planned = context.maintain(only="expire", dry_run=True)
+    assert (planned["rows_expired"], context.table) == (18, before)
     report = context.maintain(only="expire")
     assert (report["rows_expired"], report["files_after"]) == (18, 2)
-    assert foretold["files_after"] == 2
-    assert foretold["dropped"] == report["dropped"]
+    assert planned["files_after"] == 2
+    assert planned["dropped"] == report["dropped"]
     assert context.days() == [f"{days[age]:%Y-%m-%d}" for age in (20, 1)]
     assert data_files(context.home) == files, "no data file was written, changed or removed"
-    known = context.table
-    assert len(known.snapshots) == len(before.snapshots) + 1
-    assert known.properties[metadata.RETAINED_FROM] == str((context.now - timedelta(days=30)).date())
-    assert known.floor == before.floor
+    table_metadata = context.table
+    assert len(table_metadata.snapshots) == len(before.snapshots) + 1
+    assert table_metadata.properties[metadata.RETAINED_FROM] == str((context.now - timedelta(days=30)).date())
+    assert table_metadata.floor == before.floor
     assert context.maintain(only="expire")["reason"] == "nothing to do"
-    assert context.table == known
+    assert context.table == table_metadata
 
-    # The sessions go on, and nobody remembers what imports have taken of them.
+    # The sessions continue, and all checkpoints are lost.
     with opened.store.transaction() as connection:
         sources.forget(connection, DATASET)
     context.home.keys.unlink()
     for age, path in paths.items():
         grow(path, turns(f"s{age}", 1, first=3, start=days[1]))
-    (imported,) = backfill(context, asked)["providers"]
+    (imported,) = backfill(context, arguments)["providers"]
     assert (imported["status"], imported["rows_written"]) == ("ok", 4 * 3)
     assert context.days() == [f"{days[age]:%Y-%m-%d}" for age in (20, 1)]
 
-    # The keys of what is gone stay known, and that is nothing to mend.
+    # The keys of dropped rows stay in the index, which is not an error.
     audit = verify(context, {"deep": True, "repair": False, "accept_rollback": False})
     assert [check for check in audit["checks"] if not check["ok"]] == []
 
 
-def test_the_first_day_kept_is_told_without_a_snapshot(context: Context, tmp_path: Path) -> None:
+def test_the_first_day_kept_is_recorded_without_a_snapshot(context: Context, tmp_path: Path) -> None:
     projects = tmp_path / "claude" / "projects" / "p"
     write(projects / "s.jsonl", turns("s", 1, start=context.now - timedelta(days=3)))
     environment = {"HOME": "/nonexistent", "CLAUDE_CONFIG_DIR": str(tmp_path / "claude")}
@@ -146,33 +146,33 @@ def test_the_first_day_kept_is_told_without_a_snapshot(context: Context, tmp_pat
     before = context.table
     context.config = Config(retention=RetentionConfig(default_days=10))
     context.maintain(only="expire")
-    known = context.table
-    assert (known.snapshots, known.floor) == (before.snapshots, before.floor)
-    assert known.properties[metadata.RETAINED_FROM] == str((context.now - timedelta(days=10)).date())
+    table_metadata = context.table
+    assert (table_metadata.snapshots, table_metadata.floor) == (before.snapshots, before.floor)
+    assert table_metadata.properties[metadata.RETAINED_FROM] == str((context.now - timedelta(days=10)).date())
     context.config = Config(retention=RetentionConfig(default_days=1))
     assert context.maintain(only="expire")["rows_expired"] == 3
     assert (context.days(), context.table.floor) == ([], before.floor)
 
 
-def test_a_run_of_all_steps_does_what_its_dry_run_said(
+def test_a_full_run_does_what_its_dry_run_reported(
     context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also which snapshots go, and that Iceberg leaves none of their files behind."""
+    """This includes the expired snapshots; Iceberg leaves none of their files behind."""
     monkeypatch.setattr(expiry, "COMMIT_TAKES", 0.0)
     path = tmp_path / "claude" / "projects" / "p" / "s.jsonl"
     environment = {"HOME": "/nonexistent", "CLAUDE_CONFIG_DIR": str(tmp_path / "claude")}
-    early = context.now.replace(hour=1)
-    write(path, turns("s", 1, start=early - timedelta(days=30)))
+    start_of_day = context.now.replace(hour=1)
+    write(path, turns("s", 1, start=start_of_day - timedelta(days=30)))
     for first, age in enumerate((20, 20, 3, 3, 3), start=1):
         backfill(context, {"providers": ["claude"], "environment": environment})
-        grow(path, turns("s", 1, first=first, start=early - timedelta(days=age)))
+        grow(path, turns("s", 1, first=first, start=start_of_day - timedelta(days=age)))
     backfill(context, {"providers": ["claude"], "environment": environment})
     context.config = Config(retention=RetentionConfig(default_days=10))
-    foretold = context.maintain(force=True, dry_run=True)
+    planned = context.maintain(force=True, dry_run=True)
     with running():
         done = context.maintain(force=True)
     assert (done["rows_expired"], done["files_before"], done["files_after"]) == (9, 6, 1)
     assert done["snapshots_expired"] > 1
     unknown = {"bytes_after", "reason", "partitions_compacted", "partitions_left"}
-    known = done.keys() - unknown
-    assert {key: foretold[key] for key in known} == {key: done[key] for key in known}
+    comparable = done.keys() - unknown
+    assert {key: planned[key] for key in comparable} == {key: done[key] for key in comparable}

@@ -32,7 +32,7 @@ def table(engine_session: EngineSession) -> str:
     return "session_tests.rows"
 
 
-def test_pyiceberg_opens_what_spark_wrote(engine_session: EngineSession, engine_home: Home, table: str) -> None:
+def test_pyiceberg_reads_the_tables_of_spark(engine_session: EngineSession, engine_home: Home, table: str) -> None:
     catalog = SqlCatalog("hyp", uri=f"sqlite:///{engine_home.catalog}")
 
     assert sorted(catalog.load_table(table).scan().to_arrow().column("seq").to_pylist()) == [0, 1, 2, 3, 4]
@@ -53,7 +53,7 @@ def test_the_catalog_is_durable_and_waits_for_other_writers(engine_session: Engi
 
 
 @pytest.mark.hazard(75)
-def test_a_commit_of_another_process_is_seen_at_once(engine_session: EngineSession, engine_home: Home) -> None:
+def test_a_commit_of_another_process_is_visible_immediately(engine_session: EngineSession, engine_home: Home) -> None:
     spark, count = engine_session.spark, "SELECT count(*) FROM hyp.session_tests.shared"
     spark.sql("CREATE TABLE hyp.session_tests.shared USING iceberg AS SELECT id FROM range(5)")
     assert spark.sql(count).first()[0] == 5
@@ -65,7 +65,7 @@ def test_a_commit_of_another_process_is_seen_at_once(engine_session: EngineSessi
     assert spark.sql(count).first()[0] == 10
 
 
-def test_spark_writes_private_files_under_the_home(
+def test_spark_writes_private_files_below_the_home(
     engine_session: EngineSession, engine_home: Home, table: str
 ) -> None:
     properties = engine_session.jvm.java.lang.System.getProperty
@@ -77,14 +77,14 @@ def test_spark_writes_private_files_under_the_home(
     assert [path for path in written if stat.S_IMODE(path.stat().st_mode) & 0o077] == []
 
 
-def test_no_checksum_file_lies_beside_the_data(engine_session: EngineSession, engine_home: Home, table: str) -> None:
+def test_no_checksum_files_are_written(engine_session: EngineSession, engine_home: Home, table: str) -> None:
     names = [path.name for path in (engine_home.warehouse / "session_tests" / "rows").rglob("*")]
 
     assert names
     assert [name for name in names if name.endswith(".crc")] == []
 
 
-def test_the_jvm_listens_on_the_loopback_only(engine_session: EngineSession) -> None:
+def test_the_jvm_listens_only_on_loopback(engine_session: EngineSession) -> None:
     listening = [
         connection.laddr.ip
         for connection in psutil.Process(engine_session.jvm_pid).net_connections(kind="inet")
@@ -94,7 +94,7 @@ def test_the_jvm_listens_on_the_loopback_only(engine_session: EngineSession) -> 
     assert set(listening) == {"127.0.0.1"}
 
 
-def test_the_jvm_is_out_of_reach_of_the_terminal(engine_session: EngineSession) -> None:
+def test_ctrl_c_does_not_reach_the_jvm(engine_session: EngineSession) -> None:
     assert os.getsid(engine_session.jvm_pid) == engine_session.jvm_pid != os.getsid(0)
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
@@ -105,7 +105,7 @@ def test_the_jvm_has_the_module_options_of_this_spark(engine_session: EngineSess
     assert [option for option in options if option != "--add-modules=jdk.incubator.vector"] == list(jvm.MODULE_OPTIONS)
 
 
-def test_the_archive_is_in_use(engine_session: EngineSession) -> None:
+def test_the_class_archive_is_used(engine_session: EngineSession) -> None:
     class_path = spark_home.class_path(jars.installed(cache_dir()))
     expected = archive.locate(cache_dir(), java.find(), class_path)
 
@@ -114,21 +114,21 @@ def test_the_archive_is_in_use(engine_session: EngineSession) -> None:
     assert str(expected) in mapped
 
 
-def test_files_are_not_tables(engine_session: EngineSession, tmp_path: Path) -> None:
+def test_files_cannot_be_queried_as_tables(engine_session: EngineSession, tmp_path: Path) -> None:
     (tmp_path / "secret.json").write_text('{"a": 1}\n')
 
     with pytest.raises(AnalysisException):
         engine_session.spark.sql(f"SELECT * FROM json.`{tmp_path}/secret.json`").collect()
 
 
-def test_times_are_utc_whatever_the_machine_says(engine_session: EngineSession) -> None:
+def test_times_are_utc_in_any_local_time_zone(engine_session: EngineSession) -> None:
     found = engine_session.spark.sql("SELECT current_timezone(), cast(timestamp_seconds(0) AS string)").first()
 
     assert tuple(found) == ("UTC", "1970-01-01 00:00:00")
     assert engine_session.jvm.java.util.TimeZone.getDefault().getID() == "UTC"
 
 
-def test_workers_run_this_python_with_the_heavy_modules_loaded(engine_session: EngineSession) -> None:
+def test_workers_run_this_python_with_modules_preloaded(engine_session: EngineSession) -> None:
     def look(_: object) -> tuple[str, bool]:
         import sys
 
@@ -164,7 +164,7 @@ print(os.listdir("."), os.listdir(home.engine / "tmp"))
 """
 
 
-def test_sessions_follow_each_other_silently_and_leave_nothing_behind(
+def test_sessions_can_follow_each_other_and_leave_no_files(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In a folder of its own, under a locale that knows no umlauts, with a home that has one."""

@@ -1,4 +1,4 @@
-"""The lake through real Spark and Iceberg: creation, evolution, reads, bounded metadata, a worker that dies."""
+"""The lake on Spark and Iceberg: table creation, schema evolution, reads, bounded metadata, dying workers."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ DATASET = "ai_gateway_messages"
 
 @pytest.fixture
 def dataset(engine_session: EngineSession, opened: OpenHome) -> Iterator[Dataset]:
-    """The messages dataset with a table of its own making: whatever was there before is gone, and forgotten."""
+    """Give the messages dataset a fresh table, without any trace of an earlier one."""
     with opened.store.transaction() as connection:
         flushes.lower_high_water(connection, DATASET, 0)
     engine_session.spark.sql(f"DROP TABLE IF EXISTS {tables.full_name(DATASET)} PURGE")
@@ -52,7 +52,9 @@ def flush(session: EngineSession, opened: OpenHome, dataset: Dataset) -> Report:
     return Flusher(opened.home, opened.store, lake).flush(dataset, wait=0)
 
 
-def test_a_table_is_created_as_designed(engine_session: EngineSession, opened: OpenHome, dataset: Dataset) -> None:
+def test_a_new_table_has_the_designed_schema_and_properties(
+    engine_session: EngineSession, opened: OpenHome, dataset: Dataset
+) -> None:
     append(opened.home, rows(2))
     flush(engine_session, opened, dataset)
     entry = metadata.entry(opened.home, DATASET)
@@ -66,7 +68,7 @@ def test_a_table_is_created_as_designed(engine_session: EngineSession, opened: O
     assert {row[0] for row in spec} >= {"Part 0", "Part 1"} or any("days(" in str(row[1]) for row in spec)
 
 
-def test_a_dataset_that_grew_gets_its_columns_and_old_rows_read_null(
+def test_new_columns_of_a_dataset_are_added_and_are_null_in_old_rows(
     engine_session: EngineSession, opened: OpenHome, dataset: Dataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     append(opened.home, rows(2))
@@ -76,14 +78,14 @@ def test_a_dataset_that_grew_gets_its_columns_and_old_rows_read_null(
     lake = SparkLake(opened.home, engine_session.spark, opened.identity, lambda: None)
     table = lake.table(grown)
     assert "mood" in table.field_ids
-    assert table.known.fields["role"].required is False
+    assert table.metadata.fields["role"].required is False
     found = engine_session.spark.sql(f"SELECT mood, role FROM {tables.full_name(DATASET)}").collect()
     assert [row.asDict() for row in found] == [{"mood": None, "role": "assistant"}] * 2
-    with pytest.raises(Exception, match="a column's type never changes"):
+    with pytest.raises(Exception, match="the type of a column cannot change"):
         lake.table(replace(dataset, columns=(*kept, Column("mood", Type.INT, "Now a number."))))
 
 
-def test_reads_since_a_sequence_are_ordered_continued_and_pruned(
+def test_reads_after_a_sequence_are_ordered_paged_and_pruned(
     engine_session: EngineSession, opened: OpenHome, dataset: Dataset
 ) -> None:
     for start in (0, 10, 20):
@@ -97,10 +99,10 @@ def test_reads_since_a_sequence_are_ordered_continued_and_pruned(
 
 
 @pytest.mark.hazard(23)
-def test_rows_without_a_sequence_are_read_only_when_they_are_asked_for(
+def test_rows_without_a_sequence_are_read_only_on_request(
     engine_session: EngineSession, opened: OpenHome, dataset: Dataset
 ) -> None:
-    """Rows of a taken-over table; sent every round, they would be doubled every round."""
+    """Rows of an adopted table have no sequence; read in every round, they would be delivered in every round."""
     append(opened.home, rows(3))
     flush(engine_session, opened, dataset)
     name = tables.full_name(DATASET)
@@ -116,10 +118,10 @@ def test_rows_without_a_sequence_are_read_only_when_they_are_asked_for(
 
 @pytest.mark.hazard(25)
 @pytest.mark.hazard(61)
-def test_sources_are_exact_strings_also_strange_ones(
+def test_sources_are_exact_strings_even_unusual_ones(
     engine_session: EngineSession, opened: OpenHome, dataset: Dataset
 ) -> None:
-    """Two names that collapse into one key would share a watermark later."""
+    """Two sources with the same key would share a watermark."""
     strange = ["a b", "a_b", "a/b", "../../etc", "a%20b", "ü☃", "x" * 400, "_hyp_source=claude", " "]
     for place, source in enumerate(strange):
         append(opened.home, rows(1, start=place, client_name=source))
@@ -135,7 +137,7 @@ def test_sources_are_exact_strings_also_strange_ones(
 
 
 @pytest.mark.hazard(60)
-def test_the_first_and_the_last_year_survive_the_way_into_the_lake(
+def test_the_first_and_the_last_year_are_stored_correctly(
     engine_session: EngineSession, opened: OpenHome, dataset: Dataset
 ) -> None:
     for place, moment in enumerate(("0001-01-01T00:00:00Z", "1582-10-10T00:00:00Z", "9999-12-31T23:59:59.999999Z")):
@@ -153,7 +155,7 @@ def test_the_first_and_the_last_year_survive_the_way_into_the_lake(
 
 
 @pytest.mark.hazard(93)
-def test_a_worker_that_dies_with_its_task_fails_the_build_and_not_the_engine(
+def test_a_worker_that_dies_fails_the_build_and_not_the_engine(
     engine_session: EngineSession, opened: OpenHome, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     lake = SparkLake(opened.home, engine_session.spark, opened.identity, lambda: None)
@@ -162,21 +164,21 @@ def test_a_worker_that_dies_with_its_task_fails_the_build_and_not_the_engine(
         patch.setattr(spark_lake, "run_or_say_why", _die)
         (failed,) = lake.run([task])
     assert isinstance(failed, BuildFailure)
-    assert not failed.surroundings
+    assert not failed.is_environmental
     assert engine_session.spark.range(3).count() == 3
 
 
 @pytest.mark.hazard(93)
-def test_where_no_worker_can_live_the_surroundings_are_to_blame_and_not_the_rows(
+def test_if_no_worker_can_start_the_environment_is_blamed_and_not_the_rows(
     engine_session: EngineSession, opened: OpenHome, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Held against the rows, every one of them would end in quarantine."""
+    """If the rows were blamed, all of them would become rejects."""
     lake = SparkLake(opened.home, engine_session.spark, opened.identity, lambda: None)
     monkeypatch.setattr(spark_lake, "run_or_say_why", _die)
     monkeypatch.setattr(spark_lake, "workers_run", _die)
     (failed,) = lake.run([BuildTask(DATASET, (), "some-flush", tmp_path, {})])
     assert isinstance(failed, BuildFailure)
-    assert failed.surroundings
+    assert failed.is_environmental
 
 
 def _die(_task: Any) -> Built:

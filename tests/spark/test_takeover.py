@@ -1,4 +1,4 @@
-"""A take-over through real Spark, held against Spark's and Iceberg's own reading of the original's table."""
+"""A takeover through real Spark, compared with how Spark and Iceberg read the original's table."""
 
 from __future__ import annotations
 
@@ -37,19 +37,19 @@ WRITTEN_AT = "file:///home/dev/.hyp/hypaware/cache"
 
 
 class Context:
-    """What a job is given by an engine."""
+    """The context that the engine gives to a job."""
 
     def __init__(self, home: Home, spark: SparkSession) -> None:
         self.home, self.spark = home, spark
         self.config: Config = configuration.load(home)
-        self.told: list[str] = []
+        self.messages: list[str] = []
         self.notes: list[str] = []
 
     def progress(self, message: str, done: float | None = None, total: float | None = None, **facts: object) -> None:
-        self.told.append(message)
+        self.messages.append(message)
 
     def emit(self, chunk: bytes) -> None:
-        raise AssertionError("a take-over streams nothing")
+        raise AssertionError("a takeover streams nothing")
 
     def note(self, message: str) -> None:
         self.notes.append(message)
@@ -73,7 +73,7 @@ def opened(engine_session: EngineSession, engine_home: Home) -> Iterator[OpenHom
 
 
 def relocated(folder: Path) -> Path:
-    """The sample's table in a copy that Iceberg itself can read: every path in it is true."""
+    """Copy the sample's table with corrected paths, so that Iceberg itself can read it."""
     cache = folder / "cache"
     shutil.copytree(SAMPLE, cache)
     table = cache / "datasets" / DATASET / "source=claude" / "table"
@@ -81,15 +81,15 @@ def relocated(folder: Path) -> Path:
         path.write_text(path.read_text().replace(WRITTEN_AT, f"file://{cache}"))
     for path in table.glob("metadata/*.avro"):
         with path.open("rb") as file:
-            held = fastavro.reader(file)
-            schema, about, records = held.writer_schema, held.metadata, list(held)
+            avro = fastavro.reader(file)
+            schema, avro_metadata, records = avro.writer_schema, avro.metadata, list(avro)
         for record in records:
             inner: Any = record
             if "manifest_path" in inner:
                 inner["manifest_path"] = inner["manifest_path"].replace(WRITTEN_AT, f"file://{cache}")
             else:
                 inner["data_file"]["file_path"] = inner["data_file"]["file_path"].replace(WRITTEN_AT, f"file://{cache}")
-        kept = {key: value for key, value in about.items() if not key.startswith("avro.")}
+        kept = {key: value for key, value in avro_metadata.items() if not key.startswith("avro.")}
         with path.open("wb") as file:
             fastavro.writer(file, schema, records, metadata=kept)
         path.with_name(f".{path.name}.crc").unlink(missing_ok=True)
@@ -107,46 +107,48 @@ def test_every_column_is_as_spark_and_iceberg_read_it_in_the_original(
     append(opened.home, rows(2))
     context = Context(opened.home, spark)
     report = import_cache(context, {"dir": str(SAMPLE)})
-    (told,) = report["datasets"][0]["sources"]
-    assert (told["rows_found"], told["rows_written"], told["rows_duplicate"], told["rows_rejected"]) == (
+    (counts,) = report["datasets"][0]["sources"]
+    assert (counts["rows_found"], counts["rows_written"], counts["rows_duplicate"], counts["rows_rejected"]) == (
         1481,
         1481,
         0,
         0,
     )
-    assert "taking over ai_gateway_messages" in context.told
+    assert "importing ai_gateway_messages" in context.messages
 
-    # Row by row: Iceberg's other reader does not know VARIANT.
-    plainly = spark.read.format("iceberg").option("vectorization-enabled", "false")
-    theirs = plainly.load(str(relocated(tmp_path)))
-    variants = [field.name for field in theirs.schema.fields if isinstance(field.dataType, VariantType)]
+    # Iceberg's vectorised reader does not support VARIANT.
+    reader = spark.read.format("iceberg").option("vectorization-enabled", "false")
+    original_table = reader.load(str(relocated(tmp_path)))
+    variants = [field.name for field in original_table.schema.fields if isinstance(field.dataType, VariantType)]
     assert len(variants) == 7
-    as_json = theirs.select(*(F.to_json(name).alias(name) if name in variants else name for name in theirs.columns))
+    as_json = original_table.select(
+        *(F.to_json(name).alias(name) if name in variants else name for name in original_table.columns)
+    )
     expected = by_part(spark, as_json)
     found = by_part(spark, spark.table(TABLE).where("part_id not like 'message-%'"))
     assert found.keys() == expected.keys()
-    for part, mine in found.items():
-        was = expected[part]
-        attributes = orjson.loads(mine.pop("attributes"))
-        assert attributes["gateway"].pop("taken_over_from") == was.pop("gateway_id")
-        assert attributes == json.loads(was.pop("attributes"))
-        for name in was.keys() - {SEQ}:
+    for part, imported in found.items():
+        original = expected[part]
+        attributes = orjson.loads(imported.pop("attributes"))
+        assert attributes["gateway"].pop("taken_over_from") == original.pop("gateway_id")
+        assert attributes == json.loads(original.pop("attributes"))
+        for name in original.keys() - {SEQ}:
             if name in variants:
-                assert json.loads(mine[name] or "null") == json.loads(was[name] or "null"), name
+                assert json.loads(imported[name] or "null") == json.loads(original[name] or "null"), name
             else:
-                assert _moment(mine[name]) == _moment(was[name]), name
+                assert _in_utc(imported[name]) == _in_utc(original[name]), name
     before = sorted(found, key=lambda part: expected[part][SEQ])
     assert sorted(found, key=lambda part: found[part][SEQ]) == before
     lowest = spark.sql(f"SELECT max({SEQ}) FROM {TABLE} WHERE part_id like 'message-%'").collect()[0][0]
-    assert min(row[SEQ] for row in found.values()) > lowest, "what waited in the home's own spool came first"
+    assert min(row[SEQ] for row in found.values()) > lowest, "rows in the home's own spool are committed first"
 
     again = import_cache(Context(opened.home, spark), {"dir": str(SAMPLE)})
-    (told,) = again["datasets"][0]["sources"]
-    assert (told["rows_found"], told["rows_written"], told["rows_duplicate"]) == (1481, 0, 1481)
+    (counts,) = again["datasets"][0]["sources"]
+    assert (counts["rows_found"], counts["rows_written"], counts["rows_duplicate"]) == (1481, 0, 1481)
     assert again["datasets"][0]["rows_taken_before"] == 1481
     assert spark.table(TABLE).count() == 1483
     assert spark.sql(f"SELECT count(*) FROM {TABLE}.snapshots").collect()[0][0] == 2, "one commit, whatever its size"
 
 
-def _moment(value: Any) -> Any:
+def _in_utc(value: Any) -> Any:
     return value.astimezone(UTC) if isinstance(value, datetime) else value

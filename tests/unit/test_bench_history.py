@@ -49,9 +49,7 @@ def lines(folder: Path) -> Iterator[dict[str, Any]]:
         yield from map(json.loads, path.read_bytes().splitlines())
 
 
-def test_a_history_has_exactly_the_lines_and_sessions_and_about_the_bytes_that_were_asked_for(
-    folder: Path, history: History
-) -> None:
+def test_a_history_has_the_requested_lines_sessions_and_about_the_bytes(folder: Path, history: History) -> None:
     files = transcripts.files(folder)
 
     assert len(files) == history.sessions == SIZE["sessions"]
@@ -61,9 +59,7 @@ def test_a_history_has_exactly_the_lines_and_sessions_and_about_the_bytes_that_w
     assert transcripts.load(folder) == history
 
 
-def test_the_same_seed_gives_the_same_bytes_and_another_gives_other_messages(
-    folder: Path, history: History, tmp_path: Path
-) -> None:
+def test_the_same_seed_gives_the_same_bytes(folder: Path, history: History, tmp_path: Path) -> None:
     again, other = tmp_path / "again", tmp_path / "other"
 
     assert transcripts.generate(again, **SIZE) == history
@@ -77,7 +73,7 @@ def test_the_same_seed_gives_the_same_bytes_and_another_gives_other_messages(
     assert not uuids[0] & uuids[1]
 
 
-def test_every_line_but_the_first_of_a_session_has_one_block_and_follows_the_line_before_it(folder: Path) -> None:
+def test_every_line_after_the_first_has_one_block_and_a_parent(folder: Path) -> None:
     for path in transcripts.files(folder):
         first, *rest = map(json.loads, path.read_bytes().splitlines())
         assert "uuid" not in first
@@ -87,9 +83,7 @@ def test_every_line_but_the_first_of_a_session_has_one_block_and_follows_the_lin
         assert all(isinstance(content, str) or len(content) == 1 for content in contents)
 
 
-def test_the_counts_of_a_message_stand_on_each_of_its_lines_and_only_the_last_are_whole(
-    folder: Path, history: History
-) -> None:
+def test_only_the_last_line_of_a_message_has_its_final_token_counts(folder: Path, history: History) -> None:
     usage: dict[str, list[dict[str, Any]]] = {}
     for line in lines(folder):
         if "usage" in line.get("message", ()):
@@ -101,7 +95,7 @@ def test_the_counts_of_a_message_stand_on_each_of_its_lines_and_only_the_last_ar
     assert sum(counts[0]["output_tokens"] for counts in usage.values()) < history.tokens["output_tokens"]
 
 
-def test_the_floor_finds_what_the_generator_says_is_there(table: pa.Table, history: History) -> None:
+def test_the_baseline_finds_the_generated_rows(table: pa.Table, history: History) -> None:
     attributes = [json.loads(each) for each in table["attributes"].to_pylist()]
     tokens: Counter[str] = Counter()
     for each in attributes:
@@ -113,14 +107,14 @@ def test_the_floor_finds_what_the_generator_says_is_there(table: pa.Table, histo
     assert sum("usage" in each for each in attributes) == history.responses
 
 
-def test_the_floor_builds_every_column_of_the_table(table: pa.Table) -> None:
+def test_the_baseline_builds_every_column(table: pa.Table) -> None:
     assert table.column_names[4:] == [column.name for column in MESSAGES.columns]
     assert len(set(table["_hyp_ingest_seq"].to_pylist())) == len(set(table["_hyp_cache_row_id"].to_pylist()))
     assert len(set(table["_hyp_cache_row_id"].to_pylist())) == table.num_rows
     assert [name for name in MESSAGES.required if table[name].null_count] == []
 
 
-def test_the_floor_builds_the_rows_that_the_import_builds(folder: Path, history: History) -> None:
+def test_the_baseline_builds_the_same_rows_as_an_import(folder: Path, history: History) -> None:
     """Else the ratio of the two would say nothing. Sequences and flush ids are each one's own."""
     for path in transcripts.files(folder):
         imported = list(rows_of_the_import(path))

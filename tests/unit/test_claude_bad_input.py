@@ -1,4 +1,4 @@
-"""Transcripts that no client should write: counted with the reason, and nothing else is lost."""
+"""Invalid transcripts: bad lines are counted with a reason, and nothing else is lost."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def assert_good_is_there(folder: Path, *lines: Any) -> Reading:
         (b'{"type": "user", "sessionId": "s", "uuid": "\\ud800"}\n', "not_json"),
     ],
 )
-def test_a_line_that_is_no_object_is_counted(tmp_path: Path, bad: bytes, reason: str) -> None:
+def test_a_line_that_is_not_an_object_is_counted(tmp_path: Path, bad: bytes, reason: str) -> None:
     assert assert_good_is_there(tmp_path, bad).skipped == {reason: 1}
 
 
@@ -61,16 +61,16 @@ def test_a_line_that_is_nested_too_deeply_to_be_read_is_counted(tmp_path: Path) 
     assert sum(assert_good_is_there(tmp_path, deep).skipped.values()) == 1
 
 
-def test_empty_lines_are_nothing(tmp_path: Path) -> None:
+def test_empty_lines_are_ignored(tmp_path: Path) -> None:
     assert not assert_good_is_there(tmp_path, b"\n", b"  \n", b"\r\n").skipped
 
 
 @pytest.mark.parametrize("content", [b"", b"\n", b"{", b"\0"])
-def test_a_file_with_nothing_in_it_gives_nothing(tmp_path: Path, content: bytes) -> None:
+def test_a_file_without_content_gives_no_rows(tmp_path: Path, content: bytes) -> None:
     assert rows(tmp_path, content) == []
 
 
-def test_a_half_line_at_the_end_is_left_for_later(tmp_path: Path) -> None:
+def test_an_incomplete_last_line_is_left_for_the_next_import(tmp_path: Path) -> None:
     whole, half = raw(user("u1", "Hello")), raw(GOOD)[:40]
     made, reading = imported(tmp_path, whole, half)
     assert [row["message_id"] for row in made] == ["u1"]
@@ -78,13 +78,13 @@ def test_a_half_line_at_the_end_is_left_for_later(tmp_path: Path) -> None:
     assert reading.consumed == len(whole)
 
 
-def test_a_last_line_without_its_newline_counts_if_it_is_whole(tmp_path: Path) -> None:
+def test_a_last_line_without_a_newline_counts_if_it_is_complete(tmp_path: Path) -> None:
     made, reading = imported(tmp_path, raw(GOOD)[:-1])
     assert [row["message_id"] for row in made] == ["good"]
     assert reading.consumed == reading.source.size
 
 
-def test_a_line_that_is_too_long_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_line_that_is_too_long_is_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reading_module, "MAX_LINE_BYTES", 2_000)
     reading = assert_good_is_there(tmp_path, user("u1", "x" * 10_000))
     assert reading.skipped == {"line_too_long": 1}
@@ -98,13 +98,13 @@ def test_a_line_of_fifty_megabytes_is_a_row(tmp_path: Path) -> None:
 def test_a_file_that_is_not_kept_in_memory_gives_the_same_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lines = [user("u1", "a"), says("a1", calls("c1"), "u1", output=5), user("u2", answers("c1"), "a1", 2)]
     kept = rows(tmp_path, *lines)
-    monkeypatch.setattr(reading_module, "_KEPT_BYTES", 0)
+    monkeypatch.setattr(reading_module, "_MAX_KEPT_BYTES", 0)
     assert rows(tmp_path, *lines) == kept
 
 
 @pytest.mark.parametrize("field", FIELDS)
 @pytest.mark.parametrize("wrong", WRONG, ids=repr)
-def test_a_wrong_type_in_a_field_costs_no_more_than_its_line(tmp_path: Path, field: str, wrong: Any) -> None:
+def test_a_wrong_type_in_a_field_affects_only_its_line(tmp_path: Path, field: str, wrong: Any) -> None:
     result = user("u1", answers("c1"), "a0", 2, requestId="r")
     spoken = says("a1", calls("c1"), "u1", 1, output=5, stop="end_turn")
     assert_good_is_there(tmp_path, result | {field: wrong}, spoken | {field: wrong})
@@ -112,7 +112,7 @@ def test_a_wrong_type_in_a_field_costs_no_more_than_its_line(tmp_path: Path, fie
 
 @pytest.mark.parametrize("field", MESSAGE_FIELDS)
 @pytest.mark.parametrize("wrong", WRONG[:-2], ids=repr)
-def test_a_wrong_type_in_a_message_costs_no_more_than_its_line(tmp_path: Path, field: str, wrong: Any) -> None:
+def test_a_wrong_type_in_a_message_affects_only_its_line(tmp_path: Path, field: str, wrong: Any) -> None:
     for said in (user("u1", "Hello"), says("a1", "Hi", None, 1, output=5)):
         said["message"][field] = wrong
         assert_good_is_there(tmp_path, said)
@@ -120,7 +120,7 @@ def test_a_wrong_type_in_a_message_costs_no_more_than_its_line(tmp_path: Path, f
 
 @pytest.mark.parametrize("field", BLOCK_FIELDS)
 @pytest.mark.parametrize("wrong", WRONG[:-2], ids=repr)
-def test_a_wrong_type_in_a_block_costs_no_more_than_its_part(tmp_path: Path, field: str, wrong: Any) -> None:
+def test_a_wrong_type_in_a_block_affects_only_its_part(tmp_path: Path, field: str, wrong: Any) -> None:
     kinds = ["text", "thinking", "redacted_thinking", "tool_use", "tool_result", "image", "error", "new"]
     blocks = [{"type": kind, "text": "x"} | {field: wrong} for kind in kinds]
     said = says("a1", "Hi", None, 1)
@@ -139,7 +139,7 @@ def test_a_wrong_type_is_left_out_of_its_column_and_counted(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     "time", ["0000-01-01T00:00:00Z", "yesterday", "2026-11-15T08:00:00", "9999-12-31T23:59:59-01:00", "", 1_763_000_000]
 )
-def test_a_time_that_is_none_is_taken_from_the_session_and_counted(tmp_path: Path, time: Any) -> None:
+def test_an_invalid_time_is_counted_and_replaced_by_that_of_the_session(tmp_path: Path, time: Any) -> None:
     made, reading = imported(tmp_path, user("u1", "a", None, 1), user("u2", "b") | {"timestamp": time})
     assert [row["message_id"] for row in made] == ["u1", "u2"]
     assert made[1]["message_created_at"] == "2026-11-15T08:00:01.000000Z"
@@ -148,24 +148,24 @@ def test_a_time_that_is_none_is_taken_from_the_session_and_counted(tmp_path: Pat
 
 
 @pytest.mark.parametrize("time", ["0001-01-01T00:00:00Z", "9999-12-31T23:59:59.999Z"])
-def test_the_first_and_the_last_year_are_times(tmp_path: Path, time: str) -> None:
+def test_times_in_the_first_and_last_year_are_valid(tmp_path: Path, time: str) -> None:
     made, reading = imported(tmp_path, user("u1", "a") | {"timestamp": time})
     assert made[0]["date"] == time[:10]
     assert not reading.skipped
 
 
-def test_a_uuid_that_stands_twice_is_the_first_line(tmp_path: Path) -> None:
+def test_the_first_line_with_a_duplicate_uuid_counts(tmp_path: Path) -> None:
     made, reading = imported(tmp_path, user("u1", "first", None, 5), user("u1", "second", None, 1), raw(GOOD))
     assert [row["content_text"] for row in made] == ["first", "Still here."]
     assert reading.skipped == {"duplicate_message": 1}
 
 
-def test_a_uuid_that_stands_twice_in_a_response_takes_no_tokens_with_it(tmp_path: Path) -> None:
+def test_a_duplicate_uuid_in_a_response_loses_no_tokens(tmp_path: Path) -> None:
     made, _ = imported(tmp_path, says("a1", "one", None, 1, output=1), says("a1", "one", None, 1, output=9))
     assert [row["attributes"]["usage"]["output_tokens"] for row in made] == [9]
 
 
-def test_parents_in_a_circle_lead_nowhere(tmp_path: Path) -> None:
+def test_a_cycle_of_parents_leads_to_no_message(tmp_path: Path) -> None:
     made = rows(
         tmp_path,
         user("u1", "a", "u3", 0),
@@ -181,8 +181,8 @@ def test_parents_in_a_circle_lead_nowhere(tmp_path: Path) -> None:
     assert previous == {"u1": [], "u2": ["u1"], "u3": ["u2"], "u4": [], "u5": [], "u6": ["u3"]}
 
 
-def test_a_long_way_through_lines_without_rows_is_walked_once(tmp_path: Path) -> None:
-    """Each of these messages has the same hundred thousand ancestors, which make no rows."""
+def test_a_long_chain_of_lines_without_rows_is_followed_once(tmp_path: Path) -> None:
+    """Every message has the same hundred thousand ancestors without rows."""
     chain = (raw({"type": "system", "uuid": f"x{at}", "parentUuid": f"x{at - 1}"}) for at in range(1, 100_000))
     children = (raw(user(f"u{number}", "hi", "x99999", number % 60)) for number in range(300))
     made = rows(tmp_path, raw(user("x0", "root")), *chain, *children)
@@ -198,14 +198,14 @@ def test_messages_without_a_session_are_counted(tmp_path: Path) -> None:
     }
 
 
-def test_names_that_climb_folders_are_data(tmp_path: Path) -> None:
+def test_names_with_path_components_are_only_data(tmp_path: Path) -> None:
     hostile = "../../../../etc/passwd"
     made, _ = imported(tmp_path, user(hostile, "a", sessionId=hostile, agentId=hostile, cwd=hostile))
     assert (made[0]["session_id"], made[0]["agent_id"], made[0]["message_id"]) == (hostile, hostile, hostile)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["session.jsonl"]
 
 
-def test_pictures_never_reach_a_column(tmp_path: Path) -> None:
+def test_images_are_never_stored(tmp_path: Path) -> None:
     load = "iVBORw0KGgoAAAANSUhEUg" * 60
     source = {"type": "base64", "media_type": "image/png", "data": load}
     shown = [{"type": "text", "text": "see"}, {"type": "image", "source": source}]
@@ -226,7 +226,7 @@ def test_pictures_never_reach_a_column(tmp_path: Path) -> None:
     assert by_id["a1#0"]["tool_args"] == {"url": "data:image/png;base64,<stripped>"}
 
 
-def test_a_tool_result_that_is_nested_too_deeply_for_a_column_is_cut(tmp_path: Path) -> None:
+def test_a_tool_result_nested_too_deeply_is_truncated(tmp_path: Path) -> None:
     deep: Any = "bottom"
     for _ in range(400):
         deep = {"a": deep}
@@ -235,12 +235,12 @@ def test_a_tool_result_that_is_nested_too_deeply_for_a_column_is_cut(tmp_path: P
     assert reading.skipped == {"bad_attributes": 1, "bad_tool_args": 1}
 
 
-def test_whole_numbers_keep_every_digit(tmp_path: Path) -> None:
+def test_integers_keep_every_digit(tmp_path: Path) -> None:
     made = rows(tmp_path, says("a1", calls("c1", id=123456789012345678901234567890)))
     assert made[0]["tool_args"] == {"id": 123456789012345678901234567890}
 
 
-def test_a_file_that_was_cut_after_it_was_found_stays_due(tmp_path: Path) -> None:
+def test_a_file_truncated_after_it_was_found_stays_due(tmp_path: Path) -> None:
     path = tmp_path / "session.jsonl"
     path.write_bytes(as_bytes([GOOD, GOOD]))
     pinned = pin(path)
@@ -249,7 +249,7 @@ def test_a_file_that_was_cut_after_it_was_found_stays_due(tmp_path: Path) -> Non
         pass
 
 
-def test_what_is_written_after_the_file_was_found_is_left_for_the_next_time(tmp_path: Path) -> None:
+def test_lines_written_after_the_file_was_found_are_left_for_the_next_import(tmp_path: Path) -> None:
     path = tmp_path / "session.jsonl"
     path.write_bytes(as_bytes([GOOD]))
     pinned = pin(path)
@@ -261,7 +261,7 @@ def test_what_is_written_after_the_file_was_found_is_left_for_the_next_time(tmp_
     assert reading.consumed == pinned.size
 
 
-def test_a_file_that_nobody_may_read_is_an_error_of_the_file(tmp_path: Path) -> None:
+def test_an_unreadable_file_is_an_error_of_that_file(tmp_path: Path) -> None:
     path = tmp_path / "session.jsonl"
     path.write_bytes(as_bytes([GOOD]))
     path.chmod(0)
@@ -269,6 +269,6 @@ def test_a_file_that_nobody_may_read_is_an_error_of_the_file(tmp_path: Path) -> 
         rows_of(PROVIDER, path)
 
 
-def test_a_session_may_be_called_anything(tmp_path: Path) -> None:
+def test_a_session_id_may_be_any_text(tmp_path: Path) -> None:
     made = rows(tmp_path, user("u1", "Hello", sessionId="x" * 5_000), user("u2", "Hello", sessionId=SESSION))
     assert {len(row["session_id"]) for row in made} == {5_000, 36}

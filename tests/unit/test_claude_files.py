@@ -1,4 +1,4 @@
-"""Which files Claude Code's history lies in, and in which order they are taken."""
+"""Finding Claude Code's transcripts, and their import order."""
 
 from __future__ import annotations
 
@@ -49,25 +49,25 @@ def test_every_transcript_under_projects_is_found_subagents_included(tmp_path: P
     assert events(tmp_path) == []
 
 
-def test_the_clients_own_variable_says_where(tmp_path: Path, projects: Path) -> None:
+def test_claude_config_dir_sets_the_location(tmp_path: Path, projects: Path) -> None:
     touch(projects / "a" / "s1.jsonl")
     elsewhere = touch(tmp_path / "elsewhere" / "projects" / "b" / "s2.jsonl")
     assert found(tmp_path, CLAUDE_CONFIG_DIR=str(tmp_path / "elsewhere")) == [elsewhere]
     assert found(tmp_path, CLAUDE_CONFIG_DIR="") == [projects / "a" / "s1.jsonl"]
 
 
-def test_no_folder_is_no_history_and_is_said(tmp_path: Path) -> None:
+def test_a_missing_folder_is_reported_as_no_history(tmp_path: Path) -> None:
     assert found(tmp_path) == []
     (event,) = events(tmp_path)
     assert (event.name, event.facts) == ("no_history", {"path": str(tmp_path / ".claude" / "projects")})
 
 
-def test_an_empty_folder_is_no_trouble(tmp_path: Path, projects: Path) -> None:
+def test_an_empty_folder_has_no_sources(tmp_path: Path, projects: Path) -> None:
     assert list(find({"HOME": str(tmp_path)})) == []
 
 
 @pytest.mark.hazard(61)
-def test_links_that_lead_in_circles_are_followed_once(tmp_path: Path, projects: Path) -> None:
+def test_cyclic_links_are_followed_once(tmp_path: Path, projects: Path) -> None:
     session = touch(projects / "a" / "s1.jsonl")
     (projects / "a" / "up").symlink_to(projects)
     (projects / "a" / "self").symlink_to(projects / "a" / "self")
@@ -83,13 +83,13 @@ def test_a_file_is_found_once_whatever_its_names(tmp_path: Path, projects: Path)
     assert found(tmp_path) == [session]
 
 
-def test_a_folder_that_lies_elsewhere_is_followed(tmp_path: Path, projects: Path) -> None:
+def test_a_link_to_a_folder_is_followed(tmp_path: Path, projects: Path) -> None:
     touch(tmp_path / "big-disk" / "s1.jsonl")
     (projects / "a").symlink_to(tmp_path / "big-disk")
     assert found(tmp_path) == [projects / "a" / "s1.jsonl"]
 
 
-def test_a_link_to_nothing_and_what_is_no_file_are_told(tmp_path: Path, projects: Path) -> None:
+def test_broken_links_and_special_files_are_reported(tmp_path: Path, projects: Path) -> None:
     session = touch(projects / "a" / "s1.jsonl")
     (projects / "a" / "gone.jsonl").symlink_to(tmp_path / "nowhere")
     (projects / "a" / "also gone").symlink_to(tmp_path / "nowhere")
@@ -102,7 +102,7 @@ def test_a_link_to_nothing_and_what_is_no_file_are_told(tmp_path: Path, projects
     }
 
 
-def test_a_folder_that_nobody_may_read_is_told_and_the_rest_is_found(tmp_path: Path, projects: Path) -> None:
+def test_an_unreadable_folder_is_reported_and_the_rest_is_found(tmp_path: Path, projects: Path) -> None:
     closed = touch(projects / "a" / "s1.jsonl").parent
     session = touch(projects / "b" / "s2.jsonl")
     closed.chmod(0)
@@ -119,7 +119,7 @@ def test_a_folder_with_the_name_of_a_transcript_is_a_folder(tmp_path: Path, proj
     assert found(tmp_path) == [inside]
 
 
-def test_names_that_are_not_utf8_can_be_told(tmp_path: Path, projects: Path) -> None:
+def test_names_that_are_not_utf8_can_be_reported(tmp_path: Path, projects: Path) -> None:
     (projects / os.fsdecode(b"caf\xe9.jsonl")).symlink_to("/nowhere")
     (event,) = events(tmp_path)
     assert event.facts["path"].endswith("caf\ufffd.jsonl")
@@ -133,7 +133,7 @@ def test_folders_as_deep_as_the_system_allows_are_walked(tmp_path: Path, project
     assert found(tmp_path) == [session]
 
 
-def test_the_first_time_is_the_earliest_that_the_beginning_shows() -> None:
+def test_the_first_time_is_the_earliest_in_the_first_bytes() -> None:
     head = as_bytes([{"type": "mode"}, user("u1", "a", None, 9), says("a1", "b", "u1", 3), user("u2", "c", None, 20)])
     assert PROVIDER.first_time(head) == "2026-11-15T08:00:03.000000Z"
     assert PROVIDER.first_time(head[:-90]) == "2026-11-15T08:00:03.000000Z"
@@ -142,10 +142,10 @@ def test_the_first_time_is_the_earliest_that_the_beginning_shows() -> None:
 @pytest.mark.parametrize(
     "head", [b"", b"\xff\xfe", b'{"timestamp": 7}', b'{"timestamp":"0000-00-00T00:00:00Z"}', b'{"timestamp":"']
 )
-def test_a_beginning_without_a_time_has_none(head: bytes) -> None:
+def test_first_bytes_without_a_time_have_no_first_time(head: bytes) -> None:
     assert PROVIDER.first_time(head) is None
 
 
-def test_a_time_that_somebody_quotes_is_not_the_files() -> None:
+def test_a_quoted_time_is_ignored() -> None:
     head = as_bytes([user("u1", '{"timestamp":"2001-01-01T00:00:00Z"}', None, 5)])
     assert PROVIDER.first_time(head) == at(5).replace("000Z", "000000Z")

@@ -1,4 +1,4 @@
-"""Any bytes, and any JSON in any place of what real clients wrote, are a transcript that can be imported."""
+"""Any bytes, and real transcripts with any JSON in any place, can be imported."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _ODD: list[Any] = [None, True, 0, -1, 2**70, 1.5, "", "x", "\0", "2026-11-15T07:
 
 
 def _places(value: Any, depth: int = 0) -> list[tuple[Any, Any]]:
-    """(holder, key) of everything within."""
+    """Return (container, key) of every nested value."""
     if depth > 5:
         return []
     inside = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
@@ -64,7 +64,7 @@ def _with_odd_bytes(raw: bytes, rng: random.Random) -> bytes:
 
 
 def _mutated(rng: random.Random) -> bytes:
-    """A few lines of the samples, some of them bent, some twice, in any order, perhaps cut at the end."""
+    """Generate lines of the samples, some mutated or repeated, in any order, perhaps truncated."""
     lines = [rng.choice(LINES) for _ in range(rng.randint(1, 6))]
     made = [rng.choice([_as_it_is, _with_odd_values, _with_odd_values, _with_odd_bytes])(raw, rng) for raw in lines]
     data = b"".join(made + rng.choices(made, k=rng.randint(0, 2)))
@@ -81,7 +81,7 @@ def _assert_sound(rows: list[Row], skipped: Counter[str]) -> None:
 
 @pytest.mark.hazard(60)
 @pytest.mark.parametrize("batch", range(4))
-def test_what_real_clients_wrote_can_be_bent_in_any_way(batch: int, tmp_path: Path) -> None:
+def test_mutated_real_transcripts_can_be_read(batch: int, tmp_path: Path) -> None:
     path = tmp_path / "session.jsonl"
     for number in range(250 * SCALE):
         seed = f"{batch}:{number}" if SCALE == 1 else f"{random.random()}"
@@ -111,7 +111,7 @@ _outputs = st.integers(0, 50)
 
 @st.composite
 def _responses(draw: st.DrawFn) -> list[dict[str, Any]]:
-    """Lines of a conversation in which responses overlap, repeat themselves and belong to several threads."""
+    """Generate a conversation whose responses overlap, repeat and belong to several threads."""
     lines: list[dict[str, Any]] = []
     for number in range(draw(st.integers(1, 14))):
         uuid = draw(st.just(f"line-{number}") | st.just(f"line-{number}") | _uuids | st.none())
@@ -129,7 +129,7 @@ def _responses(draw: st.DrawFn) -> list[dict[str, Any]]:
 @pytest.mark.hazard(96)
 @settings(max_examples=150 * SCALE)
 @given(_responses(), st.lists(st.tuples(st.integers(0, 14), st.booleans()), max_size=4))
-def test_however_it_grows_every_part_and_every_token_comes_once(
+def test_every_part_and_token_is_imported_once_however_the_file_grows(
     tmp_path_factory: pytest.TempPathFactory, lines: list[dict[str, Any]], stops: list[tuple[int, bool]]
 ) -> None:
     path = tmp_path_factory.mktemp("grow") / "session.jsonl"

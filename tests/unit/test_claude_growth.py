@@ -1,4 +1,4 @@
-"""A transcript that is imported while it is being written: every row once, every token once, wherever it is cut."""
+"""A transcript imported while it is being written: every row and token once, wherever the imports split it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.claude_transcripts import (
 )
 from tests.history import NOWHERE, GrowingFile, pin, rows_of, usage
 
-# One whose times go back (the lines of a compaction): its numbers by time depend on what was there.
+# The times of this sample go back (a compaction): its message indexes depend on the lines read so far.
 TIMES_GO_BACK = "2.1.325/compact/4af1ebce-fff1-4c49-8242-563ea1edf2ed.jsonl"
 SMALL = "2.0.76/basic/ce8bc667-8419-4595-a37a-3c93fa83db07.jsonl"
 
@@ -44,13 +44,13 @@ def without(rows: list[Row], *columns: str) -> list[Row]:
 
 
 def once_per_response(rows: list[Row]) -> list[Row]:
-    """Without what stands on the last line of a response: after a long pause that is another line."""
+    """Return a row without the values of a response's last line, which is another line after a long pause."""
     bare = [{**row, "attributes": {**row["attributes"], "usage": None}} for row in rows]
     return without(bare, *(["status"] if any("finish_reason" in row.get("status", {}) for row in rows) else []))
 
 
 def waiting(file: GrowingFile) -> set[str]:
-    """API ids of what is held back."""
+    """Return the API ids of the held back responses."""
     return {key.rpartition(":")[2] for key in file.held}
 
 
@@ -59,7 +59,7 @@ def line_ends(data: bytes) -> list[int]:
 
 
 class Folder:
-    """Imports of one content that do not know of each other."""
+    """Import one content several times independently."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -89,7 +89,7 @@ def add(file: GrowingFile, *lines: object, quiet: bool = False) -> list[Row]:
 
 @pytest.mark.hazard(52)
 @pytest.mark.parametrize("name", sample_names())
-def test_cut_after_any_line_while_it_is_written_the_rows_are_those_of_the_whole(name: str, folder: Folder) -> None:
+def test_two_imports_split_at_any_line_give_the_rows_of_one(name: str, folder: Folder) -> None:
     data = sample(name)
     changing = ["message_index"] if name == TIMES_GO_BACK else []
     whole = by_part(without(folder.whole(data), *changing))
@@ -104,7 +104,7 @@ def test_cut_after_any_line_while_it_is_written_the_rows_are_those_of_the_whole(
 @pytest.mark.hazard(52)
 @pytest.mark.hazard(96)
 @pytest.mark.parametrize("name", sample_names())
-def test_cut_after_any_line_by_a_long_pause_every_row_and_every_token_comes_once(name: str, folder: Folder) -> None:
+def test_after_a_long_pause_at_any_line_every_row_and_token_is_imported_once(name: str, folder: Folder) -> None:
     data = sample(name)
     rows = folder.whole(data)
     whole = by_part(without(once_per_response(rows), "message_index"))
@@ -117,7 +117,7 @@ def test_cut_after_any_line_by_a_long_pause_every_row_and_every_token_comes_once
 
 
 @pytest.mark.parametrize("quiet", [False, True])
-def test_cut_within_any_line_the_rows_are_those_of_the_whole(quiet: bool, folder: Folder) -> None:
+def test_two_imports_split_within_any_line_give_the_rows_of_one(quiet: bool, folder: Folder) -> None:
     data = sample(SMALL)
     rows = folder.whole(data)
     ends = line_ends(data)
@@ -130,7 +130,7 @@ def test_cut_within_any_line_the_rows_are_those_of_the_whole(quiet: bool, folder
 
 
 @given(st.lists(st.tuples(st.integers(0, 40), st.booleans()), max_size=6))
-def test_cut_several_times_the_rows_are_those_of_the_whole(
+def test_several_imports_give_the_rows_of_one(
     tmp_path_factory: pytest.TempPathFactory, stops: list[tuple[int, bool]]
 ) -> None:
     data = sample(SMALL)
@@ -146,7 +146,7 @@ def test_cut_several_times_the_rows_are_those_of_the_whole(
 
 
 @pytest.mark.hazard(52)
-def test_the_last_response_waits_as_a_whole_until_another_follows(file: GrowingFile) -> None:
+def test_the_last_response_is_held_back_until_another_follows(file: GrowingFile) -> None:
     assert [row["message_id"] for row in add(file, user("u1", "Go."), says("a1", "One", "u1", output=5))] == ["u1"]
     assert waiting(file) == {"msg_1"}
     assert add(file, says("a2", "two", "a1", 2, output=9, stop="end_turn")) == []
@@ -157,14 +157,14 @@ def test_the_last_response_waits_as_a_whole_until_another_follows(file: GrowingF
     assert waiting(file) == {"msg_2"}
 
 
-def test_a_response_that_says_that_it_ended_waits_all_the_same(file: GrowingFile) -> None:
-    """Every line of a response has its stop reason, also those that more lines follow."""
+def test_a_response_with_a_stop_reason_is_held_back_too(file: GrowingFile) -> None:
+    """Every line of a response has its stop reason, even if more lines follow."""
     add(file, user("u1", "Go."), says("a1", "One", "u1", output=5, stop="tool_use"))
     assert waiting(file) == {"msg_1"}
 
 
-def test_what_the_user_says_next_does_not_end_a_response(file: GrowingFile) -> None:
-    """A tool can answer before the response that called it has been written."""
+def test_the_next_user_message_does_not_end_a_response(file: GrowingFile) -> None:
+    """A tool result can precede the end of the response that called the tool."""
     rows = add(
         file,
         user("u1", "Go."),
@@ -182,21 +182,21 @@ def test_what_the_user_says_next_does_not_end_a_response(file: GrowingFile) -> N
 
 
 @pytest.mark.hazard(80)
-def test_what_waits_is_imported_when_the_file_has_been_quiet_though_it_never_changes_again(file: GrowingFile) -> None:
+def test_held_back_messages_are_imported_once_the_file_is_quiet(file: GrowingFile) -> None:
     add(file, user("u1", "Go."), says("a1", "One", "u1", output=5))
     assert [row["message_id"] for row in add(file, quiet=True)] == ["a1"]
     assert not file.held
     assert add(file, quiet=True) == []
 
 
-def test_a_failed_request_ends_the_response_before_it_and_waits_for_nothing(file: GrowingFile) -> None:
+def test_a_failed_request_ends_the_previous_response_and_is_not_held_back(file: GrowingFile) -> None:
     broken = says("e1", "API Error: 529", "a1", 2, api="local-1", model="<synthetic>", isApiErrorMessage=True)
     rows = add(file, user("u1", "Go."), says("a1", "One", "u1", output=5), broken)
     assert [row["message_id"] for row in rows] == ["u1", "a1", "e1"]
     assert not file.held
 
 
-def test_two_agents_that_write_in_turns_wait_each_for_its_own(file: GrowingFile) -> None:
+def test_agents_that_take_turns_in_one_file_are_held_back_separately(file: GrowingFile) -> None:
     """Older clients write subagents into the session's file and give them no id."""
     side: dict[str, Any] = {"isSidechain": True}
     rows = add(
@@ -214,7 +214,7 @@ def test_two_agents_that_write_in_turns_wait_each_for_its_own(file: GrowingFile)
     assert usage(file.rows)["output_tokens"] == 14
 
 
-def test_a_thread_goes_on_across_a_compaction(file: GrowingFile) -> None:
+def test_a_thread_continues_across_a_compaction(file: GrowingFile) -> None:
     boundary = line("system", "c1", None, 2, subtype="compact_boundary", logicalParentUuid="a1")
     rows = add(
         file,
@@ -229,7 +229,7 @@ def test_a_thread_goes_on_across_a_compaction(file: GrowingFile) -> None:
 
 
 @pytest.mark.hazard(96)
-def test_lines_that_come_after_a_long_pause_carry_the_difference(file: GrowingFile) -> None:
+def test_lines_after_a_long_pause_carry_the_difference(file: GrowingFile) -> None:
     add(file, user("u1", "Go."), says("a1", "One", "u1", output=5), quiet=True)
     late = add(file, says("a2", "two", "a1", 2, output=9))
     assert [row["attributes"]["usage"] for row in late] == [{"output_tokens": 4}]
@@ -248,8 +248,8 @@ def test_lines_that_come_after_a_long_pause_carry_the_difference(file: GrowingFi
 
 
 @pytest.mark.hazard(96)
-def test_counts_that_went_down_are_taken_back(file: GrowingFile) -> None:
-    """The last line counts, also when the ones before it said more."""
+def test_decreasing_counts_are_corrected(file: GrowingFile) -> None:
+    """The last line counts, even if earlier lines had higher counts."""
     add(file, user("u1", "Go."), says("a1", "One", "u1", output=9), quiet=True)
     add(file, says("a2", "two", "a1", 2, output=7), quiet=True)
     assert usage(file.rows)["output_tokens"] == 7
@@ -257,7 +257,7 @@ def test_counts_that_went_down_are_taken_back(file: GrowingFile) -> None:
 
 @pytest.mark.hazard(96)
 def test_counts_on_a_late_line_that_makes_no_row_wait_for_one_that_does(file: GrowingFile) -> None:
-    """They were lost: the next line carried only what it had more than they."""
+    """Regression: these counts were lost, because the next line carried only the difference."""
     add(file, user("u1", "Go."), says("a1", "One", "u1", output=50), quiet=True)
     assert add(file, says("a1", "One", "u1", 2, output=80), quiet=True) == []
     add(file, says("a3", "three", "a1", 3, output=90), quiet=True)
@@ -266,7 +266,7 @@ def test_counts_on_a_late_line_that_makes_no_row_wait_for_one_that_does(file: Gr
 
 
 @pytest.mark.hazard(52)
-def test_a_response_held_back_in_one_session_does_not_bring_anothers_rows_again(file: GrowingFile) -> None:
+def test_a_response_held_back_in_one_session_repeats_no_rows_of_another(file: GrowingFile) -> None:
     """Both sessions of a file may have copies of one API message."""
     first = [
         user("u1", "Go."),
@@ -281,15 +281,15 @@ def test_a_response_held_back_in_one_session_does_not_bring_anothers_rows_again(
     assert [row["message_id"] for row in rows] == ["w1"]
 
 
-def test_a_response_that_an_import_took_in_part_does_not_wait_any_more(file: GrowingFile) -> None:
+def test_a_partly_imported_response_is_not_held_back(file: GrowingFile) -> None:
     add(file, user("u1", "Go."), says("a1", "One", "u1", output=5), quiet=True)
     assert [row["message_id"] for row in add(file, says("a2", "two", "a1", 2, output=9))] == ["a2"]
     assert not file.held
 
 
 @pytest.mark.hazard(84)
-def test_what_an_earlier_import_took_makes_no_rows_again(file: GrowingFile) -> None:
-    """Retention may have dropped it since: it must not come back because its session goes on."""
+def test_lines_of_an_earlier_import_make_no_rows_again(file: GrowingFile) -> None:
+    """Retention may have removed the row since; it must not come back because its session continues."""
     add(file, user("u1", "Go."), says("a1", calls("c1"), "u1", output=5), quiet=True)
     (row,) = add(file, user("u2", answers("c1"), "a1", 2), quiet=True)
     assert (row["message_id"], row["message_index"], row["tool_name"]) == ("u2", 2, "Bash")
@@ -298,7 +298,7 @@ def test_what_an_earlier_import_took_makes_no_rows_again(file: GrowingFile) -> N
 
 
 @pytest.mark.hazard(53)
-def test_words_without_an_id_are_counted_through_all_imports(file: GrowingFile, folder: Folder) -> None:
+def test_occurrences_of_messages_without_an_id_continue_across_imports(file: GrowingFile, folder: Folder) -> None:
     lines = [user(None, "continue", None, second) for second in range(4)]
     for each in lines:
         add(file, each, quiet=True)
@@ -313,7 +313,7 @@ def test_a_line_that_was_skipped_is_counted_once(file: GrowingFile) -> None:
     assert file.skipped["empty_content"] == file.skipped["duplicate_message"] == file.skipped["bookkeeping"] == 1
 
 
-def test_what_lies_outside_the_window_makes_no_rows_and_counts_for_the_others(folder: Folder) -> None:
+def test_lines_outside_the_window_make_no_rows_but_count_for_the_others(folder: Folder) -> None:
     lines = [user("u1", "Go."), says("a1", calls("c1"), "u1", 60, output=5), user("u2", answers("c1"), "a1", 120)]
     folder.path.write_bytes(as_bytes(lines))
     window = Window(since="2026-11-15T08:01:30.000000Z")
@@ -322,7 +322,7 @@ def test_what_lies_outside_the_window_makes_no_rows_and_counts_for_the_others(fo
     assert reading.left_out == [(0, len(as_bytes(lines[:2])))]
 
 
-def test_a_window_includes_both_ends_and_what_has_no_time(folder: Folder) -> None:
+def test_a_window_includes_both_ends_and_lines_without_a_time(folder: Folder) -> None:
     lines = [
         user("u1", "a", None, 0),
         user("u2", "b", None, 60),
@@ -336,10 +336,8 @@ def test_a_window_includes_both_ends_and_what_has_no_time(folder: Folder) -> Non
 
 
 @pytest.mark.parametrize("windows", [("until", None), ("since", None), (None, "until", None), ("until", "since", None)])
-def test_windows_through_a_response_never_make_it_count_twice_nor_lose_it(
-    folder: Folder, windows: tuple[str | None, ...]
-) -> None:
-    """What a window leaves out is as if it were not there yet; the line inside carries what it knows."""
+def test_windows_that_split_a_response_count_it_once(folder: Folder, windows: tuple[str | None, ...]) -> None:
+    """Lines outside the window do not exist yet; the line inside carries the counts so far."""
     lines = [user("u1", "Go."), says("a1", "One", "u1", 1, output=9), says("a2", "two", "a1", 60, output=9)]
     between = at(30).replace("000Z", "000000Z")
     kinds = {"until": Window(until=between), "since": Window(since=between), None: Window()}
@@ -347,7 +345,7 @@ def test_windows_through_a_response_never_make_it_count_twice_nor_lose_it(
     consumed = 0
     left_out: tuple[tuple[int, int], ...] = ()
     for number, kind in enumerate(windows):
-        # Open at first, the file has only its beginning yet.
+        # With an unbounded window, the file has only its beginning so far.
         here = lines[:2] if kind is None and number == 0 else lines
         folder.path.write_bytes(as_bytes(here))
         made, reading = rows_of(PROVIDER, folder.path, window=kinds[kind], consumed=consumed, left_out=left_out)

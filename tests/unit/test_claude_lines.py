@@ -1,4 +1,4 @@
-"""What a line of Claude Code's transcripts says, column by column."""
+"""Lines of Claude Code's transcripts, column by column."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_a_users_text_is_one_part(tmp_path: Path) -> None:
     }
 
 
-def test_rows_say_that_they_were_imported_and_from_where(tmp_path: Path) -> None:
+def test_rows_record_that_they_were_imported_and_from_where(tmp_path: Path) -> None:
     gateway = row(tmp_path, user("u1", "Hello"))["attributes"]["gateway"]
     assert (gateway["source"], gateway["native_id"]) == ("backfill", SESSION)
     assert len(gateway["source_path_hash"]) == 16
@@ -88,28 +88,28 @@ def test_a_field_becomes_its_column(tmp_path: Path, field: str, column: str) -> 
 
 
 @pytest.mark.parametrize("field", ["isSidechain", "is_sidechain"])
-def test_a_sidechain_is_told_in_either_spelling(tmp_path: Path, field: str) -> None:
+def test_a_sidechain_is_recognized_in_both_spellings(tmp_path: Path, field: str) -> None:
     said = {name: value for name, value in user("u1", "Hello").items() if name != "isSidechain"}
     assert row(tmp_path, said | {field: True})["is_sidechain"] is True
 
 
 @pytest.mark.parametrize("field", ["isCompactSummary", "is_compact_summary"])
-def test_a_compact_summary_is_told_in_either_spelling(tmp_path: Path, field: str) -> None:
+def test_a_compact_summary_is_recognized_in_both_spellings(tmp_path: Path, field: str) -> None:
     assert row(tmp_path, user("u1", "Hello") | {field: True})["is_compact_summary"] is True
 
 
 @pytest.mark.parametrize("field", ["compactMetadata", "compact_metadata"])
-def test_what_the_client_notes_of_a_compaction_is_kept(tmp_path: Path, field: str) -> None:
+def test_compaction_metadata_is_kept(tmp_path: Path, field: str) -> None:
     assert row(tmp_path, user("u1", "Hello") | {field: {"trigger": "auto"}})["compact_metadata"] == {"trigger": "auto"}
 
 
-def test_an_attachment_is_told_where_the_line_that_makes_the_row_has_it(tmp_path: Path) -> None:
+def test_the_type_of_an_attachment_is_recorded(tmp_path: Path) -> None:
     attached = {"type": "hook_additional_context", "hookEvent": "PostToolUse"}
     made = row(tmp_path, user("u1", "Hello", attachment=attached))
     assert (made["attachment_type"], made["hook_event"]) == ("hook_additional_context", "PostToolUse")
 
 
-def test_the_frame_holds_names_and_never_the_line(tmp_path: Path) -> None:
+def test_the_raw_frame_holds_ids_and_never_text(tmp_path: Path) -> None:
     said = says("a1", "secret", "u1", subtype="x", logicalParentUuid="l1", toolUseResult="secret", other="secret")
     frame = row(tmp_path, said)["raw_frame"]
     assert frame == {
@@ -123,20 +123,20 @@ def test_the_frame_holds_names_and_never_the_line(tmp_path: Path) -> None:
     }
 
 
-def test_the_model_stands_on_its_own_lines(tmp_path: Path) -> None:
+def test_only_lines_of_the_model_have_a_model(tmp_path: Path) -> None:
     asked, said = rows(tmp_path, user("u1", "Hello"), says("a1", "Hi", "u1"))
     assert "model" not in asked
     assert said["model"] == "claude-opus-5-5"
 
 
-def test_a_role_comes_from_the_message_else_from_the_lines_type(tmp_path: Path) -> None:
+def test_a_role_comes_from_the_message_or_the_line_type(tmp_path: Path) -> None:
     named = line("user", "u1", message={"role": "system", "content": "a"})
     typed = line("assistant", "u2", second=1, message={"content": "b"})
     assert [each["role"] for each in rows(tmp_path, named, typed)] == ["system", "assistant"]
 
 
-def test_a_session_is_what_its_first_lines_say(tmp_path: Path) -> None:
-    """Also those of bookkeeping."""
+def test_the_facts_of_a_session_come_from_its_first_lines(tmp_path: Path) -> None:
+    """Bookkeeping lines count too."""
     made = rows(
         tmp_path,
         line("system", "s1", version="2.1.1", cwd="/nonexistent/first", gitBranch=""),
@@ -147,7 +147,7 @@ def test_a_session_is_what_its_first_lines_say(tmp_path: Path) -> None:
     assert told == {("2.1.1", "/nonexistent/first", "main")}
 
 
-def test_lines_are_taken_in_the_order_of_their_times_and_without_one_last(tmp_path: Path) -> None:
+def test_lines_are_sorted_by_time_and_those_without_one_come_last(tmp_path: Path) -> None:
     made = rows(
         tmp_path,
         user("u1", "no time", None, None),
@@ -159,7 +159,7 @@ def test_lines_are_taken_in_the_order_of_their_times_and_without_one_last(tmp_pa
     assert [each["message_index"] for each in made] == [0, 1, 2, 3]
 
 
-def test_times_are_compared_as_moments(tmp_path: Path) -> None:
+def test_times_are_compared_as_instants(tmp_path: Path) -> None:
     early = user("u1", "a") | {"timestamp": "2026-11-15T09:30:00+02:00"}
     made = rows(tmp_path, user("u2", "b"), early)
     assert [each["message_created_at"] for each in made] == ["2026-11-15T07:30:00.000000Z", STORED[0]]
@@ -171,20 +171,20 @@ def test_a_session_starts_with_its_first_message_not_with_bookkeeping(tmp_path: 
     assert row(tmp_path, queued, user("u1", "a", None, 1))["conversation_started_at"] == STORED[1]
 
 
-def test_a_message_without_a_time_has_the_sessions(tmp_path: Path) -> None:
+def test_a_message_without_a_time_gets_the_start_of_the_session(tmp_path: Path) -> None:
     made = rows(tmp_path, user("u1", "a", None, 1), user("u2", "b", None, None))
     assert made[1]["message_created_at"] == STORED[1]
     assert made[1]["attributes"]["gateway"]["time_source"] == "session_start"
     assert "time_source" not in made[0]["attributes"]["gateway"]
 
 
-def test_a_session_without_any_time_has_the_files(tmp_path: Path) -> None:
+def test_a_session_without_any_time_gets_the_time_of_the_file(tmp_path: Path) -> None:
     made, _ = imported(tmp_path, user("u1", "a", None, None), mtime_ns=1_792_051_200_123_456_789)
     assert made[0]["message_created_at"] == made[0]["conversation_started_at"] == "2026-10-15T08:00:00.123456Z"
     assert made[0]["attributes"]["gateway"]["time_source"] == "file_mtime"
 
 
-def test_a_files_time_that_no_calendar_has_is_none(tmp_path: Path) -> None:
+def test_an_impossible_file_time_is_ignored(tmp_path: Path) -> None:
     made, reading = imported(tmp_path, user("u1", "a", None, None), mtime_ns=2**63 * 10**9)
     assert made == []
     assert reading.skipped == {"no_time": 1}
@@ -205,7 +205,7 @@ def test_every_session_of_a_file_is_an_exchange_of_its_own(tmp_path: Path) -> No
     assert {each["attributes"]["gateway"]["native_id"] for each in made} == {SESSION, OTHER_SESSION}
 
 
-def test_the_message_before_is_the_nearest_ancestor_that_made_a_row(tmp_path: Path) -> None:
+def test_the_previous_message_is_the_nearest_ancestor_with_a_row(tmp_path: Path) -> None:
     made = rows(
         tmp_path,
         user("u1", "a"),
@@ -218,7 +218,7 @@ def test_the_message_before_is_the_nearest_ancestor_that_made_a_row(tmp_path: Pa
     assert [each["previous_message_id"] for each in made] == [[], ["u1"], []]
 
 
-def test_the_message_before_is_followed_across_a_compaction(tmp_path: Path) -> None:
+def test_the_previous_message_is_found_across_a_compaction(tmp_path: Path) -> None:
     made = rows(
         tmp_path,
         user("u1", "a"),
@@ -233,7 +233,7 @@ def test_the_message_before_is_followed_across_a_compaction(tmp_path: Path) -> N
     }
 
 
-def test_an_ancestor_that_no_line_tells_of_leads_nowhere(tmp_path: Path) -> None:
+def test_an_unknown_ancestor_leads_to_no_message(tmp_path: Path) -> None:
     made = rows(tmp_path, line("system", "x1", "gone"), user("u1", "a", "x1"), user("u2", "b", "gone too", 1))
     assert [each["previous_message_id"] for each in made] == [[], []]
 
@@ -257,7 +257,7 @@ def test_a_result_has_the_name_of_the_tool_that_was_called(tmp_path: Path) -> No
     assert error["attributes"]["claude"] == {"tool_use_result": "Error: no such file"}
 
 
-def test_what_the_client_says_of_a_failed_request_is_an_error_and_not_the_models(tmp_path: Path) -> None:
+def test_a_failed_request_is_an_error_without_a_model(tmp_path: Path) -> None:
     failed = says(
         "a1",
         "API Error: 400 wrong",
@@ -282,12 +282,12 @@ def test_what_the_client_says_of_a_failed_request_is_an_error_and_not_the_models
     ("said", "code"),
     [({"error": "rate_limit"}, "rate_limit"), ({"apiErrorStatus": 529}, "529"), ({"error": "unknown"}, None)],
 )
-def test_an_error_has_the_best_code_there_is(tmp_path: Path, said: dict[str, Any], code: str | None) -> None:
+def test_an_error_has_the_most_specific_code(tmp_path: Path, said: dict[str, Any], code: str | None) -> None:
     failed = says("a1", "API Error", api="local", model="<synthetic>", isApiErrorMessage=True, **said)
     assert row(tmp_path, failed)["status"].get("error_code") == code
 
 
-def test_what_the_client_says_in_the_models_place_is_text_without_a_model_or_a_cost(tmp_path: Path) -> None:
+def test_a_synthetic_message_is_text_without_a_model_or_usage(tmp_path: Path) -> None:
     made = row(tmp_path, says("a1", "No response requested.", model="<synthetic>", output=0))
     assert (made["part_type"], made["content_text"]) == ("text", "No response requested.")
     assert "model" not in made
@@ -311,7 +311,7 @@ def test_what_the_client_says_in_the_models_place_is_text_without_a_model_or_a_c
         ("api-request-of-tomorrow", {"uuid": "x1", "message": {"role": "user", "content": "in the log"}}),
     ],
 )
-def test_bookkeeping_makes_no_rows_and_is_no_loss(tmp_path: Path, kind: str, more: dict[str, Any]) -> None:
+def test_bookkeeping_lines_make_no_rows(tmp_path: Path, kind: str, more: dict[str, Any]) -> None:
     made, reading = imported(tmp_path, line(kind, None) | more)
     assert made == []
     assert reading.skipped == {"bookkeeping": 1}
@@ -323,7 +323,7 @@ def test_an_unknown_type_of_line_is_counted_by_its_name(tmp_path: Path) -> None:
     assert reading.skipped == {"unknown_type:hologram": 1, "unknown_type:??2J" + "x" * 36: 1}
 
 
-def test_unknown_types_without_end_share_one_name(tmp_path: Path) -> None:
+def test_many_unknown_types_share_one_reason(tmp_path: Path) -> None:
     _, reading = imported(tmp_path, *(line(f"kind-{number}", None) for number in range(100)))
     assert sum(reading.skipped.values()) == 100
     assert reading.skipped["unknown_type:other"] == 60
@@ -335,7 +335,7 @@ def test_an_unknown_type_of_line_with_a_message_is_a_message(tmp_path: Path) -> 
     assert (made["provider_type"], made["role"], made["content_text"]) == ("whisper", "assistant", "psst")
 
 
-def test_system_prompt_and_tools_stand_on_the_first_response_made_with_them(tmp_path: Path) -> None:
+def test_system_prompt_and_tools_are_on_the_first_response_that_used_them(tmp_path: Path) -> None:
     def shape(name: str, text: str) -> dict[str, Any]:
         system = [{"type": "text", "text": "You are"}, {"type": "text", "text": text}]
         return line("api-request-shape", None, shapeHash=name, shape={"system": system, "tools": [{"name": "Bash"}]})
@@ -368,7 +368,7 @@ def test_a_subagents_rows_name_the_call_that_started_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("meta", [b"", b"{", b"[]", b'{"toolUseId": 7}', b"\xff", b"{}" + b" " * (1 << 17) + b"x"])
-def test_a_subagents_note_that_cannot_be_read_is_no_trouble(tmp_path: Path, meta: bytes) -> None:
+def test_an_unreadable_subagent_file_is_ignored(tmp_path: Path, meta: bytes) -> None:
     (tmp_path / "agent-a1b2.meta.json").write_bytes(meta)
     made, reading = imported(tmp_path, user("u1", "a"), name="agent-a1b2.jsonl")
     assert "claude" not in made[0]["attributes"]
@@ -392,7 +392,7 @@ def home(tmp_path: Path) -> Path:
     return tmp_path / "hyp"
 
 
-def test_a_session_context_record_knows_better_than_the_lines(tmp_path: Path, home: Path) -> None:
+def test_a_session_context_record_overrides_the_lines(tmp_path: Path, home: Path) -> None:
     (tmp_path / "s.jsonl").write_bytes(as_bytes([user("u1", "a"), user("v1", "b", sessionId=OTHER_SESSION)]))
     noted, unnoted = rows_of(PROVIDER, tmp_path / "s.jsonl", environment={"HOME": "/x", "HYP_HOME": str(home)})[0]
     assert {name: noted[name] for name in ("cwd", "git_branch", "git_remote", "head_sha", "repo_root")} == {
@@ -416,6 +416,6 @@ def test_session_context_records_that_change_are_read_again(tmp_path: Path, home
     assert records(environment) == {}
 
 
-def test_session_context_records_lie_under_the_home_of_the_user_unless_told(tmp_path: Path, home: Path) -> None:
+def test_session_context_records_are_in_the_default_home_without_hyp_home(tmp_path: Path, home: Path) -> None:
     home.rename(tmp_path / ".hyp")
     assert SESSION in records({"HOME": str(tmp_path)})

@@ -1,4 +1,4 @@
-"""Transcripts of real clients: column by column what the original made of them, and what a naive oracle counts."""
+"""Transcripts of real clients, compared with the original column by column and with a naive oracle."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from tests.claude_transcripts import PROVIDER, SAMPLES, sample_names, unpacked
 from tests.history import comparable, rows_of, usage
 from tests.oracle import claude_totals
 
-# All but the one that names the installation.
+# All columns except the installation's id.
 COLUMNS = [column.name for column in AI_GATEWAY_MESSAGES.columns if column.name != "gateway_id"]
 ERROR_LINE = "717cb21f-1a4f-4d36-9cc7-e5efc2819460#0"
 
 
 class Decision(NamedTuple):
-    """Where ours differ from the original's rows: (theirs, ours) are two rows for which the column may differ."""
+    """Known differences: pairs of rows (original, ours) for which the column may differ."""
 
     column: str
     why: str
@@ -35,7 +35,7 @@ def _finish_reason_only(theirs: Row, ours: Row) -> bool:
 
 
 def _other_than_its_parent(theirs: Row, ours: Row) -> bool:
-    """The original's is not the line that its client names, nor one before it."""
+    """Return whether the original's value is neither the parent line nor one of its ancestors."""
     return bool(theirs["previous_message_id"] != ours["previous_message_id"]) and (
         ours["previous_message_id"] in ([ours.get("parent_uuid")], []) or ours.get("is_compact_summary") is True
     )
@@ -61,7 +61,7 @@ DECISIONS = [
     Decision("status", "what the client says about a failed request is an error", _is_error_line),
     Decision("attributes", "what the client says about a failed request cost nothing", _is_error_line),
 ]
-# The original's faults that FORMATS names: the request log is no message, and its rows shifted the others' numbers.
+# Known bugs of the original: the request log is not a message, and its rows shifted the other indexes.
 REQUEST_LOG = "api-request"
 
 
@@ -72,7 +72,7 @@ def paths(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 @pytest.fixture(scope="module")
 def ours(paths: list[Path]) -> dict[str, Row]:
-    """As the lake keeps them: of two rows with one id the first stays."""
+    """Keep the first of two rows with one id, as the lake does."""
     found: dict[str, Row] = {}
     for path in paths:
         for row in rows_of(PROVIDER, path)[0]:
@@ -95,12 +95,12 @@ def test_there_are_samples_of_three_versions_and_of_every_scenario() -> None:
     assert Counter(name.split("/")[0] for name in sample_names()) == {"1.0.128": 1, "2.0.76": 6, "2.1.325": 16}
 
 
-def test_the_same_messages_make_rows(theirs: dict[str, Row], ours: dict[str, Row]) -> None:
+def test_the_same_messages_as_in_the_original_make_rows(theirs: dict[str, Row], ours: dict[str, Row]) -> None:
     assert theirs.keys() == ours.keys()
 
 
 @pytest.mark.parametrize("column", COLUMNS)
-def test_a_column_is_as_the_original_has_it(column: str, theirs: dict[str, Row], ours: dict[str, Row]) -> None:
+def test_columns_equal_those_of_the_original(column: str, theirs: dict[str, Row], ours: dict[str, Row]) -> None:
     allowed = [decision.allows for decision in DECISIONS if decision.column == column]
     unexplained = [
         (key, theirs[key][column], ours[key].get(column))
@@ -111,11 +111,13 @@ def test_a_column_is_as_the_original_has_it(column: str, theirs: dict[str, Row],
 
 
 @pytest.mark.parametrize("decision", DECISIONS, ids=lambda decision: f"{decision.column}: {decision.why}")
-def test_a_decision_is_still_needed(decision: Decision, theirs: dict[str, Row], ours: dict[str, Row]) -> None:
+def test_every_recorded_difference_still_exists(
+    decision: Decision, theirs: dict[str, Row], ours: dict[str, Row]
+) -> None:
     assert any(decision.allows(theirs[key], ours[key]) for key in differences(decision.column, theirs, ours))
 
 
-def test_the_original_made_rows_of_the_request_log_and_ours_do_not(ours: dict[str, Row]) -> None:
+def test_the_request_log_makes_no_rows_unlike_in_the_original(ours: dict[str, Row]) -> None:
     text = lzma.decompress((SAMPLES / "original-rows.jsonl.xz").read_bytes())
     of_the_log = [row for row in map(json.loads, text.splitlines()) if row["provider_type"].startswith(REQUEST_LOG)]
     assert len(of_the_log) == 92
@@ -123,14 +125,14 @@ def test_the_original_made_rows_of_the_request_log_and_ours_do_not(ours: dict[st
 
 
 @pytest.mark.hazard(51)
-def test_tokens_add_up_to_what_a_naive_reader_counts(paths: list[Path], ours: dict[str, Row]) -> None:
+def test_token_totals_equal_those_of_a_naive_reader(paths: list[Path], ours: dict[str, Row]) -> None:
     expected = claude_totals(paths)
     assert expected.tokens["output_tokens"] > 0
     assert usage(ours.values()) == expected.tokens
 
 
 @pytest.mark.hazard(66)
-def test_parts_tools_and_sessions_are_those_that_a_naive_reader_finds(paths: list[Path], ours: dict[str, Row]) -> None:
+def test_parts_tools_and_sessions_equal_those_of_a_naive_reader(paths: list[Path], ours: dict[str, Row]) -> None:
     expected = claude_totals(paths)
     rows = ours.values()
     assert Counter((row["role"], row["part_type"]) for row in rows) == expected.parts
@@ -139,7 +141,7 @@ def test_parts_tools_and_sessions_are_those_that_a_naive_reader_finds(paths: lis
 
 
 @pytest.mark.parametrize("name", sample_names())
-def test_a_single_transcript_comes_to_what_a_naive_reader_finds(name: str, paths: list[Path]) -> None:
+def test_a_single_transcript_gives_the_parts_of_a_naive_reader(name: str, paths: list[Path]) -> None:
     (path,) = [path for path in paths if str(path).endswith(name)]
     rows, reading = rows_of(PROVIDER, path)
     expected = claude_totals([path])
@@ -151,9 +153,7 @@ def test_a_single_transcript_comes_to_what_a_naive_reader_finds(name: str, paths
 
 
 @pytest.mark.hazard(66)
-def test_the_copies_in_a_fork_are_the_first_sessions_rows_and_its_own_lines_are_its_own(
-    paths: list[Path], ours: dict[str, Row]
-) -> None:
+def test_a_fork_adds_only_its_own_lines(paths: list[Path], ours: dict[str, Row]) -> None:
     first, fork = "406dc910-3136-4696-a363-fc74f0a8ab6c", "b360ceec-c9c8-426e-a3ec-e08f72376c37"
     order = [path.stem for path in paths]
     assert order.index(first) < order.index(fork)
@@ -175,7 +175,7 @@ def test_a_subagent_names_the_call_that_started_it(ours: dict[str, Row]) -> None
     assert set(spawned.values()) <= called
 
 
-def test_every_shape_of_the_request_log_stands_once_in_its_session(paths: list[Path], ours: dict[str, Row]) -> None:
+def test_every_request_shape_is_stored_once_per_session(paths: list[Path], ours: dict[str, Row]) -> None:
     (path,) = [path for path in paths if path.parent.name == "tools"]
     told = [row for row in ours.values() if row["session_id"] == path.stem and "system_text" in row]
     assert len(told) == 1

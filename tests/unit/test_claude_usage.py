@@ -1,4 +1,4 @@
-"""What a response cost, and why it ended: once, whatever its lines say and wherever they stand."""
+"""Token counts and finish reason of a response: once, regardless of the order of its lines."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from tests.history import usage
 
 
 def carriers(made: list[Row]) -> dict[str, int]:
-    """message id → output tokens of the rows that carry counts."""
+    """Return message id → output tokens of the rows with counts."""
     return {
         row["message_id"]: row["attributes"]["usage"]["output_tokens"] for row in made if "usage" in row["attributes"]
     }
 
 
 @pytest.mark.hazard(51)
-def test_the_last_line_of_a_response_counts_and_carries(tmp_path: Path) -> None:
+def test_the_last_line_of_a_response_carries_its_counts(tmp_path: Path) -> None:
     made = rows(
         tmp_path,
         user("u1", "Go."),
@@ -38,7 +38,7 @@ def test_the_last_line_of_a_response_counts_and_carries(tmp_path: Path) -> None:
 
 
 @pytest.mark.hazard(51)
-def test_a_result_between_two_lines_of_a_response_does_not_make_it_count_twice(tmp_path: Path) -> None:
+def test_a_result_within_a_response_does_not_count_it_twice(tmp_path: Path) -> None:
     made = rows(
         tmp_path,
         says("a1", calls("c1"), None, 1, output=40),
@@ -49,12 +49,12 @@ def test_a_result_between_two_lines_of_a_response_does_not_make_it_count_twice(t
     assert carriers(made) == {"a2": 40}
 
 
-def test_the_last_line_is_the_last_in_the_file_whatever_its_time(tmp_path: Path) -> None:
+def test_the_last_line_is_the_last_in_file_order(tmp_path: Path) -> None:
     made = rows(tmp_path, says("a1", "One", None, 9, output=1), says("a2", "two", "a1", 2, output=40))
     assert carriers(made) == {"a2": 40}
 
 
-def test_a_last_line_that_makes_no_row_counts_on_the_one_before(tmp_path: Path) -> None:
+def test_counts_of_a_last_line_without_a_row_go_to_the_line_before(tmp_path: Path) -> None:
     empty = says("a2", "", "a1", 2, output=40)
     empty["message"]["content"] = []
     made, reading = imported(tmp_path, says("a1", "One", None, 1, output=1), empty)
@@ -62,12 +62,12 @@ def test_a_last_line_that_makes_no_row_counts_on_the_one_before(tmp_path: Path) 
     assert reading.skipped == {"empty_content": 1}
 
 
-def test_a_last_line_without_counts_takes_none_away(tmp_path: Path) -> None:
+def test_a_last_line_without_counts_keeps_the_earlier_ones(tmp_path: Path) -> None:
     made = rows(tmp_path, says("a1", "One", None, 1, output=40), says("a2", "two", "a1", 2))
     assert carriers(made) == {"a2": 40}
 
 
-def test_counts_that_no_row_can_carry_are_told(tmp_path: Path) -> None:
+def test_counts_that_no_row_can_carry_are_reported(tmp_path: Path) -> None:
     empty = says("a1", "", None, 1, output=40)
     empty["message"]["content"] = []
     made, reading = imported(tmp_path, empty)
@@ -75,7 +75,7 @@ def test_counts_that_no_row_can_carry_are_told(tmp_path: Path) -> None:
     assert reading.skipped == {"empty_content": 1, "usage_without_message": 1}
 
 
-def test_lines_without_an_api_id_belong_together_by_their_request(tmp_path: Path) -> None:
+def test_lines_without_an_api_id_are_grouped_by_request(tmp_path: Path) -> None:
     made = rows(
         tmp_path,
         says("a1", "One", None, 1, api=None, output=1, requestId="req_1"),
@@ -86,14 +86,14 @@ def test_lines_without_an_api_id_belong_together_by_their_request(tmp_path: Path
     assert carriers(made) == {"a2": 40, "a3": 7, "a4": 8}
 
 
-def test_two_sessions_of_a_file_count_each_for_itself(tmp_path: Path) -> None:
-    """They are copies of each other, and the lake keeps the first copy of each row: both must be whole."""
+def test_sessions_of_one_file_are_counted_separately(tmp_path: Path) -> None:
+    """The sessions are copies, and the lake keeps the first copy of each row: both must be complete."""
     lines = [says("a1", "One", None, 1, output=1), says("a2", "two", "a1", 2, output=40)]
     made = rows(tmp_path, *lines, *(each | {"sessionId": OTHER_SESSION} for each in lines))
     assert [carriers(made[:2]), carriers(made[2:])] == [{"a2": 40}, {"a2": 40}]
 
 
-def test_thinking_is_told_apart(tmp_path: Path) -> None:
+def test_thinking_tokens_are_counted_separately(tmp_path: Path) -> None:
     said = says("a1", "One", output=40)
     said["message"]["usage"]["output_tokens_details"] = {"thinking_tokens": 25}
     assert rows(tmp_path, said)[0]["attributes"]["usage"]["reasoning_tokens"] == 25
@@ -109,9 +109,7 @@ def test_thinking_is_told_apart(tmp_path: Path) -> None:
         ({"output_tokens": [40]}, {"input_tokens": 3}),
     ],
 )
-def test_a_count_that_is_none_is_left_out_and_counted(
-    tmp_path: Path, wrong: dict[str, Any], left: dict[str, Any]
-) -> None:
+def test_an_invalid_count_is_skipped_and_counted(tmp_path: Path, wrong: dict[str, Any], left: dict[str, Any]) -> None:
     said = says("a1", "One")
     said["message"]["usage"] = {"input_tokens": 3} | wrong
     made, reading = imported(tmp_path, said)
@@ -120,7 +118,7 @@ def test_a_count_that_is_none_is_left_out_and_counted(
 
 
 @pytest.mark.parametrize("wrong", [7, "x", [], None, {}])
-def test_counts_of_another_shape_are_none(tmp_path: Path, wrong: Any) -> None:
+def test_counts_of_another_shape_are_ignored(tmp_path: Path, wrong: Any) -> None:
     said = says("a1", "One")
     said["message"]["usage"] = wrong
     assert "usage" not in rows(tmp_path, said)[0]["attributes"]
@@ -137,14 +135,12 @@ def test_counts_of_another_shape_are_none(tmp_path: Path, wrong: Any) -> None:
         ("refusal", "refusal"),
     ],
 )
-def test_why_the_model_stopped_stands_on_the_last_part_of_its_response(
-    tmp_path: Path, stopped: str, reason: str
-) -> None:
+def test_the_finish_reason_is_on_the_last_part_of_the_response(tmp_path: Path, stopped: str, reason: str) -> None:
     made = rows(tmp_path, says("a1", "One", None, 1, stop=stopped), says("a2", "two", "a1", 2, stop=stopped))
     assert [row.get("status") for row in made] == [None, {"finish_reason": reason}]
 
 
-def test_a_response_that_was_interrupted_has_no_reason(tmp_path: Path) -> None:
+def test_an_interrupted_response_has_no_finish_reason(tmp_path: Path) -> None:
     assert "status" not in rows(tmp_path, says("a1", "One"))[0]
 
 
@@ -159,10 +155,8 @@ def test_the_sum_over_rows_is_the_sum_over_responses(tmp_path: Path) -> None:
 
 @pytest.mark.hazard(51)
 @pytest.mark.parametrize("last", [{}, {"output_tokens": 60}, {"output_tokens": 60, "input_tokens": None}])
-def test_a_line_that_notes_only_some_counts_leaves_the_others_as_they_were(
-    tmp_path: Path, last: dict[str, Any]
-) -> None:
-    """Older clients note partial counts; replaced as a whole, the others would be gone without a word."""
+def test_a_line_with_some_counts_keeps_the_earlier_others(tmp_path: Path, last: dict[str, Any]) -> None:
+    """Older clients write partial counts; replacing all of them would lose the others."""
     late = says("a2", "two", "a1", 2, output=60)
     late["message"]["usage"] = last
     made = rows(tmp_path, says("a1", "One", None, 1, output=50), late)
@@ -174,7 +168,7 @@ def test_a_line_that_notes_only_some_counts_leaves_the_others_as_they_were(
     }
 
 
-def test_a_line_that_lost_its_api_id_belongs_to_the_response_of_its_request(tmp_path: Path) -> None:
+def test_a_line_without_an_api_id_joins_the_response_of_its_request(tmp_path: Path) -> None:
     made = rows(
         tmp_path,
         says("a1", "One", None, 1, output=50, requestId="req_1"),

@@ -1,4 +1,4 @@
-"""Rollouts that are broken in every way: what is bad is counted, nothing raises, and nothing else is lost."""
+"""Invalid rollouts: bad parts are counted, nothing raises, and nothing else is lost."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ FACTS = (
     *("id", "session_id", "timestamp", "cwd", "git", "originator", "cli_version", "thread_source", "source"),
     *("model_provider", "parent_thread_id", "forked_from_id", "history_base", "subagent_history_start_ordinal"),
 )
-# Any JSON, in the place of anything else.
+# JSON values of every wrong type.
 WRONG: list[Any] = [None, True, 7, -1.5, 2**80, "", "text", [], [[1]], {}, {"a": {"b": None}}, "\u0000", "\u202e"]
 
 
@@ -55,7 +55,7 @@ WRONG: list[Any] = [None, True, 7, -1.5, 2**80, "", "text", [], [[1]], {}, {"a":
         (b'{"type": "session_meta", "payload": []}\n', "no_payload"),
     ],
 )
-def test_a_bad_line_is_counted_and_the_others_are_taken(tmp_path: Path, raw: bytes, reason: str) -> None:
+def test_a_bad_line_is_counted_and_the_others_are_imported(tmp_path: Path, raw: bytes, reason: str) -> None:
     rows, reading = imported(tmp_path, [*BEGIN, raw, *END])
 
     assert [row["content_text"] for row in rows] == ["Do it.", "Yes."]
@@ -63,24 +63,24 @@ def test_a_bad_line_is_counted_and_the_others_are_taken(tmp_path: Path, raw: byt
 
 
 @pytest.mark.hazard(60)
-def test_a_line_nested_without_end_is_counted_and_the_others_are_taken(tmp_path: Path) -> None:
+def test_a_deeply_nested_line_is_counted_and_the_others_are_imported(tmp_path: Path) -> None:
     rows, reading = imported(tmp_path, [*BEGIN, DEEP.encode() + b"\n", *END])
     assert (len(rows), reading.skipped.total()) == (2, 1)
 
 
 @pytest.mark.parametrize("raw", [b"\n", b"  \r\n", b"\n\n\n"])
-def test_empty_lines_are_nothing(tmp_path: Path, raw: bytes) -> None:
+def test_empty_lines_are_ignored(tmp_path: Path, raw: bytes) -> None:
     rows, reading = imported(tmp_path, [raw, *BEGIN, raw, *END])
     assert (len(rows), reading.skipped) == (2, {})
 
 
 @pytest.mark.hazard(60)
-def test_a_bad_first_line_costs_no_more_than_itself(tmp_path: Path) -> None:
+def test_a_bad_first_line_does_not_affect_the_others(tmp_path: Path) -> None:
     rows, reading = imported(tmp_path, [b"{garbage\n", *BEGIN, *END])
     assert (len(rows), reading.skipped) == (2, {"not_json": 1})
 
 
-def test_half_a_line_at_the_end_is_left_for_the_next_time(tmp_path: Path) -> None:
+def test_an_incomplete_last_line_is_left_for_the_next_import(tmp_path: Path) -> None:
     data = as_bytes([*BEGIN, *END])
     rows, reading = imported(tmp_path, [data, b'{"timestamp": "2026'])
 
@@ -91,7 +91,7 @@ def test_half_a_line_at_the_end_is_left_for_the_next_time(tmp_path: Path) -> Non
 @pytest.mark.hazard(60)
 @pytest.mark.parametrize("wrong", WRONG, ids=lambda value: json.dumps(value)[:20])
 @pytest.mark.parametrize("field", FACTS)
-def test_facts_of_the_wrong_type_cost_no_message(tmp_path: Path, field: str, wrong: Any) -> None:
+def test_session_fields_of_the_wrong_type_lose_no_message(tmp_path: Path, field: str, wrong: Any) -> None:
     rows, _ = imported(tmp_path, [meta(**{field: wrong}), *BEGIN[1:], *END])
     assert [row["content_text"] for row in rows] == ["Do it.", "Yes."]
 
@@ -99,7 +99,7 @@ def test_facts_of_the_wrong_type_cost_no_message(tmp_path: Path, field: str, wro
 @pytest.mark.hazard(60)
 @pytest.mark.parametrize("wrong", WRONG, ids=lambda value: json.dumps(value)[:20])
 @pytest.mark.parametrize("field", ["cwd", "model", "sandbox_policy", "sandbox"])
-def test_a_turn_of_the_wrong_shape_costs_no_message(tmp_path: Path, field: str, wrong: Any) -> None:
+def test_an_invalid_turn_context_loses_no_message(tmp_path: Path, field: str, wrong: Any) -> None:
     rows, _ = imported(tmp_path, [meta(), turn(**{field: wrong}), *BEGIN[2:], *END])
     assert [row["content_text"] for row in rows] == ["Do it.", "Yes."]
 
@@ -110,7 +110,7 @@ def test_a_turn_of_the_wrong_shape_costs_no_message(tmp_path: Path, field: str, 
     "field", ["type", "role", "content", "id", "call_id", "name", "arguments", "output", "summary"]
 )
 @pytest.mark.parametrize("kind", ["message", "function_call", "function_call_output", "reasoning"])
-def test_fields_of_the_wrong_type_cost_no_other_message(tmp_path: Path, kind: str, field: str, wrong: Any) -> None:
+def test_item_fields_of_the_wrong_type_lose_no_other_message(tmp_path: Path, kind: str, field: str, wrong: Any) -> None:
     good = {"type": kind, "role": "user", "content": "x", "call_id": "c", "name": "f", "arguments": "{}", "output": "o"}
     bad = line("response_item", {**good, field: wrong})
     rows, reading = imported(tmp_path, [*BEGIN, bad, *END])
@@ -142,7 +142,7 @@ def test_times_at_the_ends_of_the_calendar_are_kept(tmp_path: Path) -> None:
 
 
 @pytest.mark.hazard(60)
-def test_arguments_and_outputs_nested_without_end_keep_their_message(tmp_path: Path) -> None:
+def test_deeply_nested_arguments_and_outputs_keep_their_message(tmp_path: Path) -> None:
     deep: Any = 0
     for _ in range(250):
         deep = [deep]
@@ -153,20 +153,20 @@ def test_arguments_and_outputs_nested_without_end_keep_their_message(tmp_path: P
 
 
 @pytest.mark.hazard(60)
-def test_text_of_every_kind_is_stored_as_it_is(tmp_path: Path) -> None:
+def test_text_of_every_kind_is_stored_unchanged(tmp_path: Path) -> None:
     strange = "\u0000 \x1b[31m \u202e 𝄞 \\ud800 \ufffe"
     rows, _ = imported(tmp_path, [*BEGIN, says("user", strange)])
     assert rows[1]["content_text"] == strange
 
 
 @pytest.mark.hazard(60)
-def test_a_line_of_many_megabytes_is_taken(tmp_path: Path) -> None:
+def test_a_line_of_many_megabytes_is_imported(tmp_path: Path) -> None:
     rows, _ = imported(tmp_path, [*BEGIN, says("user", "x" * (30 << 20)), *END])
     assert [len(row["content_text"]) for row in rows] == [6, 30 << 20, 4]
 
 
 @pytest.mark.hazard(60)
-def test_a_line_that_is_too_long_is_counted_and_the_others_are_taken(
+def test_a_line_that_is_too_long_is_counted_and_the_others_are_imported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("hypaware.backfill.reading.MAX_LINE_BYTES", 4096)
@@ -180,18 +180,18 @@ def test_a_large_file_gives_the_same_rows_as_if_it_were_kept_in_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept, _ = imported(tmp_path, [*BEGIN, *END])
-    monkeypatch.setattr("hypaware.backfill.reading._KEPT_BYTES", 0)
+    monkeypatch.setattr("hypaware.backfill.reading._MAX_KEPT_BYTES", 0)
     again, _ = imported(tmp_path, [*BEGIN, *END])
     assert again == kept
 
 
 @pytest.mark.parametrize("data", [b"", b"\n", b"\x00", b"{", b"{}", b"[]", b"null", b'{"items": 5}'])
-def test_a_file_of_nothing_gives_nothing(tmp_path: Path, data: bytes) -> None:
+def test_a_file_without_content_gives_no_rows(tmp_path: Path, data: bytes) -> None:
     rows, _ = imported(tmp_path, [data])
     assert rows == []
 
 
-def test_a_file_that_grows_while_it_is_read_gives_what_was_there_before(tmp_path: Path) -> None:
+def test_a_file_that_grows_while_it_is_read_gives_only_the_pinned_lines(tmp_path: Path) -> None:
     path = tmp_path / NAME
     path.write_bytes(as_bytes([*BEGIN, *END]))
     pinned = pin(path)
@@ -204,10 +204,10 @@ def test_a_file_that_grows_while_it_is_read_gives_what_was_there_before(tmp_path
 
 
 @pytest.mark.parametrize("kept_bytes", [0, 1 << 20])
-def test_a_file_that_is_cut_while_it_is_read_is_told_as_changed(
+def test_a_file_truncated_while_it_is_read_is_reported_as_changed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept_bytes: int
 ) -> None:
-    monkeypatch.setattr("hypaware.backfill.reading._KEPT_BYTES", kept_bytes)
+    monkeypatch.setattr("hypaware.backfill.reading._MAX_KEPT_BYTES", kept_bytes)
     path = tmp_path / NAME
     path.write_bytes(as_bytes([*BEGIN, *END]))
     with Reading(pin(path)) as reading:
@@ -216,7 +216,7 @@ def test_a_file_that_is_cut_while_it_is_read_is_told_as_changed(
             list(PROVIDER.read(reading, NOWHERE))
 
 
-def test_a_file_whose_name_is_no_text_is_imported(tmp_path: Path) -> None:
+def test_a_file_whose_name_is_not_utf8_is_imported(tmp_path: Path) -> None:
     name = (b"rollout-\xff.jsonl").decode("utf-8", "surrogateescape")
     rows, _ = imported(tmp_path, [line("session_meta", {}), says("user", "Hi.")], name)
 

@@ -1,4 +1,4 @@
-"""What the rows of a Codex thread share: who, where, when."""
+"""The columns that all rows of a Codex thread share."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def shared(folder: Path, *lines: Any, name: str = NAME) -> Row:
     return rows[0]
 
 
-def test_a_thread_is_the_conversation_and_its_session_is_another_if_it_says_so(folder: Path) -> None:
+def test_a_thread_is_the_conversation_and_may_belong_to_another_session(folder: Path) -> None:
     alone = shared(folder, meta(id="t1"))
     assert (alone["session_id"], alone["conversation_id"]) == ("t1", "t1")
     assert alone["attributes"]["codex"]["session_id"] == "t1"
@@ -57,7 +57,7 @@ def test_the_first_session_meta_wins(folder: Path) -> None:
     assert reading.skipped == {"bookkeeping": 1}
 
 
-def test_provider_source_and_client(folder: Path) -> None:
+def test_provider_source_and_client_are_set(folder: Path) -> None:
     row = shared(folder, meta(cli_version="0.166.0"))
 
     assert (row["provider"], row["conversation_source"], row["client_name"]) == ("openai", "codex", "codex")
@@ -65,7 +65,7 @@ def test_provider_source_and_client(folder: Path) -> None:
     assert row["attributes"]["client"] == {"name": "codex", "version": "0.166.0"}
 
 
-def test_facts_of_the_session(folder: Path) -> None:
+def test_session_fields_become_columns(folder: Path) -> None:
     row = shared(
         folder,
         meta(
@@ -103,7 +103,7 @@ def test_only_threads_of_subagents_are_sidechains(folder: Path, source: Any, exp
     assert shared(folder, meta(thread_source=source)).get("is_sidechain") is expected
 
 
-def test_the_older_names_of_git_facts_are_understood(folder: Path) -> None:
+def test_the_older_names_of_git_fields_are_recognized(folder: Path) -> None:
     row = shared(folder, meta(git={"commit": "abc", "origin_url": "https://host/x"}))
     assert (row["head_sha"], row["git_remote"]) == ("abc", "https://host/x")
 
@@ -115,7 +115,7 @@ def test_a_remote_is_stored_without_its_password(folder: Path) -> None:
     assert "secret" not in str(row)
 
 
-def test_a_source_that_is_no_text_is_left_out(folder: Path) -> None:
+def test_a_source_that_is_not_text_is_left_out(folder: Path) -> None:
     row = shared(folder, meta(source={"subagent": {"thread_spawn": {"depth": 1}}}))
     assert "source" not in row["attributes"]["codex"]
 
@@ -128,7 +128,7 @@ def test_model_and_sandbox_are_those_of_the_first_turn(folder: Path) -> None:
     assert row["attributes"]["codex"]["sandbox"] == "read-only"
 
 
-def test_the_older_name_of_the_sandbox_is_understood(folder: Path) -> None:
+def test_the_older_name_of_the_sandbox_is_recognized(folder: Path) -> None:
     assert shared(folder, meta(), turn(sandbox="workspace-write"))["permission_mode"] == "workspace-write"
 
 
@@ -143,7 +143,7 @@ def test_the_older_name_of_the_sandbox_is_understood(folder: Path) -> None:
         ("C:\\code", [], "C:\\code"),
     ],
 )
-def test_the_folder_is_the_sessions_if_it_is_absolute_else_the_first_turns_that_is(
+def test_the_folder_is_the_first_absolute_one_of_session_and_turns(
     folder: Path, of_session: Any, of_turns: list[Any], expected: str | None
 ) -> None:
     row = shared(folder, meta(cwd=of_session), *(turn(cwd=each) for each in of_turns))
@@ -152,11 +152,11 @@ def test_the_folder_is_the_sessions_if_it_is_absolute_else_the_first_turns_that_
     assert row["attributes"]["codex"].get("workspace") == expected
 
 
-def test_the_conversation_began_when_its_session_did(folder: Path) -> None:
+def test_the_conversation_starts_with_its_session(folder: Path) -> None:
     assert shared(folder, meta())["conversation_started_at"] == "2026-11-15T07:16:29.842000Z"
 
 
-def test_a_session_without_a_time_began_with_its_first_line_that_has_one(folder: Path) -> None:
+def test_a_session_without_a_time_starts_with_its_first_timed_line(folder: Path) -> None:
     lines = [line("session_meta", {"id": "t1"}, at=None), line("world_state", {}, at="2026-11-15T07:00:00Z")]
     assert shared(folder, *lines)["conversation_started_at"] == "2026-11-15T07:00:00.000000Z"
 
@@ -177,7 +177,7 @@ def test_a_message_has_the_time_of_its_line(folder: Path) -> None:
         (None, "rollout-2026-99-99T07-16-29-x.jsonl", None, "file_mtime"),
     ],
 )
-def test_a_message_without_a_time_takes_the_next_best_and_says_which(
+def test_a_message_without_a_time_gets_a_fallback_time_with_its_origin(
     folder: Path, started: str | None, name: str, expected: str | None, source: str
 ) -> None:
     timeless = line("response_item", HI["payload"], at=None)
@@ -201,7 +201,7 @@ def test_a_file_is_one_item_with_its_provenance(folder: Path) -> None:
     assert item.provenance.source_path == str(path)
 
 
-def test_a_window_leaves_out_what_lies_outside_and_keeps_what_has_no_time(folder: Path) -> None:
+def test_a_window_excludes_lines_outside_it_and_keeps_lines_without_a_time(folder: Path) -> None:
     times = [None, "2026-11-14T23:59:59Z", "2026-11-15T00:00:00Z", "2026-11-16T00:00:00+01:00", "2026-11-16T00:00:00Z"]
     lines = [line("response_item", says("user", str(at))["payload"], at=at) for at in times]
     window = Window("2026-11-15T00:00:00.000000Z", "2026-11-15T23:00:00.000000Z")
@@ -212,7 +212,7 @@ def test_a_window_leaves_out_what_lies_outside_and_keeps_what_has_no_time(folder
     assert len(reading.left_out) == 2
 
 
-def test_lines_that_a_subagent_inherited_are_its_parents(folder: Path) -> None:
+def test_lines_inherited_by_a_subagent_belong_to_its_parent(folder: Path) -> None:
     inherited = line("response_item", says("user", "Earlier.", id="m1")["payload"], ordinal=1)
     own = line("response_item", says("user", "Mine.", id="m2")["payload"], ordinal=2)
     rows, reading = imported(folder, [meta(subagent_history_start_ordinal=2), inherited, own])

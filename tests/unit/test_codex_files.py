@@ -1,4 +1,4 @@
-"""Where Codex's history is found, and what is only noticed."""
+"""Finding Codex's rollouts, and reporting unsupported locations."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_rollouts_of_both_forms_are_found_in_the_order_of_their_paths(user: Path
     assert look(user) == (sorted(names), {})
 
 
-def test_codex_home_says_where_to_look(user: Path, tmp_path: Path) -> None:
+def test_codex_home_sets_the_location(user: Path, tmp_path: Path) -> None:
     (tmp_path / "mine" / "sessions").mkdir(parents=True)
     path = tmp_path / "mine" / "sessions" / "rollout-a.jsonl"
     path.touch()
@@ -73,19 +73,19 @@ def test_codex_home_says_where_to_look(user: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("made", ["", ".codex", ".codex/sessions", ".codex/sessions/2026"])
-def test_a_folder_that_is_missing_or_empty_is_told(user: Path, made: str) -> None:
+def test_a_missing_or_empty_folder_is_reported(user: Path, made: str) -> None:
     (user / made).mkdir(parents=True)
     assert look(user) == ([], {"no_history": [{"path": str(user / ".codex" / "sessions")}]})
 
 
-def test_a_file_in_the_place_of_the_folder_is_no_history(user: Path) -> None:
+def test_a_file_in_place_of_the_folder_has_no_history(user: Path) -> None:
     (user / ".codex").mkdir(parents=True)
     (user / ".codex" / "sessions").touch()
     assert list(look(user)[1]) == ["no_history"]
 
 
 @pytest.mark.hazard(61)
-def test_links_that_lead_in_circles_are_followed_once(user: Path, sessions: Path) -> None:
+def test_cyclic_links_are_followed_once(user: Path, sessions: Path) -> None:
     (sessions / "rollout-a.jsonl").touch()
     (sessions / "again").symlink_to(sessions.parents[2], target_is_directory=True)
     (sessions / "self").symlink_to(sessions / "self")
@@ -114,7 +114,7 @@ def test_a_link_to_sessions_elsewhere_is_followed(user: Path, tmp_path: Path) ->
     assert look(user) == ([user / ".codex" / "sessions" / "rollout-a.jsonl"], {})
 
 
-def test_a_folder_that_cannot_be_read_is_told_and_the_rest_is_found(user: Path, sessions: Path, locked: Path) -> None:
+def test_an_unreadable_folder_is_reported_and_the_rest_is_found(user: Path, sessions: Path, locked: Path) -> None:
     (sessions / "rollout-a.jsonl").touch()
 
     with powerless():
@@ -123,13 +123,13 @@ def test_a_folder_that_cannot_be_read_is_told_and_the_rest_is_found(user: Path, 
     assert events == {"unreadable": [{"path": str(locked), "reason": "Permission denied"}]}
 
 
-def test_a_folder_named_like_a_rollout_is_looked_into_and_not_read(user: Path, sessions: Path) -> None:
+def test_a_folder_named_like_a_rollout_is_searched_and_not_read(user: Path, sessions: Path) -> None:
     (sessions / "rollout-folder.jsonl").mkdir()
     (sessions / "rollout-folder.jsonl" / "rollout-a.jsonl").touch()
     assert [path.name for path in look(user)[0]] == ["rollout-a.jsonl"]
 
 
-def test_names_that_are_no_text_are_found_and_shown(user: Path, sessions: Path) -> None:
+def test_names_that_are_not_utf8_are_found_and_reported(user: Path, sessions: Path) -> None:
     strange = sessions / os.fsdecode(b"rollout-\xff.jsonl")
     strange.touch()
     (sessions / os.fsdecode(b"rollout-\xfe.jsonl")).symlink_to("nowhere")
@@ -139,7 +139,7 @@ def test_names_that_are_no_text_are_found_and_shown(user: Path, sessions: Path) 
     assert events["unreadable"][0]["path"].endswith("rollout-\\xfe.jsonl")
 
 
-def test_history_and_log_are_only_noted(user: Path, sessions: Path) -> None:
+def test_history_and_log_are_only_reported(user: Path, sessions: Path) -> None:
     (sessions / "rollout-a.jsonl").touch()
     for name in ("history.jsonl", "log"):
         (user / ".codex" / name).touch()
@@ -158,7 +158,7 @@ def test_history_and_log_are_only_noted(user: Path, sessions: Path) -> None:
         (".codex/archived_sessions", "archived"),
     ],
 )
-def test_storage_of_other_kinds_is_noticed_and_never_read(user: Path, sessions: Path, place: str, kind: str) -> None:
+def test_other_storage_is_reported_and_never_read(user: Path, sessions: Path, place: str, kind: str) -> None:
     (sessions / "rollout-a.jsonl").touch()
     (user / place).mkdir(parents=True)
     (user / place / "rollout-b.jsonl").touch()
@@ -168,7 +168,7 @@ def test_storage_of_other_kinds_is_noticed_and_never_read(user: Path, sessions: 
     assert events == {"unsupported_location": [{"kind": kind, "path": str(user / place)}]}
 
 
-def test_compressed_rollouts_are_noticed_and_never_read(user: Path, sessions: Path) -> None:
+def test_compressed_rollouts_are_reported_and_never_read(user: Path, sessions: Path) -> None:
     for name in ("rollout-a.jsonl.zst", "rollout-b.jsonl.zst", "rollout-c.jsonl"):
         (sessions / name).touch()
 
@@ -178,7 +178,7 @@ def test_compressed_rollouts_are_noticed_and_never_read(user: Path, sessions: Pa
     assert (told["kind"], told["files"]) == ("compressed", 2)
 
 
-def test_finding_yields_nothing_but_sources_and_events(user: Path, sessions: Path) -> None:
+def test_find_yields_only_sources_and_events(user: Path, sessions: Path) -> None:
     (sessions / "rollout-a.jsonl").touch()
     assert all(isinstance(found, Found | Event) for found in PROVIDER.find({"HOME": str(user)}))
 
@@ -199,5 +199,5 @@ def test_the_first_time_is_the_earliest_in_the_first_bytes(head: bytes, expected
 
 
 @pytest.mark.parametrize("head", [b"", b"{}", b"\xff\x00garbage", b'{"timestamp":"yesterday at some point"}'])
-def test_first_bytes_without_a_time_have_none(head: bytes) -> None:
+def test_first_bytes_without_a_time_have_no_first_time(head: bytes) -> None:
     assert PROVIDER.first_time(head) is None

@@ -1,4 +1,4 @@
-"""Any bytes, and any JSON in any place, are a rollout that can be imported: at once, or cut anywhere while it grows."""
+"""Any bytes, and any JSON in any place, can be imported, at once or in several steps while the file grows."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _KINDS = ("session_meta", "turn_context", "response_item", "response_item", "eve
 
 @st.composite
 def _lines(draw: st.DrawFn) -> bytes:
-    """A line as a client could write it, often with something else in one of its places."""
+    """Generate a line of a client, often with one value replaced."""
     payload: dict[str, Any] = {"type": draw(st.sampled_from(_ITEMS))}
     for name in draw(st.sets(st.sampled_from(sorted(_FIELDS)), max_size=8)):
         payload[name] = draw(_FIELDS[name])
@@ -68,7 +68,7 @@ _anything = st.lists(
 
 
 def _said(role: str) -> st.SearchStrategy[dict[str, Any]]:
-    """A message whose words are often those of another."""
+    """Generate a message that often repeats another."""
     return st.fixed_dictionaries(
         {"type": st.just("message"), "role": st.just(role), "content": st.sampled_from(["a", "b"])},
         optional={"id": st.uuids().map(str)},
@@ -86,9 +86,9 @@ _told = st.one_of(
 
 @st.composite
 def _conversations(draw: st.DrawFn, compactions: bool) -> bytes:
-    """A thread as a client could write it: its running total grows with every response, snapshots are repeated.
+    """Generate a thread of a client: the running total grows with every response, and snapshots repeat.
 
-    With compactions there are also counts that no message of the model stands before.
+    With compactions there are also counts without a preceding message of the model.
     """
     lines: list[Any] = [*BEGIN]
     total: Counter[str] = Counter()
@@ -133,7 +133,7 @@ def test_anything_can_be_imported(pieces: list[bytes]) -> None:
 @pytest.mark.hazard(60)
 @settings(max_examples=150 * SCALE)
 @given(_anything, st.data())
-def test_anything_can_be_imported_in_pieces(pieces: list[bytes], data: st.DataObject) -> None:
+def test_anything_can_be_imported_in_several_steps(pieces: list[bytes], data: st.DataObject) -> None:
     whole = b"".join(pieces)
     with tempfile.TemporaryDirectory() as folder:
         file = GrowingFile(PROVIDER, Path(folder) / NAME)
@@ -148,7 +148,7 @@ def test_anything_can_be_imported_in_pieces(pieces: list[bytes], data: st.DataOb
 @pytest.mark.hazard(96)
 @settings(max_examples=200 * SCALE)
 @given(_conversations(compactions=False), st.data())
-def test_a_conversation_that_is_imported_in_pieces_comes_to_the_same(whole: bytes, data: st.DataObject) -> None:
+def test_several_imports_of_a_conversation_give_the_rows_of_one(whole: bytes, data: st.DataObject) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / NAME
         path.write_bytes(whole)
@@ -167,7 +167,7 @@ def test_a_conversation_that_is_imported_in_pieces_comes_to_the_same(whole: byte
 @pytest.mark.hazard(96)
 @settings(max_examples=200 * SCALE)
 @given(_conversations(compactions=True), st.data())
-def test_pauses_at_any_place_double_no_row_and_no_token(whole: bytes, data: st.DataObject) -> None:
+def test_pauses_at_any_place_duplicate_no_row_and_no_token(whole: bytes, data: st.DataObject) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / NAME
         path.write_bytes(whole)
@@ -185,7 +185,7 @@ def test_pauses_at_any_place_double_no_row_and_no_token(whole: bytes, data: st.D
 
         assert sorted(row["part_id"] for row in file.rows[:-1]) == sorted(row["part_id"] for row in at_once)
         assert not file.held
-        # What a pause made look like a turn without a message is dropped, and told.
+        # Counts that a pause separated from their message are dropped and reported.
         dropped = file.skipped["usage_without_message"] - reading.skipped["usage_without_message"]
         assert dropped >= 0
         assert usage(file.rows)["total_tokens"] <= usage(at_once)["total_tokens"]

@@ -1,4 +1,4 @@
-"""A rollout that is imported while it is being written: every row once, every token once, whenever it is cut."""
+"""A rollout imported while it is being written: every row and token once, wherever the imports split it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tests.codex_rollouts import (
 )
 from tests.history import GrowingFile, rows_of, usage
 
-# What a file that was quiet before its first turn began cannot tell of its first messages.
+# Columns that are unknown for the first messages if the file was quiet before its first turn.
 OF_THE_TURN = ("model", "permission_mode")
 
 
@@ -49,7 +49,7 @@ def without_what_may_differ(row: Row) -> Row:
 
 
 def cuts(data: bytes) -> list[int]:
-    """After every line, and within it."""
+    """Return offsets after and within every line."""
     ends = [at + 1 for at, byte in enumerate(data) if byte == 0x0A]
     return sorted({*ends, *(end - 1 for end in ends), *((a + b) // 2 for a, b in zip([0, *ends], ends, strict=False))})
 
@@ -61,7 +61,7 @@ def file(tmp_path: Path) -> GrowingFile:
 
 @pytest.mark.hazard(52)
 @pytest.mark.parametrize("name", sample_names())
-def test_cut_anywhere_while_it_is_written_the_rows_are_those_of_the_whole(name: str, tmp_path: Path) -> None:
+def test_two_imports_split_anywhere_give_the_rows_of_one(name: str, tmp_path: Path) -> None:
     data = sample(name)
     (tmp_path / "whole").mkdir()
     (tmp_path / "whole" / name).write_bytes(data)
@@ -71,7 +71,7 @@ def test_cut_anywhere_while_it_is_written_the_rows_are_those_of_the_whole(name: 
         file.path.parent.mkdir()
         file.grow_to(data[:cut], quiet=False)
         file.grow_to(data, quiet=True)
-        # The path is part of what is said about where a row is from.
+        # The path is part of the row's provenance.
         assert by_part(_unplaced(file.rows)) == by_part(_unplaced(whole)), cut
         assert not file.held
 
@@ -79,7 +79,7 @@ def test_cut_anywhere_while_it_is_written_the_rows_are_those_of_the_whole(name: 
 @pytest.mark.hazard(52)
 @pytest.mark.hazard(96)
 @pytest.mark.parametrize("name", sample_names())
-def test_cut_anywhere_by_a_long_pause_every_row_and_every_token_comes_once(name: str, tmp_path: Path) -> None:
+def test_after_a_long_pause_anywhere_every_row_and_token_is_imported_once(name: str, tmp_path: Path) -> None:
     data = sample(name)
     path = tmp_path / name
     path.write_bytes(data)
@@ -92,7 +92,7 @@ def test_cut_anywhere_by_a_long_pause_every_row_and_every_token_comes_once(name:
         file.grow_to(data, quiet=True)
         assert by_part([without_what_may_differ(row) for row in file.rows]) == expected, cut
         if file.held:
-            # Counts alone came after the pause. They wait for the next message, and nothing else does.
+            # Only counts came after the pause. They wait for the next message.
             assert file.skipped["usage_waiting"] == len(file.held) == 1
             assert usage(file.rows) != usage(whole)
             add(file, says("user", "Go on."), says("assistant", "I do."), quiet=True)
@@ -101,7 +101,7 @@ def test_cut_anywhere_by_a_long_pause_every_row_and_every_token_comes_once(name:
 
 
 @pytest.mark.parametrize("name", sample_names())
-def test_imported_after_every_line_the_rows_are_those_of_the_whole(name: str, tmp_path: Path) -> None:
+def test_an_import_after_every_line_gives_the_rows_of_one(name: str, tmp_path: Path) -> None:
     data = sample(name)
     path = tmp_path / name
     path.write_bytes(data)
@@ -122,7 +122,7 @@ def _unplaced(rows: list[Row]) -> list[Row]:
 
 
 @pytest.mark.hazard(52)
-def test_messages_wait_for_the_counts_of_their_response(file: GrowingFile) -> None:
+def test_messages_are_held_back_until_the_counts_of_their_response(file: GrowingFile) -> None:
     assert [row["content_text"] for row in add(file, *BEGIN, thinks("Hm."), says("assistant", "Yes."))] == ["Do it."]
     assert len(file.held) == 2
 
@@ -131,7 +131,7 @@ def test_messages_wait_for_the_counts_of_their_response(file: GrowingFile) -> No
 
 
 @pytest.mark.hazard(80)
-def test_what_waits_is_imported_when_the_file_has_been_quiet_though_it_never_changes_again(
+def test_held_back_messages_are_imported_once_the_file_is_quiet(
     file: GrowingFile,
 ) -> None:
     add(file, *BEGIN, says("assistant", "Yes."), calls("c1"), answers("c1"))
@@ -142,40 +142,40 @@ def test_what_waits_is_imported_when_the_file_has_been_quiet_though_it_never_cha
     assert add(file, quiet=True) == []
 
 
-def test_messages_of_a_turn_that_is_over_wait_no_longer(file: GrowingFile) -> None:
+def test_messages_of_a_finished_turn_are_not_held_back(file: GrowingFile) -> None:
     new = add(file, *BEGIN, says("assistant", "Yes."), says("user", "And now?"))
     assert [row["content_text"] for row in new] == ["Do it.", "Yes.", "And now?"]
 
 
-def test_answers_of_a_tool_do_not_wait_for_counts_of_a_call_that_was_imported(file: GrowingFile) -> None:
+def test_tool_results_are_not_held_back_for_counts_of_an_imported_call(file: GrowingFile) -> None:
     add(file, *BEGIN, calls("c1"), quiet=True)
     assert [row["role"] for row in add(file, answers("c1"))] == ["tool"]
 
 
-def test_nothing_is_imported_before_the_first_turn_told_of_the_model(file: GrowingFile) -> None:
+def test_nothing_is_imported_before_the_first_turn_context(file: GrowingFile) -> None:
     assert add(file, meta(), says("user", "Do it.")) == []
     assert [row["model"] for row in add(file, turn())] == ["gpt-5.5"]
 
 
-def test_what_was_imported_before_the_first_turn_is_not_imported_again(file: GrowingFile) -> None:
+def test_messages_imported_before_the_first_turn_are_not_imported_again(file: GrowingFile) -> None:
     add(file, meta(), says("user", "Do it."), quiet=True)
     assert add(file, says("user", "Now.")) == []
     assert [row["content_text"] for row in add(file, turn())] == ["Now."]
 
 
-def test_what_was_told_of_old_lines_is_not_told_again(file: GrowingFile) -> None:
+def test_skipped_lines_are_reported_once(file: GrowingFile) -> None:
     picture = item("message", role="user", content=[{"type": "input_image"}, {"type": "input_text", "text": "See?"}])
     add(file, *BEGIN, picture, item("hologram"), quiet=True)
     add(file, says("user", "Next."), quiet=True)
     assert file.skipped == {"block_without_text": 1, "unknown_type:hologram": 1}
 
 
-def test_a_file_without_any_turn_is_imported_when_it_has_been_quiet(file: GrowingFile) -> None:
+def test_a_file_without_any_turn_is_imported_once_it_is_quiet(file: GrowingFile) -> None:
     add(file, meta(), says("user", "Do it."))
     assert [row.get("model") for row in add(file, quiet=True)] == [None]
 
 
-def test_an_import_of_what_did_not_change_gives_nothing(file: GrowingFile) -> None:
+def test_an_unchanged_file_gives_no_rows(file: GrowingFile) -> None:
     add(file, *BEGIN, says("assistant", "Yes."), snapshot(counts(100), counts(100)), quiet=True)
     assert add(file, quiet=True) == []
 
@@ -187,7 +187,7 @@ def test_late_counts_go_to_the_next_message_of_the_model(file: GrowingFile) -> N
     assert input_tokens(late) == []
     assert len(file.held) == 1
 
-    # The message waits for its own counts, and so do the late ones with it.
+    # The message is held back for its own counts, and the late counts with it.
     assert add(file, says("assistant", "Done.")) == []
     next_one = add(file, snapshot(counts(30), added(counts(100), counts(30))))
     assert input_tokens(next_one) == [("Done.", 130)]
@@ -196,7 +196,7 @@ def test_late_counts_go_to_the_next_message_of_the_model(file: GrowingFile) -> N
 
 
 @pytest.mark.hazard(96)
-def test_late_counts_wait_through_a_quiet_time_and_a_new_turn(file: GrowingFile) -> None:
+def test_late_counts_wait_across_a_pause_and_a_new_turn(file: GrowingFile) -> None:
     add(file, *BEGIN, calls("c1"), quiet=True)
     add(file, snapshot(counts(100), counts(100)))
     add(file, quiet=True)
@@ -211,7 +211,7 @@ def test_late_counts_wait_through_a_quiet_time_and_a_new_turn(file: GrowingFile)
 
 @pytest.mark.hazard(96)
 def test_counts_after_those_of_an_imported_message_are_not_counted_again(file: GrowingFile) -> None:
-    """A compaction's own response has counts and no message, long after the turn's last one."""
+    """A compaction's response has counts but no message, long after the turn's last message."""
     add(file, *BEGIN, says("assistant", "Yes."), snapshot(counts(100), counts(100)), quiet=True)
     add(file, snapshot(counts(40), added(counts(100), counts(40))), quiet=True)
     add(file, says("user", "Next."), says("assistant", "Here."), snapshot(counts(5), counts(145)), quiet=True)
@@ -219,7 +219,7 @@ def test_counts_after_those_of_an_imported_message_are_not_counted_again(file: G
     assert input_tokens(file.rows) == [("Yes.", 100), ("Here.", 45)]
 
 
-def test_counts_that_come_before_any_message_of_their_turn_wait_for_it(file: GrowingFile) -> None:
+def test_counts_before_the_first_message_of_their_turn_wait_for_it(file: GrowingFile) -> None:
     add(file, *BEGIN, thinks("Hm."), snapshot(counts(100), counts(100)))
     add(file, calls("c1"), snapshot(counts(20), added(counts(100), counts(20))))
 
@@ -227,7 +227,7 @@ def test_counts_that_come_before_any_message_of_their_turn_wait_for_it(file: Gro
     assert file.skipped["usage_without_message"] == 0
 
 
-def test_counts_of_a_turn_that_stays_without_a_message_are_dropped_once_and_told(file: GrowingFile) -> None:
+def test_counts_of_a_turn_without_a_message_are_dropped_and_reported_once(file: GrowingFile) -> None:
     add(file, *BEGIN, snapshot(counts(100), counts(100)))
     assert file.skipped["usage_without_message"] == 0
     add(file, quiet=True)
@@ -241,7 +241,9 @@ def test_counts_of_a_turn_that_stays_without_a_message_are_dropped_once_and_told
 
 @pytest.mark.parametrize("cut", range(1, 13))
 @pytest.mark.parametrize("quiet", [False, True])
-def test_records_and_their_snapshots_count_once_wherever_the_file_is_cut(tmp_path: Path, cut: int, quiet: bool) -> None:
+def test_records_and_their_snapshots_count_once_wherever_imports_split_the_file(
+    tmp_path: Path, cut: int, quiet: bool
+) -> None:
     first, second = counts(100), counts(30)
     lines: list[Any] = [
         *BEGIN,
@@ -264,7 +266,7 @@ def test_records_and_their_snapshots_count_once_wherever_the_file_is_cut(tmp_pat
     assert usage(file.rows)["input_tokens"] == 130
 
 
-def test_a_message_that_was_cut_in_the_middle_of_its_line_is_taken_when_it_is_whole(file: GrowingFile) -> None:
+def test_a_message_in_an_incomplete_line_is_imported_once_the_line_is_complete(file: GrowingFile) -> None:
     data = as_bytes([*BEGIN, says("assistant", "Yes."), snapshot(counts(100), counts(100))])
     file.grow_to(data[:-400], quiet=True)
     file.grow_to(data, quiet=True)

@@ -1,4 +1,4 @@
-"""What each item of a Codex thread becomes."""
+"""Conversion of each kind of Codex item."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def only(folder: Path, *lines: Any) -> Row:
-    """The one row that the lines after the beginning make."""
+    """Return the only row of the given lines."""
     rows, _ = imported(folder, [*BEGIN, *lines])
     assert len(rows) == 2
     return rows[1]
@@ -46,16 +46,16 @@ def test_each_text_of_a_message_is_a_part_of_it(folder: Path) -> None:
     assert [(row["part_index"], row["content_text"]) for row in rows] == [(0, "one"), (1, "two")]
 
 
-def test_a_message_whose_content_is_plain_text_gives_it(folder: Path) -> None:
+def test_a_message_with_plain_text_content_gives_its_text(folder: Path) -> None:
     assert only(folder, item("message", role="user", content="Hello."))["content_text"] == "Hello."
 
 
 @pytest.mark.parametrize("role", [None, "", " ", 7])
-def test_a_message_without_a_role_is_the_users(folder: Path, role: Any) -> None:
+def test_a_message_without_a_role_belongs_to_the_user(folder: Path, role: Any) -> None:
     assert only(folder, item("message", role=role, content="Hello."))["role"] == "user"
 
 
-def test_a_block_that_is_no_text_is_counted(folder: Path) -> None:
+def test_a_block_without_text_is_counted(folder: Path) -> None:
     image = {"type": "input_image", "image_url": "data:image/png;base64,AAAA"}
     rows, reading = imported(folder, [*BEGIN, item("message", content=[image, {"type": "text", "text": "See?"}])])
 
@@ -75,7 +75,7 @@ def test_a_message_without_text_makes_no_row_and_is_counted(folder: Path, conten
     ("kind", "field"),
     [("function_call", "arguments"), ("custom_tool_call", "input"), ("custom_tool_call", "arguments")],
 )
-def test_a_call_is_the_assistants_use_of_a_tool(folder: Path, kind: str, field: str) -> None:
+def test_a_call_is_a_tool_use_of_the_assistant(folder: Path, kind: str, field: str) -> None:
     row = only(folder, item(kind, name="shell", call_id="c1", id="fc_1", **{field: '{"cmd": ["ls", "-l"]}'}))
 
     assert (row["role"], row["part_type"], row["provider_type"]) == ("assistant", "tool_call", kind)
@@ -88,11 +88,11 @@ def test_arguments_that_are_not_json_stay_text(folder: Path, given: str) -> None
     assert only(folder, item("custom_tool_call", name="apply_patch", call_id="c1", input=given))["tool_args"] == given
 
 
-def test_arguments_that_are_no_text_stay_what_they_are(folder: Path) -> None:
+def test_arguments_that_are_not_text_are_unchanged(folder: Path) -> None:
     assert only(folder, item("function_call", name="f", call_id="c1", arguments={"a": 1}))["tool_args"] == {"a": 1}
 
 
-def test_a_call_without_a_call_id_is_known_by_its_own_id(folder: Path) -> None:
+def test_a_call_without_a_call_id_uses_its_own_id(folder: Path) -> None:
     row = only(folder, item("function_call", name="f", id="fc_1", arguments="{}"))
     assert row["tool_call_id"] == "fc_1"
 
@@ -108,19 +108,19 @@ def test_an_output_is_the_result_of_the_call_before_it(folder: Path, kind: str, 
     assert row["status"] == {"tool_status": "success"}
 
 
-def test_an_output_that_is_no_text_is_stored_as_its_json(folder: Path) -> None:
+def test_an_output_that_is_not_text_is_stored_as_json(folder: Path) -> None:
     output = [{"type": "input_text", "text": "ä\n"}, {"big": 2**70}]
     row = only(folder, answers("c1", output))
 
     assert row["content_text"] == '[{"type":"input_text","text":"ä\\n"},{"big":1180591620717411303424}]'
 
 
-def test_an_output_that_names_no_text_is_stored_whole_as_json(folder: Path) -> None:
+def test_an_output_without_text_is_stored_whole_as_json(folder: Path) -> None:
     row = only(folder, item("tool_search_output", call_id="c1", tools=["a"]))
     assert json.loads(row["content_text"]) == {"type": "tool_search_output", "call_id": "c1", "tools": ["a"]}
 
 
-def test_pictures_in_an_output_lose_their_load(folder: Path) -> None:
+def test_images_in_an_output_lose_their_payload(folder: Path) -> None:
     picture = {"type": "input_image", "image_url": "data:image/png;base64,iVBORw0KGgo="}
     assert "data:image/png;base64,<stripped>" in only(folder, answers("c1", [picture]))["content_text"]
 
@@ -138,7 +138,7 @@ def test_reasoning_without_a_summary_gives_its_content(folder: Path) -> None:
     assert row["content_text"] == "Hm."
 
 
-def test_what_is_encrypted_is_never_stored(folder: Path) -> None:
+def test_encrypted_content_is_never_stored(folder: Path) -> None:
     rows, reading = imported(folder, [*BEGIN, thinks(None), thinks("Hm.")])
 
     assert [row["content_text"] for row in rows] == ["Do it.", "Hm."]
@@ -149,7 +149,7 @@ def test_what_is_encrypted_is_never_stored(folder: Path) -> None:
 @pytest.mark.parametrize(
     "kind", ["additional_tools", "agent_message", "ghost_snapshot", "compaction", "context_compaction"]
 )
-def test_known_items_that_say_nothing_are_bookkeeping(folder: Path, kind: str) -> None:
+def test_known_items_without_content_are_bookkeeping(folder: Path, kind: str) -> None:
     rows, reading = imported(folder, [*BEGIN, item(kind, content=[{"type": "input_text", "text": "x"}])])
 
     assert len(rows) == 1
@@ -159,7 +159,7 @@ def test_known_items_that_say_nothing_are_bookkeeping(folder: Path, kind: str) -
 @pytest.mark.parametrize(
     "kind", ["compacted", "world_state", "inter_agent_communication", "inter_agent_communication_metadata"]
 )
-def test_known_lines_that_say_nothing_are_bookkeeping(folder: Path, kind: str) -> None:
+def test_known_lines_without_content_are_bookkeeping(folder: Path, kind: str) -> None:
     _, reading = imported(folder, [*BEGIN, line(kind, {"message": "x", "replacement_history": []})])
     assert reading.skipped == {"bookkeeping": 1}
 
@@ -190,20 +190,20 @@ def test_unknown_types_are_counted_by_name(folder: Path) -> None:
 
 
 @pytest.mark.hazard(60)
-def test_the_name_of_an_unknown_type_is_short_and_harmless(folder: Path) -> None:
+def test_the_name_of_an_unknown_type_is_short_and_printable(folder: Path) -> None:
     _, reading = imported(folder, [*BEGIN, item("\x1b[31mred\n" + "x" * 900)])
     assert list(reading.skipped) == ["unknown_type:??31mred?" + "x" * 31]
 
 
 @pytest.mark.hazard(60)
-def test_unknown_types_without_end_are_told_under_few_names(folder: Path) -> None:
+def test_many_unknown_types_share_one_reason(folder: Path) -> None:
     _, reading = imported(folder, [*BEGIN, *(item(f"new{number}") for number in range(500))])
 
     assert len(reading.skipped) == 21
     assert reading.skipped.total() == 500
 
 
-def test_a_message_with_an_id_is_native_and_others_say_so(folder: Path) -> None:
+def test_a_message_with_an_id_is_native_and_others_are_marked(folder: Path) -> None:
     rows, _ = imported(folder, [*BEGIN, says("assistant", "Yes.", id="m1")])
 
     assert [row["attributes"]["codex"]["identity_source"] for row in rows] == ["gateway_fallback", "native"]
@@ -212,14 +212,14 @@ def test_a_message_with_an_id_is_native_and_others_say_so(folder: Path) -> None:
 
 
 @pytest.mark.hazard(53)
-def test_the_same_words_without_an_id_are_a_message_each_time(folder: Path) -> None:
+def test_repeated_messages_without_an_id_are_separate_messages(folder: Path) -> None:
     rows, _ = imported(folder, [*BEGIN, says("assistant", "Done."), says("user", "Do it."), says("assistant", "Done.")])
 
     assert [row["content_text"] for row in rows] == ["Do it.", "Done.", "Do it.", "Done."]
     assert len({row["message_id"] for row in rows}) == 4
 
 
-def test_an_id_that_comes_twice_is_one_message(folder: Path) -> None:
+def test_a_duplicate_id_is_one_message(folder: Path) -> None:
     rows, reading = imported(folder, [*BEGIN, says("assistant", "Yes.", id="m1"), says("assistant", "No.", id="m1")])
 
     assert [row["content_text"] for row in rows] == ["Do it.", "Yes."]
@@ -256,7 +256,7 @@ _payloads = st.fixed_dictionaries(
 
 
 @given(_payloads)
-def test_what_the_first_pass_tells_of_an_item_is_what_the_second_makes_of_it(payload: dict[str, Any]) -> None:
+def test_both_passes_agree_on_which_items_make_messages(payload: dict[str, Any]) -> None:
     if not items.says(payload):
         assert payload.get("type") not in ("function_call", "custom_tool_call")
         return

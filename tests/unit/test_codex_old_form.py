@@ -28,7 +28,7 @@ def imported(folder: Path, document: Any, *, indent: int | None = 2, **pinned: A
 
 
 @pytest.mark.parametrize("indent", [None, 2])
-def test_its_items_are_the_messages(tmp_path: Path, indent: int | None) -> None:
+def test_items_become_messages(tmp_path: Path, indent: int | None) -> None:
     rows, reading = imported(tmp_path, {"session": SESSION, "items": ITEMS}, indent=indent)
 
     assert [(row["role"], row["part_type"]) for row in rows] == [
@@ -50,7 +50,7 @@ def test_a_document_on_one_line_may_end_with_its_newline(tmp_path: Path) -> None
     assert len(rows) == 5
 
 
-def test_its_messages_have_the_time_of_the_session_and_say_so(tmp_path: Path) -> None:
+def test_messages_have_the_time_of_the_session_and_its_origin(tmp_path: Path) -> None:
     rows, _ = imported(tmp_path, {"session": SESSION, "items": ITEMS[:1]})
 
     assert rows[0]["message_created_at"] == rows[0]["conversation_started_at"] == "2025-05-01T10:00:00.000000Z"
@@ -58,14 +58,14 @@ def test_its_messages_have_the_time_of_the_session_and_say_so(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("session", [None, 7, {}, {"timestamp": "yesterday", "id": 5}])
-def test_without_a_session_the_name_of_the_file_tells_thread_and_day(tmp_path: Path, session: Any) -> None:
+def test_without_a_session_the_file_name_gives_thread_and_day(tmp_path: Path, session: Any) -> None:
     rows, _ = imported(tmp_path, {"session": session, "items": ITEMS})
     assert {row["conversation_id"] for row in rows} == {"b04fd134-6f4c-4a9f-8f3e-000000000001"}
     assert {row["message_created_at"] for row in rows} == {"2025-05-01T00:00:00.000000Z"}
     assert {row["attributes"]["gateway"]["time_source"] for row in rows} == {"file_name"}
 
 
-def test_what_makes_no_message_is_counted(tmp_path: Path) -> None:
+def test_items_without_a_message_are_counted(tmp_path: Path) -> None:
     unsaid = [
         5,
         None,
@@ -91,12 +91,12 @@ def test_a_document_without_items_gives_no_rows(tmp_path: Path, items: Any) -> N
 
 
 @pytest.mark.hazard(53)
-def test_the_same_words_are_a_message_each_time(tmp_path: Path) -> None:
+def test_repeated_messages_are_separate_messages(tmp_path: Path) -> None:
     rows, _ = imported(tmp_path, {"session": SESSION, "items": [*ITEMS, *ITEMS]})
     assert len({row["part_id"] for row in rows}) == 10
 
 
-def test_a_document_that_was_imported_half_written_is_taken_when_it_is_whole(tmp_path: Path) -> None:
+def test_an_incomplete_document_is_imported_once_it_is_complete(tmp_path: Path) -> None:
     data = json.dumps({"session": SESSION, "items": ITEMS}, indent=1).encode()
     file = GrowingFile(PROVIDER, tmp_path / NAME)
     for cut in range(0, len(data), 97):
@@ -105,7 +105,7 @@ def test_a_document_that_was_imported_half_written_is_taken_when_it_is_whole(tmp
     assert len(file.grow_to(data, quiet=True)) == 5
 
 
-def test_a_document_followed_by_lines_is_a_file_of_lines(tmp_path: Path) -> None:
+def test_a_document_followed_by_lines_has_the_new_form(tmp_path: Path) -> None:
     (tmp_path / NAME).write_text(json.dumps({"items": ITEMS}) + "\n" + json.dumps(says("user", "Hi.")))
     rows, reading = rows_of(PROVIDER, tmp_path / NAME)
 

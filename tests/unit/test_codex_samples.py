@@ -1,4 +1,4 @@
-"""The rollouts of real clients: column by column what the original made of them, and the totals of a naive oracle."""
+"""Rollouts of real clients, compared with the original column by column and with a naive oracle."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from tests.codex_rollouts import PROVIDER, SAMPLES, sample, sample_names
 from tests.history import comparable, rows_of, usage
 
 NAMES = sample_names()
-# All but the one that names the installation.
+# All columns except the installation's id.
 COLUMNS = [column.name for column in AI_GATEWAY_MESSAGES.columns if column.name != "gateway_id"]
 
-# Rows that the original has not, by why that is right: a test holds that each is still needed.
+# Rows that the original lacks, with the reason; a test checks that each entry is still needed.
 DECISIONS: dict[str, Callable[[Row], bool]] = {
     "words that are said again without an id are another message": lambda row: (
         row["content_text"] == "Done." and row["attributes"]["codex"]["identity_source"] == "gateway_fallback"
@@ -52,7 +52,7 @@ def test_there_are_samples_of_both_versions_and_of_every_scenario() -> None:
 
 
 @pytest.mark.parametrize("column", COLUMNS)
-def test_a_column_is_as_the_original_has_it(column: str, rows: dict[str, Row], original: dict[str, Row]) -> None:
+def test_columns_equal_those_of_the_original(column: str, rows: dict[str, Row], original: dict[str, Row]) -> None:
     both = rows.keys() & original.keys()
 
     assert len(both) == len(original)
@@ -66,18 +66,18 @@ def test_every_row_of_the_original_is_there(rows: dict[str, Row], original: dict
 
 
 @pytest.mark.parametrize("decision", DECISIONS)
-def test_a_decision_is_still_needed(decision: str, rows: dict[str, Row], original: dict[str, Row]) -> None:
+def test_every_recorded_difference_still_exists(decision: str, rows: dict[str, Row], original: dict[str, Row]) -> None:
     assert any(DECISIONS[decision](rows[key]) for key in rows.keys() - original.keys())
 
 
-def test_no_row_is_new_without_a_decision(rows: dict[str, Row], original: dict[str, Row]) -> None:
+def test_every_additional_row_is_a_recorded_difference(rows: dict[str, Row], original: dict[str, Row]) -> None:
     new = [rows[key] for key in rows.keys() - original.keys()]
     assert [row for row in new if not any(allows(row) for allows in DECISIONS.values())] == []
 
 
 @pytest.mark.hazard(51)
 @pytest.mark.parametrize("name", NAMES)
-def test_tokens_add_up_to_what_the_client_counted_in_all(name: str, tmp_path: Path) -> None:
+def test_token_totals_equal_those_of_the_client(name: str, tmp_path: Path) -> None:
     assert usage(imported(name, tmp_path)) == Counter(oracle_codex.tokens(sample(name)))
 
 
@@ -87,7 +87,7 @@ def test_every_part_that_a_naive_reader_finds_makes_a_row(name: str, tmp_path: P
     assert found == oracle_codex.parts(sample(name))
 
 
-def test_the_samples_have_tokens_at_all(rows: dict[str, Row]) -> None:
+def test_the_samples_contain_tokens(rows: dict[str, Row]) -> None:
     # 23 responses of version 0.166.0 and 6 of 0.77.0, each with the same counts.
     assert usage(rows.values()) == Counter(
         {
@@ -114,6 +114,6 @@ def test_a_subagent_belongs_to_the_session_of_its_parent(rows: dict[str, Row]) -
         assert row["attributes"]["codex"]["thread_id"] == row["conversation_id"]
 
 
-def test_a_fork_holds_its_own_messages_only(rows: dict[str, Row]) -> None:
+def test_a_fork_has_only_its_own_messages(rows: dict[str, Row]) -> None:
     fork = [row for row in rows.values() if row["conversation_id"] == "01a1de11-19ea-7781-b754-2de057187d45"]
     assert [row["content_text"] for row in fork] == ["And in a fork?", "In the fork it is blue, too."]

@@ -1,4 +1,4 @@
-"""Tokens of a Codex thread: every response's once, on one row."""
+"""Token counts of a Codex thread: every response once, on one row."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def rows_of(folder: Path, *lines: Any) -> list[Row]:
     return rows
 
 
-def test_input_is_net_of_what_came_from_the_cache(folder: Path) -> None:
+def test_input_excludes_cached_tokens(folder: Path) -> None:
     rows = rows_of(folder, YES, snapshot(counts(100, output=7, cached=60), counts(100, output=7, cached=60)))
     assert rows[1]["attributes"]["usage"] == {
         "input_tokens": 40,
@@ -52,12 +52,12 @@ def test_input_is_net_of_what_came_from_the_cache(folder: Path) -> None:
     }
 
 
-def test_more_from_the_cache_than_came_in_leaves_nothing_to_count(folder: Path) -> None:
+def test_input_is_never_negative(folder: Path) -> None:
     rows = rows_of(folder, YES, snapshot(counts(10, cached=60), counts(10, cached=60)))
     assert rows[1]["attributes"]["usage"]["input_tokens"] == 0
 
 
-def test_tokens_that_were_written_to_the_cache_are_told(folder: Path) -> None:
+def test_tokens_written_to_the_cache_are_counted(folder: Path) -> None:
     wrote = FIRST | {"cache_write_input_tokens": 60}
     assert rows_of(folder, YES, snapshot(wrote, wrote))[1]["attributes"]["usage"]["cache_write_tokens"] == 60
 
@@ -73,7 +73,7 @@ def test_the_last_part_of_a_message_carries_the_counts(folder: Path) -> None:
     assert input_tokens(rows_of(folder, two, snapshot(FIRST, FIRST))) == [("Two.", 100)]
 
 
-def test_a_snapshot_that_is_repeated_counts_once(folder: Path) -> None:
+def test_a_repeated_snapshot_counts_once(folder: Path) -> None:
     rows = rows_of(
         folder, calls("c1"), snapshot(FIRST, FIRST), answers("c1"), snapshot(FIRST, FIRST, primary=1), turn(), YES,
         snapshot(FIRST, FIRST, primary=2), snapshot(SECOND, BOTH), snapshot(SECOND, BOTH),
@@ -91,7 +91,7 @@ def test_a_response_without_counts_adds_none(folder: Path) -> None:
     assert input_tokens(rows) == [("shell", 100)]
 
 
-def test_a_client_that_begins_to_count_anew_goes_on_here(folder: Path) -> None:
+def test_a_restarted_counter_of_the_client_continues_the_total(folder: Path) -> None:
     rows = rows_of(
         folder, YES, snapshot(FIRST, FIRST), says("user", "Next."), snapshot(None), says("assistant", "Here."),
         snapshot(FIRST, FIRST), says("user", "More."), says("assistant", "There."), snapshot(SECOND, SECOND),
@@ -99,13 +99,13 @@ def test_a_client_that_begins_to_count_anew_goes_on_here(folder: Path) -> None:
     assert input_tokens(rows) == [("Yes.", 100), ("Here.", 100), ("There.", 30)]
 
 
-def test_the_estimate_after_a_compaction_is_no_usage(folder: Path) -> None:
+def test_the_estimate_after_a_compaction_is_not_usage(folder: Path) -> None:
     estimate = {"total_tokens": 5000}
     rows = rows_of(folder, YES, snapshot(FIRST, FIRST), line("compacted", {"message": ""}), snapshot(estimate, FIRST))
     assert usage(rows)["total_tokens"] == 110
 
 
-def test_a_context_that_is_declared_full_is_no_usage(folder: Path) -> None:
+def test_a_full_context_notice_is_not_usage(folder: Path) -> None:
     full = {"input_tokens": 0, "total_tokens": 258400}
     rows = rows_of(
         folder, YES, snapshot(FIRST, FIRST), snapshot({"total_tokens": 258290}, full),
@@ -115,7 +115,7 @@ def test_a_context_that_is_declared_full_is_no_usage(folder: Path) -> None:
     assert usage(rows)["total_tokens"] == 150
 
 
-def test_what_a_compaction_used_is_added_to_the_turn_it_came_in(folder: Path) -> None:
+def test_tokens_of_a_compaction_are_added_to_its_turn(folder: Path) -> None:
     rows = rows_of(folder, YES, snapshot(FIRST, FIRST), line("compacted", {}), snapshot(SECOND, BOTH))
     assert input_tokens(rows) == [("Yes.", 130)]
 
@@ -136,7 +136,7 @@ def test_a_snapshot_and_its_record_count_once(folder: Path, totals: tuple[Any, A
     assert input_tokens(rows) == [("shell", 100), ("Yes.", 100)]
 
 
-def test_a_thread_that_an_older_version_goes_on_with_counts_both_ways(folder: Path) -> None:
+def test_a_thread_continued_by_an_older_version_is_counted_in_both_forms(folder: Path) -> None:
     rows = rows_of(
         folder,
         calls("c1"),
@@ -148,7 +148,7 @@ def test_a_thread_that_an_older_version_goes_on_with_counts_both_ways(folder: Pa
     assert input_tokens(rows) == [("shell", 100), ("Yes.", 100)]
 
 
-def test_records_of_two_responses_count_both_though_they_are_equal(folder: Path) -> None:
+def test_equal_records_of_two_responses_count_twice(folder: Path) -> None:
     rows = rows_of(
         folder, YES, record("r1", FIRST), record("r2", FIRST), snapshot(FIRST, counts(900)), record("r3", FIRST)
     )
@@ -160,12 +160,12 @@ def test_records_alone_count(folder: Path) -> None:
     assert input_tokens(rows) == [("shell", 100), ("Yes.", 100)]
 
 
-def test_the_record_of_a_response_that_comes_again_adds_what_it_has_more(folder: Path) -> None:
+def test_a_repeated_record_adds_only_the_difference(folder: Path) -> None:
     rows = rows_of(folder, YES, record("r1", SECOND), record("r1", SECOND), record("r1", FIRST))
     assert input_tokens(rows) == [("Yes.", 100)]
 
 
-def test_a_thread_that_a_newer_version_goes_on_with_counts_both_ways(folder: Path) -> None:
+def test_a_thread_continued_by_a_newer_version_is_counted_in_both_forms(folder: Path) -> None:
     rows = rows_of(
         folder, YES, snapshot(FIRST, FIRST), says("user", "Next."),
         says("assistant", "Here."), record("r2", SECOND, BOTH), snapshot(SECOND, BOTH),
@@ -173,7 +173,7 @@ def test_a_thread_that_a_newer_version_goes_on_with_counts_both_ways(folder: Pat
     assert input_tokens(rows) == [("Yes.", 100), ("Here.", 30)]
 
 
-def test_totals_of_records_and_snapshots_that_disagree_count_no_response_twice(folder: Path) -> None:
+def test_contradictory_totals_count_no_response_twice(folder: Path) -> None:
     rows = rows_of(
         folder, calls("c1"), record("r1", FIRST, counts(9000)), snapshot(FIRST, counts(500)),
         YES, record("r2", SECOND, counts(9030)), snapshot(SECOND, counts(530)),
@@ -189,7 +189,7 @@ def test_a_fork_does_not_count_what_its_parent_used(folder: Path) -> None:
     assert input_tokens(rows) == [("Yes.", 30)]
 
 
-def test_counts_without_a_message_in_their_turn_are_dropped_and_told(folder: Path) -> None:
+def test_counts_without_a_message_in_their_turn_are_dropped_and_reported(folder: Path) -> None:
     rows, reading = imported(
         folder, [*BEGIN, YES, snapshot(FIRST, FIRST), says("user", "Next."), thinks("Hm."), snapshot(SECOND, BOTH)]
     )
@@ -197,7 +197,7 @@ def test_counts_without_a_message_in_their_turn_are_dropped_and_told(folder: Pat
     assert reading.skipped["usage_without_message"] == 1
 
 
-def test_counts_that_were_dropped_are_not_given_to_a_later_turn(folder: Path) -> None:
+def test_dropped_counts_do_not_go_to_a_later_turn(folder: Path) -> None:
     rows, reading = imported(
         folder,
         [*BEGIN, snapshot(FIRST, FIRST), says("user", "Next."), YES, snapshot(SECOND, BOTH), says("user", "Thanks.")],
@@ -206,28 +206,28 @@ def test_counts_that_were_dropped_are_not_given_to_a_later_turn(folder: Path) ->
     assert reading.skipped["usage_without_message"] == 1
 
 
-def test_counts_that_come_before_the_messages_of_their_turn_go_to_the_first_of_them(folder: Path) -> None:
+def test_counts_before_the_messages_of_their_turn_go_to_the_first_message(folder: Path) -> None:
     rows, reading = imported(folder, [*BEGIN, thinks("Hm."), snapshot(FIRST, FIRST), YES, snapshot(SECOND, BOTH)])
 
     assert input_tokens(rows) == [("Yes.", 130)]
     assert reading.skipped == {}
 
 
-def test_a_message_that_comes_twice_carries_nothing_the_second_time(folder: Path) -> None:
+def test_a_repeated_message_carries_no_counts(folder: Path) -> None:
     twice = says("assistant", "Yes.", id="m1")
     rows = rows_of(folder, twice, snapshot(FIRST, FIRST), twice, snapshot(SECOND, BOTH))
     assert input_tokens(rows) == [("Yes.", 130)]
 
 
 @pytest.mark.parametrize("total", [None, "x", 7])
-def test_without_totals_equal_counts_after_another_answer_are_another_response(folder: Path, total: Any) -> None:
+def test_without_totals_equal_counts_after_another_message_count_again(folder: Path, total: Any) -> None:
     rows = rows_of(folder, calls("c1"), snapshot(FIRST, total), snapshot(FIRST, total), YES, snapshot(FIRST, total))
     assert input_tokens(rows) == [("shell", 100), ("Yes.", 100)]
 
 
 @pytest.mark.hazard(60)
 @pytest.mark.parametrize("bad", [-5, 1.5, "100", True, None, 2**70, [1], {}])
-def test_a_count_that_is_no_count_is_none(folder: Path, bad: Any) -> None:
+def test_an_invalid_count_is_ignored(folder: Path, bad: Any) -> None:
     rows = rows_of(folder, YES, snapshot(FIRST | {"input_tokens": bad}, FIRST))
 
     assert rows[1]["attributes"]["usage"]["input_tokens"] == 0
@@ -236,7 +236,7 @@ def test_a_count_that_is_no_count_is_none(folder: Path, bad: Any) -> None:
 
 @pytest.mark.hazard(60)
 @pytest.mark.parametrize("info", [7, "x", [], {}, {"last_token_usage": 5}, {"last_token_usage": {}}])
-def test_counts_of_the_wrong_shape_are_no_usage(folder: Path, info: Any) -> None:
+def test_counts_of_the_wrong_shape_are_ignored(folder: Path, info: Any) -> None:
     rows = rows_of(
         folder, YES, line("event_msg", {"type": "token_count", "info": info}), record("r1", info), record("r2", None)
     )

@@ -19,13 +19,13 @@ def test_every_module_that_declares_a_crash_point_is_listed() -> None:
     declaring = {
         ".".join(("hypaware", *path.relative_to(SOURCE).with_suffix("").parts))
         for path in SOURCE.rglob("*.py")
-        if re.search(r"^\S.*\bfaults\.point\(", path.read_text(encoding="utf-8"), re.MULTILINE)
+        if re.search(r"^\S.*\bfaults\.(?:crash_)?point\(", path.read_text(encoding="utf-8"), re.MULTILINE)
     }
 
     assert declaring == set(crash_points.MODULES)
 
 
-def test_a_crash_point_says_its_package_its_step_and_its_side() -> None:
+def test_a_crash_point_name_has_a_package_a_step_and_a_side() -> None:
     """Asked of the command, in a process that has none of the tests' own points."""
     points = Hyp(Path("/nonexistent")).ok("dev", "crash-points")["points"]
 
@@ -36,7 +36,7 @@ def test_a_crash_point_says_its_package_its_step_and_its_side() -> None:
         assert point["about"]
 
 
-def test_the_names_are_read_without_importing_what_declares_them(home: Home) -> None:
+def test_crash_point_names_are_read_without_importing_their_modules(home: Home) -> None:
     reading = "import sys; from hypaware import crash_points as c; print(*c.names()); print(*sys.modules)"
     names, imported = succeed(reading, home).splitlines()
 
@@ -53,7 +53,7 @@ def test_the_names_are_read_without_importing_what_declares_them(home: Home) -> 
         (("daemon", "run"), "lake.commit.after-commits"),
     ],
 )
-def test_a_name_that_no_point_has_is_wrong_usage(home: Home, command: tuple[str, ...], spec: str) -> None:
+def test_an_unknown_crash_point_is_a_usage_error(home: Home, command: tuple[str, ...], spec: str) -> None:
     """A test that waits for a death which cannot come would prove nothing."""
     refused = Hyp(home.root).run(*command, HYP_CRASH_AT=spec)
 
@@ -63,7 +63,7 @@ def test_a_name_that_no_point_has_is_wrong_usage(home: Home, command: tuple[str,
     assert not home.root.exists()
 
 
-def test_a_name_that_no_point_has_is_told_in_json(home: Home) -> None:
+def test_an_unknown_crash_point_is_reported_in_json(home: Home) -> None:
     refused = Hyp(home.root).run("flush", "--json", HYP_CRASH_AT="x")
 
     assert refused.code == 2
@@ -71,12 +71,12 @@ def test_a_name_that_no_point_has_is_told_in_json(home: Home) -> None:
     assert refused.json["error"]["repair"] == ["hyp dev crash-points"]
 
 
-def test_help_the_list_and_a_client_s_hook_do_without_such_a_name(home: Home) -> None:
+def test_help_the_list_and_a_client_hook_ignore_an_unknown_crash_point(home: Home) -> None:
     for command in (("flush", "--help"), ("dev", "crash-points"), ("hook", "claude")):
         assert Hyp(home.root).run(*command, HYP_CRASH_AT="x").code == 0, command
 
 
-def test_a_program_with_a_spool_of_its_own_is_warned_once(home: Home) -> None:
+def test_a_program_that_uses_a_spool_is_warned_once(home: Home) -> None:
     program = """
 from hypaware import faults
 reach = faults.point("test.here.after-step", "")

@@ -29,7 +29,7 @@ def test_every_reference_resolves() -> None:
     assert {name: where for name, where in references().items() if name not in anchors()} == {}
 
 
-def test_every_anchor_is_referred_to() -> None:
+def test_every_anchor_is_referenced() -> None:
     assert sorted(anchors() - references().keys()) == []
 
 

@@ -26,7 +26,7 @@ def root(tmp_path: Path) -> Path:
 
 @needs_proc
 @pytest.mark.hazard(10)
-def test_a_file_is_synced_before_it_is_renamed_and_its_folder_after(root: Path) -> None:
+def test_a_file_is_fsynced_before_it_is_renamed_and_its_folder_afterwards(root: Path) -> None:
     with disk_calls(root.parent) as calls:
         durable.write_file(root / "file", b"bytes")
     temporary = calls[0].removeprefix("write ")
@@ -36,7 +36,7 @@ def test_a_file_is_synced_before_it_is_renamed_and_its_folder_after(root: Path) 
 
 @needs_proc
 @pytest.mark.hazard(10)
-def test_a_move_between_folders_syncs_both_the_new_one_first(root: Path) -> None:
+def test_a_move_between_folders_fsyncs_the_new_folder_first(root: Path) -> None:
     durable.make_dir(root / "old")
     durable.make_dir(root / "new")
     (root / "old" / "a").write_bytes(b"")
@@ -47,7 +47,7 @@ def test_a_move_between_folders_syncs_both_the_new_one_first(root: Path) -> None
 
 @pytest.mark.hazard(10)
 @pytest.mark.parametrize("seed", range(20))
-def test_after_a_power_cut_a_replaced_file_holds_the_old_bytes_or_the_new_ones(root: Path, seed: int) -> None:
+def test_after_a_power_cut_a_replaced_file_has_the_old_or_the_new_bytes(root: Path, seed: int) -> None:
     """At whatever step the writer died, and whatever had reached the disk by then."""
     disk, chance = ShadowDisk(root.parent / "shadow"), random.Random(seed)
     durable.write_file(root / "state", b"old" * 100)
@@ -73,7 +73,7 @@ def test_after_a_power_cut_a_replaced_file_holds_the_old_bytes_or_the_new_ones(r
     assert (root / "state").read_bytes() in expected
 
 
-def test_written_files_are_for_their_owner_only(root: Path) -> None:
+def test_written_files_are_private_to_their_owner(root: Path) -> None:
     durable.write_file(root / "file", b"")
     durable.make_dir(root / "a" / "b")
     assert (root / "file").stat().st_mode & 0o777 == 0o600
@@ -83,9 +83,7 @@ def test_written_files_are_for_their_owner_only(root: Path) -> None:
 
 @pytest.mark.hazard(13)
 @pytest.mark.parametrize("failing", ["write", "sync"])
-def test_a_write_that_fails_leaves_the_old_file_and_no_other(
-    root: Path, monkeypatch: pytest.MonkeyPatch, failing: str
-) -> None:
+def test_a_failed_write_leaves_only_the_old_file(root: Path, monkeypatch: pytest.MonkeyPatch, failing: str) -> None:
     durable.write_file(root / "file", b"old")
 
     def full(*_: object) -> int:
@@ -101,7 +99,7 @@ def test_a_write_that_fails_leaves_the_old_file_and_no_other(
     assert (root / "file").read_bytes() == b"old"
 
 
-def test_a_short_write_is_carried_on(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_short_write_is_continued(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write = os.write
     monkeypatch.setattr(os, "write", lambda fd, data: write(fd, bytes(data[:7])))
     durable.write_file(root / "file", b"0123456789" * 10)
@@ -110,14 +108,14 @@ def test_a_short_write_is_carried_on(root: Path, monkeypatch: pytest.MonkeyPatch
 
 @needs_proc
 @pytest.mark.hazard(10)
-def test_each_new_folder_is_made_durable_in_its_parent(root: Path) -> None:
+def test_each_new_folder_is_durable_in_its_parent(root: Path) -> None:
     with disk_calls(root.parent) as calls:
         durable.make_dir(root / "a" / "b")
         durable.make_dir(root / "a" / "b")
     assert calls == ["sync root/", "sync root/a/"]
 
 
-def test_removing_what_is_gone_is_no_error(root: Path) -> None:
+def test_removing_a_missing_file_is_not_an_error(root: Path) -> None:
     (root / "file").write_bytes(b"")
     durable.remove(root / "file")
     durable.remove(root / "file")

@@ -30,25 +30,25 @@ for turn in (1, 2, 3):
         ("test.there.after-step:2", "1\n2\n"),
     ],
 )
-def test_the_process_kills_itself_at_the_nth_time(home: Home, crash_at: str, printed: str) -> None:
+def test_the_process_kills_itself_at_the_nth_visit(home: Home, crash_at: str, printed: str) -> None:
     done = run(_REACH_THREE_TIMES, home, crash_at=crash_at)
     assert was_killed(done)
     assert done.stdout == printed
 
 
 @pytest.mark.parametrize("crash_at", ["test.here.after-step:4", "test.elsewhere.after-step", "", None])
-def test_a_process_that_does_not_reach_it_lives(home: Home, crash_at: str | None) -> None:
+def test_a_process_that_does_not_reach_the_point_survives(home: Home, crash_at: str | None) -> None:
     done = run(_REACH_THREE_TIMES, home, crash_at=crash_at)
     assert (done.returncode, done.stdout) == (0, "1\n2\n3\n")
 
 
 @pytest.mark.parametrize("spec", ["a:0", "a:-1", "a:x", "a:1.5", "a:²"])
-def test_a_count_that_is_none_is_refused(spec: str) -> None:
-    with pytest.raises(UsageError, match="whole number from 1"):
+def test_an_invalid_count_is_rejected(spec: str) -> None:
+    with pytest.raises(UsageError, match="an integer of at least 1"):
         faults.parse(spec)
 
 
-def test_a_job_carries_its_own_setting_and_leaves_none_behind(home: Home) -> None:
+def test_a_crash_point_armed_for_a_job_ends_with_the_job(home: Home) -> None:
     job = """
 from hypaware import faults
 reach = faults.point("test.job.after-step", "")
@@ -70,7 +70,7 @@ with faults.armed("test.job.after-step:2"):
     assert done.stdout == "alive\nstill alive\n"
 
 
-def test_the_companion_dies_first(home: Home, tmp_path: Path) -> None:
+def test_a_registered_child_is_killed_first(home: Home, tmp_path: Path) -> None:
     """A JVM that outlived its driver could still commit. This one would, at the end of its input."""
     killer = """
 import subprocess, sys
@@ -90,7 +90,7 @@ reach()
     assert not (tmp_path / "outlived").exists()
 
 
-def test_a_point_has_one_name(home: Home) -> None:
+def test_a_crash_point_cannot_be_declared_twice(home: Home) -> None:
     twice = "from hypaware import faults\nfaults.point('test.a.after-b', '')\nfaults.point('test.a.after-b', '')"
     assert "declared twice" in run(twice, home).stderr
 
@@ -100,7 +100,7 @@ def test_listing_the_points_needs_no_spark(home: Home) -> None:
     assert "pyspark" not in succeed(listing, home).split()
 
 
-def test_a_child_of_an_armed_process_dies_too(home: Home) -> None:
+def test_a_child_process_inherits_the_crash_point(home: Home) -> None:
     def child() -> None:
         with faults.armed("test.forked.after-step"):
             reach()

@@ -1,4 +1,4 @@
-"""What git is asked about a folder that a transcript names, and what it is not asked."""
+"""Calling git for folders that transcripts name, without side effects."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from tests.claude_transcripts import row, user
 
 @pytest.fixture
 def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """On however slow a machine: git has the time that it needs."""
+    """Raise git's time limit, so that slow machines pass."""
     monkeypatch.setattr(git, "_SECONDS", 120.0)
-    monkeypatch.setattr(git._Clock, "late", 0)
+    monkeypatch.setattr(git._Timeouts, "count", 0)
     folder = tmp_path.resolve() / "repository"
     subprocess.run(["git", "init", "--quiet", str(folder)], check=True)
     return folder
@@ -33,7 +33,7 @@ def test_a_folder_of_a_repository_has_its_root_and_remote(repository: Path) -> N
     assert git.facts(str(repository / "src")) == (str(repository), "https://example.org/repo.git")
 
 
-def test_without_an_origin_the_first_remote_is_told(repository: Path) -> None:
+def test_without_an_origin_the_first_remote_is_used(repository: Path) -> None:
     configure(repository, "remote.mine.url", "git@example.org:me/repo.git")
     configure(repository, "remote.yours.url", "git@example.org:you/repo.git")
     assert git.facts(str(repository)).remote == "git@example.org:me/repo.git"
@@ -44,12 +44,12 @@ def test_a_repository_without_a_remote_has_none(repository: Path) -> None:
 
 
 @pytest.mark.parametrize("cwd", ["", "relative", "/nonexistent/folder", "/dev/null", "/\0", "/" + "x" * 5_000])
-def test_a_folder_that_is_gone_or_none_gives_nothing(cwd: str) -> None:
+def test_a_missing_or_invalid_folder_has_no_repository(cwd: str) -> None:
     assert git.facts(cwd) == git.NOTHING
 
 
-def test_a_folder_without_a_repository_gives_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Whatever the surroundings of the one who imports say: they are about another folder.
+def test_a_folder_without_a_repository_has_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Git variables of the caller's environment refer to another folder.
     monkeypatch.setenv("GIT_DIR", str(tmp_path))
     assert git.facts(str(tmp_path)) == git.NOTHING
 
@@ -69,7 +69,7 @@ def test_a_repository_cannot_make_git_run_anything(repository: Path, tmp_path: P
 
 @pytest.fixture
 def hanging_git(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A git of the test's own, first on the path."""
+    """Put a fake git first on the PATH."""
     folder = tmp_path / "bin"
     folder.mkdir()
     program = folder / "git"
@@ -77,23 +77,23 @@ def hanging_git(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program.chmod(0o700)
     monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setattr(git, "_SECONDS", 0.05)
-    monkeypatch.setattr(git._Clock, "late", 0)
+    monkeypatch.setattr(git._Timeouts, "count", 0)
 
 
 @pytest.mark.usefixtures("hanging_git")
-def test_a_git_that_hangs_is_not_waited_for_and_after_a_while_not_asked(tmp_path: Path) -> None:
+def test_a_hanging_git_times_out_and_is_not_called_again(tmp_path: Path) -> None:
     for name in ("a", "b", "c", "d", "e"):
         (tmp_path / name).mkdir()
         assert git.facts(str(tmp_path / name)) == git.NOTHING
-    assert git._Clock.late == 3
+    assert git._Timeouts.count == 3
 
 
-def test_a_machine_without_git_gives_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_git_there_is_no_repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     assert git.facts(str(tmp_path)) == git.NOTHING
 
 
-def test_a_folder_is_asked_about_once(repository: Path) -> None:
+def test_git_is_called_once_per_folder(repository: Path) -> None:
     assert git.facts(str(repository)) is git.facts(str(repository))
 
 
@@ -113,11 +113,11 @@ def test_a_folder_is_asked_about_once(repository: Path) -> None:
         ("", ""),
     ],
 )
-def test_credentials_are_taken_out_of_an_address(url: str, plain: str) -> None:
+def test_credentials_are_removed_from_a_url(url: str, plain: str) -> None:
     assert git.without_userinfo(url) == plain
 
 
-def test_rows_have_what_git_says_of_their_sessions_folder(tmp_path: Path, repository: Path) -> None:
+def test_rows_have_the_repository_of_their_session_folder(tmp_path: Path, repository: Path) -> None:
     configure(repository, "remote.origin.url", "https://me:secret@example.org/repo.git")
     made = row(tmp_path, user("u1", "Hello", cwd=str(repository)))
     assert (made["repo_root"], made["git_remote"]) == (str(repository), "https://example.org/repo.git")

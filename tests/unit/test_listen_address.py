@@ -9,7 +9,7 @@ def taken(port: int = 0) -> socket.socket:
     return socket.create_server(("127.0.0.1", port))
 
 
-def test_the_address_that_is_named_is_free() -> None:
+def test_the_suggested_address_is_free() -> None:
     """The next number may be taken too: a repair that names it would only lead to the next error."""
     with taken() as one:
         port = one.getsockname()[1]
@@ -22,7 +22,7 @@ def test_the_address_that_is_named_is_free() -> None:
             assert why_not(second) is None
 
 
-def test_a_host_or_a_port_that_cannot_be_is_left() -> None:
+def test_an_unusable_host_or_port_is_replaced() -> None:
     assert free_beside("192.0.2.1:65535").startswith("127.0.0.1:")
     assert why_not(free_beside("127.0.0.1:65535")) is None
     assert why_not(free_beside("nonsense")) is None

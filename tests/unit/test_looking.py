@@ -55,7 +55,7 @@ def traces(folder: Path) -> Traces:
 
 
 @pytest.mark.parametrize(("which", "rows"), [("closed", 0), ("abandoned", 3)])
-def test_without_trace_not_even_a_time_changes(which: str, rows: int, request: pytest.FixtureRequest) -> None:
+def test_an_immutable_read_changes_no_timestamp(which: str, rows: int, request: pytest.FixtureRequest) -> None:
     path: Path = request.getfixturevalue(which)
     before = traces(path.parent)
     with without_trace(), look_into(path) as db:
@@ -64,9 +64,7 @@ def test_without_trace_not_even_a_time_changes(which: str, rows: int, request: p
 
 
 @pytest.mark.parametrize(("which", "rows"), [("closed", 0), ("abandoned", 3)])
-def test_an_ordinary_look_leaves_the_files_that_were_there(
-    which: str, rows: int, request: pytest.FixtureRequest
-) -> None:
+def test_an_ordinary_read_leaves_the_same_files(which: str, rows: int, request: pytest.FixtureRequest) -> None:
     path: Path = request.getfixturevalue(which)
     before = set(traces(path.parent))
     with look_into(path) as db:
@@ -74,7 +72,7 @@ def test_an_ordinary_look_leaves_the_files_that_were_there(
     assert set(traces(path.parent)) == before
 
 
-def test_without_trace_rows_of_a_writer_at_work_are_seen(tmp_path: Path) -> None:
+def test_an_immutable_read_sees_the_rows_of_an_active_writer(tmp_path: Path) -> None:
     with closing(database(tmp_path / "a.db")) as writer, without_trace():
         for count in (1, 2, 3):
             writer.execute("INSERT INTO t VALUES (1)")
@@ -83,7 +81,7 @@ def test_without_trace_rows_of_a_writer_at_work_are_seen(tmp_path: Path) -> None
                 assert db.execute("SELECT count(*) FROM t").fetchone() == (count,)
 
 
-def test_what_is_not_there_is_an_error(tmp_path: Path) -> None:
+def test_a_missing_database_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(sqlite3.OperationalError), look_into(tmp_path / "none.db"):
         pass
     assert list(tmp_path.iterdir()) == []
@@ -97,7 +95,7 @@ LEFT = (
 
 @pytest.mark.hazard(54)
 @pytest.mark.parametrize("end", ["os._exit(0)", "db.close()"])
-def test_a_look_changes_no_file_and_no_time(tmp_path: Path, end: str) -> None:
+def test_a_read_changes_no_file_and_no_timestamp(tmp_path: Path, end: str) -> None:
     """With the side files of somebody who was killed, and without any."""
     path = tmp_path / "told.db"
     subprocess.run([sys.executable, "-c", LEFT + end, str(path)], check=True)

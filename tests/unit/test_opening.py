@@ -15,14 +15,14 @@ import pytest
 from sqlalchemy import text
 
 from hypaware import file_system, moving, opening
-from hypaware.errors import HypError, NotReady, Retryable
+from hypaware.errors import HypError, NotReady, Retryable, StateCorrupt
 from hypaware.home import Home
 from hypaware.lake import metadata
 from hypaware.opening import OpenHome, identify, open_home
 from hypaware.spool import reader
 from hypaware.spool.writer import Spool
 from hypaware.state import flushes, mirror, whose
-from hypaware.state.store import StateCorrupt, suspicion
+from hypaware.state.store import suspicion
 from tests import iceberg_lake
 from tests.processes import run, running, succeed, together, was_killed
 from tests.rows import DATASET, rows
@@ -84,7 +84,7 @@ def _everything(root: Path) -> dict[str, tuple[int, bytes]]:
     }
 
 
-def test_a_new_home_is_made_with_nothing_to_say(home: Home) -> None:
+def test_a_new_home_is_created_without_a_message(home: Home) -> None:
     opened = _open(home)
     assert opened.rebuilt is None
     assert opened.gateway_id.startswith("gw-")
@@ -94,7 +94,7 @@ def test_a_new_home_is_made_with_nothing_to_say(home: Home) -> None:
     assert _next_seq(home) == 1
 
 
-def test_everything_in_a_home_is_for_its_owner_only(home: Home) -> None:
+def test_all_files_of_a_home_are_private_to_their_owner(home: Home) -> None:
     before = os.umask(0o022)
     try:
         opened = open_home(home)
@@ -109,7 +109,7 @@ def test_everything_in_a_home_is_for_its_owner_only(home: Home) -> None:
     opened.store.close()
 
 
-def test_a_folder_that_was_made_for_a_home_is_closed_and_one_with_other_things_is_left_alone(tmp_path: Path) -> None:
+def test_an_empty_folder_becomes_private_and_one_with_other_files_is_unchanged(tmp_path: Path) -> None:
     made, shared = Home(tmp_path / "made"), Home(tmp_path / "shared")
     for home in (made, shared):
         home.root.mkdir()
@@ -121,7 +121,7 @@ def test_a_folder_that_was_made_for_a_home_is_closed_and_one_with_other_things_i
     assert [home.root.stat().st_mode & 0o777 for home in (made, shared)] == [0o700, 0o755]
 
 
-def test_processes_that_meet_an_empty_home_make_one(home: Home) -> None:
+def test_concurrent_processes_create_one_home(home: Home) -> None:
     assert _met_by_several(home) == {_open(home).identity.incarnation}
 
 
@@ -136,7 +136,7 @@ def test_processes_that_meet_an_empty_home_make_one(home: Home) -> None:
         "state.mirror.after-write",
     ],
 )
-def test_a_home_whose_maker_was_killed_is_made_by_the_next(home: Home, crash_at: str) -> None:
+def test_a_home_whose_creation_was_killed_is_completed_by_the_next_process(home: Home, crash_at: str) -> None:
     done = run(_OPEN, home, crash_at=crash_at)
     assert was_killed(done), done.stderr
     opened = _open(home)
@@ -177,7 +177,7 @@ def test_a_moved_home_is_the_same_home(home: Home, use: Callable[[Home], object]
 
 @pytest.mark.hazard(69)
 @pytest.mark.parametrize("use", [_open, identify, Spool])
-def test_a_copied_home_begins_a_life_of_its_own_and_leaves_the_original_alone(
+def test_a_copied_home_gets_its_own_incarnation_and_leaves_the_original_unchanged(
     home: Home, use: Callable[[Home], object]
 ) -> None:
     _flushed(home, 10)
@@ -195,7 +195,7 @@ def test_a_copied_home_begins_a_life_of_its_own_and_leaves_the_original_alone(
 
 
 @pytest.mark.hazard(69)
-def test_a_copy_without_its_mirror_is_known_by_its_state(home: Home) -> None:
+def test_a_copy_without_its_mirror_is_detected_from_its_state(home: Home) -> None:
     _flushed(home, 10)
     known = _open(home).identity
     copy = Home(home.root.with_name("copy"))
@@ -203,7 +203,7 @@ def test_a_copy_without_its_mirror_is_known_by_its_state(home: Home) -> None:
     copy.mirror.unlink()
     opened = _open(copy)
     assert opened.identity.parents == (known.incarnation,)
-    assert opened.rebuilt == f"this home is a copy of the one at {home.root}, and goes on by itself"
+    assert opened.rebuilt == f"this home is a copy of {home.root} and is independent of it from now on"
     held = mirror.read(copy.mirror)
     assert held
     assert (held.identity, held.next_seq) == (opened.identity, 11 + moving.LEAP)
@@ -211,7 +211,7 @@ def test_a_copy_without_its_mirror_is_known_by_its_state(home: Home) -> None:
 
 @pytest.mark.hazard(69)
 @pytest.mark.parametrize("damage", ["allocator", "mark", "garbage"])
-def test_a_copy_with_a_damaged_state_is_settled_as_a_copy(home: Home, damage: str) -> None:
+def test_a_copy_with_a_damaged_state_is_relocated_as_a_copy(home: Home, damage: str) -> None:
     _flushed(home, 10)
     known = _open(home).identity
     copy = Home(home.root.with_name("copy"))
@@ -232,7 +232,7 @@ def test_a_copy_with_a_damaged_state_is_settled_as_a_copy(home: Home, damage: st
 
 
 @pytest.mark.parametrize("how", ["moved", "copied"])
-def test_a_home_brought_to_a_network_file_system_is_refused_there(
+def test_a_home_moved_to_a_network_file_system_is_rejected(
     home: Home, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     _flushed(home, 10)
@@ -248,7 +248,7 @@ def test_a_home_brought_to_a_network_file_system_is_refused_there(
 
 @pytest.mark.hazard(15)
 @pytest.mark.parametrize("damage", ["lost", "empty", "garbage", "truncated", "allocator"])
-def test_a_damaged_state_is_rebuilt_above_everything_the_mirror_has_seen(home: Home, damage: str) -> None:
+def test_a_damaged_state_is_rebuilt_above_every_sequence_of_the_mirror(home: Home, damage: str) -> None:
     _flushed(home, 500)
     before = _open(home).identity
     if damage == "lost":
@@ -276,7 +276,7 @@ def test_a_damaged_state_is_rebuilt_above_everything_the_mirror_has_seen(home: H
 
 
 @pytest.mark.hazard(15)
-def test_a_damaged_state_is_set_aside_and_not_thrown_away(home: Home) -> None:
+def test_a_damaged_state_is_quarantined_and_kept(home: Home) -> None:
     _flushed(home, 5)
     home.state.write_bytes(b"\xff" * 10_000)
     _open(home)
@@ -285,7 +285,7 @@ def test_a_damaged_state_is_set_aside_and_not_thrown_away(home: Home) -> None:
 
 
 @pytest.mark.hazard(15)
-def test_damage_that_only_a_flush_meets_is_mended_by_the_next_opening(home: Home) -> None:
+def test_damage_found_during_a_flush_is_repaired_by_the_next_open(home: Home) -> None:
     """The pages that opening reads are sound: without a mark, every flush would fail for ever."""
     opened = open_home(home)
     with opened.store.transaction() as connection:
@@ -313,7 +313,7 @@ def test_damage_that_only_a_flush_meets_is_mended_by_the_next_opening(home: Home
     assert not suspicion(home.state).exists()
 
 
-def test_a_mark_of_damage_on_a_sound_state_changes_nothing(home: Home) -> None:
+def test_a_suspect_marker_on_an_intact_state_changes_nothing(home: Home) -> None:
     before = _open(home)
     suspicion(home.state).touch()
     assert _open(home).identity == before.identity
@@ -321,7 +321,7 @@ def test_a_mark_of_damage_on_a_sound_state_changes_nothing(home: Home) -> None:
 
 
 @pytest.mark.hazard(73)
-def test_a_state_older_than_its_mirror_is_raised_to_it_as_a_new_incarnation(home: Home) -> None:
+def test_a_state_older_than_its_mirror_is_caught_up_as_a_new_incarnation(home: Home) -> None:
     _flushed(home, 10)
     shutil.copy(home.state, home.root.with_name("backup"))
     _flushed(home, 90)
@@ -340,7 +340,7 @@ def test_a_state_older_than_its_mirror_is_raised_to_it_as_a_new_incarnation(home
 
 
 @pytest.mark.hazard(73)
-def test_processes_that_meet_an_older_state_raise_it_once(home: Home) -> None:
+def test_concurrent_processes_catch_a_stale_state_up_once(home: Home) -> None:
     _flushed(home, 10)
     shutil.copy(home.state, home.root.with_name("backup"))
     _flushed(home, 90)
@@ -352,7 +352,7 @@ def test_processes_that_meet_an_older_state_raise_it_once(home: Home) -> None:
 
 @pytest.mark.hazard(74)
 @pytest.mark.parametrize("mirror_too", [True, False])
-def test_the_floor_of_an_emptied_lake_holds_when_the_state_is_lost(home: Home, mirror_too: bool) -> None:
+def test_the_floor_of_an_empty_lake_applies_when_the_state_is_lost(home: Home, mirror_too: bool) -> None:
     before = _open(home).identity
     iceberg_lake.create_table(
         home, DATASET, 5_000, **{metadata.GATEWAY_ID: before.gateway_id, metadata.INCARNATION: before.incarnation}
@@ -388,7 +388,7 @@ def test_a_lost_state_is_rebuilt_above_every_row_of_the_lake(home: Home) -> None
 
 @pytest.mark.hazard(73)
 @pytest.mark.hazard(74)
-def test_state_and_mirror_older_than_the_lake_are_raised_to_its_floor(home: Home) -> None:
+def test_a_state_and_mirror_older_than_the_lake_are_raised_to_its_floor(home: Home) -> None:
     _flushed(home, 10)
     iceberg_lake.create_table(home, DATASET, 5_000)
     opened = open_home(home)
@@ -405,7 +405,7 @@ def test_state_and_mirror_older_than_the_lake_are_raised_to_its_floor(home: Home
     assert (held.next_seq, held.identity) == (5_001, raised.identity)
 
 
-def test_a_state_of_a_newer_version_is_left_alone(home: Home) -> None:
+def test_a_state_of_a_newer_version_is_not_changed(home: Home) -> None:
     opened = open_home(home)
     with opened.store.transaction() as connection:
         connection.execute(text("INSERT INTO migrations VALUES ('9999_future', 'now')"))
@@ -417,7 +417,7 @@ def test_a_state_of_a_newer_version_is_left_alone(home: Home) -> None:
 
 
 @pytest.mark.parametrize("made_before", [True, False])
-def test_a_network_file_system_is_refused_before_anything_is_made(
+def test_a_network_file_system_is_rejected_before_any_file_is_created(
     home: Home, monkeypatch: pytest.MonkeyPatch, made_before: bool
 ) -> None:
     monkeypatch.setattr(file_system, "kind_of", lambda _: "nfs4")
@@ -430,13 +430,13 @@ def test_a_network_file_system_is_refused_before_anything_is_made(
     assert home.root.exists() == made_before
 
 
-def test_a_home_that_cannot_be_opened_is_told_as_such(home: Home) -> None:
+def test_a_home_that_cannot_be_opened_is_a_clear_error(home: Home) -> None:
     home.root.parent.joinpath("home").write_text("a file where the home should be")
     with pytest.raises(Retryable, match=r"home.* could not be opened"):
         open_home(home)
 
 
-def test_opening_leaves_nothing_open_when_it_fails(home: Home) -> None:
+def test_a_failed_open_closes_its_files(home: Home) -> None:
     _flushed(home, 1)
     moved = Home(home.root.with_name("moved"))
     home.root.rename(moved.root)
@@ -454,7 +454,7 @@ except NotReady:
     assert succeed(code, moved) == "[]\n"
 
 
-def test_a_producer_is_not_held_up_by_whoever_changes_the_state(home: Home) -> None:
+def test_a_producer_does_not_wait_for_a_writer_of_the_state(home: Home) -> None:
     _open(home)
     holding = """
 import os, sys
@@ -471,7 +471,7 @@ with open_home(os.environ["HYP_HOME"]).store.transaction():
         assert process.poll() is None
 
 
-def test_a_home_that_lost_all_memory_is_still_the_same_gateway(home: Home) -> None:
+def test_a_home_that_lost_state_and_mirror_keeps_its_gateway_id(home: Home) -> None:
     """Rows that wait in its spool carry the id; under another one they would be a stranger's."""
     before = open_home(home)
     before.store.close()

@@ -27,7 +27,7 @@ _sources = st.text(min_size=1, max_size=300) | st.sampled_from(_HOSTILE)
 
 
 @given(_sources)
-def test_any_source_is_one_safe_name(source: str) -> None:
+def test_any_source_becomes_one_safe_folder_name(source: str) -> None:
     name = path_name(source)
     assert name
     assert not set(name) & set("/\\\0\n*. ")
@@ -36,11 +36,11 @@ def test_any_source_is_one_safe_name(source: str) -> None:
 
 
 @given(st.lists(_sources, unique=True, min_size=2, max_size=10))
-def test_two_sources_have_two_names(sources: list[str]) -> None:
+def test_different_sources_get_different_folder_names(sources: list[str]) -> None:
     assert len({path_name(source) for source in sources}) == len(sources)
 
 
-def test_a_build_writes_below_its_root_and_keeps_the_exact_source(tmp_path: Path) -> None:
+def test_a_build_writes_below_its_root_and_stores_the_exact_source(tmp_path: Path) -> None:
     sources = _HOSTILE
     named = zip(rows(len(sources)), sources, strict=True)
     coerced = [coerce_row(MESSAGES, {**row, "client_name": name}, "gw-1") for row, name in named]

@@ -56,10 +56,10 @@ def test_a_plugin_is_found_with_its_distribution_and_version(site: Path) -> None
         ("import sys; sys.exit(3)", "SystemExit"),
         ("OTHER = 1", "AttributeError"),
         ("MINE = 'text'", "is a str, not a Dataset"),
-        (dataset_code("ai_gateway_messages"), "calls itself 'ai_gateway_messages'"),
+        (dataset_code("ai_gateway_messages"), "has the name 'ai_gateway_messages'"),
     ],
 )
-def test_a_broken_plugin_is_reported_and_stops_no_other(site: Path, code: str, said: str) -> None:
+def test_a_broken_plugin_is_reported_and_does_not_affect_others(site: Path, code: str, said: str) -> None:
     install(site, "broken-plugin", "[hypaware.datasets]\nmine = mine_broken:MINE\n", "mine_broken", code)
 
     one = found("mine", "broken-plugin")
@@ -73,7 +73,7 @@ def test_a_broken_plugin_is_reported_and_stops_no_other(site: Path, code: str, s
     assert "mine" not in names
 
 
-def test_a_plugin_cannot_take_a_name_that_is_taken(site: Path) -> None:
+def test_a_plugin_cannot_use_a_registered_name(site: Path) -> None:
     entry = "[hypaware.datasets]\nai_gateway_messages = mine_taken:MINE\n"
     install(site, "a-thief", entry, "mine_taken", dataset_code("ai_gateway_messages"))
 
@@ -83,7 +83,7 @@ def test_a_plugin_cannot_take_a_name_that_is_taken(site: Path) -> None:
     assert found("ai_gateway_messages", "hypaware").status == "ok"
 
 
-def test_names_are_known_without_loading_anything(site: Path) -> None:
+def test_plugin_names_are_listed_without_loading_plugins(site: Path) -> None:
     install(site, "lazy", "[hypaware.sinks]\nkafka = never_imported:SINK\n")
 
     assert plugins.names(plugins.SINKS) == ("blob", "forward", "iceberg", "kafka")

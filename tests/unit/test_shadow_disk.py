@@ -48,14 +48,14 @@ def _files(root: Path) -> dict[str, bytes]:
     return {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
 
 
-def test_synced_bytes_under_a_synced_name_survive(disk: ShadowDisk, root: Path) -> None:
+def test_fsynced_bytes_under_an_fsynced_name_survive(disk: ShadowDisk, root: Path) -> None:
     with disk.watching():
         _synced(root / "a", b"kept")
     disk.power_cut(root, _everything_lost)
     assert _files(root) == {"a": b"kept"}
 
 
-def test_a_file_whose_folder_was_not_synced_is_gone(disk: ShadowDisk, root: Path) -> None:
+def test_a_file_in_an_unsynced_folder_is_lost(disk: ShadowDisk, root: Path) -> None:
     with disk.watching():
         (root / "a").write_bytes(b"lost")
         durable.fsync_file(root / "a")
@@ -63,7 +63,7 @@ def test_a_file_whose_folder_was_not_synced_is_gone(disk: ShadowDisk, root: Path
     assert _files(root) == {}
 
 
-def test_a_synced_name_without_synced_bytes_is_an_empty_file(disk: ShadowDisk, root: Path) -> None:
+def test_an_fsynced_name_without_fsynced_bytes_is_an_empty_file(disk: ShadowDisk, root: Path) -> None:
     with disk.watching():
         (root / "a").write_bytes(b"lost")
         durable.fsync_dir(root)
@@ -71,7 +71,7 @@ def test_a_synced_name_without_synced_bytes_is_an_empty_file(disk: ShadowDisk, r
     assert _files(root) == {"a": b""}
 
 
-def test_what_is_below_a_folder_that_was_not_synced_is_gone_with_it(disk: ShadowDisk, root: Path) -> None:
+def test_files_below_an_unsynced_folder_are_lost_with_it(disk: ShadowDisk, root: Path) -> None:
     with disk.watching():
         (root / "folder").mkdir()
         _synced(root / "folder" / "a", b"lost")
@@ -79,7 +79,7 @@ def test_what_is_below_a_folder_that_was_not_synced_is_gone_with_it(disk: Shadow
     assert list(root.iterdir()) == []
 
 
-def test_bytes_after_the_last_sync_are_cut_where_the_choice_says(disk: ShadowDisk, root: Path) -> None:
+def test_bytes_after_the_last_fsync_are_cut_at_the_chosen_offset(disk: ShadowDisk, root: Path) -> None:
     def written() -> None:
         with disk.watching():
             _synced(root / "a", b"0123")
@@ -100,7 +100,7 @@ def test_bytes_after_the_last_sync_are_cut_where_the_choice_says(disk: ShadowDis
     assert len(survived) < 8
 
 
-def test_bytes_that_were_lost_may_leave_zeros(disk: ShadowDisk, root: Path) -> None:
+def test_lost_bytes_can_leave_zeros(disk: ShadowDisk, root: Path) -> None:
     with disk.watching():
         _synced(root / "a", b"01")
         with open(root / "a", "ab") as file:
@@ -109,7 +109,7 @@ def test_bytes_that_were_lost_may_leave_zeros(disk: ShadowDisk, root: Path) -> N
     assert _files(root) == {"a": b"01\0"}
 
 
-def test_a_file_that_was_cut_back_without_a_sync_may_have_its_old_bytes_again(disk: ShadowDisk, root: Path) -> None:
+def test_a_truncation_without_fsync_can_be_undone(disk: ShadowDisk, root: Path) -> None:
     with disk.watching():
         os.truncate(_synced(root / "a", b"0123"), 2)
     disk.power_cut(root, _everything_lost)
@@ -117,7 +117,7 @@ def test_a_file_that_was_cut_back_without_a_sync_may_have_its_old_bytes_again(di
 
 
 @pytest.mark.parametrize(("choose", "name"), [(_everything_lost, "old/a"), (_nothing_lost, "new/a")])
-def test_a_move_that_was_not_synced_has_happened_or_not(
+def test_an_unsynced_move_is_complete_or_undone(
     disk: ShadowDisk, root: Path, choose: Callable[[], bool], name: str
 ) -> None:
     with disk.watching():
@@ -129,7 +129,7 @@ def test_a_move_that_was_not_synced_has_happened_or_not(
 
 
 @pytest.mark.parametrize("folder", ["old", "new"])
-def test_a_move_is_durable_when_either_folder_was_synced(disk: ShadowDisk, root: Path, folder: str) -> None:
+def test_a_move_is_durable_if_either_folder_was_fsynced(disk: ShadowDisk, root: Path, folder: str) -> None:
     with disk.watching():
         durable.make_dir(root / "old")
         durable.make_dir(root / "new")
@@ -140,7 +140,7 @@ def test_a_move_is_durable_when_either_folder_was_synced(disk: ShadowDisk, root:
 
 
 @pytest.mark.parametrize(("choose", "held"), [(_everything_lost, b"before"), (_nothing_lost, b"after")])
-def test_a_replaced_file_holds_the_old_bytes_or_the_new_ones(
+def test_a_replaced_file_has_the_old_or_the_new_bytes(
     disk: ShadowDisk, root: Path, choose: Callable[[], bool], held: bytes
 ) -> None:
     with disk.watching():
@@ -153,7 +153,7 @@ def test_a_replaced_file_holds_the_old_bytes_or_the_new_ones(
 
 
 @pytest.mark.parametrize(("choose", "left"), [(_everything_lost, {"a": b"back"}), (_nothing_lost, {})])
-def test_a_removal_that_was_not_synced_may_be_undone(
+def test_an_unsynced_removal_can_be_undone(
     disk: ShadowDisk, root: Path, choose: Callable[[], bool], left: dict[str, bytes]
 ) -> None:
     with disk.watching():
@@ -162,14 +162,14 @@ def test_a_removal_that_was_not_synced_may_be_undone(
     assert _files(root) == left
 
 
-def test_a_synced_removal_is_not_undone(disk: ShadowDisk, root: Path) -> None:
+def test_an_fsynced_removal_is_durable(disk: ShadowDisk, root: Path) -> None:
     with disk.watching():
         durable.remove(_synced(root / "a", b"gone"))
     disk.power_cut(root, _everything_lost)
     assert _files(root) == {}
 
 
-def test_databases_stay_as_they_are(disk: ShadowDisk, root: Path) -> None:
+def test_databases_are_left_unchanged(disk: ShadowDisk, root: Path) -> None:
     names = ("state.db", "state.db-wal", "catalog.db", "keys.db-shm")
     with disk.watching():
         for name in names:
@@ -178,7 +178,7 @@ def test_databases_stay_as_they_are(disk: ShadowDisk, root: Path) -> None:
     assert _files(root) == dict.fromkeys(names, b"kept")
 
 
-def test_a_sync_that_failed_is_not_noted(disk: ShadowDisk, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_fsync_is_not_recorded(disk: ShadowDisk, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _synced(root / "a", b"old")
     disk.trust(root)
 
@@ -194,7 +194,7 @@ def test_a_sync_that_failed_is_not_noted(disk: ShadowDisk, root: Path, monkeypat
     assert _files(root) == {"a": b"old"}
 
 
-def test_the_syncs_of_a_killed_child_count(disk: ShadowDisk, root: Path) -> None:
+def test_fsyncs_of_a_killed_child_are_recorded(disk: ShadowDisk, root: Path) -> None:
     with disk.watching():
         child = os.fork()
         if child == 0:
@@ -206,7 +206,7 @@ def test_the_syncs_of_a_killed_child_count(disk: ShadowDisk, root: Path) -> None
     assert _files(root) == {"a": b"kept"}
 
 
-def test_the_home_is_the_same_folder_and_trusted_after_a_cut(disk: ShadowDisk, root: Path) -> None:
+def test_the_home_is_the_same_folder_after_a_power_cut(disk: ShadowDisk, root: Path) -> None:
     inode = root.stat().st_ino
     (root / "a").write_bytes(b"kept")
     (root / "a").chmod(0o600)

@@ -24,7 +24,7 @@ ANY_TEXT = st.text(alphabet=st.characters(exclude_categories=()))
         ("two\nlines\tand a tab", "two\nlines\tand a tab"),
     ],
 )
-def test_what_a_terminal_would_act_on_is_shown_as_an_escape(text: str, shown: str) -> None:
+def test_control_sequences_are_printed_as_escapes(text: str, shown: str) -> None:
     assert harmless(text) == shown
 
 
@@ -33,7 +33,7 @@ def test_a_cell_is_always_one_line() -> None:
 
 
 @given(ANY_TEXT)
-def test_no_control_character_is_left_and_the_text_can_be_encoded(text: str) -> None:
+def test_escaped_text_has_no_control_characters_and_can_be_encoded(text: str) -> None:
     shown = harmless_cell(text)
 
     shown.encode()
@@ -41,7 +41,7 @@ def test_no_control_character_is_left_and_the_text_can_be_encoded(text: str) -> 
 
 
 @given(ANY_TEXT)
-def test_harmless_json_is_the_same_value(text: str) -> None:
+def test_escaped_json_has_the_same_value(text: str) -> None:
     document = harmless_json(json.dumps({"text": text}, ensure_ascii=False))
 
     document.encode()

@@ -1,1 +1,1 @@
-"""Import of clients' history: registries, plan, run. Knows no concrete client and no concrete dataset."""
+"""Import of clients' history: registries, survey, run. Knows no concrete client and no concrete dataset."""

@@ -1,11 +1,11 @@
-"""What of a client's history may be taken in, and in which form: a small value that goes along to Spark's tasks.
+"""Filter and redact imported rows: a small value that is sent to Spark's tasks.
 
-Rows of a folder or a session of the class `ignore` are not imported, and counted with the reason. Which folders and
-sessions those were stands in the source's mark: when one of them is no longer ignored, the mark is not believed, and
-the source is read again from its beginning; the keys say what is there already. Where `redaction.kept` is on, rows
-lose their secrets before they are stored, as live ones do.
+Rows of a folder or session with the privacy class `ignore` are not imported; they are counted with the reason. The
+source's checkpoint records the ignored folders and sessions. When one of them is no longer ignored, the checkpoint is
+discarded and the source is read again from the beginning; the key index then drops the rows that are already in the
+lake. If `redaction.kept` is on, rows lose their secrets before they are stored, as live rows do.
 
-Whoever asks about one source asks once about each folder and session, so that all of it is judged alike.
+A filter evaluates each folder and session once per source, so that all rows of a source are treated alike.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     from hypaware.state.source_mark import SourceMark
 
 FOLDER, SESSION = "folder_ignored", "session_ignored"
-"""Why a row was not taken, in `lines_skipped`."""
+"""Reasons in `lines_skipped`."""
 
-# A source with more ignored folders than this is one that nobody wrote by hand; the rest is due when any is lifted.
-_MOST_PAIRS = 1000
+# Enough for any real transcript. Beyond it, the rest becomes due when any recorded folder is no longer ignored.
+_MAX_PAIRS = 1000
 
 Pair = tuple[str | None, str | None]
 """(cwd, session id) of a row."""
@@ -38,30 +38,32 @@ Pair = tuple[str | None, str | None]
 @dataclass(frozen=True)
 class Admission:
     home: Home | None = None
-    """Without one everything is taken in as it is."""
+    """Without a home, every row is imported unchanged."""
     privacy: PrivacyConfig = field(default_factory=PrivacyConfig)
     redacts: bool = False
     rules_off: tuple[str, ...] = ()
     remembers: bool = False
-    """Whether what folders say of themselves is written down: not by a dry run."""
+    """Whether the policies of folders are recorded; a dry run does not."""
 
     @classmethod
-    def of(cls, home: Home, config: Config, *, remembers: bool = True) -> Admission:
+    def from_config(cls, home: Home, config: Config, *, remembers: bool = True) -> Admission:
         return cls(home, config.privacy, config.redaction.kept, config.redaction.rules_off, remembers)
 
     def check(self) -> None:
-        """Raises HypError where nobody can say what may be taken in."""
+        """Raise HypError if the privacy settings cannot be read."""
         if self.home is not None:
             privacy_of.check(self.home)
 
-    def standing(self, marks: Mapping[str, SourceMark]) -> dict[str, SourceMark]:
-        """The marks that still count: not those of sources whose ignored rows may be taken in now."""
+    def drop_stale(self, checkpoints: Mapping[str, SourceMark]) -> dict[str, SourceMark]:
+        """Return the checkpoints without those of sources whose ignored rows may be imported now."""
         self.check()
-        door = self.door()
-        return {path: mark for path, mark in marks.items() if all(map(door.why_not, mark.ignored))}
+        is_ignored = self.row_filter().skip_reason
+        return {
+            path: checkpoint for path, checkpoint in checkpoints.items() if all(map(is_ignored, checkpoint.ignored))
+        }
 
-    def door(self) -> Door:
-        privacy = Privacy.of(self.home, self.privacy, remembers=self.remembers) if self.home else None
+    def row_filter(self) -> Door:
+        privacy = Privacy.from_config(self.home, self.privacy, remember=self.remembers) if self.home else None
         return Door(privacy, self.redacts, frozenset(self.rules_off))
 
 
@@ -69,46 +71,45 @@ EVERYTHING = Admission()
 
 
 class Door:
-    """Judges rows, and remembers what it said."""
+    """Decides which rows are imported, and redacts them. Remembers every decision."""
 
     def __init__(self, privacy: Privacy | None, redacts: bool = False, rules_off: frozenset[str] = frozenset()) -> None:
         self._privacy = privacy
         self._redacts = redacts
-        self._off = rules_off
-        self._said: dict[Pair, str | None] = {}
+        self._rules_off = rules_off
+        self._reasons: dict[Pair, str | None] = {}
 
     @property
     def ignored(self) -> tuple[Pair, ...]:
-        found = [pair for pair, why in self._said.items() if why]
-        return tuple(found[:_MOST_PAIRS])
+        ignored = [pair for pair, reason in self._reasons.items() if reason]
+        return tuple(ignored[:_MAX_PAIRS])
 
-    def why_not(self, pair: Pair) -> str | None:
-        """Why such rows are not taken in; None if they are."""
+    def skip_reason(self, pair: Pair) -> str | None:
+        """Return why rows of this folder and session are not imported; None if they are."""
         try:
-            return self._said[pair]
+            return self._reasons[pair]
         except KeyError:
-            return self._said.setdefault(pair, self._judged(pair))
+            return self._reasons.setdefault(pair, self._evaluate(pair))
 
-    def _judged(self, pair: Pair) -> str | None:
-        verdict = self._privacy.verdict(*pair) if self._privacy else None
-        if verdict is None or verdict.privacy is not PrivacyClass.IGNORE:
+    def _evaluate(self, pair: Pair) -> str | None:
+        verdict = self._privacy.decide(*pair) if self._privacy else None
+        if verdict is None or verdict.privacy_class is not PrivacyClass.IGNORE:
             return None
-        return SESSION if verdict.why == BY_SESSION else FOLDER
+        return SESSION if verdict.reason == BY_SESSION else FOLDER
 
-    def as_kept(self, dataset: Dataset, row: Row) -> Row:
-        """The row as it is to be stored."""
+    def redact(self, dataset: Dataset, row: Row) -> Row:
         if not self._redacts:
             return row
         from hypaware.capture.redact import redact_row
 
-        return redact_row(dataset, row, self._off)[0]
+        return redact_row(dataset, row, self._rules_off)[0]
 
-    def text_as_kept(self, text: bytes) -> bytes:
+    def redact_text(self, text: bytes) -> bytes:
         if not self._redacts:
             return text
         from hypaware.capture.redact import redact_text
 
-        return redact_text(text.decode("utf-8", "replace"), self._off)[0].encode()
+        return redact_text(text.decode("utf-8", "replace"), self._rules_off)[0].encode()
 
 
 def pair_of(row: Row) -> Pair:
@@ -116,6 +117,6 @@ def pair_of(row: Row) -> Pair:
     return cwd if isinstance(cwd, str) else None, session if isinstance(session, str) else None
 
 
-def both(earlier: tuple[Pair, ...], now: tuple[Pair, ...]) -> tuple[Pair, ...]:
-    """What earlier imports of a source ignored is not seen again, and counts still."""
-    return tuple(dict.fromkeys((*earlier, *now)))[:_MOST_PAIRS]
+def both(earlier: tuple[Pair, ...], current: tuple[Pair, ...]) -> tuple[Pair, ...]:
+    """Merge the pairs of earlier imports, whose lines are not read again, with those of this one."""
+    return tuple(dict.fromkeys((*earlier, *current)))[:_MAX_PAIRS]

@@ -1,7 +1,7 @@
-"""A dry run: what an import would write, skip and reject, exactly, without a trace. Runs in this process, no Spark.
+"""A dry run: exactly what an import would write, skip and reject. Changes nothing; runs in this process, without Spark.
 
-Sources are read and made into rows by the same pieces as in a real run; nothing is written anywhere. What is there
-already is asked from the key index, the data files that it has not taken in, and the spool.
+The same tasks as in a real run read the sources and make the rows. Existing keys are looked up in the key index, in
+data files that the index does not cover yet, and in the spool.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from hypaware.state import mirror
 
 Progress = Callable[[str, float, float, dict[str, Any]], None]
 Judge = Callable[[Sequence[Built]], barred.KeptOut]
-"""Which of the rows were purged before."""
+"""Returns which of the rows were purged before."""
 
-# Less than this is read before another process has started.
-_WORTH_A_POOL = 32 << 20
-_SOME_GATEWAY = "dry-run"
+# Fewer bytes are read before another process has started.
+_POOL_THRESHOLD = 32 << 20
+_PLACEHOLDER_GATEWAY = "dry-run"
 
 
 @dataclass(frozen=True)
@@ -47,37 +47,37 @@ class DryTask:
     dataset: str
     pieces: tuple[SourcePiece, ...]
     own_gateway: str | None = None
-    closed: Closed = NOTHING
-    meets: bool = False
-    """Whether rows may meet what was recorded live."""
+    purge_filter: Closed = NOTHING
+    may_match: bool = False
+    """Whether rows may match live rows of the lake."""
 
     def run(self) -> DryBuilt:
         dataset = datasets.get(self.dataset)
-        found = DryBuilt()
-        bar = self.closed.bar(dataset)
+        total = DryBuilt()
+        bar = self.purge_filter.predicate(dataset)
         for piece in self.pieces:
-            before = len(found.built.withdrawn)
-            given = DryBuilt(found.built)
+            before = len(total.built.withdrawn)
+            part = DryBuilt(total.built)
             keys: list[tuple[int, bytes]] = []
             purged = array("q")
             meetings = Meetings()
-            note = noting(dataset, self.own_gateway, True, meetings) if self.meets else None
-            for seq, row in piece.rows(dataset, found.built):
+            note = noting(dataset, self.own_gateway, True, meetings) if self.may_match else None
+            for seq, row in piece.rows(dataset, total.built):
                 if bar is not None and bar(row):
                     purged.append(seq)
                     continue
-                given.rows += 1
-                given.days.setdefault(row[dataset.time_column][:10], array("q")).append(seq)
+                part.rows += 1
+                part.days.setdefault(row[dataset.time_column][:10], array("q")).append(seq)
                 if (key := row_key(dataset, row, self.own_gateway)) is not None:
                     keys.append((seq, key))
                 if note is not None:
                     note(row, seq)
-            if len(found.built.withdrawn) == before:
-                found.add(given, keys)
-                found.built.purged.extend(purged)
+            if len(total.built.withdrawn) == before:
+                total.add(part, keys)
+                total.built.purged.extend(purged)
                 for met in meetings:
-                    found.built.meetings.add(met)
-        return found
+                    total.built.match_keys.add(met)
+        return total
 
 
 @dataclass
@@ -86,10 +86,10 @@ class DryBuilt:
     rows: int = 0
     days: dict[str, array[int]] = field(default_factory=dict)
 
-    def add(self, given: DryBuilt, keys: Sequence[tuple[int, bytes]]) -> None:
-        """What one source gave, and did not take back."""
-        self.rows += given.rows
-        for day, seqs in given.days.items():
+    def add(self, part: DryBuilt, keys: Sequence[tuple[int, bytes]]) -> None:
+        """Add the rows of one source that was read completely."""
+        self.rows += part.rows
+        for day, seqs in part.days.items():
             self.days.setdefault(day, array("q")).extend(seqs)
         for seq, key in keys:
             self.built.seqs.append(seq)
@@ -97,73 +97,73 @@ class DryBuilt:
 
 
 def dry_run(home: Home, config: Config, args: Mapping[str, Any], progress: Progress) -> dict[str, Any]:
-    """INTERFACE's backfill document with `dry_run: true`."""
-    request = Request.of(args)
-    admission = Admission.of(home, config, remembers=False)
+    """Return the backfill document with `dry_run: true`."""
+    request = Request.from_args(args)
+    policy = Admission.from_config(home, config, remembers=False)
     with nothing_on_stdout():
-        return run_all(request, _DryRun(home, admission, request, progress).run, dry_run=True)
+        return run_all(request, _DryRun(home, policy, request, progress).run, dry_run=True)
 
 
 class _DryRun:
-    def __init__(self, home: Home, admission: Admission, request: Request, progress: Progress) -> None:
+    def __init__(self, home: Home, policy: Admission, request: Request, progress: Progress) -> None:
         self._home = home
-        self._admission = admission
+        self._policy = policy
         self._request = request
         self._progress = progress
         self._present: dict[str, Present] = {}
-        """What is there, or would be after the providers before: one for each dataset."""
+        """Dataset → the keys that exist, or would exist after the earlier providers of this run."""
 
     def run(self, outcome: Outcome, dataset: Dataset) -> None:
         home, provider = self._home, outcome.entry.name
-        known = self._admission.standing(marks.known(home, provider, dataset.name))
+        checkpoints = self._policy.drop_stale(marks.known(home, provider, dataset.name))
         standing.check(home, dataset.name, marks.recorded_through(home, dataset.name))
         window = kept_window(self._request.window, metadata.retained_from(home, dataset.name))
-        found = surveyed(outcome, self._request, dataset, known, window)
-        held = mirror.read(home.mirror)
-        gateway_id = held.identity.gateway_id if held else _SOME_GATEWAY
+        found = surveyed(outcome, self._request, dataset, checkpoints, window)
+        mirrored = mirror.read(home.mirror)
+        gateway_id = mirrored.identity.gateway_id if mirrored else _PLACEHOLDER_GATEWAY
         environment = dict(self._request.environment)
-        origin = Origin(provider, dataset.name, environment, gateway_id, self._admission)
+        origin = Origin(provider, dataset.name, environment, gateway_id, self._policy)
         present = self._present.setdefault(dataset.name, Present(home, dataset, gateway_id))
         stones = tombstones.read(home)
         after = read = 0
-        for lot in lots.lots(found.due):
+        for batch in lots.lots(found.due):
             results = []
-            for task, result in _run(list(_tasks(lot, origin, after, stones.closed, present.meets))):
+            for task, result in _run(list(_tasks(batch, origin, after, stones.purge_filter, present.may_match))):
                 results.append(result)
                 read += lots.size_of(task.pieces)
                 facts = {"unit": "bytes", "rows": outcome.rows_written + sum(each.rows for each in results)}
                 self._progress("reading", read, found.bytes, facts)
-            after += lot.blocks
+            after += batch.max_rows
             _settle(outcome, present, results, lambda built: barred.settle(stones, dataset, gateway_id, built))
 
 
-def _settle(outcome: Outcome, present: Present, results: Sequence[DryBuilt], judge: Judge) -> None:
-    reports = [report for result in results for report in result.built.notes]
+def _settle(outcome: Outcome, present: Present, results: Sequence[DryBuilt], find_purged: Judge) -> None:
+    reports = [report for result in results for report in result.built.reports]
     refuse_faults(reports)
     built = [result.built for result in results]
-    out = judge(built)
+    purged = find_purged(built)
     keyed = (pair for each in built for pair in pairs(each.keys, each.seqs))
-    losers = present.duplicates([(key, seq) for key, seq in keyed if seq not in out.written])
-    settled = present.settled(built, losers | out.written)
-    left_out = losers | out.written | settled
-    outcome.read(reports, losers | out.all | settled)
-    outcome.settled(len(settled))
-    outcome.wrote(
-        sum(result.rows for result in results) - len(left_out),
-        len(losers),
-        len(out.refused),
-        (day for result in results for day, seqs in result.days.items() if not left_out.issuperset(seqs)),
+    duplicates = present.duplicates([(key, seq) for key, seq in keyed if seq not in purged.written])
+    settled = present.settled(built, duplicates | purged.written)
+    dropped = duplicates | purged.written | settled
+    outcome.add_sources(reports, duplicates | purged.all | settled)
+    outcome.add_settled(len(settled))
+    outcome.add_rows(
+        sum(result.rows for result in results) - len(dropped),
+        len(duplicates),
+        len(purged.rejects),
+        (day for result in results for day, seqs in result.days.items() if not dropped.issuperset(seqs)),
     )
-    outcome.kept_out(len(out.all) + out.rejects)
+    outcome.add_purged(len(purged.all) + purged.purged_rejects)
 
 
-def _tasks(lot: Lot, origin: Origin, after: int, closed: Closed, meets: bool) -> Iterator[DryTask]:
-    for some in lots.in_tasks(lots.pieces(lot, origin, after)):
-        yield DryTask(origin.dataset, tuple(some), origin.gateway_id, closed, meets)
+def _tasks(batch: Lot, origin: Origin, after: int, closed: Closed, may_match: bool) -> Iterator[DryTask]:
+    for pieces in lots.in_tasks(lots.pieces(batch, origin, after)):
+        yield DryTask(origin.dataset, tuple(pieces), origin.gateway_id, closed, may_match)
 
 
 def _run(tasks: list[DryTask]) -> Iterator[tuple[DryTask, DryBuilt]]:
-    if sum(lots.size_of(task.pieces) for task in tasks) < _WORTH_A_POOL:
+    if sum(lots.size_of(task.pieces) for task in tasks) < _POOL_THRESHOLD:
         yield from ((task, task.run()) for task in tasks)
         return
     spawn = multiprocessing.get_context("spawn")

@@ -1,7 +1,8 @@
-"""Cutting an import into commits, and each commit into tasks.
+"""Split an import into batches, one commit each, and each batch into tasks.
 
-Sources keep their order: blocks of sequences follow each other in it, and a task has neighbours, whose days meet in
-few files. A commit is bounded so that memory is, and so that an interrupted import keeps what it has done.
+Sources keep their order: their ranges of sequences follow each other in it, and a task reads neighbouring sources,
+whose days share files. The size of a batch is bounded to bound memory, and to keep finished work if an import is
+interrupted.
 """
 
 from __future__ import annotations
@@ -33,11 +34,11 @@ class Lot:
 
     @property
     def bytes(self) -> int:
-        return sum(each.pinned.size for each in self.due)
+        return sum(each.snapshot.size for each in self.due)
 
     @property
-    def blocks(self) -> int:
-        """As many sequences as there can be rows; one at least, so that ranges never meet."""
+    def max_rows(self) -> int:
+        """The number of sequences to reserve; at least one, so that ranges never touch."""
         return max(1, sum(each.max_rows for each in self.due))
 
     def halves(self) -> tuple[Lot, Lot]:
@@ -47,66 +48,66 @@ class Lot:
 
 @dataclass(frozen=True)
 class Origin:
-    """What all pieces of an import share."""
+    """The values that all tasks of an import share."""
 
     provider: str
     dataset: str
     environment: Mapping[str, str]
     gateway_id: str
-    admission: Admission = EVERYTHING
+    policy: Admission = EVERYTHING
 
 
 def lots(due: Iterable[Due]) -> Iterator[Lot]:
-    for some in _cut(due, LOT_BYTES):
-        yield Lot(tuple(some))
+    for batch in _cut(due, LOT_BYTES):
+        yield Lot(tuple(batch))
 
 
-def pieces(lot: Lot, origin: Origin, after: int) -> list[SourcePiece]:
-    """Each source with its own block, the first of which begins after a sequence."""
+def pieces(batch: Lot, origin: Origin, after: int) -> list[SourcePiece]:
+    """Return a piece per source, each with its own range of sequences; the first range begins after `after`."""
     found, base = [], after + 1
-    for each in lot.due:
+    for each in batch.due:
         found.append(
             SourcePiece(
                 origin.provider,
                 origin.dataset,
                 base,
                 each.max_rows,
-                each.pinned,
+                each.snapshot,
                 origin.environment,
                 origin.gateway_id,
-                origin.admission,
+                origin.policy,
             )
         )
         base += each.max_rows
     return found
 
 
-def tasks(lot: Lot, origin: Origin, flush: Flush, table: LakeTable) -> list[BuildTask]:
+def tasks(batch: Lot, origin: Origin, flush: Flush, table: LakeTable) -> list[BuildTask]:
     field_ids, own = dict(table.field_ids), table.gateway_id
     made = [
-        BuildTask(origin.dataset, tuple(some), flush.id, table.data_root, field_ids, size_of(some), own)
-        for some in in_tasks(pieces(lot, origin, flush.after))
+        BuildTask(origin.dataset, tuple(group), flush.id, table.data_root, field_ids, size_of(group), own)
+        for group in in_tasks(pieces(batch, origin, flush.after))
     ]
-    # A giant begins first, so that the others run beside it and nobody waits for it alone in the end.
+    # The largest tasks start first, so that none of them runs alone at the end.
     return sorted(made, key=lambda task: -task.bytes)
 
 
-def in_tasks(some: Iterable[SourcePiece]) -> Iterator[list[SourcePiece]]:
-    return _cut(some, _TASK_BYTES)
+def in_tasks(source_pieces: Iterable[SourcePiece]) -> Iterator[list[SourcePiece]]:
+    return _cut(source_pieces, _TASK_BYTES)
 
 
-def size_of(some: Iterable[SourcePiece]) -> int:
-    return sum(piece.pinned.size for piece in some)
+def size_of(source_pieces: Iterable[SourcePiece]) -> int:
+    return sum(piece.snapshot.size for piece in source_pieces)
 
 
-def _cut(things: Iterable[Sized], limit: int) -> Iterator[list[Sized]]:
-    some: list[Sized] = []
+def _cut(items: Iterable[Sized], limit: int) -> Iterator[list[Sized]]:
+    group: list[Sized] = []
     filled = 0
-    for thing in things:
-        if some and filled + thing.pinned.size > limit:
-            yield some
-            some, filled = [], 0
-        some.append(thing)
-        filled += thing.pinned.size
-    if some:
-        yield some
+    for item in items:
+        if group and filled + item.snapshot.size > limit:
+            yield group
+            group, filled = [], 0
+        group.append(item)
+        filled += item.snapshot.size
+    if group:
+        yield group

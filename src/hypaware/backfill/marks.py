@@ -1,4 +1,4 @@
-"""What earlier imports took, read without opening the home: for plans and dry runs, which change nothing."""
+"""Read checkpoints from the state without opening the home, for plans and dry runs, which change nothing."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from hypaware.state.source_mark import SourceMark, from_row
 
 
 def known(home: Home, provider: str, dataset: str) -> dict[str, SourceMark]:
-    """Nothing where there is no state, or one from before imports.
+    """Return the checkpoints of a provider by path; empty if there is no state or it predates imports.
 
-    Marks of a flush that landed and was not recorded count as well: the next run will find that out and record it.
+    Includes the checkpoints of a flush that was committed but not recorded: the next run detects and records it.
     """
     with _state(home) as state:
         if state is None or not has_table(state, "sources"):
             return {}
         state.row_factory = sqlite3.Row
         where = "WHERE provider = ? AND dataset = ?"
-        found = [dict(row) for row in state.execute(f"SELECT * FROM sources {where}", (provider, dataset))]
+        rows = [dict(row) for row in state.execute(f"SELECT * FROM sources {where}", (provider, dataset))]
         landed = _landed(home, dataset)
         for row in state.execute(f"SELECT * FROM pending_sources {where}", (provider, dataset)):
             values = dict(row)
             if values.pop("flush_id") in landed:
-                found.append(values)
-    return {row["path"]: from_row(row) for row in found}
+                rows.append(values)
+    return {row["path"]: from_row(row) for row in rows}
 
 
 def recorded_through(home: Home, dataset: str) -> int:
@@ -49,12 +49,12 @@ def _state(home: Home) -> Iterator[sqlite3.Connection | None]:
         with look_into(home.state) as state:
             yield state
     except sqlite3.Error as error:
-        raise StateError(f"the state {home.state} cannot be read: {error}", repair="hyp verify --repair") from error
+        raise StateError(f"cannot read the state {home.state}: {error}", repair="hyp verify --repair") from error
 
 
 def _landed(home: Home, dataset: str) -> set[str]:
-    """Flushes that the table's snapshots tell of."""
+    """Return the ids of the flushes that the table's snapshots name."""
     entry = metadata.entry(home, dataset)
     if entry is None:
         return set()
-    return {found for snapshot in metadata.read(entry.metadata).snapshots if (found := snapshot.summary.get(FLUSH_ID))}
+    return {flush for snapshot in metadata.read(entry.metadata).snapshots if (flush := snapshot.summary.get(FLUSH_ID))}

@@ -1,7 +1,8 @@
-"""Materializers: what makes rows of a provider's items. One per kind; registered in the group `hypaware.materializers`.
+"""Materializers turn a provider's items into rows, one materializer per kind of item.
 
-`materialize` runs in Spark's tasks and must be a function of its arguments: a task that is tried again gives the same
-rows. It makes rows as a producer would send them; they are coerced afterwards.
+They register in the group `hypaware.materializers`. `materialize` runs in Spark's tasks and must depend only on its
+arguments, so that a retried task gives the same rows. It makes rows as a producer would send them; they are coerced
+afterwards.
 """
 
 from __future__ import annotations
@@ -15,24 +16,24 @@ from hypaware.backfill.provider import Provenance
 from hypaware.model.datasets import Row
 
 Materialize = Callable[[Any, Provenance, Counter[str]], Iterator[Row]]
-"""(an item's value, where it is from, reason → parts that make no row) → rows of the dataset."""
+"""(an item's value, its provenance, a counter of parts that make no row, by reason) → rows of the dataset."""
 
 Tally = Callable[[Row], Mapping[str, int]]
-"""What one row adds to the summary, for example tokens by kind."""
+"""Returns what one row adds to the summary, for example tokens by kind."""
 
 
 class InvalidItem(ValueError):
-    """The value of an item is not what its materializer takes: the provider's fault, not the data's."""
+    """The materializer does not accept the value of an item: a bug of the provider, not a problem of the data."""
 
 
 @dataclass(frozen=True)
 class Materializer:
     name: str
-    """The kind of items that it takes, for example `ai_gateway.projected_exchange`."""
+    """The kind of items that it accepts, for example `ai_gateway.projected_exchange`."""
     dataset: str
-    """Where its rows belong."""
+    """The dataset of its rows."""
     materialize: Materialize
     tally: Tally | None = None
-    judged: bool = False
-    """Its rows are as they are stored, JSON columns as canonical text. They are not judged again, which takes a fifth
-    off an import; leave it out unless a test holds `complete_row` against `coerce_row`."""
+    rows_are_coerced: bool = False
+    """Its rows are already coerced, JSON columns as canonical text, and are not coerced again, which saves a fifth of
+    the time of an import. Set it only if a test compares `complete_row` with `coerce_row`."""

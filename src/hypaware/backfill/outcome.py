@@ -1,4 +1,4 @@
-"""What an import of one provider came to, and how it is told: INTERFACE's document, the summary, telemetry's counts."""
+"""The report of one provider's import: the JSON document, its summary, and telemetry counters."""
 
 from __future__ import annotations
 
@@ -14,12 +14,18 @@ from hypaware.backfill.registry import Registered
 from hypaware.errors import HypError
 
 if TYPE_CHECKING:
-    # It needs Arrow, and whoever only plans an import does not.
+    # It imports Arrow, which a plan does not need.
     from hypaware.backfill.pieces import SourceReport
 
-# Problems that are told by their own log record.
 _MAX_REASONS = 50
-_PROBLEMS = ("materializer_missing", "dataset_mismatch", "dataset_not_registered", "invalid_yield", "provider_error")
+# Errors that have a telemetry event of their own.
+_ERROR_EVENTS = (
+    "materializer_missing",
+    "dataset_mismatch",
+    "dataset_not_registered",
+    "invalid_yield",
+    "provider_error",
+)
 
 
 @dataclass
@@ -45,76 +51,78 @@ class Outcome:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """For telemetry: whose import this is."""
+        """The provider and its plugin, for telemetry."""
         return {"provider": self.entry.name, "hyp_plugin": self.entry.plugin}
 
-    def surveyed(self, found: Survey) -> None:
-        """Once for each dataset; the files are the same ones each time."""
+    def add_survey(self, found: Survey) -> None:
+        """Add a survey. There is one per dataset, and all of them list the same files."""
         self._surveys += 1
         if self._surveys == 1:
             self.files += found.files
             self.files_unchanged += found.unchanged
             self.files_skipped.update(found.skipped)
             self.held += found.held
-            self.tell(found.events)
+            self.emit(found.events)
 
-    def read(self, reports: Iterable[SourceReport], duplicates: Collection[int]) -> None:
+    def add_sources(self, reports: Iterable[SourceReport], dropped: Collection[int]) -> None:
+        """Add the reports of the sources; the tokens of dropped rows are not counted."""
         for report in reports:
             self.items += report.items
             self.sessions |= report.sessions
-            self._ignored(report.ignored)
+            self._add_ignored(report.ignored)
             if self._surveys <= 1:
                 self.lines_skipped.update(report.skipped)
                 self.held += report.held
-            self.tokens.update(report.tally.total(duplicates))
-            self.tell(report.events)
+            self.tokens.update(report.totals.total(dropped))
+            self.emit(report.events)
             if report.changed:
                 self.files_skipped[report.changed] += 1
             if report.error:
                 self.files_skipped["failed"] += 1
-                self.fail(HypError(f"reading failed: {report.error}", kind="provider_error"))
+                self.fail(HypError(f"the provider failed to read a source: {report.error}", kind="provider_error"))
 
-    def _ignored(self, rows: Counter[str]) -> None:
-        """Their user does not want them recorded."""
+    def _add_ignored(self, rows: Counter[str]) -> None:
         self.rows_ignored += rows.total()
         self.rows_skipped += rows.total()
         self.lines_skipped.update(rows)
 
-    def gave_up(self, due: Due, reason: HypError) -> None:
-        """The source cannot be built; it stays due, in case a newer version can."""
+    def fail_source(self, due: Due, reason: HypError) -> None:
+        """Record that a source cannot be imported. It stays due, in case a newer version can import it."""
         self.files_skipped["failed"] += 1
-        self.fail(HypError(f"{path_text(due.pinned.path)} cannot be imported: {reason.message}", kind="source_failed"))
+        self.fail(
+            HypError(f"{path_text(due.snapshot.path)} cannot be imported: {reason.message}", kind="source_failed")
+        )
 
-    def wrote(self, written: int, skipped: int, rejected: int, days: Iterable[str]) -> None:
+    def add_rows(self, written: int, skipped: int, rejected: int, days: Iterable[str]) -> None:
         self.rows_written += written
         self.rows_skipped += skipped
         self.rows_rejected += rejected
         self.days.update(days)
 
-    def settled(self, rows: int) -> None:
-        """They told the ids of rows that were recorded live."""
+    def add_settled(self, rows: int) -> None:
+        """Count rows that matched a live row and became a settlement."""
         self.rows_settled += rows
         self.rows_skipped += rows
 
-    def kept_out(self, rows: int) -> None:
-        """They were purged, and do not come back."""
+    def add_purged(self, rows: int) -> None:
+        """Count rows that were purged and must not come back."""
         self.rows_purged += rows
         self.rows_skipped += rows
         if rows:
             self.lines_skipped["purged"] += rows
 
     def fail(self, error: HypError) -> None:
-        """The first reason stays; each is told."""
+        """Keep the first error; emit an event for each."""
         self.error = self.error or error
-        name = error.kind if error.kind in _PROBLEMS else "provider_error"
+        name = error.kind if error.kind in _ERROR_EVENTS else "provider_error"
         telemetry.event(f"backfill.{name}", status="failed", error_kind=error.kind, **self.facts)
 
-    def tell(self, events: Iterable[Event]) -> None:
+    def emit(self, events: Iterable[Event]) -> None:
         for event in events:
-            facts = {key: value for key, value in event.facts.items() if key not in _OURS}
+            facts = {key: value for key, value in event.facts.items() if key not in _RESERVED_FACTS}
             telemetry.event(f"backfill.event.{event.name}", **{**facts, **self.facts})
 
-    def finish(self, span: telemetry.Span, *, cancelled: bool) -> None:
+    def finish_span(self, span: telemetry.Span, *, cancelled: bool) -> None:
         span.set(
             items_seen=self.items,
             sessions_seen=len(self.sessions),
@@ -124,8 +132,8 @@ class Outcome:
         )
         span.status("cancelled" if cancelled else "failed" if self.error else "ok")
 
-    def document(self) -> dict[str, Any]:
-        found: dict[str, Any] = {
+    def as_json(self) -> dict[str, Any]:
+        document: dict[str, Any] = {
             "provider": self.entry.name,
             "plugin": self.entry.plugin,
             "datasets": list(self.entry.provider.datasets),
@@ -152,17 +160,17 @@ class Outcome:
             },
         }
         if self.error:
-            found["error"] = self.error.as_json()
-        return found
+            document["error"] = self.error.as_json()
+        return document
 
 
 def _bounded(counts: Counter[str]) -> Counter[str]:
-    """The commonest reasons; names of unknown types come from outside, and there is no end of them."""
-    told = Counter(dict(counts.most_common(_MAX_REASONS)))
-    if rest := counts.total() - told.total():
-        told["others"] += rest
-    return told
+    """Return the most common reasons. Names of unknown types come from outside and are not bounded."""
+    kept = Counter(dict(counts.most_common(_MAX_REASONS)))
+    if rest := counts.total() - kept.total():
+        kept["others"] += rest
+    return kept
 
 
-# A provider's facts must not pass for ours.
-_OURS = frozenset({"status", "provider", "hyp_plugin", "name", "dev_run_id"})
+# A provider's event must not set these fields.
+_RESERVED_FACTS = frozenset({"status", "provider", "hyp_plugin", "name", "dev_run_id"})

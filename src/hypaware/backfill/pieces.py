@@ -1,8 +1,8 @@
-"""A pinned source as a piece of a build: read, made into rows, numbered, coerced. Runs in Spark's tasks.
+"""Build the rows of one source: read, materialize, number and coerce them. Runs in Spark's tasks.
 
-The k-th row that a source gives has the k-th number of its block, each time it is read. Trouble with one source is
-told, takes back the rows that it gave, and leaves it due: rows and mark come together or not at all. Only a provider
-that breaks its contract stops its whole import.
+The k-th row of a source gets the k-th sequence of the source's range, every time it is read. If a source fails, the
+failure is reported, its rows are withdrawn and the source stays due: rows and checkpoint are committed together or
+not at all. Only a provider that breaks its contract stops its whole import.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _MAX_EVENTS = 100
 
 @dataclass
 class Tally:
-    """Numbers of single rows, by name, such that those of duplicates can be left out of the sum."""
+    """Counts per row, by name, so that those of duplicates can be left out of the sum."""
 
     seqs: dict[str, array[int]] = field(default_factory=dict)
     values: dict[str, array[int]] = field(default_factory=dict)
@@ -48,8 +48,8 @@ class Tally:
                 self.seqs[name].append(seq)
                 self.values[name].append(number)
 
-    def forget(self, seq: int) -> None:
-        """The newest row was refused after all."""
+    def remove_last(self, seq: int) -> None:
+        """Remove the counts of the newest row, which was rejected."""
         for name, seqs in self.seqs.items():
             if seqs and seqs[-1] == seq:
                 seqs.pop()
@@ -68,7 +68,7 @@ class Tally:
 
 @dataclass
 class SourceReport:
-    """What reading one source came to."""
+    """The result of reading one source."""
 
     path: str
     rows: int = 0
@@ -76,25 +76,25 @@ class SourceReport:
     sessions: set[str] = field(default_factory=set)
     skipped: Counter[str] = field(default_factory=Counter)
     ignored: Counter[str] = field(default_factory=Counter)
-    """Reason → rows that were not taken in because their user does not want it."""
+    """Reason → rows that were not imported because of a privacy setting."""
     events: list[Event] = field(default_factory=list)
-    tally: Tally = field(default_factory=Tally)
+    totals: Tally = field(default_factory=Tally)
     held: int = 0
-    mark: SourceMark | None = None
-    """What this import takes of the source; without one it stays due."""
+    checkpoint: SourceMark | None = None
+    """The new checkpoint of the source; None if the source stays due."""
     changed: str | None = None
-    """Why it could not be read now: not the provider's fault."""
+    """Why the source could not be read now, if that is not the provider's fault."""
     error: str | None = None
     fault: ProviderFault | None = None
 
-    def forget_rows(self) -> None:
-        """They were taken back."""
+    def withdraw_rows(self) -> None:
+        """Reset the counts of a source whose rows are withdrawn."""
         self.rows = self.items = self.held = 0
-        self.sessions, self.tally, self.ignored = set(), Tally(), Counter()
+        self.sessions, self.totals, self.ignored = set(), Tally(), Counter()
 
 
 def refuse_faults(reports: Iterable[SourceReport]) -> None:
-    """A provider that broke its contract ends here, before anything is committed."""
+    """Raise the first contract violation of a provider, before anything is committed."""
     for report in reports:
         if report.fault is not None:
             raise report.fault
@@ -106,30 +106,30 @@ class SourcePiece:
     dataset: str
     base: int
     max_rows: int
-    pinned: Pinned
+    snapshot: Pinned
     environment: Mapping[str, str]
     gateway_id: str
-    admission: Admission = EVERYTHING
+    policy: Admission = EVERYTHING
 
     @property
     def first_seq(self) -> int:
         return self.base
 
     @property
-    def suspects(self) -> tuple[str, ...]:
+    def blamed_segments(self) -> tuple[str, ...]:
         return ()
 
     def rows(self, dataset: Dataset, built: Built) -> Iterator[tuple[int, Row]]:
-        report = SourceReport(path_text(self.pinned.path))
-        door = self.admission.door()
+        report = SourceReport(path_text(self.snapshot.path))
+        row_filter = self.policy.row_filter()
         try:
-            with Reading(self.pinned) as reading:
-                reading.start_over_if_rewritten()
-                yield from self._read(reading, door, dataset, built, report)
+            with Reading(self.snapshot) as reading:
+                reading.reset_if_rewritten()
+                yield from self._read(reading, row_filter, dataset, built, report)
                 _check(reading)
                 report.skipped.update(reading.skipped)
                 report.held = len(reading.held)
-                report.mark = self._mark(reading, door)
+                report.checkpoint = self._checkpoint(reading, row_filter)
         except (SourceChanged, FileNotFoundError) as reason:
             report.changed = "changed" if isinstance(reason, SourceChanged) else "vanished"
         except OSError as error:
@@ -139,25 +139,25 @@ class SourcePiece:
             report.fault = fault
         except (Exception, SystemExit) as error:
             report.error = f"{report.path}: {type(error).__name__}: {error}"
-        if report.mark is None:
+        if report.checkpoint is None:
             built.withdrawn.append(range(self.base, self.base + report.rows))
             built.rejects = [each for each in built.rejects if each.segment != report.path]
-            report.forget_rows()
-        built.notes.append(report)
+            report.withdraw_rows()
+        built.reports.append(report)
 
     def _read(
-        self, reading: Reading, door: Door, dataset: Dataset, built: Built, report: SourceReport
+        self, reading: Reading, row_filter: Door, dataset: Dataset, built: Built, report: SourceReport
     ) -> Iterator[tuple[int, Row]]:
         providers, materializers = _registries()
         if (entry := providers.get(self.provider)) is None:
-            # It may have been installed since this worker looked.
+            # It may have been installed since this worker started.
             _registries.cache_clear()
             providers, materializers = _registries()
             entry = providers.get(self.provider)
         if entry is None:
-            raise ProviderFault("provider_error", f"the workers know no provider {self.provider}")
-        for thing in entry.provider.read(reading, self.environment):
-            found = checked(thing, entry.provider, materializers)
+            raise ProviderFault("provider_error", f"Spark's workers do not know the provider {self.provider}")
+        for raw in entry.provider.read(reading, self.environment):
+            found = checked(raw, entry.provider, materializers)
             if isinstance(found, Event):
                 if len(report.events) < _MAX_EVENTS:
                     report.events.append(found)
@@ -166,55 +166,61 @@ class SourcePiece:
                 report.sessions.add(found.provenance.native_id)
                 materializer = materializers.get(found.kind)
                 assert materializer is not None
-                yield from self._rows_of(found, materializer, door, dataset, built, report)
+                yield from self._rows_of(found, materializer, row_filter, dataset, built, report)
 
     def _rows_of(
-        self, item: Item, materializer: Materializer, door: Door, dataset: Dataset, built: Built, report: SourceReport
+        self,
+        item: Item,
+        materializer: Materializer,
+        row_filter: Door,
+        dataset: Dataset,
+        built: Built,
+        report: SourceReport,
     ) -> Iterator[tuple[int, Row]]:
-        fitted, tally = (complete_row if materializer.judged else coerce_row), materializer.tally
+        coerce, count = (complete_row if materializer.rows_are_coerced else coerce_row), materializer.tally
         for raw in rows_of(item, materializer, report.skipped):
             seq = self.base + report.rows
             report.rows += 1
             if report.rows > self.max_rows:
-                message = f"{report.path} gave more than {self.max_rows} rows, and its provider says that it has fewer"
+                message = f"{report.path} has more than {self.max_rows} rows, the maximum that its provider declared"
                 raise ProviderFault("invalid_yield", message)
-            # Its number is left out: each row has the same one however it is judged.
-            if why := door.why_not(pair_of(raw)):
-                report.ignored[why] += 1
+            # Its sequence stays unused: a row's sequence must not depend on the filter.
+            if reason := row_filter.skip_reason(pair_of(raw)):
+                report.ignored[reason] += 1
                 continue
-            if tally is not None and (numbers := tally(raw)):
-                report.tally.add(seq, numbers)
+            if count is not None and (counts := count(raw)):
+                report.totals.add(seq, counts)
             try:
-                row = fitted(dataset, raw, self.gateway_id)
-            except ValueError as reason:
-                refused = door.text_as_kept(_as_bytes(raw))
-                built.rejects.append(Reject(report.path, report.rows - 1, str(reason), refused))
-                report.tally.forget(seq)
+                row = coerce(dataset, raw, self.gateway_id)
+            except ValueError as error:
+                rejected = row_filter.redact_text(_as_bytes(raw))
+                built.rejects.append(Reject(report.path, report.rows - 1, str(error), rejected))
+                report.totals.remove_last(seq)
                 continue
-            yield seq, door.as_kept(dataset, row)
+            yield seq, row_filter.redact(dataset, row)
 
-    def _mark(self, reading: Reading, door: Door) -> SourceMark:
-        pinned, window = reading.source, reading.settle_window()
+    def _checkpoint(self, reading: Reading, row_filter: Door) -> SourceMark:
+        snapshot, window = reading.source, reading.effective_window()
         return SourceMark(
             self.provider,
             self.dataset,
-            path_text(pinned.path),
-            pinned.inode,
-            pinned.size,
-            pinned.mtime_ns,
+            path_text(snapshot.path),
+            snapshot.inode,
+            snapshot.size,
+            snapshot.mtime_ns,
             reading.consumed,
-            reading.taken_hash,
+            reading.consumed_hash,
             tuple(sorted(reading.held)),
-            pinned.quiet,
+            snapshot.quiet,
             tuple(reading.left_out),
             window.since,
             window.until,
-            both(pinned.ignored, door.ignored),
+            both(snapshot.ignored, row_filter.ignored),
         )
 
 
 def _as_bytes(raw: Row) -> bytes:
-    """A refused row as bytes, whatever is in it."""
+    """Return a rejected row as bytes, even if it is not JSON."""
     try:
         return orjson.dumps(raw, default=str, option=orjson.OPT_NON_STR_KEYS)
     except TypeError:
@@ -222,14 +228,16 @@ def _as_bytes(raw: Row) -> bytes:
 
 
 def _check(reading: Reading) -> None:
-    """What a provider left behind in the reading becomes a mark and a report."""
+    """Check the values that the provider set on the reader, which become the checkpoint and the report."""
     held, skipped, consumed = reading.held, reading.skipped, reading.consumed
     if not isinstance(held, set) or not all(isinstance(key, str) for key in held):
-        raise ProviderFault("invalid_yield", "what it holds back is not named by text")
-    if not all(isinstance(why, str) and type(count) is int for why, count in skipped.items()):
-        raise ProviderFault("invalid_yield", "what it skipped is not counted by reasons")
+        raise ProviderFault("invalid_yield", "`held` must be a set of text")
+    if not all(isinstance(reason, str) and type(count) is int for reason, count in skipped.items()):
+        raise ProviderFault("invalid_yield", "`skipped` must count reasons")
     if type(consumed) is not int or not 0 <= consumed <= reading.source.size:
-        raise ProviderFault("invalid_yield", f"it took {consumed} of {reading.source.size} bytes")
+        raise ProviderFault(
+            "invalid_yield", f"`consumed` is {consumed}, but the source has {reading.source.size} bytes"
+        )
 
 
 @cache
@@ -238,5 +246,5 @@ def _registries() -> tuple[Providers, Materializers]:
 
 
 def load_registries() -> None:
-    """Before workers are forked: each of them has the plugins then."""
+    """Load the plugins before workers are forked, so that all workers share them."""
     _registries()

@@ -1,4 +1,4 @@
-"""A source as it was when the import began, and the window of time that the import asks for."""
+"""A source as it was when the import began, and the time window of the import."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Window:
-    """From and to, inclusive, as UTC text of the one written form; None is open. What has no time is inside."""
+    """An inclusive range of times in canonical UTC text; None is unbounded. A missing time is inside."""
 
     since: str | None = None
     until: str | None = None
 
-    def holds(self, time: str | None) -> bool:
+    def contains(self, time: str | None) -> bool:
         if time is None:
             return True
         return (self.since is None or time >= self.since) and (self.until is None or time <= self.until)
@@ -27,27 +27,27 @@ class Window:
 
 @dataclass(frozen=True)
 class Pinned:
-    """A source as it was when the import began, and how much of it earlier imports have taken."""
+    """A source as it was when the import began, and how far earlier imports have read it."""
 
     path: Path
     inode: int
     size: int
     mtime_ns: int
     consumed: int = 0
-    """Lines that begin before this offset were imported by an earlier run, but for those of `held`."""
+    """Lines that begin before this offset were imported by an earlier run, except those in `held` and `left_out`."""
     prefix_hash: str = ""
-    """Of the bytes before `consumed`."""
+    """SHA-256 of the bytes before `consumed`."""
     held: frozenset[str] = frozenset()
-    """Messages that the earlier import left for later because they were unfinished."""
+    """Messages that the earlier import held back because they were unfinished."""
     quiet: bool = True
-    """Nobody had written to it for a while: what looks unfinished will not be finished."""
+    """The file has not been written to for a while, so unfinished messages will stay unfinished."""
     window: Window = Window()
     left_out: tuple[tuple[int, int], ...] = ()
-    """From and to offsets of lines before `consumed` that no import took because they lay outside its window."""
+    """Ranges of offsets before `consumed` that were not imported because they were outside the window."""
     ignored: tuple[tuple[str | None, str | None], ...] = ()
-    """(folder, session) of lines before `consumed` that no import took because they are ignored."""
+    """(folder, session) of lines before `consumed` that were not imported because they are ignored."""
 
 
 def inode_of(status: os.stat_result) -> int:
-    """Some file systems have numbers beyond what a database stores."""
+    """Return the inode number, cut to 63 bits: some file systems use larger numbers than SQLite can store."""
     return status.st_ino & (2**63 - 1)

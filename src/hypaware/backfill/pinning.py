@@ -1,7 +1,7 @@
-"""What is due: each source is looked at, pinned as it is now, and held against what earlier imports took of it.
+"""Survey a provider's sources: pin each one, and compare it with its checkpoint to find out whether it is due.
 
-An unchanged source is not opened. One is due if it is new, has grown, was replaced, was read under a narrower window,
-or if something of it was held back and it has been quiet since.
+An unchanged source is not opened. A source is due if it is new, has grown, was replaced, was read under a narrower
+window, or has messages that were held back and has been quiet since.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from hypaware.state.source_mark import SourceMark
 
 QUIET_NS = 10 * 60 * 10**9
 UNREADABLE = "unreadable"
-"""What a provider calls the event of a source that it could not look at."""
-_MOST = 2**63 - 1
-# More than any transcript has; a sparse file that claims to be larger would use up sequences.
+"""The name of a provider's event for a source that it could not inspect."""
+_MAX_INT64 = 2**63 - 1
+# Larger than any transcript. A larger sparse file would use up sequences.
 _MAX_BYTES = 1 << 40
 _HEAD_BYTES = 64 << 10
 _time_text = coercer(Type.TIMESTAMP)
@@ -35,17 +35,17 @@ _time_text = coercer(Type.TIMESTAMP)
 @dataclass(frozen=True)
 class Due:
     found: Found
-    pinned: Pinned
+    snapshot: Pinned
     first_time: str
 
     @property
     def order(self) -> tuple[str, int, str]:
-        """First by time: sequence and day rise together, and of two copies of a message the original comes first."""
-        return self.first_time, self.pinned.mtime_ns, str(self.pinned.path)
+        """Sort key. Time comes first, so that sequence and day rise together and an original precedes its copies."""
+        return self.first_time, self.snapshot.mtime_ns, str(self.snapshot.path)
 
     @property
     def max_rows(self) -> int:
-        return self.pinned.size if self.found.max_rows is None else self.found.max_rows
+        return self.snapshot.size if self.found.max_rows is None else self.found.max_rows
 
 
 @dataclass
@@ -53,9 +53,9 @@ class Survey:
     due: list[Due] = field(default_factory=list)
     unchanged: int = 0
     held: int = 0
-    """Messages of unchanged sources that still wait."""
+    """Messages that are held back in unchanged sources."""
     skipped: Counter[str] = field(default_factory=Counter)
-    """Reason → sources that cannot be read now; they stay due."""
+    """Reason → sources that cannot be read now and stay due."""
     events: list[Event] = field(default_factory=list)
 
     @property
@@ -64,27 +64,27 @@ class Survey:
 
     @property
     def bytes(self) -> int:
-        return sum(each.pinned.size for each in self.due)
+        return sum(each.snapshot.size for each in self.due)
 
 
 def survey(
     provider: Provider,
     environment: Environment,
-    marks: Mapping[str, SourceMark],
+    checkpoints: Mapping[str, SourceMark],
     window: Window,
     now: datetime,
     *,
     in_order: bool = True,
-    looked: Callable[[int], None] = lambda _: None,
+    on_progress: Callable[[int], None] = lambda _: None,
 ) -> Survey:
-    """In the order in which the sources are to be imported; for that their first bytes are read.
+    """Return the survey of a provider, due sources in import order; `in_order` reads their first bytes for that.
 
-    `looked` is told how many sources were looked at so far, and may stop the survey.
+    `on_progress` receives the number of sources inspected so far and may raise to stop the survey.
     """
     found = Survey()
     seen: set[tuple[int, int] | Path] = set()
     for number, source in enumerate(_found(provider, environment, found)):
-        looked(number)
+        on_progress(number)
         try:
             status = source.path.stat()
             if not stat.S_ISREG(status.st_mode):
@@ -97,24 +97,24 @@ def survey(
             if not status.st_size or inode in seen or source.path in seen:
                 continue
             seen.update((inode, source.path))
-            mark = marks.get(path_text(source.path))
-            pinned = _pin(source.path, status, mark, window, now)
-            if pinned is None:
+            checkpoint = checkpoints.get(path_text(source.path))
+            snapshot = _pin(source.path, status, checkpoint, window, now)
+            if snapshot is None:
                 found.unchanged += 1
-                found.held += len(mark.held) if mark else 0
+                found.held += len(checkpoint.held) if checkpoint else 0
                 continue
-            found.due.append(Due(source, pinned, _first_time(provider, pinned) if in_order else ""))
+            found.due.append(Due(source, snapshot, _first_time(provider, snapshot) if in_order else ""))
         except FileNotFoundError:
             found.skipped["vanished"] += 1
         except (OSError, ValueError):
-            # ValueError: a name that no file can have.
+            # ValueError: the path contains a NUL byte.
             found.skipped[UNREADABLE] += 1
     found.due.sort(key=lambda due: due.order)
     return found
 
 
 def path_text(path: Path) -> str:
-    """A path as text that can be stored and shown, whatever bytes it is made of; two paths never give one text."""
+    """Return a path as printable, storable text. Different paths give different texts, even if they are not UTF-8."""
     raw = os.fsencode(path)
     try:
         return raw.decode()
@@ -124,8 +124,8 @@ def path_text(path: Path) -> str:
 
 def _found(provider: Provider, environment: Environment, survey: Survey) -> Iterator[Found]:
     try:
-        for thing in provider.find(environment):
-            source = checked_source(thing)
+        for raw in provider.find(environment):
+            source = checked_source(raw)
             if isinstance(source, Found):
                 yield source
                 continue
@@ -135,43 +135,47 @@ def _found(provider: Provider, environment: Environment, survey: Survey) -> Iter
     except ProviderFault:
         raise
     except Exception as error:
-        raise ProviderFault("provider_error", f"looking for history failed: {type(error).__name__}: {error}") from error
+        raise ProviderFault(
+            "provider_error", f"searching for sources failed: {type(error).__name__}: {error}"
+        ) from error
 
 
-def _pin(path: Path, now_is: os.stat_result, mark: SourceMark | None, window: Window, now: datetime) -> Pinned | None:
-    """None if it has not changed since the mark was made and nothing of it can be due."""
-    mtime_ns = max(-_MOST, min(now_is.st_mtime_ns, _MOST))
-    # Nobody writes in the future: such a time is a mistake, and waiting for it would take for ever.
+def _pin(
+    path: Path, status: os.stat_result, checkpoint: SourceMark | None, window: Window, now: datetime
+) -> Pinned | None:
+    """Return the snapshot of a source that is due, or None if nothing of it can be due."""
+    mtime_ns = max(-_MAX_INT64, min(status.st_mtime_ns, _MAX_INT64))
+    # A time in the future is a mistake; waiting for it could take years.
     quiet = abs(int(now.timestamp() * 10**9) - mtime_ns) >= QUIET_NS
-    fresh = Pinned(path, inode_of(now_is), now_is.st_size, mtime_ns, quiet=quiet, window=window)
-    if mark is None:
+    fresh = Pinned(path, inode_of(status), status.st_size, mtime_ns, quiet=quiet, window=window)
+    if checkpoint is None:
         return fresh
-    before = Window(mark.since, mark.until)
-    unchanged = (mark.inode, mark.size, mark.mtime_ns) == (fresh.inode, fresh.size, fresh.mtime_ns)
-    # Time releases what was held back because somebody was still writing; nothing else does without more bytes.
-    released = mark.held and quiet and not mark.quiet
+    before = Window(checkpoint.since, checkpoint.until)
+    unchanged = (checkpoint.inode, checkpoint.size, checkpoint.mtime_ns) == (fresh.inode, fresh.size, fresh.mtime_ns)
+    # Messages held back while the file was being written are released by time; everything else needs more bytes.
+    released = checkpoint.held and quiet and not checkpoint.quiet
     if unchanged and before.covers(window) and not released:
         return None
-    if fresh.size < mark.consumed:
+    if fresh.size < checkpoint.consumed:
         return fresh
-    # Whether the bytes are still those, also under a new inode, their hash will tell.
+    # The reader compares the hash of the prefix, because the file may have been rewritten, or copied to a new inode.
     return replace(
         fresh,
-        consumed=mark.consumed,
-        prefix_hash=mark.prefix_hash,
-        held=frozenset(mark.held),
-        left_out=mark.left_out,
-        ignored=mark.ignored,
+        consumed=checkpoint.consumed,
+        prefix_hash=checkpoint.prefix_hash,
+        held=frozenset(checkpoint.held),
+        left_out=checkpoint.left_out,
+        ignored=checkpoint.ignored,
     )
 
 
-def _first_time(provider: Provider, pinned: Pinned) -> str:
-    with open_regular(pinned.path) as file:
+def _first_time(provider: Provider, snapshot: Pinned) -> str:
+    with open_regular(snapshot.path) as file:
         head = file.read(_HEAD_BYTES)
     try:
         return str(_time_text(provider.first_time(head)))
     except ValueError:
-        return timestamp_text(datetime.fromtimestamp(pinned.mtime_ns / 10**9, UTC))
+        return timestamp_text(datetime.fromtimestamp(snapshot.mtime_ns / 10**9, UTC))
     except Exception as error:
-        message = f"finding the first time in {pinned.path} failed: {type(error).__name__}: {error}"
+        message = f"finding the first time in {snapshot.path} failed: {type(error).__name__}: {error}"
         raise ProviderFault("provider_error", message) from error

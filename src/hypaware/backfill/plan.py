@@ -1,4 +1,4 @@
-"""`hyp backfill plan`: what an import would read, told from names, sizes and earlier imports. Opens no transcript."""
+"""The plan of an import, from file names, sizes and checkpoints. Opens no transcript."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from hypaware.model.datasets import Dataset
 
 
 def plan(home: Home, config: Config, args: Mapping[str, Any]) -> dict[str, Any]:
-    """INTERFACE's plan document; a provider that fails says so in its own entry."""
-    request = Request.of(args)
+    """Return the plan document; the entry of a provider that fails holds the error."""
+    request = Request.from_args(args)
     known = registry.providers()
     chosen = [entry for name in request.providers if (entry := known.get(name))]
-    admission = Admission.of(home, config, remembers=False)
-    planned = [_planned(home, request, entry, admission) for entry in chosen]
+    policy = Admission.from_config(home, config, remembers=False)
+    planned = [_planned(home, request, entry, policy) for entry in chosen]
     return {"run_id": telemetry.dev_run_id(), "providers": planned}
 
 
-def _planned(home: Home, request: Request, entry: Registered, admission: Admission) -> dict[str, Any]:
-    told: dict[str, Any] = {
+def _planned(home: Home, request: Request, entry: Registered, policy: Admission) -> dict[str, Any]:
+    document: dict[str, Any] = {
         "provider": entry.name,
         "plugin": entry.plugin,
         "datasets": list(entry.provider.datasets),
@@ -40,25 +40,25 @@ def _planned(home: Home, request: Request, entry: Registered, admission: Admissi
     found: list[Survey] = []
     with nothing_on_stdout():
         for name in entry.provider.datasets:
-            attempt(outcome, name, lambda dataset: found.append(_survey(home, request, entry, dataset, admission)))
+            attempt(outcome, name, lambda dataset: found.append(_survey(home, request, entry, dataset, policy)))
     if outcome.error:
-        return {**told, "plan": None, "error": outcome.error.as_json()}
-    return {**told, "plan": _estimate(found)}
+        return {**document, "plan": None, "error": outcome.error.as_json()}
+    return {**document, "plan": _estimate(found)}
 
 
-def _survey(home: Home, request: Request, entry: Registered, dataset: Dataset, admission: Admission) -> Survey:
+def _survey(home: Home, request: Request, entry: Registered, dataset: Dataset, policy: Admission) -> Survey:
     name = dataset.name
     standing.check(home, name, marks.recorded_through(home, name))
     window = kept_window(request.window, metadata.retained_from(home, name))
-    known = admission.standing(marks.known(home, entry.name, name))
-    return pinning.survey(entry.provider, request.environment, known, window, request.now, in_order=False)
+    checkpoints = policy.drop_stale(marks.known(home, entry.name, name))
+    return pinning.survey(entry.provider, request.environment, checkpoints, window, request.now, in_order=False)
 
 
 def _estimate(found: list[Survey]) -> dict[str, Any]:
-    paths = [path_text(due.pinned.path) for each in found for due in each.due]
+    paths = [path_text(due.snapshot.path) for each in found for due in each.due]
     unchanged = sum(each.unchanged for each in found)
-    notes = [f"unchanged since they were imported: {unchanged} files"] if unchanged else []
-    notes += [f"{count} files cannot be read now: {why}" for each in found for why, count in each.skipped.items()]
+    notes = [f"{unchanged} files are unchanged since their last import"] if unchanged else []
+    notes += [f"{count} files cannot be read now: {reason}" for each in found for reason, count in each.skipped.items()]
     notes += [_told(event.name, event.facts) for each in found for event in each.events]
     return {
         "estimated_items": len(paths),

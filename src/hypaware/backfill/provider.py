@@ -1,7 +1,7 @@
-"""The seam between the import and whoever knows where history lies: providers find sources and read them.
+"""The interface between the import and a client: providers find sources and read them.
 
-`find` runs in the driver and only looks (names, sizes). `read` runs in Spark's tasks, on one pinned source, and
-yields items and events. It must be a function of the pinned bytes: a task that is tried again gives the same rows.
+`find` runs in the driver and inspects only names and sizes. `read` runs in Spark's tasks, on one pinned source, and
+yields items and events. It must depend only on the pinned bytes, so that a retried task gives the same rows.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from hypaware.backfill.reading import Reading
 
 Environment = Mapping[str, str]
-"""The variables that a provider asked for, as the caller of `hyp backfill` had them; HOME is always there."""
+"""The environment variables that a provider requests, with the values of `hyp backfill`'s caller; includes HOME."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Provenance:
 
 @dataclass(frozen=True)
 class Item:
-    """Something to import; `kind` names the materializer that makes rows of it."""
+    """Something to import; `kind` names the materializer that turns it into rows."""
 
     dataset: str
     kind: str
@@ -38,7 +38,7 @@ class Item:
 
 @dataclass(frozen=True)
 class Event:
-    """Something worth telling that is no row: shown in telemetry as `backfill.event.<name>`."""
+    """A fact about the import that is not a row; reported in telemetry as `backfill.event.<name>`."""
 
     name: str
     facts: Mapping[str, Any] = field(default_factory=dict)
@@ -46,11 +46,11 @@ class Event:
 
 @dataclass(frozen=True)
 class Found:
-    """A source of history: a file. Its rows are numbered in the order of (first time, file's time, path)."""
+    """A file with history. Sources are imported in the order of (first time, modification time, path)."""
 
     path: Path
     max_rows: int | None = None
-    """How many rows it can hold at most; None: no more than it has bytes, which is so for text."""
+    """The maximum number of rows; None if there are at most as many rows as bytes, which holds for text."""
 
 
 @runtime_checkable
@@ -64,15 +64,15 @@ class Provider(Protocol):
 
     @property
     def datasets(self) -> tuple[str, ...]:
-        """All datasets that its items may be for."""
+        """All datasets of its items."""
 
     @property
     def environment(self) -> tuple[str, ...]:
-        """Variables that decide where history lies, for example CODEX_HOME."""
+        """Environment variables that locate the history, for example CODEX_HOME."""
 
     def find(self, environment: Environment) -> Iterator[Found | Event]: ...
 
     def first_time(self, head: bytes) -> str | None:
-        """The earliest time that the first bytes of a source show, as ISO 8601; it decides the order of sources."""
+        """Return the earliest time in the first bytes of a source, as ISO 8601; it determines the import order."""
 
     def read(self, reading: Reading, environment: Environment) -> Iterator[Item | Event]: ...

@@ -1,4 +1,4 @@
-"""While plugins run in a command's own process: what they print must not get into its document."""
+"""Keep the output of plugins out of a command's own output."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def nothing_on_stdout() -> Iterator[None]:
-    """Whatever is written to stdout meanwhile, also past Python, goes to stderr."""
+    """Redirect stdout to stderr, for writes that bypass Python too."""
     sys.stdout.flush()
-    kept = os.dup(1)
+    saved = os.dup(1)
     try:
         os.dup2(2, 1)
         with contextlib.redirect_stdout(sys.stderr):
             yield
     finally:
-        os.dup2(kept, 1)
-        os.close(kept)
+        os.dup2(saved, 1)
+        os.close(saved)

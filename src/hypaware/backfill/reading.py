@@ -1,8 +1,8 @@
-"""Reading one pinned source: exactly the bytes that were there when it was pinned, line by line, within bounds.
+"""Read one pinned source: exactly the bytes that it had when it was pinned, line by line, in bounded memory.
 
-A line is taken whole or not at all. The last one may lack its newline: it counts if it is complete JSON, else it is
-left for the next import. Large sources are not kept in memory: a line's value is then parsed again when it is asked
-for.
+A line is read whole or not at all. A last line without a newline counts if it is complete JSON; otherwise it is left
+for the next import. The values of a large source are not kept in memory: a line is parsed again when its value is
+needed.
 """
 
 from __future__ import annotations
@@ -21,61 +21,61 @@ from hypaware.regular import open_regular
 
 MAX_LINE_BYTES = 64 << 20
 _MAX_RANGES = 1000
-_KEPT_BYTES = 24 << 20
+_MAX_KEPT_BYTES = 24 << 20
 _BLOCK = 1 << 20
 
 
 class SourceChanged(Exception):
-    """The file is no longer the one that was pinned; it stays due."""
+    """The file is no longer the pinned one; it stays due."""
 
 
 class Line:
-    """One line of a source that holds a JSON object."""
+    """One line of a source; it holds a JSON object."""
 
-    __slots__ = ("_kept", "_reading", "end", "offset")
+    __slots__ = ("_reading", "_value", "end", "offset")
 
-    def __init__(self, reading: Reading, offset: int, end: int, kept: dict[str, Any] | None) -> None:
+    def __init__(self, reading: Reading, offset: int, end: int, value: dict[str, Any] | None) -> None:
         self._reading = reading
-        self._kept = kept
+        self._value = value
         self.offset = offset
         self.end = end
 
     def forget(self) -> None:
-        self._kept = None
+        self._value = None
 
     @property
     def value(self) -> dict[str, Any]:
-        """Ask once and keep what is needed: of a large source it is read again once the next line was asked for."""
-        if self._kept is not None:
-            return self._kept
+        """Parsed again on every access for earlier lines of a large source, so keep what you need."""
+        if self._value is not None:
+            return self._value
         value: dict[str, Any] = canonical.parse(self._reading.bytes_at(self.offset, self.end))
         return value
 
 
 @dataclass
 class Reading:
-    """One pass over a source. The provider says here what it skipped and what it holds back."""
+    """One pass over a source. The provider records here what it skips and what it holds back."""
 
     source: Pinned
     skipped: Counter[str] = field(default_factory=Counter)
-    """Reason → lines (or parts of them) that make no row although somebody might expect one."""
+    """Reason → lines (or parts of lines) that make no row."""
     held: set[str] = field(default_factory=set)
-    """Messages that are unfinished, by an id of the provider's choice: the source stays due because of them."""
+    """Unfinished messages, under ids that the provider chooses. They keep the source due."""
     consumed: int = 0
     left_out: list[tuple[int, int]] = field(default_factory=list)
-    """The same of this import, as `wants` noted it; neighbours are one."""
-    _with_them: list[tuple[int, int]] = field(default_factory=list)
-    _asked: bool = False
-    _apart: bool = True
+    """Ranges of offsets that `wants` excluded in this import; adjacent ranges are merged."""
+    _excluded_with: list[tuple[int, int]] = field(default_factory=list)
+    _window_applied: bool = False
+    _range_closed: bool = True
     _file: BinaryIO | None = None
-    _taken: Any = field(default_factory=hashlib.sha256)
+    _consumed_digest: Any = field(default_factory=hashlib.sha256)
 
     def __enter__(self) -> Reading:
         self._file = open_regular(self.source.path)
         found = os.fstat(self._file.fileno())
         if inode_of(found) != self.source.inode or found.st_size < self.source.size:
             self.close()
-            raise SourceChanged("it was replaced or cut after it was found")
+            raise SourceChanged("the file was replaced or truncated after it was pinned")
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -87,7 +87,7 @@ class Reading:
             self._file = None
 
     def is_new(self, offset: int, message: str | None = None) -> bool:
-        """Whether no import has taken the line at the offset, of that message, yet."""
+        """Return whether no import has read the line at this offset, or the message that it belongs to."""
         source = self.source
         if offset >= source.consumed or message in source.held:
             return True
@@ -95,53 +95,53 @@ class Reading:
         return place >= 0 and offset < source.left_out[place][1]
 
     def wants(self, line: Line, time: str | None, *, new: bool = True) -> bool:
-        """Whether a line that can make rows shall make them now: it is new, and the window holds its time.
+        """Return whether a line that can make rows should make them now: it is new, and its time is in the window.
 
-        To be asked once for each such line, in the order of the file, with its time in the one written form. What the
-        window leaves out is noted, so that a later import takes it and nothing else.
+        Call it once for each such line, in file order, with the time in canonical form. Lines outside the window are
+        recorded, so that a later import reads exactly those.
         """
-        self._asked = True
-        if new and not self.source.window.holds(time):
-            self._leave_out(line.offset, line.end)
+        self._window_applied = True
+        if new and not self.source.window.contains(time):
+            self._exclude(line.offset, line.end)
             return False
-        self._apart = True
+        self._range_closed = True
         return new
 
-    def leave_out_too(self, offset: int) -> None:
-        """A line that makes no row belongs to one that was left out, and is due together with it."""
-        self._with_them.append((offset, offset + 1))
+    def exclude_with(self, offset: int) -> None:
+        """Exclude a line that makes no row, because the message that it belongs to is excluded."""
+        self._excluded_with.append((offset, offset + 1))
 
-    def _leave_out(self, start: int, end: int) -> None:
-        if self.left_out and (not self._apart or len(self.left_out) >= _MAX_RANGES):
+    def _exclude(self, start: int, end: int) -> None:
+        if self.left_out and (not self._range_closed or len(self.left_out) >= _MAX_RANGES):
             self.left_out[-1] = (self.left_out[-1][0], end)
         else:
             self.left_out.append((start, end))
-        self._apart = False
+        self._range_closed = False
 
-    def settle_window(self) -> Window:
-        """The window that the mark names: everything that was left out lies outside it; none where nothing was."""
-        if not self._asked and self.source.window != Window():
-            # The provider never asked: anything may have been left out.
+    def effective_window(self) -> Window:
+        """Return the window of the checkpoint: unbounded if nothing was excluded."""
+        if not self._window_applied and self.source.window != Window():
+            # The provider never called `wants`, so any line may be missing.
             self.left_out = [(0, self.source.size)]
-        self.left_out = _merged(self.left_out + self._with_them)
+        self.left_out = _merged(self.left_out + self._excluded_with)
         return self.source.window if self.left_out else Window()
 
-    def start_over_if_rewritten(self) -> None:
-        """What earlier imports took must still stand there; else nothing is known about this source."""
-        begun = self.source.consumed
-        if begun and self._hash_of_prefix(begun) != self.source.prefix_hash:
+    def reset_if_rewritten(self) -> None:
+        """Start from the beginning if the bytes that earlier imports read have changed."""
+        consumed = self.source.consumed
+        if consumed and self._hash_of_prefix(consumed) != self.source.prefix_hash:
             self.source = replace(self.source, consumed=0, prefix_hash="", held=frozenset(), left_out=(), ignored=())
 
     def lines(self) -> Iterator[Line]:
-        """Every line that holds a JSON object, from the beginning of the source."""
-        keep = self.source.size <= _KEPT_BYTES
-        self._taken, self.consumed = hashlib.sha256(), 0
+        """Yield every line that holds a JSON object, from the beginning of the source."""
+        keep = self.source.size <= _MAX_KEPT_BYTES
+        self._consumed_digest, self.consumed = hashlib.sha256(), 0
         for offset, raw in self._raw_lines():
             end = offset + len(raw)
             whole = raw.endswith(b"\n")
             value = self._parse(offset, raw, whole)
             if whole or value is not None:
-                self._taken.update(raw)
+                self._consumed_digest.update(raw)
                 self.consumed = end
             if value is not None:
                 line = Line(self, offset, end, value)
@@ -149,12 +149,12 @@ class Reading:
                 if not keep:
                     line.forget()
 
-    def whole(self) -> bytes | None:
-        """All of it, for sources that are one document; None if it is too large for that."""
+    def read_all(self) -> bytes | None:
+        """Return the whole source, for sources that are one document; None if it is too large."""
         if self.source.size > MAX_LINE_BYTES:
             return None
         data = self.bytes_at(0, self.source.size)
-        self._taken = hashlib.sha256(data)
+        self._consumed_digest = hashlib.sha256(data)
         self.consumed = len(data)
         return data
 
@@ -162,13 +162,13 @@ class Reading:
         assert self._file is not None
         data = os.pread(self._file.fileno(), end - start, start)
         if len(data) != end - start:
-            raise SourceChanged("it was cut while it was read")
+            raise SourceChanged("the file was truncated while it was read")
         return data
 
     @property
-    def taken_hash(self) -> str:
-        """Of the bytes before `consumed`, as they were read: somebody may have written others over them since."""
-        return str(self._taken.hexdigest())
+    def consumed_hash(self) -> str:
+        """SHA-256 of the bytes before `consumed`, as they were read; the file may have been overwritten since."""
+        return str(self._consumed_digest.hexdigest())
 
     def _hash_of_prefix(self, end: int) -> str:
         digest = hashlib.sha256()
@@ -177,7 +177,7 @@ class Reading:
         return digest.hexdigest()
 
     def _raw_lines(self) -> Iterator[tuple[int, bytes]]:
-        """(offset, line) of the pinned bytes; a line that is too long is counted and passed over."""
+        """Yield (offset, line) of the pinned bytes; count and skip a line that is too long."""
         assert self._file is not None
         self._file.seek(0)
         offset, size = 0, self.source.size
@@ -188,26 +188,26 @@ class Reading:
                 offset += len(raw)
             else:
                 self._skip(offset, "line_too_long")
-                offset = self._pass_over(raw, offset)
+                offset = self._skip_long_line(raw, offset)
 
-    def _pass_over(self, raw: bytes, offset: int) -> int:
-        """Reads on to the end of a long line, a piece at a time: where the next one begins."""
-        passed = self._taken.copy()
+    def _skip_long_line(self, raw: bytes, offset: int) -> int:
+        """Read to the end of a long line in blocks, and return the offset of the next line."""
+        digest = self._consumed_digest.copy()
         while True:
-            passed.update(raw)
+            digest.update(raw)
             offset += len(raw)
             if raw.endswith(b"\n"):
-                self._taken, self.consumed = passed, offset
+                self._consumed_digest, self.consumed = digest, offset
                 return offset
             if offset >= self.source.size:
                 return offset
             raw = self._read_line(min(_BLOCK, self.source.size - offset))
 
-    def _read_line(self, most: int) -> bytes:
+    def _read_line(self, limit: int) -> bytes:
         assert self._file is not None
-        raw = self._file.readline(most)
+        raw = self._file.readline(limit)
         if not raw:
-            raise SourceChanged("it was cut while it was read")
+            raise SourceChanged("the file was truncated while it was read")
         return raw
 
     def _parse(self, offset: int, raw: bytes, whole: bool) -> dict[str, Any] | None:
@@ -223,14 +223,14 @@ class Reading:
             return None
         return value
 
-    def _skip(self, offset: int, why: str) -> None:
-        """Counts a line, unless an earlier import counted it."""
+    def _skip(self, offset: int, reason: str) -> None:
+        """Count a skipped line, unless an earlier import counted it."""
         if self.is_new(offset):
-            self.skipped[why] += 1
+            self.skipped[reason] += 1
 
 
 def _merged(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """In order, without overlaps."""
+    """Return the ranges in order, without overlaps."""
     merged: list[tuple[int, int]] = []
     for start, end in sorted(ranges):
         if merged and start <= merged[-1][1]:

@@ -1,9 +1,8 @@
-"""Who can import what: providers by name, materializers by kind, each with the plugin that brought it.
+"""The registries of providers (by name) and materializers (by kind), each with the plugin that brought it.
 
-What is registered is judged when it registers, so that an import never meets a thing without a name or a method. A
-name has one owner. The installed ones are found by entry points: clients with a `backfill` in the group
-`hypaware.clients`, materializers in `hypaware.materializers`. A broken one is left out here, named in `broken`, and
-stops no other.
+Objects are checked when they register, so that an import never meets one without a name or a method. A name has one
+owner. Installed objects are found by entry points: clients with a `backfill` in the group `hypaware.clients`,
+materializers in `hypaware.materializers`. A broken plugin is listed in `broken` and does not stop the others.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ RESERVED = ("list", "plan")
 
 @dataclass(frozen=True)
 class Registered:
-    """A provider and the distribution that it came with."""
+    """A provider and the distribution that registered it."""
 
     provider: Provider
     plugin: str
@@ -49,7 +48,7 @@ class Providers:
     def register(self, provider: Provider, plugin: str) -> None:
         check_provider(provider)
         if owner := self._by_name.get(provider.name):
-            raise ValueError(f"there is a provider {provider.name} already, from {owner.plugin}")
+            raise ValueError(f"the provider {provider.name} is already registered by {owner.plugin}")
         self._by_name[provider.name] = Registered(provider, plugin)
 
     def get(self, name: str) -> Registered | None:
@@ -72,7 +71,7 @@ class Materializers:
     def register(self, materializer: Materializer, plugin: str) -> None:
         check_materializer(materializer)
         if owner := self._by_kind.get(materializer.name):
-            raise ValueError(f"there is a materializer for {materializer.name} already, from {owner[1]}")
+            raise ValueError(f"the materializer {materializer.name} is already registered by {owner[1]}")
         self._by_kind[materializer.name] = materializer, plugin
 
     def get(self, kind: str) -> Materializer | None:
@@ -84,7 +83,7 @@ class Materializers:
 
 
 def providers() -> Providers:
-    """Those of the installed clients, HypAware's own first."""
+    """Return the providers of the installed clients, HypAware's own first."""
     found = Providers()
     for plugin, client in plugins.inspect(plugins.CLIENTS):
         if plugin.error is not None:
@@ -105,27 +104,27 @@ def materializers() -> Materializers:
 
 
 def check_client(client: Any) -> None:
-    """Raises ValueError unless the client's provider, if it has one, can be registered under the client's name."""
+    """Raise ValueError unless the client's provider, if it has one, can be registered under the client's name."""
     if client.backfill is None:
         return
     check_provider(client.backfill)
     if client.backfill.name != client.name:
-        raise ValueError(f"the provider of the client {client.name!r} calls itself {client.backfill.name!r}")
+        raise ValueError(f"the provider of the client {client.name!r} has the name {client.backfill.name!r}")
 
 
 def check_provider(provider: Any) -> None:
     name = getattr(provider, "name", None)
     if not _matches(_PROVIDER, name):
-        raise ValueError(f"a provider's name is made of a-z, 0-9, _ and -, this one is {name!r}")
+        raise ValueError(f"a provider name must consist of a-z, 0-9, _ and -, but this one is {name!r}")
     if name in RESERVED:
-        raise ValueError(f"a provider cannot be called {name}: that is a command of `hyp backfill`")
+        raise ValueError(f"a provider cannot be named {name}: that is a command of `hyp backfill`")
     what = f"the provider {name}"
     summary = getattr(provider, "summary", None)
     if not isinstance(summary, str) or not summary.strip() or "\n" in summary:
-        raise ValueError(f"{what}: summary is one line of text, this is {summary!r}")
+        raise ValueError(f"{what}: summary must be one line of text, but is {summary!r}")
     _check_names(f"{what}: datasets", getattr(provider, "datasets", None), _DATASET)
     if not getattr(provider, "datasets", None):
-        raise ValueError(f"{what}: datasets is empty, so it could import nothing")
+        raise ValueError(f"{what}: datasets is empty")
     _check_names(f"{what}: environment", getattr(provider, "environment", None), _VARIABLE)
     for method in ("find", "first_time", "read"):
         if not callable(getattr(provider, method, None)):
@@ -134,9 +133,9 @@ def check_provider(provider: Any) -> None:
 
 def check_materializer(materializer: Any) -> None:
     if not _matches(_KIND, name := materializer.name):
-        raise ValueError(f"a materializer's name is made of a-z, 0-9, _ and dots, this one is {name!r}")
+        raise ValueError(f"a materializer name must consist of a-z, 0-9, _ and dots, but this one is {name!r}")
     if not _matches(_DATASET, materializer.dataset):
-        raise ValueError(f"the materializer {name}: {materializer.dataset!r} cannot be a dataset")
+        raise ValueError(f"the materializer {name}: {materializer.dataset!r} is not a valid dataset name")
     if not callable(materializer.materialize):
         raise ValueError(f"the materializer {name}: materialize is not a function")
     if materializer.tally is not None and not callable(materializer.tally):
@@ -145,12 +144,12 @@ def check_materializer(materializer: Any) -> None:
 
 def _check_names(what: str, names: Any, allowed: re.Pattern[str]) -> None:
     if not isinstance(names, tuple):
-        raise ValueError(f"{what} is a tuple of names, this is {names!r}")
+        raise ValueError(f"{what} must be a tuple of names, but is {names!r}")
     for name in names:
         if not _matches(allowed, name):
-            raise ValueError(f"{what}: {name!r} cannot be one")
+            raise ValueError(f"{what}: {name!r} is not a valid name")
     if len(set(names)) < len(names):
-        raise ValueError(f"{what}: a name stands there twice")
+        raise ValueError(f"{what}: duplicate name")
 
 
 def _matches(pattern: re.Pattern[str], name: Any) -> bool:

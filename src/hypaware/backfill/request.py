@@ -1,4 +1,4 @@
-"""What an import was asked for, and the steps that a real run and a dry one share. Without Spark."""
+"""An import request, and the steps that a real run, a dry run and a plan share. No Spark."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from hypaware.model.datasets import Dataset
 from hypaware.state.source_mark import SourceMark
 
 Work = Callable[[Outcome, Dataset], None]
-"""The import of one provider's rows of one dataset."""
+"""Imports one provider's rows of one dataset."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """What `hyp backfill` asked for."""
+    """The arguments of an import."""
 
     providers: tuple[str, ...]
     window: Window
@@ -34,7 +34,7 @@ class Request:
     retention_days: int | None = None
 
     def facts(self, *, dry_run: bool) -> dict[str, Any]:
-        """For telemetry: what was asked for."""
+        """The request, for telemetry."""
         return {
             "provider_count": len(self.providers),
             "dry_run": dry_run,
@@ -44,7 +44,7 @@ class Request:
         }
 
     @classmethod
-    def of(cls, args: Mapping[str, Any]) -> Request:
+    def from_args(cls, args: Mapping[str, Any]) -> Request:
         return cls(
             tuple(args["providers"]),
             Window(args.get("since"), args.get("until")),
@@ -55,13 +55,13 @@ class Request:
 
 
 def run_all(request: Request, work: Work, *, dry_run: bool) -> dict[str, Any]:
-    """Each provider in turn; INTERFACE's backfill document."""
-    asked = request.facts(dry_run=dry_run)
+    """Run each provider in turn and return the backfill document."""
+    facts = request.facts(dry_run=dry_run)
     known = registry.providers()
     outcomes: list[Outcome] = []
     status: telemetry.Status = "cancelled"
-    with telemetry.span("backfill.start", component="backfill", **asked) as span:
-        telemetry.event("backfill.start", **asked)
+    with telemetry.span("backfill.start", component="backfill", **facts) as span:
+        telemetry.event("backfill.start", **facts)
         try:
             for name in request.providers:
                 if (entry := known.get(name)) is not None:
@@ -74,7 +74,7 @@ def run_all(request: Request, work: Work, *, dry_run: bool) -> dict[str, Any]:
     return {
         "run_id": telemetry.dev_run_id(),
         "dry_run": dry_run,
-        "providers": [outcome.document() for outcome in outcomes],
+        "providers": [outcome.as_json() for outcome in outcomes],
     }
 
 
@@ -99,26 +99,28 @@ def _run_provider(outcome: Outcome, work: Work) -> None:
             cancelled = False
     finally:
         with telemetry.span("backfill.provider_finish", component="backfill", **outcome.facts) as span:
-            outcome.finish(span, cancelled=cancelled)
+            outcome.finish_span(span, cancelled=cancelled)
 
 
 def attempt(outcome: Outcome, dataset: str, work: Callable[[Dataset], None]) -> None:
-    """One provider's trouble is its own, whatever it is: a plugin may raise anything."""
+    """Run `work` and record any failure in the report: one provider must not stop the others."""
     try:
         work(registered(dataset))
     except Cancelled:
         raise
     except HypError as error:
-        # Without its engine no provider gets on; whoever asked starts another.
+        # No provider can continue without the engine; the caller starts another one.
         if error.kind == "engine_died":
             raise
         outcome.fail(error)
     except ConnectionError as error:
-        raise Retryable(f"the engine's JVM is gone: {error}; nothing is lost", kind="engine_died") from error
+        raise Retryable(
+            f"the engine's JVM has stopped ({error}); no data is lost. Run the command again", kind="engine_died"
+        ) from error
     except OSError as error:
-        outcome.fail(Retryable(f"{dataset}: {error}; what was not imported is still due", kind="import_failed"))
+        outcome.fail(Retryable(f"{dataset}: {error}; sources that were not imported stay due", kind="import_failed"))
     except (Exception, SystemExit) as error:
-        outcome.fail(ProviderFault("provider_error", f"{dataset}: unforeseen {type(error).__name__}: {error}"))
+        outcome.fail(ProviderFault("provider_error", f"{dataset}: unexpected {type(error).__name__}: {error}"))
 
 
 def registered(name: str) -> Dataset:
@@ -131,23 +133,23 @@ def surveyed(
     outcome: Outcome,
     request: Request,
     dataset: Dataset,
-    marks: Mapping[str, SourceMark],
+    checkpoints: Mapping[str, SourceMark],
     window: Window,
-    looked: Callable[[int], None] = lambda _: None,
+    on_progress: Callable[[int], None] = lambda _: None,
 ) -> Survey:
     facts = {**outcome.facts, "hyp_dataset": dataset.name}
     with telemetry.span("backfill.plan", component="backfill", **facts) as span:
         provider, environment = outcome.entry.provider, request.environment
-        found = pinning.survey(provider, environment, marks, window, request.now, looked=looked)
+        found = pinning.survey(provider, environment, checkpoints, window, request.now, on_progress=on_progress)
         counts: dict[str, Any] = {"files": found.files, "files_due": len(found.due), "bytes_due": found.bytes}
         span.set(**counts)
         telemetry.event("backfill.scan", **facts, **counts)
-    outcome.surveyed(found)
+    outcome.add_survey(found)
     return found
 
 
 def kept_window(window: Window, retained_from: str | None) -> Window:
-    """What retention has dropped does not come back."""
+    """Return the window without days that retention has removed; they must not come back."""
     if retained_from is None:
         return window
     kept = f"{retained_from}T00:00:00.000000Z"

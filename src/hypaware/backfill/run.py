@@ -1,7 +1,7 @@
-"""The import, as an engine runs it: per provider and dataset, survey, then commit lot by lot.
+"""The import as an engine job: for each provider and dataset, survey its sources, then commit them batch by batch.
 
-One provider's trouble never holds the others. What was committed stays committed; whatever was interrupted is due
-again, and the keys of what is in the lake say what not to write twice.
+A provider that fails does not stop the others. Committed rows stay committed. An interrupted source stays due, and
+the key index keeps its rows from being written twice.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ from hypaware.state.source_mark import SourceMark
 
 @dataclass(frozen=True)
 class Known:
-    """What a survey went by."""
+    """What a survey was based on."""
 
-    marks: Mapping[str, SourceMark]
+    checkpoints: Mapping[str, SourceMark]
     window: Window
-    admission: Admission
+    policy: Admission
 
 
 def backfill(context: JobContext, args: dict[str, Any]) -> dict[str, Any]:
-    """Result: INTERFACE's backfill document, with a summary for each provider."""
-    request = Request.of(args)
+    """Return the backfill document, with a summary for each provider."""
+    request = Request.from_args(args)
     return run_all(request, lambda outcome, dataset: _import(context, request, outcome, dataset), dry_run=False)
 
 
@@ -54,57 +54,57 @@ def _import(context: JobContext, request: Request, outcome: Outcome, dataset: Da
     opened = open_home(context.home)
     with closing(opened.store):
         with opened.store.reading() as connection:
-            marks = sources.known(connection, outcome.entry.name, dataset.name)
+            checkpoints = sources.known(connection, outcome.entry.name, dataset.name)
             recorded = flushes.recorded_through(connection, dataset.name)
         standing.check(context.home, dataset.name, recorded)
         window = kept_window(request.window, metadata.retained_from(context.home, dataset.name))
-        known = Known(marks, window, Admission.of(context.home, context.config))
-        looking = partial(_looking, context, outcome)
-        found = surveyed(outcome, request, dataset, known.admission.standing(marks), window, looking)
-        # Nothing new costs nothing: Spark is not asked for.
+        known = Known(checkpoints, window, Admission.from_config(context.home, context.config))
+        on_progress = partial(_looking, context, outcome)
+        found = surveyed(outcome, request, dataset, known.policy.drop_stale(checkpoints), window, on_progress)
+        # If nothing is due, Spark is not started.
         if found.due:
             with changing(dataset.name, context.check_cancelled):
                 found = _still_due(request, opened, outcome, dataset, known, found)
-                _take_in(context, request, opened, outcome, dataset, known.admission, found)
+                _take_in(context, request, opened, outcome, dataset, known.policy, found)
 
 
 def _looking(context: JobContext, outcome: Outcome, number: int) -> None:
     context.check_cancelled()
     if number and number % 500 == 0:
-        context.progress(f"looking for history of {outcome.entry.name}: {number:,} files")
+        context.progress(f"scanning the history of {outcome.entry.name}: {number:,} files")
 
 
 def _still_due(
     request: Request, opened: OpenHome, outcome: Outcome, dataset: Dataset, known: Known, found: Survey
 ) -> Survey:
-    """Between the survey and our turn another import may have taken some of it: then everything is looked at again."""
+    """Survey again if another import changed the checkpoints before this one got the lock."""
     with opened.store.reading() as connection:
-        now = sources.known(connection, outcome.entry.name, dataset.name)
-    if now == known.marks:
+        current = sources.known(connection, outcome.entry.name, dataset.name)
+    if current == known.checkpoints:
         return found
-    counting = known.admission.standing(now)
-    return pinning.survey(outcome.entry.provider, request.environment, counting, known.window, request.now)
+    checkpoints = known.policy.drop_stale(current)
+    return pinning.survey(outcome.entry.provider, request.environment, checkpoints, known.window, request.now)
 
 
 def _take_in(
-    context: JobContext, request: Request, opened: OpenHome, outcome: Outcome, dataset: Dataset, admission: Admission,
+    context: JobContext, request: Request, opened: OpenHome, outcome: Outcome, dataset: Dataset, policy: Admission,
     found: Survey,
 ) -> None:  # fmt: skip
-    watch = Watch(context, outcome, found)
-    lake = SparkLake(context.home, context.spark, opened.identity, context.check_cancelled, watch.tasks_done)
+    listener = Watch(context, outcome, found)
+    lake = SparkLake(context.home, context.spark, opened.identity, context.check_cancelled, listener.tasks_done)
     lake.warm_up()
-    origin = Origin(outcome.entry.name, dataset.name, dict(request.environment), opened.gateway_id, admission)
-    take_in(Landing(context.home, opened.store, lake), outcome, found, origin, watch)
+    origin = Origin(outcome.entry.name, dataset.name, dict(request.environment), opened.gateway_id, policy)
+    take_in(Landing(context.home, opened.store, lake), outcome, found, origin, listener)
     lake_jobs.trim(context, lake.table(dataset), dataset.name)
 
 
 def _flush_the_spool(context: JobContext, outcome: Outcome, dataset: Dataset) -> None:
-    """Rows that wait come first: what the lake has decides what an import writes, and the spool is not asked."""
+    """Flush spooled rows first: an import looks for duplicates in the lake, not in the spool."""
     facts = {**outcome.facts, "hyp_dataset": dataset.name}
     with telemetry.span("backfill.flush", component="backfill", **facts) as span:
         if not pending.waits(context.home, [dataset.name]):
             span.status("skipped")
             telemetry.event("backfill.flush_skipped", status="skipped", **facts)
             return
-        (report,) = lake_jobs.flush_datasets(context, [dataset.name], patient=True)
+        (report,) = lake_jobs.flush_datasets(context, [dataset.name], skip_deferred=True)
         span.set(row_count=report.rows_written)

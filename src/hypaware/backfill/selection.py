@@ -1,4 +1,4 @@
-"""Which providers an import runs: the named ones, else those whose client is enabled in the config."""
+"""Choose the providers of an import: the named ones, or those whose client is enabled in the config."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from hypaware.nearest import nearest
 class Selection:
     chosen: tuple[Registered, ...]
     why_none: str | None = None
-    """What to tell the user when nothing was chosen."""
+    """The message for the user if no provider was chosen."""
 
 
 def select(providers: Providers, config: Config, names: Sequence[str] = ()) -> Selection:
-    """Names override the config; an unknown or broken one is an error."""
+    """Return the named providers, or the enabled ones without names; raise HypError for an unknown or broken name."""
     if names:
         return Selection(tuple(_named(providers, name) for name in dict.fromkeys(names)))
     chosen = tuple(each for each in providers if is_enabled(config, each.name))
     if chosen:
         return Selection(chosen)
     if not len(providers):
-        return Selection((), "no provider is registered: no installed client keeps history that can be imported")
+        return Selection((), "no provider is registered, so there is no history to import")
     known = [each.name for each in providers]
     return Selection(
         (),
-        f"none of the registered providers is enabled in the config ({', '.join(known)}); "
-        f"name one (hyp backfill {known[0]}) or enable it (hyp config set clients.{known[0]}.enabled true)",
+        f"no provider is enabled in the config (registered: {', '.join(known)}). "
+        f"Name one (hyp backfill {known[0]}) or enable it (hyp config set clients.{known[0]}.enabled true)",
     )
 
 
@@ -43,7 +43,7 @@ def _named(providers: Providers, name: str) -> Registered:
     if found := providers.get(name):
         return found
     if name in RESERVED:
-        raise UsageError(f"{name} is a command of hyp backfill: it comes first", repair=f"hyp backfill {name} --help")
+        raise UsageError(f"{name} is a subcommand of hyp backfill; put it first", repair=f"hyp backfill {name} --help")
     for plugin in providers.broken:
         if plugin.name == name:
             raise HypError(
@@ -52,5 +52,5 @@ def _named(providers: Providers, name: str) -> Registered:
                 repair="hyp plugin list",
             )
     known = [each.name for each in providers]
-    hint = nearest(name, known) or " None is registered."
-    raise HypError(f"there is no provider {name!r}.{hint}", kind="unknown_provider", repair="hyp backfill list")
+    hint = nearest(name, known) or " No provider is registered."
+    raise HypError(f"unknown provider {name!r}.{hint}", kind="unknown_provider", repair="hyp backfill list")

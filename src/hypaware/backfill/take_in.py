@@ -1,4 +1,4 @@
-"""From what is due to what is in the lake, one lot after the other, each in one commit."""
+"""Commit the due sources to the lake, batch by batch."""
 
 from __future__ import annotations
 
@@ -20,40 +20,39 @@ from hypaware.state.flushes import Flush
 
 
 class Watch(Protocol):
-    """Whoever follows an import."""
+    """Receives the progress of an import."""
 
-    def before(self) -> None:
-        """A commit begins; may stop the import."""
+    def before_batch(self) -> None:
+        """Called before each batch; may raise to stop the import."""
 
-    def landed(self, lot: Lot) -> None: ...
-
-
-def take_in(landing: Landing, outcome: Outcome, found: Survey, origin: Origin, watch: Watch) -> None:
-    """Commits what is due."""
-    with landing.ready(datasets.get(origin.dataset)) as ready:
-        for lot in lots.lots(found.due):
-            _take_in_lot(Intake(landing, ready), lot, origin, outcome, watch)
+    def after_batch(self, batch: Lot) -> None: ...
 
 
-def _take_in_lot(intake: Intake, lot: Lot, origin: Origin, outcome: Outcome, watch: Watch) -> None:
-    """A source that takes its worker down is singled out by halving, so that nothing beside or behind it waits."""
-    watch.before()
+def take_in(landing: Landing, outcome: Outcome, found: Survey, origin: Origin, listener: Watch) -> None:
+    with landing.open_table(datasets.get(origin.dataset)) as ready:
+        for batch in lots.lots(found.due):
+            _take_in_lot(Intake(landing, ready), batch, origin, outcome, listener)
+
+
+def _take_in_lot(intake: Intake, batch: Lot, origin: Origin, outcome: Outcome, listener: Watch) -> None:
+    """Commit a batch. If a source crashes its worker, isolate it by halving the batch, so that the others continue."""
+    listener.before_batch()
     try:
-        _LotIntake(lot, origin, outcome).run(intake)
+        _LotIntake(batch, origin, outcome).run(intake)
     except RowsAtFault as fault:
-        if len(lot.due) > 1:
-            for half in lot.halves():
-                _take_in_lot(intake, half, origin, outcome, watch)
+        if len(batch.due) > 1:
+            for half in batch.halves():
+                _take_in_lot(intake, half, origin, outcome, listener)
             return
-        outcome.gave_up(lot.due[0], fault)
-    watch.landed(lot)
+        outcome.fail_source(batch.due[0], fault)
+    listener.after_batch(batch)
 
 
 class _LotIntake:
     """One commit of an import."""
 
-    def __init__(self, lot: Lot, origin: Origin, outcome: Outcome) -> None:
-        self._lot = lot
+    def __init__(self, batch: Lot, origin: Origin, outcome: Outcome) -> None:
+        self._batch = batch
         self._origin = origin
         self._outcome = outcome
         self._facts = {**outcome.facts, "hyp_dataset": origin.dataset}
@@ -62,21 +61,21 @@ class _LotIntake:
         dataset = self._origin.dataset
         with telemetry.span("backfill.materialize", component="backfill", **self._facts) as span:
             flush, prepared = intake.build(
-                dataset, self._lot.blocks, self._tasks, lambda built: refuse_faults(built.notes)
+                dataset, self._batch.max_rows, self._tasks, lambda built: refuse_faults(built.reports)
             )
-            reports: list[SourceReport] = prepared.notes
+            reports: list[SourceReport] = prepared.reports
             span.set(row_count=sum(report.rows for report in reports), items=sum(report.items for report in reports))
         with telemetry.span("backfill.write", component="backfill", **self._facts) as span:
-            landed = intake.land(flush, prepared, [report.mark for report in reports if report.mark is not None])
+            landed = intake.commit(flush, prepared, [report.checkpoint for report in reports if report.checkpoint])
             span.set(row_count=landed.rows_written)
-        self._outcome.read(reports, prepared.duplicates | prepared.purged | prepared.settled)
-        self._outcome.wrote(
+        self._outcome.add_sources(reports, prepared.duplicates | prepared.purged | prepared.settled)
+        self._outcome.add_rows(
             landed.rows_written, landed.rows_duplicate, landed.rows_rejected, {file.day for file in prepared.files}
         )
-        self._outcome.settled(landed.rows_settled)
-        self._outcome.kept_out(landed.rows_purged)
+        self._outcome.add_settled(landed.rows_settled)
+        self._outcome.add_purged(landed.rows_purged)
         telemetry.count("hyp_rows_written", landed.rows_written, hyp_dataset=dataset)
         telemetry.count("hyp_rows_rejected", landed.rows_rejected, hyp_dataset=dataset)
 
     def _tasks(self, flush: Flush, table: LakeTable) -> list[BuildTask]:
-        return lots.tasks(self._lot, self._origin, flush, table)
+        return lots.tasks(self._batch, self._origin, flush, table)

@@ -1,7 +1,7 @@
-"""What somebody wants to import, understood: which providers, which window, and what they may see of the caller.
+"""Parse an import request: its providers, its time window, and the environment variables that providers may see.
 
-It is resolved once, where the user is: a relative date means that moment, and the engine that does the work may have
-been started with other variables than the caller's.
+The caller resolves it once: a relative date refers to the moment of the call, and the engine that runs the import may
+have been started with other environment variables.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Wanted:
     environment: Mapping[str, str]
 
     def as_args(self, run_id: str) -> dict[str, Any]:
-        """Plain JSON, for a job."""
+        """Return the arguments of the engine job, as plain JSON."""
         return {
             "providers": [each.name for each in self.selection.chosen],
             "since": self.window.since,
@@ -51,7 +51,7 @@ def understand(
     now: datetime,
     variables: Mapping[str, str],
 ) -> Wanted:
-    """Raises UsageError for dates, HypError for names. `variables` is the caller's environment, with HOME."""
+    """Raise UsageError for invalid dates, HypError for unknown names. `variables` is the caller's environment."""
     default = config.retention.default_days
     window = resolve(since, until, retention_days, default, now)
     selection = select(providers, config, names)
@@ -64,12 +64,12 @@ def understand(
 
 
 def _environment(selection: Selection, variables: Mapping[str, str], home: Home) -> dict[str, str]:
-    """Only what the chosen providers asked for, and where the user's home and HypAware's are."""
-    asked = {"HOME", *(name for each in selection.chosen for name in each.provider.environment)}
-    found = {name: _absolute(variables[name]) for name in sorted(asked) if name in variables}
+    """Return HOME, HYP_HOME and the variables that the chosen providers request."""
+    requested = {"HOME", *(name for each in selection.chosen for name in each.provider.environment)}
+    found = {name: _absolute(variables[name]) for name in sorted(requested) if name in variables}
     return {**found, "HYP_HOME": str(home.root)}
 
 
 def _absolute(value: str) -> str:
-    """A relative path means one seen from where the user is; the engine is somewhere else."""
+    """Make an existing relative path absolute: the engine has another working directory."""
     return str(Path(value).absolute()) if value and not Path(value).is_absolute() and Path(value).exists() else value

@@ -1,4 +1,4 @@
-"""Progress of an import, for the one who waits: bytes, files and rows, over all its commits."""
+"""Report the progress of an import: bytes, files and rows over all its commits."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Watch:
         self._bytes = self._files = 0
 
     def tasks_done(self, done: int, files: int, rows: int) -> None:
-        """What the tasks of the present commit amount to."""
+        """Report the progress of the tasks of the current commit."""
         self._context.progress(
             f"importing {self._outcome.entry.name}",
             self._bytes + done,
@@ -27,11 +27,11 @@ class Watch:
             rows=self._outcome.rows_written + rows,
         )
 
-    def before(self) -> None:
+    def before_batch(self) -> None:
         self._context.check_cancelled()
         self.tasks_done(0, 0, 0)
 
-    def landed(self, lot: Lot) -> None:
-        self._bytes += lot.bytes
-        self._files += len(lot.due)
+    def after_batch(self, batch: Lot) -> None:
+        self._bytes += batch.bytes
+        self._files += len(batch.due)
         self.tasks_done(0, 0, 0)

@@ -1,8 +1,8 @@
-"""From what a user writes as dates to the window of an import.
+"""Parse the date options of a command into a time window.
 
-A date is ISO 8601 (a day alone is all of it, in UTC; a time without a zone is UTC) or so long ago: `30m`, `12h`, `7d`,
-`2w`. Retention is a bound like `since`; the later of the two holds. What cannot be understood is refused, never
-guessed at.
+A date is ISO 8601 (a day alone means the whole day in UTC; a time without a zone is UTC) or an age: `30m`, `12h`,
+`7d`, `2w`. Retention bounds the window like `since`; the later of the two applies. Anything else is rejected, never
+guessed.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from hypaware.model.columns import shown, timestamp_text
 
 _AGO = re.compile(r"([0-9]{1,9})([mhdw])")
 _UNITS = {"m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
-# Of all that ISO 8601 knows, days of the calendar: a week or a month alone has no one end.
+# Of ISO 8601's date forms only calendar days: a week or a month does not name one day.
 _DAY = re.compile(r"[0-9]{4}-?[0-9]{2}-?[0-9]{2}")
 
 
 def resolve(
     since: str | None, until: str | None, retention_days: int | None, config_default_days: int, now: datetime
 ) -> Window:
-    """The window that the options ask for; `now` is aware. 0 days of retention are no limit."""
+    """Return the window of the options; `now` must be timezone-aware. A retention of 0 days means no limit."""
     earliest = moment("--since", since, time.min, now)
     latest = moment("--until", until, time.max, now)
     if earliest and latest and earliest > latest:
@@ -31,7 +31,7 @@ def resolve(
     bound = _retained_from(retention_days, config_default_days, now)
     if bound and latest and bound > latest:
         raise UsageError(
-            f"--until {until} is earlier than anything that retention keeps ({timestamp_text(bound)})",
+            f"--until {until} is before the start of the retention period ({timestamp_text(bound)})",
             repair="hyp backfill --retention-days 0",
         )
     if bound and (earliest is None or bound > earliest):
@@ -42,7 +42,7 @@ def resolve(
 def _retained_from(given: int | None, default: int, now: datetime) -> datetime | None:
     days = default if given is None else given
     if days < 0:
-        raise UsageError(f"--retention-days is {days}; it is a whole number from 0, which is no limit")
+        raise UsageError(f"--retention-days is {days}; it must be 0 (no limit) or more")
     try:
         return now - timedelta(days=days) if days else None
     except OverflowError:
@@ -50,7 +50,7 @@ def _retained_from(given: int | None, default: int, now: datetime) -> datetime |
 
 
 def moment(option: str, text: str | None, time_of_a_day: time, now: datetime) -> datetime | None:
-    """What an option of a command says; a day alone means that time of it."""
+    """Parse a date option; `time_of_a_day` is the time that a day without one gets."""
     if text is None:
         return None
     written = text.strip()
@@ -64,8 +64,8 @@ def moment(option: str, text: str | None, time_of_a_day: time, now: datetime) ->
         found = datetime.fromisoformat(written)
         return (found if found.tzinfo else found.replace(tzinfo=UTC)).astimezone(UTC)
     except OverflowError:
-        raise UsageError(f"{option} {shown(text)} lies outside the years 1 to 9999") from None
+        raise UsageError(f"{option} {shown(text)} is outside the years 1 to 9999") from None
     except ValueError:
         raise UsageError(
-            f"{option} {shown(text)} is no date: write 2026-11-15, 2026-11-15T08:00:00Z, or so long ago: 7d, 12h"
+            f"{option} {shown(text)} is not a date; write 2026-11-15, 2026-11-15T08:00:00Z, or an age such as 7d or 12h"
         ) from None

@@ -1,4 +1,4 @@
-"""What Spark's Python workers need for an import, loaded before they are forked: clients and materializers."""
+"""Load the plugins for Spark's Python workers before they are forked."""
 
 from __future__ import annotations
 

@@ -1,22 +1,22 @@
-"""A request's body in parts, so that a history which every request repeats is stored once.
+"""Parts of request bodies, so that the history that every request repeats is stored once.
 
-A body is cut at the edges of what clients repeat (`json_pieces`): the blocks of its messages (or its items), its system
-prompt, its tools. `body_refs` then says how to put it together, exactly:
+A body is split along the values that clients repeat: the blocks of its messages (or its items), its system prompt, its
+tools. `body_refs` says how to reassemble it, byte for byte:
 
     {"v": 1, "new": [<hash of a part>, …], "body": [<token>, …]}
-    token = "text as it stands" | [<hash of a part>] | [<hash of a part>, 1]
+    token = "literal text" | [<hash of a part>] | [<hash of a part>, 1]
 
-`request_body` holds the `new` parts, a line each: written JSON has no line ends of its own. A token `[hash, 1]` names a
-part whose text is itself a list of tokens: tokens in a row make such groups, so that a row does not name every part of
-a long history. Small pieces stand as text. What a client adds to a block for this request only (`cache_control`, its
-last key) is cut off, else the last message of each request would be stored twice.
+`request_body` holds the `new` parts, one per line: serialized JSON contains no line ends. A token `[hash, 1]` names a
+part whose text is itself a list of tokens: runs of tokens form such groups, so that a row does not name every part of a
+long history. Small fragments stay literal text. A key that a client adds to a block for one request only
+(`cache_control`, the last key) is split off; otherwise the last message of each request would be stored twice.
 
-**Where parts live.** A part is new in the first row *of its session and UTC day* that has it; later rows of that
-session and day name it by its hash. Retention drops whole days, so it never takes a part away from a row that it
-leaves. What is remembered of stored parts is bounded; what is forgotten is stored again, which costs space only.
+**Where parts are stored.** A part is new in the first row *of its session and UTC day* that contains it; later rows of
+that session and day refer to it by its hash. Retention removes whole days, so it never removes a part that a remaining
+row needs. The memory of stored parts is bounded; a forgotten part is stored again, which costs only space.
 
-A body that cannot be put together again to the letter (its JSON was written in a way that nobody here writes) is not
-cut: `body_refs` is null and `request_body` is all of it.
+A body that cannot be reassembled byte for byte (its JSON was serialized in an unknown way) is not split: `body_refs` is
+null and `request_body` is the whole body.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from hypaware.model import canonical
 
 Token = str | list[Any]
 Lookup = Callable[[str], str | None]
-"""Hash of a part → its text, or None if nobody has it."""
+"""Hash of a part → its text, or None if it is missing."""
 
 _GROUP, _SMALLEST_GROUP = 16, 4
 _HASH_DIGITS = 24
@@ -44,19 +44,19 @@ _MAX_DEPTH = 8
 
 
 class PartsMissing(HypError):
-    """A body cannot be put together: the rows that hold these parts are gone."""
+    """A body cannot be reassembled: the rows that hold these parts are gone."""
 
     def __init__(self, exchange_id: Any, missing: list[str]) -> None:
         self.missing = missing
         super().__init__(
-            f"exchange {exchange_id}: {len(missing)} parts of its request are gone, {', '.join(missing[:3])} first",
+            f"exchange {exchange_id}: {len(missing)} parts of its request are missing, first {', '.join(missing[:3])}",
             kind="parts_missing",
         )
 
 
 @dataclass(frozen=True)
 class Cut:
-    """A body in parts, as a row holds it; `new` are the hashes that are known once the row is stored."""
+    """A body in parts, as a row holds it. The hashes in `new` are known once the row is stored."""
 
     body: str
     refs: dict[str, Any] | None
@@ -64,17 +64,17 @@ class Cut:
 
 
 class StoredParts:
-    """Which parts of which session and day are stored; the least recent ones are forgotten."""
+    """The parts that are stored for each session and day; the least recent sessions are evicted."""
 
     def __init__(self, *, max_sessions: int = 128, max_parts: int = 8192) -> None:
         self._known: OrderedDict[tuple[str, str], set[str]] = OrderedDict()
         self._max_sessions, self._max_parts = max_sessions, max_parts
 
-    def of(self, session: str, day: str) -> set[str]:
+    def known(self, session: str, day: str) -> set[str]:
         return self._known.get((session, day), set())
 
-    def keep(self, session: str, day: str, parts: frozenset[str]) -> None:
-        """To be called when the row that holds them is stored, and not before."""
+    def add(self, session: str, day: str, parts: frozenset[str]) -> None:
+        """Add parts. Call it only after the row that holds them is stored."""
         known = self._known.setdefault((session, day), set())
         if len(known) + len(parts) > self._max_parts:
             known.clear()
@@ -85,17 +85,17 @@ class StoredParts:
 
 
 def cut(text: str, document: Any, stored: set[str]) -> Cut:
-    pieces = pieces_of(text, document)
-    if pieces is None:
+    fragments = pieces_of(text, document)
+    if fragments is None:
         return Cut(text, None)
     new: dict[str, str] = {}
-    tokens = _tokens(pieces, stored, new)
+    tokens = _tokens(fragments, stored, new)
     grouped = _grouped(tokens, stored, new)
     return Cut("\n".join(new.values()), {"v": 1, "new": list(new), "body": grouped}, frozenset(new))
 
 
 def parts_of(row: Mapping[str, Any]) -> dict[str, str]:
-    """The parts that a row holds: hash → text."""
+    """Return the parts that a row holds: hash → text."""
     refs, body = _refs(row), row.get("request_body")
     if refs is None or not isinstance(body, str):
         return {}
@@ -103,7 +103,7 @@ def parts_of(row: Mapping[str, Any]) -> dict[str, str]:
 
 
 def restore(row: Mapping[str, Any], lookup: Lookup) -> str | None:
-    """The request's body as it was; raises `PartsMissing` with what is not there."""
+    """Return the original request body; raise `PartsMissing` if parts are missing."""
     refs, body = _refs(row), row.get("request_body")
     if refs is None:
         return body
@@ -116,10 +116,10 @@ def restore(row: Mapping[str, Any], lookup: Lookup) -> str | None:
             missing.append(name)
         return found or ""
 
-    whole = "".join(_texts(refs["body"], text_of, _MAX_DEPTH))
+    body_text = "".join(_texts(refs["body"], text_of, _MAX_DEPTH))
     if missing:
         raise PartsMissing(row.get("exchange_id"), missing)
-    return whole
+    return body_text
 
 
 def _texts(tokens: list[Token], text_of: Callable[[str], str], depth: int) -> Iterator[str]:
@@ -139,15 +139,15 @@ def _refs(row: Mapping[str, Any]) -> dict[str, Any] | None:
     return refs if isinstance(refs, dict) else None
 
 
-def _tokens(pieces: list[str], stored: set[str], new: dict[str, str]) -> list[Token]:
+def _tokens(fragments: list[str], stored: set[str], new: dict[str, str]) -> list[Token]:
     tokens: list[Token] = []
-    for piece in pieces:
-        if len(piece) >= SMALL:
-            tokens.append([_named(piece, stored, new)])
+    for fragment in fragments:
+        if len(fragment) >= SMALL:
+            tokens.append([_named(fragment, stored, new)])
         elif tokens and isinstance(tokens[-1], str) and len(tokens[-1]) < SMALL:
-            tokens[-1] += piece
+            tokens[-1] += fragment
         else:
-            tokens.append(piece)
+            tokens.append(fragment)
     return tokens
 
 
@@ -165,7 +165,10 @@ def _grouped(tokens: list[Token], stored: set[str], new: dict[str, str]) -> list
 
 
 def _is_edge(token: Token) -> bool:
-    """One in eight is, and nothing but the token tells: after a change, the groups are soon the same again."""
+    """Return whether a group ends here: for one token in eight, by its content alone.
+
+    After a change in the history, the groups therefore soon become the same again.
+    """
     return token[0][0] in "01" if isinstance(token, list) else zlib.crc32(token.encode()) % 8 == 0
 
 

@@ -1,8 +1,8 @@
-"""A recording made readable: unpacked, taken apart, its headers and its address without secrets.
+"""Decoding of recorded exchanges: decompress and parse the bodies, redact the headers and the URL.
 
-Nothing here fails on what came over the wire. What cannot be unpacked or is beyond the bounds is left out with the
-reason in `error`; what is no JSON stays text; what is no text is None. `error` holds how the exchange ended before
-its time, then what happened to its bodies: `client_abort; response gzip: ends early`.
+Malformed input never raises. A body that cannot be decompressed or exceeds the limits is left out, and `error` says
+why. A body that is not JSON stays text; a body that is not text is None. `error` holds why the exchange ended early,
+then the problems with its bodies: `client_abort; response gzip: ends early`.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ _TEXTUAL = ("text/", "application/json", "application/x-ndjson", "+json", "appli
 
 @dataclass(frozen=True)
 class _Read:
-    """One body, as far as it can be read."""
+    """As much of one body as can be read."""
 
     text: str | None = None
     document: Any = None
     events: tuple[Event, ...] | None = None
-    trouble: str | None = None
+    problem: str | None = None
 
 
-def decode(recording: Recording, bounds: Bounds | None = None) -> Decoded:
-    bounds = bounds or Bounds()
-    request = _read(recording.request, recording.request_headers, bounds, may_stream=False)
-    response = _read(recording.response, recording.response_headers, bounds, may_stream=True)
+def decode(recording: Recording, limits: Bounds | None = None) -> Decoded:
+    limits = limits or Bounds()
+    request = _read(recording.request, recording.request_headers, limits, may_stream=False)
+    response = _read(recording.response, recording.response_headers, limits, may_stream=True)
     path, query = redact_query(recording.path)
     return Decoded(
         exchange_id=recording.exchange_id,
@@ -59,26 +59,26 @@ def decode(recording: Recording, bounds: Bounds | None = None) -> Decoded:
         request=request.document,
         response=response.document,
         events=response.events,
-        error=_error(recording.error, request.trouble, response.trouble),
+        error=_error(recording.error, request.problem, response.problem),
         metadata=_metadata(recording.request_headers),
     )
 
 
-def _read(body: Body, headers: Headers, bounds: Bounds, *, may_stream: bool) -> _Read:
+def _read(body: Body, headers: Headers, limits: Bounds, *, may_stream: bool) -> _Read:
     encodings = [name.strip().lower() for name in _header(headers, "content-encoding").split(",")]
-    unpacked = unpack(body.blocks(), encodings, bounds, body.size)
-    if not unpacked.data:
-        return _Read("" if body.size == 0 else None, trouble=unpacked.trouble)
+    body_data = unpack(body.blocks(), encodings, limits, body.size)
+    if not body_data.data:
+        return _Read("" if body.size == 0 else None, problem=body_data.problem)
     media_type = _header(headers, "content-type").partition(";")[0].strip().lower()
-    text = _text(unpacked.data, media_type)
+    text = _text(body_data.data, media_type)
     if text is None:
-        return _Read(trouble=unpacked.trouble)
+        return _Read(problem=body_data.problem)
     if may_stream and media_type == "text/event-stream":
-        return _Read(text, events=_events(text), trouble=unpacked.trouble)
-    document = _json(unpacked.data)
+        return _Read(text, events=_events(text), problem=body_data.problem)
+    document = _json(body_data.data)
     if document is None and may_stream and "json" not in media_type and sse.looks_like_events(text):
-        return _Read(text, events=_events(text), trouble=unpacked.trouble)
-    return _Read(text, document, trouble=unpacked.trouble)
+        return _Read(text, events=_events(text), problem=body_data.problem)
+    return _Read(text, document, problem=body_data.problem)
 
 
 def _text(data: bytes | bytearray, media_type: str) -> str | None:
@@ -89,7 +89,7 @@ def _text(data: bytes | bytearray, media_type: str) -> str | None:
 
 
 def _json(data: bytes | bytearray | str) -> Any:
-    """None also for what is no JSON, or nested beyond all reason."""
+    """Parse JSON; return None for anything else, including JSON that is nested too deeply."""
     try:
         return orjson.loads(data)
     except orjson.JSONDecodeError:
@@ -97,14 +97,12 @@ def _json(data: bytes | bytearray | str) -> Any:
 
 
 def _events(text: str) -> tuple[Event, ...]:
-    return tuple(
-        Event(found.type, found.data if (data := _json(found.data)) is None else data) for found in sse.events(text)
-    )
+    return tuple(Event(raw.type, raw.data if (data := _json(raw.data)) is None else data) for raw in sse.events(text))
 
 
 def _error(ended: str | None, request: str | None, response: str | None) -> str | None:
-    found = [ended, request and f"request {request}", response and f"response {response}"]
-    return "; ".join(part for part in found if part) or None
+    problems = [ended, request and f"request {request}", response and f"response {response}"]
+    return "; ".join(problem for problem in problems if problem) or None
 
 
 def _metadata(headers: Headers) -> Mapping[str, Any]:
@@ -113,4 +111,4 @@ def _metadata(headers: Headers) -> Mapping[str, Any]:
 
 
 def _header(headers: Headers, name: str) -> str:
-    return ", ".join(value for found, value in headers if found.lower() == name)
+    return ", ".join(value for header, value in headers if header.lower() == name)

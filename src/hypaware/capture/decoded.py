@@ -1,5 +1,6 @@
-"""An exchange that can be read: bodies unpacked (gzip, deflate, br, zstd, within bounds), events taken apart, secrets
-in headers and addresses gone. What `project` turns into rows, and what is kept raw.
+"""A decoded exchange: bodies decompressed and parsed, secrets in headers and URL redacted.
+
+`projection` turns it into rows, and `raw_exchanges` stores it.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Event:
-    """One server-sent event: its type, and its data as JSON where it is JSON, else as text."""
+    """One server-sent event: its type, and its data as JSON if it is JSON, else as text."""
 
     type: str
     data: Any
@@ -29,28 +30,28 @@ class Decoded:
     client_name: str | None
     method: str
     path: str
-    """Without its query."""
+    """Without the query."""
     query: str
-    """With its values redacted."""
+    """With redacted values."""
     status: int | None
     request_headers: Mapping[str, str]
-    """Names in lower case, values redacted; several of one name joined by commas."""
+    """Names in lower case, redacted values; values of a repeated name are joined by commas."""
     response_headers: Mapping[str, str]
     request_bytes: int
     response_bytes: int
     request_text: str | None
-    """The body, unpacked; None if it is no text, or too large to be kept."""
+    """The decompressed body; None if it is not text or too large."""
     response_text: str | None
     request: Any = None
-    """The body as JSON, where it is JSON."""
+    """The body as JSON, if it is JSON."""
     response: Any = None
-    """The answer as JSON, where it is one JSON document."""
+    """The response as JSON, if it is a single JSON document."""
     events: tuple[Event, ...] | None = None
-    """The answer as events, where it is a stream of them; the last one counts also without its blank line."""
+    """The response as events, if it is a stream of them; the last one counts even without its blank line."""
     error: str | None = None
-    """How it ended before its time, see `Recording.error`; or why a body could not be unpacked."""
+    """Why the exchange ended early (see `RecordedExchange.error`), or why a body could not be decompressed."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
-    """What the client asked to be noted: `{"dev_run_id": …}` (header x-hyp-dev-run-id)."""
+    """Values that the client asked to store: `{"dev_run_id": …}` (header x-hyp-dev-run-id)."""
 
     @property
     def is_sse(self) -> bool:

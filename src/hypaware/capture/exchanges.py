@@ -1,11 +1,11 @@
-"""The raw row: an exchange as a row of `ai_gateway_exchanges`, and an exchange out of such rows again.
+"""Raw exchanges: a decoded exchange as a row of `ai_gateway_exchanges`, and back.
 
-It holds what `Decoded` holds, secrets gone; the request's body in parts (`body_parts`). Whatever could not be projected
-today can be projected from it by a later decoder: `decoded_of` gives back the exchange, `reproject` the rows of many,
-with the ids that they had.
+The row holds what `DecodedExchange` holds, without secrets; the request body is split into parts (`body_parts`). A
+later decoder can project from it whatever cannot be projected today: `restore_exchange` returns the exchange,
+`reproject` the rows of many exchanges with their original ids.
 
-`raw_row` does not note that its parts are stored, since they are not until the row is: call `RawRow.keep` after the
-append. Two rows that were made before one of them was kept both hold the part; nothing is lost by that but space.
+`build_raw_row` does not mark its parts as stored, because they are not until the row is: call `RawRow.mark_stored`
+after the append. If two rows are built before the first is marked, both hold the part; that costs only space.
 
 @ref capture#raw
 """
@@ -23,8 +23,8 @@ import orjson
 from hypaware.capture import sse
 from hypaware.capture.body_parts import Cut, Lookup, PartsMissing, StoredParts, cut, parts_of, restore
 from hypaware.capture.decoded import Decoded, Event
-from hypaware.capture.project import Projection, Seen, project
-from hypaware.capture.project.projection import SessionFacts
+from hypaware.capture.project.projection import Projection, SessionFacts, project
+from hypaware.capture.project.seen import Seen
 from hypaware.model import canonical
 from hypaware.model.columns import timestamp_text
 from hypaware.model.datasets import Row
@@ -39,10 +39,10 @@ class RawRow:
     day: str
     new: frozenset[str]
 
-    def keep(self, stored: StoredParts) -> None:
-        """The row is stored: later ones may name its parts."""
+    def mark_stored(self, stored: StoredParts) -> None:
+        """Note that the row is stored, so that later rows may refer to its parts."""
         if self.new:
-            stored.keep(self.session, self.day, self.new)
+            stored.add(self.session, self.day, self.new)
 
 
 def raw_row(decoded: Decoded, projection: Projection, stored: StoredParts) -> RawRow:
@@ -51,7 +51,7 @@ def raw_row(decoded: Decoded, projection: Projection, stored: StoredParts) -> Ra
     if text is None or session is None:
         body = Cut(text or "", None)
     else:
-        body = cut(text, decoded.request, stored.of(session, day))
+        body = cut(text, decoded.request, stored.known(session, day))
     about = {"kind": projection.kind, "dialect": projection.dialect, **decoded.metadata}
     events = decoded.events
     row = {
@@ -80,12 +80,12 @@ def raw_row(decoded: Decoded, projection: Projection, stored: StoredParts) -> Ra
         "decoded": projection.dialect is not None,
         "metadata": {name: value for name, value in about.items() if value is not None} or None,
     }
-    found = {name: value for name, value in row.items() if value is not None}
-    return RawRow(found, session or "", day, body.new)
+    present = {name: value for name, value in row.items() if value is not None}
+    return RawRow(present, session or "", day, body.new)
 
 
 def decoded_of(row: Mapping[str, Any], lookup: Lookup) -> Decoded:
-    """The exchange that a stored row holds; raises `PartsMissing` if its request cannot be put together."""
+    """Return the exchange of a stored row; raise `PartsMissing` if its request cannot be reassembled."""
     request_text, response_text = restore(row, lookup), row.get("response_body")
     path, _, query = row["path"].partition("?")
     metadata = _object(row.get("metadata"))
@@ -118,33 +118,33 @@ def decoded_of(row: Mapping[str, Any], lookup: Lookup) -> Decoded:
 
 
 class Parts(Protocol):
-    """Parts of the stored rows that were read so far."""
+    """The parts of the stored rows that were read so far."""
 
-    def keep(self, session: str, day: str, parts: Mapping[str, str]) -> None: ...
+    def add(self, session: str, day: str, parts: Mapping[str, str]) -> None: ...
 
-    def of(self, session: str, day: str) -> Lookup: ...
+    def lookup(self, session: str, day: str) -> Lookup: ...
 
 
 def reproject(
     rows: Iterable[Mapping[str, Any]],
     *,
     facts: SessionFacts | None = None,
-    seen: Seen | None = None,
+    conversations: Seen | None = None,
     parts: Parts | None = None,
 ) -> Iterator[Projection]:
-    """Today's rows of stored exchanges, one projection each, with the ids that they had.
+    """Project stored exchanges with today's decoders, one projection each, with the original ids.
 
-    The rows come in the order in which the exchanges ended. A projection is made when it is asked for, so whoever does
-    not want it can take it back (`Seen.rollback`) before the next one. An exchange whose parts are gone gives an empty
-    projection that says so in `skipped`.
+    `rows` must come in the order in which the exchanges ended. Projections are created lazily, so a caller can undo one
+    (`ConversationCache.rollback`) before it takes the next. An exchange with missing parts yields an empty projection
+    that counts them in `skipped`.
     """
-    seen, parts = seen or Seen(), parts or _PartsOfTwoDays()
+    conversations, parts = conversations or Seen(), parts or _PartsOfTwoDays()
     for row in rows:
         session, day = row.get("session_id") or "", str(row["ts_start"])[:10]
         if held := parts_of(row):
-            parts.keep(session, day, held)
+            parts.add(session, day, held)
         try:
-            decoded = decoded_of(row, parts.of(session, day))
+            decoded = decoded_of(row, parts.lookup(session, day))
         except PartsMissing:
             yield Projection(
                 session_id=row.get("session_id"),
@@ -152,29 +152,29 @@ def reproject(
                 skipped=Counter({"parts_missing": 1}),
             )
             continue
-        yield project(decoded, seen, facts=facts)
+        yield project(decoded, conversations, facts=facts)
 
 
 class _PartsOfTwoDays:
-    """In memory. What began before midnight and ended after it stands behind rows of the next day."""
+    """Parts in memory. An exchange that began before midnight may follow rows of the next day."""
 
     def __init__(self) -> None:
         self._days: dict[str, dict[tuple[str, str], str]] = {}
 
-    def keep(self, session: str, day: str, parts: Mapping[str, str]) -> None:
+    def add(self, session: str, day: str, parts: Mapping[str, str]) -> None:
         held = self._days.setdefault(day, {})
         held |= {(session, name): text for name, text in parts.items()}
         for old in sorted(self._days)[:-2]:
             del self._days[old]
 
-    def of(self, session: str, day: str) -> Lookup:
+    def lookup(self, session: str, day: str) -> Lookup:
         held = self._days.get(day, {})
         return lambda name: held.get((session, name))
 
 
 def _object(value: Any) -> dict[str, Any]:
-    found = canonical.parse(value) if isinstance(value, str) else value
-    return found if isinstance(found, dict) else {}
+    parsed = canonical.parse(value) if isinstance(value, str) else value
+    return parsed if isinstance(parsed, dict) else {}
 
 
 def _json(text: str | None) -> Any:
@@ -185,6 +185,6 @@ def _json(text: str | None) -> Any:
 
 
 def _events(text: str) -> Iterator[Event]:
-    for found in sse.events(text):
-        data = _json(found.data)
-        yield Event(found.type, found.data if data is None else data)
+    for raw in sse.events(text):
+        data = _json(raw.data)
+        yield Event(raw.type, raw.data if data is None else data)

@@ -1,12 +1,12 @@
-"""The process that keeps the gateway's address open, and serves it while no daemon does (`handover` says how).
+"""The fallback process: it keeps the gateway's address open and serves it while no daemon does (see `handover`).
 
-    python -m hypaware.capture.fallback HOME [host:port]
+    python -m hypaware.gateway.fallback HOME [host:port]
 
-One per home, small, without the parts that record. While it serves, a request goes straight to where the gateway would
-have sent it, byte for byte but for the head's first line, `Host` and the headers of one connection; every answer ends
-its connection, so that nothing needs to know where a body ends. It ends by itself when no client points at the home,
-nobody holds its sockets and nobody has called for a while: sessions that are still open keep their base URL. And it
-makes way for one of another version when a daemon tells it to, which holds the sockets meanwhile.
+There is one per home. It is small and does not load the code that records. While it serves, it forwards a request to
+the upstream that the gateway would have chosen, byte for byte except for the request line, `Host` and the hop-by-hop
+headers; every response ends its connection, so body framing is not parsed. It exits when no client is attached, no
+process holds its sockets and no request has arrived for a while: open sessions keep their base URL. It also exits when
+a daemon of another version asks it to; that daemon holds the sockets until the new fallback has them.
 
 @ref capture#listener
 """
@@ -42,70 +42,74 @@ class Fallback:
         self._linger = linger
         self._listeners: dict[str, socket.socket] = {}
         self._holders: dict[socket.socket, str] = {}
-        """Connections of those that accept themselves, and where."""
+        """Control connections of the processes that accept connections themselves, and their addresses."""
         self._tasks: set[asyncio.Task[None]] = set()
-        self._last_call = time.monotonic()
-        self._told_to_leave = asyncio.Event()
+        self._last_activity = time.monotonic()
+        self._asked_to_exit = asyncio.Event()
         self._loop = asyncio.get_running_loop()
 
     async def run(
-        self, addresses: list[str], ready: Callable[[], None] = _nothing, gone: Callable[[], None] = _nothing
+        self, addresses: list[str], ready: Callable[[], None] = _nothing, released: Callable[[], None] = _nothing
     ) -> None:
-        """`gone` is called when another one may take this one's place; what is under way is finished after that."""
+        """Serve until superfluous.
+
+        `ready` is called when it serves, `released` when another fallback may start; running requests finish after
+        that.
+        """
         control = self._open_control()
-        self._loop.add_reader(control, self._welcome, control)
+        self._loop.add_reader(control, self._accept_control, control)
         try:
             for address in addresses:
                 try:
                     self._listen(address)
                 except OSError as error:
-                    _say(f"{address} cannot be opened: {error.strerror}")
+                    _say(f"cannot open {address}: {error.strerror}")
             ready()
-            while not self._told_to_leave.is_set() and not self._is_superfluous():
+            while not self._asked_to_exit.is_set() and not self._is_superfluous():
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(self._told_to_leave.wait(), _LOOK_SECONDS)
+                    await asyncio.wait_for(self._asked_to_exit.wait(), _LOOK_SECONDS)
         finally:
             handover.socket_path(self._home).unlink(missing_ok=True)
-            for each in (control, *self._listeners.values(), *self._holders):
-                self._loop.remove_reader(each)
-                each.close()
-            gone()
+            for sock in (control, *self._listeners.values(), *self._holders):
+                self._loop.remove_reader(sock)
+                sock.close()
+            released()
         await asyncio.gather(*self._tasks)
 
     def _is_superfluous(self) -> bool:
         if self._holders or self._tasks:
             return False
-        quiet = time.monotonic() - self._last_call
-        return quiet > self._linger and not own_upstreams.attached(self._home)
+        idle = time.monotonic() - self._last_activity
+        return idle > self._linger and not own_upstreams.attached(self._home)
 
     def _open_control(self) -> socket.socket:
         path = handover.socket_path(self._home)
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        # Whoever left it there does not have the lock any more.
+        # A leftover socket of a process that no longer holds the lock.
         path.unlink(missing_ok=True)
         control = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         control.setblocking(False)
-        before = os.umask(0o177)
+        previous = os.umask(0o177)
         try:
             control.bind(os.fspath(path))
         finally:
-            os.umask(before)
+            os.umask(previous)
         control.listen()
         return control
 
     def _listen(self, address: str) -> socket.socket:
         listener = handover.bound(address)
-        self._keep(address, listener)
+        self._add_listener(address, listener)
         return listener
 
-    def _keep(self, address: str, listener: socket.socket) -> None:
+    def _add_listener(self, address: str, listener: socket.socket) -> None:
         if (old := self._listeners.pop(address, None)) is not None:
             self._loop.remove_reader(old)
             old.close()
         self._listeners[address] = listener
-        self._serve_or_leave(address)
+        self._update_reader(address)
 
-    def _serve_or_leave(self, address: str) -> None:
+    def _update_reader(self, address: str) -> None:
         listener = self._listeners.get(address)
         if listener is None:
             return
@@ -120,23 +124,23 @@ class Fallback:
         except (BlockingIOError, ConnectionAbortedError, InterruptedError):
             return
         except OSError:
-            # Too many open files: the queue waits, and so do we.
+            # Too many open files: leave the connections in the queue for a second.
             self._loop.remove_reader(self._listeners[address])
-            self._loop.call_later(1.0, self._serve_or_leave, address)
+            self._loop.call_later(1.0, self._update_reader, address)
             return
         client.setblocking(False)
-        self._last_call = time.monotonic()
+        self._last_activity = time.monotonic()
         task = self._loop.create_task(passing.serve(client, self._home))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def _welcome(self, control: socket.socket) -> None:
+    def _accept_control(self, control: socket.socket) -> None:
         with suppress(OSError):
             holder, _ = control.accept()
             holder.setblocking(False)
-            self._loop.add_reader(holder, self._asked, holder)
+            self._loop.add_reader(holder, self._handle_control, holder)
 
-    def _asked(self, holder: socket.socket) -> None:
+    def _handle_control(self, holder: socket.socket) -> None:
         try:
             data, descriptors, _, _ = socket.recv_fds(holder, 4096, 1)
         except BlockingIOError:
@@ -144,47 +148,47 @@ class Fallback:
         except OSError:
             data, descriptors = b"", []
         if not data:
-            self._gone(holder)
+            self._drop_holder(holder)
             return
         try:
             request = json.loads(data)
             address = str(request["address"])
             if request["wants"] == "leave":
-                self._told_to_leave.set()
+                self._asked_to_exit.set()
             elif request["wants"] == "give":
                 self._holders[holder] = address
-                self._keep(address, socket.socket(fileno=descriptors.pop()))
+                self._add_listener(address, socket.socket(fileno=descriptors.pop()))
                 holder.sendall(b"{}\n")
             else:
                 listener = self._listeners.get(address) or self._listen(address)
                 self._holders[holder] = address
-                self._serve_or_leave(address)
+                self._update_reader(address)
                 answer = json.dumps({"version": __version__}).encode() + b"\n"
                 socket.send_fds(holder, [answer], [listener.fileno()])
         except OSError as error:
             with suppress(OSError):
                 holder.sendall(json.dumps({"error": error.strerror or str(error)}).encode() + b"\n")
         except (ValueError, KeyError, TypeError, IndexError):
-            self._gone(holder)
-        for left in descriptors:
-            os.close(left)
+            self._drop_holder(holder)
+        for descriptor in descriptors:
+            os.close(descriptor)
 
-    def _gone(self, holder: socket.socket) -> None:
+    def _drop_holder(self, holder: socket.socket) -> None:
         self._loop.remove_reader(holder)
         holder.close()
         address = self._holders.pop(holder, None)
-        self._last_call = time.monotonic()
+        self._last_activity = time.monotonic()
         if address is not None:
-            self._serve_or_leave(address)
+            self._update_reader(address)
 
 
 def _attached_addresses(home: Home) -> list[str]:
-    """Where clients call by what attach wrote: also where that is no longer what the config says."""
-    found = []
+    """Return the addresses that attach wrote for clients, even if the config has changed since."""
+    addresses = []
     for path in sorted((home.root / "clients").glob("*/attach.json")):
         with suppress(OSError, ValueError, KeyError, TypeError):
-            found.append(urlsplit(json.loads(path.read_bytes())["base_url"]).netloc)
-    return found
+            addresses.append(urlsplit(json.loads(path.read_bytes())["base_url"]).netloc)
+    return addresses
 
 
 def _say(line: str) -> None:
@@ -193,22 +197,22 @@ def _say(line: str) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """Returns when it serves, or when another one of the home does; it goes on in a child that belongs to nobody."""
-    hear, tell = os.pipe()
+    """Fork the fallback; return when it serves or when another one already does."""
+    read_end, write_end = os.pipe()
     if os.fork():
-        os.close(tell)
-        return 0 if os.read(hear, 1) else 1
-    os.close(hear)
+        os.close(write_end)
+        return 0 if os.read(read_end, 1) else 1
+    os.close(read_end)
     home = Home(Path(arguments[0]))
     os.umask(0o077)
     lock = lock_file.take(handover.lock_path(home))
     if lock is None:
-        os.write(tell, b".")
+        os.write(write_end, b".")
         return 0
 
     def ready() -> None:
-        os.write(tell, b".")
-        os.close(tell)
+        os.write(write_end, b".")
+        os.close(write_end)
 
     async def run() -> None:
         addresses = list(dict.fromkeys((*arguments[1:], *_attached_addresses(home))))

@@ -1,7 +1,7 @@
-"""Memory that large bodies leave behind, given back to the system.
+"""Return freed memory to the operating system.
 
-glibc keeps what a thread has freed for the next time. A day of large bodies would make a small process large, though
-it holds nothing: after a while of work, the C library is asked to let go. Where it cannot be asked, nothing happens.
+glibc keeps memory that a thread has freed. After a day of large bodies a small process would stay large, so malloc_trim
+runs after every 16 MiB of processed bodies. On systems without malloc_trim nothing happens.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ _WORK_BETWEEN = 16 << 20
 
 class FreeMemory:
     def __init__(self) -> None:
-        self._worked = 0
+        self._processed = 0
         self._trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
 
-    def after(self, size: int) -> None:
-        """So many bytes were read and are forgotten."""
-        self._worked += size
-        if self._trim is not None and self._worked >= _WORK_BETWEEN:
-            self._worked = 0
+    def note_processed(self, size: int) -> None:
+        """Note that `size` bytes were processed and freed."""
+        self._processed += size
+        if self._trim is not None and self._processed >= _WORK_BETWEEN:
+            self._processed = 0
             self._trim(0)

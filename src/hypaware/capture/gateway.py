@@ -1,14 +1,14 @@
-"""The gateway: a reverse proxy on this machine, between the clients and their providers, that keeps a copy.
+"""The gateway server: a local reverse proxy between the clients and their providers that records every exchange.
 
-    gateway = Gateway("127.0.0.1:18521", Routes(config.gateway.upstreams), keep, folder)
+    gateway = GatewayServer("127.0.0.1:18521", Routes(config.gateway.upstreams), writer.write, spill_dir)
     host, port = await gateway.start()
     …
-    await gateway.stop_listening()          # the address may be somebody else's from here on
+    await gateway.stop_listening()          # another process may use the address from here on
     await gateway.stop(grace=10)
 
-Everything that it needs is handed in. It serves HTTP/1.1 with keep-alive, streams both ways and adds nothing to what
-it passes on; `proxying` has one exchange, `routes` the way, `recorder` the copy. Stopping lets what is under way end
-within the grace, breaks off the rest, and returns when every exchange that has ended is kept.
+The server serves HTTP/1.1 with keep-alive, streams in both directions and adds nothing to what it forwards. `proxy`
+handles one exchange, `routes` chooses the upstream, `recorder` keeps the copy. `stop` lets running exchanges finish
+within the grace period, aborts the rest, and returns when every finished exchange has been stored.
 
 @ref capture#bytes
 """
@@ -38,7 +38,7 @@ from hypaware.capture.routes import Routes
 from hypaware.capture.spill import Limits
 from hypaware.errors import ConfigError, NotReady
 
-# A client keeps its connection for as long as it likes: closing one under a request that is just coming would hurt it.
+# Clients keep connections open as long as they like. Closing an idle one too early would race with their next request.
 _IDLE_SECONDS = 3600.0
 _BACKLOG = 1024
 _TURN_SECONDS = 0.0005
@@ -46,14 +46,16 @@ _TURN_SECONDS = 0.0005
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
 log = logging.getLogger("hypaware.gateway")
-# aiohttp quotes a broken request in its log.
+# aiohttp quotes malformed requests in its log, so its log is disabled.
 _UNHEARD = logging.getLogger("hypaware.gateway.aiohttp")
 _UNHEARD.disabled = True
 
 
 def streams_come_first() -> None:
-    """For the process that has a gateway, once: a thread that takes an exchange down gives way to a stream within half
-    a millisecond. Python's own five are for programs in which nobody waits."""
+    """Make threads that store exchanges yield to a stream within half a millisecond. Call once per gateway process.
+
+    Python's default of five milliseconds would delay the streams.
+    """
     sys.setswitchinterval(min(_TURN_SECONDS, sys.getswitchinterval()))
 
 
@@ -62,50 +64,54 @@ class Gateway:
         self,
         listen: str | socket.socket,
         routes: Routes,
-        keep: Keep,
-        folder: Path,
+        handle_exchange: Keep,
+        spill_dir: Path,
         *,
         tls: ssl.SSLContext | None = None,
         environment: Mapping[str, str] = os.environ,
         limits: Limits | None = None,
-        overhead: Callable[[float], None] = lambda _milliseconds: None,
-        own_pages: Mapping[str, Page] = MappingProxyType({}),
+        report_overhead: Callable[[float], None] = lambda _milliseconds: None,
+        local_pages: Mapping[str, Page] = MappingProxyType({}),
     ) -> None:
-        """`listen`: an address, or a socket that listens already. `folder` is for spilled bodies and this gateway's
-        alone. `tls` is how upstreams are trusted. `own_pages`: paths that are answered on the spot, as JSON."""
+        """Create a gateway that does not listen yet.
+
+        `listen` is an address or a socket that already listens. `spill_dir` holds spilled bodies and belongs to this
+        gateway alone. `tls` verifies the upstreams. `report_overhead` receives the milliseconds that the gateway added
+        to an exchange. `local_pages` maps paths to functions whose result the gateway returns as JSON.
+        """
         self._socket = listen if isinstance(listen, socket.socket) else None
         self._host, self._port = _address(listen)
         self._routes = routes
-        self._recorder = Recorder(keep, folder, limits=limits)
+        self._recorder = Recorder(handle_exchange, spill_dir, limits=limits)
         self._tls = tls
         self._environment = environment
-        self._overhead = overhead
-        self._own_pages = own_pages
+        self._report_overhead = report_overhead
+        self._local_pages = local_pages
         self._session: aiohttp.ClientSession | None = None
-        self._proxying: Proxying | None = None
+        self._handler: Proxying | None = None
         self._runner: web.ServerRunner | None = None
-        self._own_names: set[str] = set()
+        self._own_authorities: set[str] = set()
 
     @property
     def counts(self) -> Counts:
         return self._recorder.counts
 
     async def start(self) -> tuple[str, int]:
-        """Where it listens now: with port 0 in the config, the system has chosen one."""
-        self._refuse_itself(self._port)
+        """Start serving and return the host and port; with port 0 in the config, the system chooses the port."""
+        self._reject_loop(self._port)
         tls = self._tls or upstreams.tls_context(self._environment)
         await asyncio.to_thread(self._recorder.start)
         session = upstreams.open_session(tls)
-        self._proxying = Proxying(
+        self._handler = Proxying(
             self._routes,
             session,
             self._recorder,
             proxies=self._proxies(),
-            own_names=self._own_names,
-            overhead=self._overhead,
-            own_pages=self._own_pages,
+            own_authorities=self._own_authorities,
+            report_overhead=self._report_overhead,
+            local_pages=self._local_pages,
         )
-        self._session, self._runner = session, _runner(self._proxying)
+        self._session, self._runner = session, _runner(self._handler)
         try:
             return await self._listen(self._runner)
         except BaseException as error:
@@ -118,29 +124,29 @@ class Gateway:
                 ) from error
             raise
 
-    def reroute(self, routes: Routes) -> None:
-        """Requests go by these from now on; what is under way goes on as it began."""
-        before, self._routes = self._routes, routes
+    def update_routes(self, routes: Routes) -> None:
+        """Use these routes for new requests; running exchanges keep theirs."""
+        previous, self._routes = self._routes, routes
         try:
-            self._refuse_itself(self._port)
+            self._reject_loop(self._port)
         except ConfigError:
-            self._routes = before
+            self._routes = previous
             raise
-        if self._proxying is not None:
-            self._proxying.reroute(routes, self._proxies())
+        if self._handler is not None:
+            self._handler.update_routes(routes, self._proxies())
 
     async def stop_listening(self) -> None:
-        """Nobody new comes in; whoever is connected is still served."""
+        """Accept no more connections; open connections are still served."""
         if self._runner is not None:
             for site in self._runner.sites:
                 await site.stop()
 
     async def stop(self, grace: float) -> None:
         await self.stop_listening()
-        if self._runner is None or self._proxying is None or self._session is None:
+        if self._runner is None or self._handler is None or self._session is None:
             return
         runner, self._runner = self._runner, None
-        await self._proxying.drain(grace)
+        await self._handler.drain(grace)
         await runner.cleanup()
         await self._session.close()
         await asyncio.to_thread(self._recorder.stop)
@@ -153,22 +159,26 @@ class Gateway:
             await web.TCPSite(runner, self._host, self._port, backlog=_BACKLOG).start()
         host, port = runner.addresses[0][:2]
         self._port = port
-        self._refuse_itself(port)
-        self._own_names.update(f"{name}:{port}" for name in ("localhost", "127.0.0.1", "[::1]", self._host.lower()))
+        self._reject_loop(port)
+        self._own_authorities.update(
+            f"{name}:{port}" for name in ("localhost", "127.0.0.1", "[::1]", self._host.lower())
+        )
         return host, port
 
     def _proxies(self) -> dict[str, upstreams.Proxy]:
-        found = {route.base_url: upstreams.proxy_for(route.base_url, self._environment) for route in self._routes.all()}
-        return {base_url: proxy for base_url, proxy in found.items() if proxy is not None}
+        proxies = {
+            route.base_url: upstreams.proxy_for(route.base_url, self._environment) for route in self._routes.all()
+        }
+        return {base_url: proxy for base_url, proxy in proxies.items() if proxy is not None}
 
-    def _refuse_itself(self, port: int) -> None:
+    def _reject_loop(self, port: int) -> None:
         for route in self._routes.all():
             parts = urlsplit(route.base_url)
             host = parts.hostname or ""
             if parts.port == port and (upstreams.is_loopback(host) or host == self._host):
                 raise ConfigError(
-                    f"the upstream {route.name} at {route.base_url} is the gateway itself: "
-                    "every request would go in circles"
+                    f"the upstream {route.name} points at {route.base_url}, which is the gateway itself: "
+                    "requests would loop forever"
                 )
 
 
@@ -181,7 +191,7 @@ def _address(listen: str | socket.socket) -> tuple[str, int]:
 
 
 class _Connection(web.RequestHandler):
-    """A client's connection: what is no request is refused in the gateway's own words."""
+    """A client's connection. Input that is not an HTTP request gets the gateway's own error response."""
 
     __slots__ = ()
 
@@ -192,8 +202,8 @@ class _Connection(web.RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> web.StreamResponse:
-        answer = super().handle_error(request, status, exc, message)
-        return refusal.malformed() if status == HTTPStatus.BAD_REQUEST else answer
+        response = super().handle_error(request, status, exc, message)
+        return refusal.refusal("malformed_request") if status == HTTPStatus.BAD_REQUEST else response
 
 
 class _Server(web.Server):
@@ -205,18 +215,18 @@ class _Server(web.Server):
         return _Connection(self, loop=asyncio.get_running_loop(), **self._options)
 
 
-def _runner(proxying: Proxying) -> web.ServerRunner:
+def _runner(handler: Proxying) -> web.ServerRunner:
     loop = asyncio.get_running_loop()
 
     async def handle(request: web.BaseRequest) -> web.StreamResponse:
         assert isinstance(request, Request)
         try:
-            return await proxying.handle(request)
+            return await handler.handle(request)
         except ConnectionError:
             raise
         except Exception as error:
-            # A fault of ours.
-            log.error("an exchange broke off within the gateway: %s", type(error).__name__)
+            # A bug in the gateway. The error's text may quote the exchange, so only its type is logged.
+            log.error("the gateway failed to handle an exchange: %s", type(error).__name__)
             if request.transport is not None:
                 request.transport.close()
             raise ConnectionAbortedError from None

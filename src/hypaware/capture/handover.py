@@ -1,16 +1,17 @@
-"""The address that clients call outlives the daemon: how the listening socket passes from hand to hand.
+"""Handover of the listening socket, so that the address that clients call outlives the daemon.
 
-A small process, `fallback`, opens the address and keeps it open for as long as a client points there. The daemon asks
-it for the socket over `run/fallback.sock` and accepts on it itself: no request takes a detour. The connection over
-which it asked stays open for the daemon's life. When that ends, in whatever way, `fallback` hears it at once, accepts
-in the daemon's place and passes requests straight to the provider, unrecorded; those that were waiting are served too.
+A small process, the fallback, opens the address and keeps it open as long as a client is attached. The daemon requests
+the socket over `run/fallback.sock` and accepts connections on it itself, so requests take no detour. The connection of
+that request stays open as long as the daemon lives. When it closes, for whatever reason, the fallback notices at once,
+accepts in the daemon's place and forwards requests to the provider without recording them; requests that were already
+queued are served too.
 
-    with handover.take(home, "127.0.0.1:18521") as taken:
-        … web.SockSite(runner, taken.socket) …
-        taken.give_back()       # as soon as no more is accepted; at the latest the end of the process does it
+    with acquire_socket(home, "127.0.0.1:18521") as held:
+        … web.SockSite(runner, held.socket) …
+        held.release()          # as soon as nothing more is accepted; the end of the process does it at the latest
 
-While no client points at the home, nobody needs that process: `open_address` then opens the address itself, and `tend`
-hands it over when the first client is attached.
+While no client is attached to the home, the fallback is not needed: `open_address` then opens the address itself, and
+`HeldSocket.ensure_fallback` hands it over when the first client is attached.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from hypaware.errors import NotReady
 from hypaware.home import Home
 
 HEALTH = "/_hypaware/health"
-"""`GET` of it is answered on the spot with `health`, by the gateway as by `fallback`; it goes to no provider."""
+"""The gateway and the fallback answer `GET` of this path themselves, with `health`."""
 _START_SECONDS = 10.0
 _ANSWER_SECONDS = 5.0
 _POLL_SECONDS = 0.01
@@ -46,8 +47,8 @@ def socket_path(home: Home) -> Path:
     path = home.run / "fallback.sock"
     if len(os.fsencode(path)) <= _SOCKET_PATH_MAX:
         return path
-    short = hashlib.sha256(os.fsencode(home.root)).hexdigest()[:16]
-    return Path("/tmp") / f"hyp-{os.getuid()}-{short}" / "fallback.sock"
+    digest = hashlib.sha256(os.fsencode(home.root)).hexdigest()[:16]
+    return Path("/tmp") / f"hyp-{os.getuid()}-{digest}" / "fallback.sock"
 
 
 def lock_path(home: Home) -> Path:
@@ -59,7 +60,7 @@ def log_path(home: Home) -> Path:
 
 
 def health(home: Home, role: str) -> dict[str, object]:
-    """Who answers (`gateway` or `fallback`), and for which home; other users of the machine need not learn its path."""
+    """Return which role answers (`gateway` or `fallback`) and for which home, without revealing the home's path."""
     return {"hypaware": role, "pid": os.getpid(), "home": home_mark(home)}
 
 
@@ -68,7 +69,7 @@ def home_mark(home: Home) -> str:
 
 
 class Taken:
-    """The listening socket, ours until it is given back."""
+    """The listening socket, held until it is released."""
 
     def __init__(self, home: Home, listen: str, listener: socket.socket, control: socket.socket | None) -> None:
         self._home = home
@@ -81,8 +82,8 @@ class Taken:
         host, port = self.socket.getsockname()[:2]
         return str(host), int(port)
 
-    def tend(self) -> bool:
-        """Sees to it that the address would outlive us, if a client points there. Whether `fallback` was started."""
+    def ensure_fallback(self) -> bool:
+        """Start the fallback if a client is attached and none is running; return whether it was started."""
         if self._control is None:
             if not own_upstreams.attached(self._home):
                 return False
@@ -95,18 +96,18 @@ class Taken:
         _received(self._control)
         return True
 
-    def renew(self) -> None:
-        """Puts one of our own version in the place of the `fallback` that runs."""
+    def restart_fallback(self) -> None:
+        """Replace the running fallback by one of this version."""
         if self._control is None:
             return
         self._control.sendall(_request("leave", self._listen))
         self._control.settimeout(_ANSWER_SECONDS)
         with suppress(OSError):
             self._control.recv(1)
-        self.tend()
+        self.ensure_fallback()
 
-    def give_back(self) -> None:
-        """`fallback`, if it is needed, accepts from now on."""
+    def release(self) -> None:
+        """Close the socket; the fallback, if there is one, accepts from now on."""
         self.socket.close()
         if self._control is not None:
             self._control.close()
@@ -117,11 +118,11 @@ class Taken:
     def __exit__(
         self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
     ) -> None:
-        self.give_back()
+        self.release()
 
 
 def open_address(home: Home, listen: str) -> Taken:
-    """As `take`, where a client points at the home or its `fallback` runs; else by ourselves."""
+    """Acquire the socket if a client is attached or the fallback runs; otherwise open the address directly."""
     if not own_upstreams.attached(home):
         control = _connected(home)
         if control is None:
@@ -134,7 +135,7 @@ def open_address(home: Home, listen: str) -> Taken:
 
 
 def bound(address: str) -> socket.socket:
-    """A socket that listens there."""
+    """Open a socket that listens on the address."""
     host, _, port = address.rpartition(":")
     host = host.strip("[]")
     listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
@@ -149,12 +150,12 @@ def bound(address: str) -> socket.socket:
     return listener
 
 
-def _not_ours(listen: str, why: object) -> NotReady:
-    return NotReady(f"the gateway cannot listen on {listen}: {why}", kind="gateway_address")
+def _not_ours(listen: str, reason: object) -> NotReady:
+    return NotReady(f"the gateway cannot listen on {listen}: {reason}", kind="gateway_address")
 
 
 def take(home: Home, listen: str) -> Taken:
-    """The socket that listens at the address, from the home's `fallback`, which is started if it does not run."""
+    """Get the listening socket for the address from the home's fallback; start the fallback if it is not running."""
     control = ensure(home)
     try:
         control.sendall(_request("take", listen))
@@ -164,15 +165,15 @@ def take(home: Home, listen: str) -> Taken:
     except BaseException:
         control.close()
         raise
-    taken = Taken(home, listen, socket.socket(fileno=descriptors[0]), control)
+    held = Taken(home, listen, socket.socket(fileno=descriptors[0]), control)
     if answer.get("version") != __version__:
-        # One that an older installation has left. We hold the socket: nobody who calls notices the change.
-        taken.renew()
-    return taken
+        # An older installation has left it running. We hold the socket, so callers do not notice the change.
+        held.restart_fallback()
+    return held
 
 
 def _is_open(control: socket.socket) -> bool:
-    """Whether the other end is still there."""
+    """Return whether the other end is still connected."""
     try:
         control.setblocking(False)
         return bool(control.recv(1, socket.MSG_PEEK))
@@ -182,18 +183,18 @@ def _is_open(control: socket.socket) -> bool:
         return False
 
 
-def _request(wants: str, address: str) -> bytes:
-    return json.dumps({"wants": wants, "address": address}).encode() + b"\n"
+def _request(action: str, address: str) -> bytes:
+    return json.dumps({"wants": action, "address": address}).encode() + b"\n"
 
 
 def ensure(home: Home) -> socket.socket:
-    """A connection to the home's `fallback`; starts it where there is none."""
+    """Return a connection to the home's fallback; start the fallback if it is not running."""
     deadline = time.monotonic() + _START_SECONDS
     while (control := _connected(home)) is None:
-        # One that is just ending still has its lock, and then nobody answers.
+        # A fallback that is exiting still holds its lock but no longer accepts connections.
         if not start(home) or time.monotonic() > deadline:
             raise NotReady(
-                f"the process that keeps the gateway's address open did not start; its log is {log_path(home)}",
+                f"the gateway's fallback process did not start; see its log {log_path(home)}",
                 kind="fallback_not_running",
             )
         time.sleep(_POLL_SECONDS)
@@ -201,23 +202,23 @@ def ensure(home: Home) -> socket.socket:
 
 
 def stands_by(home: Home, seconds: float = _STANDBY_SECONDS) -> bool:
-    """Waits until somebody would serve should the daemon die: it notices a client that was attached within a second."""
+    """Wait until the fallback runs, which the daemon starts within a second of the first attach."""
     deadline = time.monotonic() + seconds
     while not lock_file.is_taken(lock_path(home)):
         if time.monotonic() > deadline:
             return False
-        # Seldom: a look holds the lock for a moment, and whoever starts then would think that another one runs.
+        # Rarely: the check holds the lock for a moment, and a starting fallback would think that another one runs.
         time.sleep(5 * _POLL_SECONDS)
     return True
 
 
 def start(home: Home, listen: str = "") -> bool:
-    """On its own: it outlives whoever started it. Returns when it serves, or when another one does; False if not."""
+    """Start the fallback as an independent process; return whether one of them serves now."""
     for folder in (home.run, home.logs):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     fd = os.open(log_path(home), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     try:
-        done = subprocess.run(
+        result = subprocess.run(
             [sys.executable, "-m", "hypaware.capture.fallback", str(home.root), *([listen] if listen else [])],
             stdin=subprocess.DEVNULL,
             stdout=fd,
@@ -231,11 +232,11 @@ def start(home: Home, listen: str = "") -> bool:
         return False
     finally:
         os.close(fd)
-    return done.returncode == 0
+    return result.returncode == 0
 
 
 def wake(home: Home, base_url: str) -> bool:
-    """Starts `fallback` if nobody listens where a client is about to call. Whether it was started."""
+    """Start the fallback if nothing listens at the address of a client; return whether it was started."""
     parts = urlsplit(base_url)
     if not parts.hostname or not parts.port:
         return False
@@ -258,10 +259,10 @@ def _connected(home: Home) -> socket.socket | None:
 def _received(control: socket.socket) -> tuple[dict[str, str], list[int]]:
     data, descriptors, _, _ = socket.recv_fds(control, 4096, 4)
     while not data.endswith(b"\n"):
-        more = control.recv(4096)
-        if not more:
+        chunk = control.recv(4096)
+        if not chunk:
             break
-        data += more
+        data += chunk
     try:
         answer = json.loads(data)
     except ValueError:

@@ -1,12 +1,4 @@
-"""Which headers go on to the other side: all of them, in their order and spelling, but those of one connection.
-
-Not passed on: what RFC 9110 calls hop-by-hop, what the `Connection` header names, what is meant for HypAware itself
-(`x-hypaware-*`, `x-hyp-*`), the `Host` of this gateway, and the framing, which each connection has for itself (a
-known length is kept).
-
-A value is text: UTF-8, or Latin-1 where it is no UTF-8. The library writes UTF-8 whatever came, so that a Latin-1 value
-goes on as the same text in other bytes; everything else goes on as the same bytes.
-"""
+"""Selection of the headers that the proxy forwards."""
 
 from __future__ import annotations
 
@@ -39,7 +31,7 @@ def as_written(raw: RawHeaders) -> Headers:
 
 
 def for_upstream(headers: Headers) -> CIMultiDict[str]:
-    """The client that sends them writes `Host` itself; it must not wait for a 100 that the gateway has given."""
+    """Return the headers to forward. The HTTP client sets `Host`, and the gateway has already answered `Expect`."""
     return _passing(
         (name, value)
         for name, value in headers
@@ -55,16 +47,16 @@ def for_client(headers: Headers) -> CIMultiDict[str]:
 
 def _passing(headers: Iterable[tuple[str, str]]) -> CIMultiDict[str]:
     headers = list(headers)
-    dropped = _ONE_CONNECTION | {
-        named.strip().lower() for name, value in headers if name.lower() == "connection" for named in value.split(",")
+    excluded = _ONE_CONNECTION | {
+        listed.strip().lower() for name, value in headers if name.lower() == "connection" for listed in value.split(",")
     }
-    passing: CIMultiDict[str] = CIMultiDict()
+    forwarded: CIMultiDict[str] = CIMultiDict()
     spelling: dict[str, str] = {}
     for name, value in headers:
-        if (plain := name.lower()) not in dropped:
-            # aiohttp takes two spellings of one name for a replacement.
-            passing.add(spelling.setdefault(plain, name), value)
-    return passing
+        if (lower := name.lower()) not in excluded:
+            # aiohttp treats two spellings of a name as a replacement.
+            forwarded.add(spelling.setdefault(lower, name), value)
+    return forwarded
 
 
 def _text(raw: bytes) -> str:

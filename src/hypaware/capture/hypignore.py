@@ -1,13 +1,13 @@
-"""`.hypignore`: a folder says itself how what happens in it is kept.
+"""`.hypignore` files: the recording policy of a folder.
 
-The file holds one word, `full`, `local-only` or `ignore`; `#` begins a comment. An empty file means ignore, and so does
-one that holds anything else, cannot be read, or is no file: who put it there wanted something, and the careful reading
-is the right one. The nearest one counts, going up from the folder of the work; so a folder may be open within one that
-is not, and the other way round.
+The file holds one word: `full`, `local-only` or `ignore`; `#` starts a comment. A file that is empty, holds anything
+else, cannot be read or is not a regular file means `ignore`: its author wanted privacy, and the strict reading is safe.
+The nearest file counts, searching upward from the working directory, so a folder can be stricter or more open than the
+one that contains it.
 
-A folder that is gone is asked about through what is known of it (`seen_folders`) and those above it that are still
-there. A path through a link is gone up both ways, as it is written and as it really lies, and the stricter answer
-counts. What a file says is kept in memory for as long as it stays the same file.
+For a missing folder the search uses the remembered rules (`folder_memory`) and the parent folders that still exist. A
+path that contains symbolic links is searched twice, as written and resolved, and the stricter result counts. The
+content of a file is cached until the file changes.
 """
 
 from __future__ import annotations
@@ -26,38 +26,38 @@ _MOST_BYTES = 1 << 16
 
 
 class Said(NamedTuple):
-    privacy: PrivacyClass
+    privacy_class: PrivacyClass
     path: Path
-    evidence: Literal["met", "past", "unsure"] = "met"
-    """The file is there; it was there once; nobody can look whether it is."""
+    evidence: Literal["found", "remembered", "unknown"] = "found"
+    """The file exists; it existed once; its existence cannot be checked."""
 
 
 Was = Callable[[Path], PrivacyClass | None]
-"""A folder without a file → what it is known to have been; None if that does not count."""
+"""Maps a folder without a file to its remembered class; None if there is none."""
 
 
-def found(cwd: str, was: Was = lambda _folder: None) -> list[Said]:
-    """What the nearest file says, each way up that has one. The path must be absolute."""
+def found(cwd: str, recall: Was = lambda _folder: None) -> list[Said]:
+    """Return the rule of the nearest file for each search path that has one. The path must be absolute."""
     written = os.path.normpath(cwd)
-    ways = dict.fromkeys((written, os.path.realpath(written)))
-    return [said for path in ways if (said := _upward(Path(path), was))]
+    paths = dict.fromkeys((written, os.path.realpath(written)))
+    return [rule for path in paths if (rule := _upward(Path(path), recall))]
 
 
-def _upward(folder: Path, was: Was) -> Said | None:
+def _upward(folder: Path, recall: Was) -> Said | None:
     for each in (folder, *folder.parents):
         path = each / NAME
         try:
-            about = path.stat()
+            status = path.stat()
         except (FileNotFoundError, NotADirectoryError):
-            # A link to nowhere was put there by somebody too.
+            # A dangling link expresses the same intent as a file.
             if path.is_symlink():
                 return Said(PrivacyClass.IGNORE, path)
-            if (known := was(each)) is not None:
-                return Said(known, path, "past")
+            if (remembered := recall(each)) is not None:
+                return Said(remembered, path, "remembered")
             continue
         except (OSError, ValueError):
-            return Said(PrivacyClass.IGNORE, path, "unsure")
-        return Said(_read(path, about.st_ino, about.st_mtime_ns, about.st_size), path)
+            return Said(PrivacyClass.IGNORE, path, "unknown")
+        return Said(_read(path, status.st_ino, status.st_mtime_ns, status.st_size), path)
     return None
 
 
@@ -73,4 +73,4 @@ def _read(path: Path, _inode: int, _mtime_ns: int, _size: int) -> PrivacyClass:
 def parse(content: bytes) -> PrivacyClass:
     lines = content.decode("utf-8-sig", "replace").splitlines() if len(content) <= _MOST_BYTES else ["?"]
     words = [word for line in lines for word in line.partition("#")[0].split()]
-    return PrivacyClass.named(words[0]) if len(words) == 1 else PrivacyClass.IGNORE
+    return PrivacyClass.parse(words[0]) if len(words) == 1 else PrivacyClass.IGNORE

@@ -1,8 +1,8 @@
-"""A JSON body in pieces that make it up to the letter, cut at the edges of what clients repeat; no piece has line ends.
+"""Split of a JSON body into fragments along the values that clients repeat; no fragment contains a line end.
 
-The blocks of the messages (or items) are pieces, and so is every other value that is not small. How a client writes
-JSON (spaces, escapes, the order of keys) is found by writing it the same way: if that does not give the very text, the
-body is not cut.
+The blocks of the messages (or items) are fragments, and so is every other value that is not small. The client's JSON
+style (spaces, escapes, the order of keys) is detected by serializing the body in the same style: if the result differs
+from the original text, the body is not split.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from typing import Any
 import orjson
 
 SMALL = 200
-"""Letters; what is shorter is not worth a name of its own."""
+"""Characters; shorter fragments are not worth a part of their own."""
 
 _HISTORY = ("messages", "input")
 
 
 @dataclass(frozen=True)
 class _Writing:
-    """How a client writes JSON."""
+    """How a client serializes JSON."""
 
     dumps: Callable[[Any], str]
     comma: str
@@ -34,62 +34,62 @@ _SPACED = _Writing(json.dumps, ", ", ": ")
 
 
 def pieces_of(text: str, document: Any) -> list[str] | None:
-    """The body in pieces; None if it was written in a way that nobody here writes."""
+    """Return the body in fragments; None if its JSON style is unknown."""
     if not isinstance(document, dict) or "\n" in text:
         return None
-    writing = _SPACED if '": ' in text[:100] else _COMPACT
-    pieces: list[str] = []
+    style = _SPACED if '": ' in text[:100] else _COMPACT
+    fragments: list[str] = []
     try:
-        _add_object(pieces, document, writing, _HISTORY, _add_item)
+        _add_object(fragments, document, style, _HISTORY, _add_item)
     except (TypeError, ValueError, RecursionError):
         return None
-    return pieces if "".join(pieces) == text else None
+    return fragments if "".join(fragments) == text else None
 
 
 _Adder = Callable[[list[str], Any, _Writing], None]
 
 
 def _add_object(
-    pieces: list[str], value: dict[str, Any], writing: _Writing, opened: tuple[str, ...], add: _Adder
+    fragments: list[str], value: dict[str, Any], style: _Writing, opened: tuple[str, ...], add: _Adder
 ) -> None:
-    """An object, with the lists under the `opened` keys item by item."""
-    begins = "{"
+    """Add an object; the lists under the `opened` keys are added item by item."""
+    pending = "{"
     for key, item in value.items():
-        begins += writing.dumps(key) + writing.colon
+        pending += style.dumps(key) + style.colon
         if key in opened and isinstance(item, list):
-            begins += "["
+            pending += "["
             for each in item:
-                pieces.append(begins)
-                add(pieces, each, writing)
-                begins = writing.comma
-            begins = "]" if item else begins + "]"
+                fragments.append(pending)
+                add(fragments, each, style)
+                pending = style.comma
+            pending = "]" if item else pending + "]"
         else:
-            written = writing.dumps(item)
-            if len(written) < SMALL:
-                begins += written
+            serialized = style.dumps(item)
+            if len(serialized) < SMALL:
+                pending += serialized
             else:
-                pieces += (begins, written)
-                begins = ""
-        begins += writing.comma
-    pieces.append((begins.removesuffix(writing.comma) if value else begins) + "}")
+                fragments += (pending, serialized)
+                pending = ""
+        pending += style.comma
+    fragments.append((pending.removesuffix(style.comma) if value else pending) + "}")
 
 
-def _add_item(pieces: list[str], value: Any, writing: _Writing) -> None:
+def _add_item(fragments: list[str], value: Any, style: _Writing) -> None:
     if isinstance(value, dict):
-        _add_object(pieces, value, writing, ("content",), _add_block)
+        _add_object(fragments, value, style, ("content",), _add_block)
     else:
-        pieces.append(writing.dumps(value))
+        fragments.append(style.dumps(value))
 
 
-def _add_block(pieces: list[str], value: Any, writing: _Writing) -> None:
-    """A block without its closing brace: what may be added for this request stands before that."""
+def _add_block(fragments: list[str], value: Any, style: _Writing) -> None:
+    """Add a block without its closing brace, because a key for one request may precede the brace."""
     if not isinstance(value, dict) or not value:
-        pieces.append(writing.dumps(value))
+        fragments.append(style.dumps(value))
         return
     *_, last = value
     if last != "cache_control":
-        pieces += (writing.dumps(value)[:-1], "}")
+        fragments += (style.dumps(value)[:-1], "}")
         return
-    lasting = {key: item for key, item in value.items() if key != last}
-    added = f"{writing.dumps(last)}{writing.colon}{writing.dumps(value[last])}}}"
-    pieces += (writing.dumps(lasting)[:-1], writing.comma + added if lasting else added)
+    permanent = {key: item for key, item in value.items() if key != last}
+    added = f"{style.dumps(last)}{style.colon}{style.dumps(value[last])}}}"
+    fragments += (style.dumps(permanent)[:-1], style.comma + added if permanent else added)

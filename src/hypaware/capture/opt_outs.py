@@ -1,10 +1,10 @@
-"""Sessions that their user does not want to be recorded: `<HYP_HOME>/privacy.json`.
+"""Sessions that the user has opted out of recording: `<HYP_HOME>/privacy.json`.
 
     {"v": 1, "sessions": {"<session id>": {"class": "ignore", "at": "2026-01-31T12:00:00Z"}}}
 
-Replaced in one durable step, under a lock, by `hyp session`; read again by whoever looks when it has changed. Session
-ids are data: no path is ever made of one. A file that cannot be read must not turn silence into recording: it is an
-error for who changes it, and whoever records takes every session for ignored until it is mended.
+`hyp session` replaces the file atomically and durably, under a lock; readers reload it when it changes. Session ids are
+data and never become part of a path. An unreadable file must not enable recording: changing it is an error, and the
+gateway treats every session as ignored until the file is repaired.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ VERSION = 1
 _LONGEST_ID = 256
 
 _before_write = faults.point(
-    "capture.opt-out.before-write", "a session was ignored or not any more, nobody knows it yet"
+    "capture.opt-out.before-write", "a session is status to be ignored or recorded again; nothing is written yet"
 )
 _after_write = faults.point("capture.opt-out.after-write", "the opt-out of a session is durable")
 
@@ -42,15 +42,15 @@ def path_of(home: Home) -> Path:
 
 
 def read(home: Home) -> Sessions:
-    """Session id → {class, at}."""
+    """Return a mapping from session id to {class, at}."""
     path = path_of(home)
     try:
-        found = json.loads(path.read_bytes())
+        content = json.loads(path.read_bytes())
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:
         raise _unreadable(path) from error
-    sessions = found.get("sessions") if isinstance(found, dict) and found.get("v") == VERSION else None
+    sessions = content.get("sessions") if isinstance(content, dict) and content.get("v") == VERSION else None
     if not isinstance(sessions, dict) or not all(isinstance(each, dict) for each in sessions.values()):
         raise _unreadable(path)
     return sessions
@@ -58,36 +58,39 @@ def read(home: Home) -> Sessions:
 
 def _unreadable(path: Path) -> Unreadable:
     return Unreadable(
-        f"{path} cannot be read, so no session is recorded until it is mended: it says which ones must not be",
+        f"{path} is unreadable, so no session is recorded until it is repaired: it lists the sessions to ignore",
         repair=f"mv {path} {path}.broken",
     )
 
 
 def ignore(home: Home, session_id: str) -> bool:
-    """Whether that is news."""
+    """Ignore a session; return whether it was not ignored before."""
     check(session_id)
     at = datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
-    return _change(home, lambda now: now if session_id in now else {**now, session_id: {"class": "ignore", "at": at}})
+    return _change(
+        home,
+        lambda current: current if session_id in current else {**current, session_id: {"class": "ignore", "at": at}},
+    )
 
 
 def unignore(home: Home, session_id: str) -> bool:
     check(session_id)
     if not path_of(home).exists():
         return False
-    return _change(home, lambda now: {name: each for name, each in now.items() if name != session_id})
+    return _change(home, lambda current: {name: each for name, each in current.items() if name != session_id})
 
 
 def check(session_id: str) -> None:
     if not session_id.strip() or len(session_id) > _LONGEST_ID or not session_id.isprintable():
-        raise UsageError(f"{session_id[:80]!r} is no session id")
+        raise UsageError(f"{session_id[:80]!r} is not a session id")
 
 
 def _change(home: Home, change: Callable[[Sessions], Sessions]) -> bool:
     durable.make_dir(home.root)
     with alone(home.root):
-        now = read(home)
-        wanted = change(now)
-        if wanted == now:
+        current = read(home)
+        wanted = change(current)
+        if wanted == current:
             return False
         _before_write()
         durable.write_file(path_of(home), json.dumps({"v": VERSION, "sessions": wanted}, indent=1).encode())
@@ -97,7 +100,7 @@ def _change(home: Home, change: Callable[[Sessions], Sessions]) -> bool:
 
 @contextmanager
 def alone(folder: Path) -> Iterator[None]:
-    """For who changes what privacy goes by."""
+    """Hold the lock for changes to the privacy files."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)
@@ -107,33 +110,33 @@ def alone(folder: Path) -> Iterator[None]:
 
 
 class OptOuts:
-    """The file, as it is now: looked at each time, read when it has changed."""
+    """The current content of the file: checked at each access, read again when it has changed."""
 
     def __init__(self, home: Home) -> None:
         self._home = home
         self._path = path_of(home)
-        self._seen: tuple[int, int, int] | None = None
+        self._stamp: tuple[int, int, int] | None = None
         self._sessions: Sessions | None = {}
 
     def class_of(self, session_id: str) -> PrivacyClass | None:
         sessions = self._current()
         if sessions is None:
             return PrivacyClass.IGNORE
-        found = sessions.get(session_id)
-        return PrivacyClass.named(str(found.get("class", ""))) if found is not None else None
+        entry = sessions.get(session_id)
+        return PrivacyClass.parse(str(entry.get("class", ""))) if entry is not None else None
 
     def _current(self) -> Sessions | None:
         try:
-            about = self._path.stat()
-            seen = (about.st_ino, about.st_mtime_ns, about.st_size)
+            status = self._path.stat()
+            stamp = (status.st_ino, status.st_mtime_ns, status.st_size)
         except FileNotFoundError:
-            seen = None
+            stamp = None
         except OSError:
             return None
-        if seen != self._seen:
+        if stamp != self._stamp:
             try:
                 self._sessions = read(self._home)
             except Unreadable:
                 self._sessions = None
-            self._seen = seen
+            self._stamp = stamp
         return self._sessions

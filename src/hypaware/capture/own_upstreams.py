@@ -1,8 +1,8 @@
-"""Where attached clients sent their requests before: a proxy of the user's own, which stays in the way.
+"""Custom upstreams: where an attached client sent its requests before, if that was the user's own proxy.
 
-Read from the undo records that attach keeps (`clients.undo`); the gateway and `fallback` put these in front of the
-presets: `Routes([*config.gateway.upstreams, *own_upstreams.read(home)])`. Of a client that was detached they count for
-a week more: its open sessions have the gateway's address, and keys that only the user's proxy is to see.
+They come from the records that attach keeps. The gateway and its fallback prefer them to the presets:
+`Routes([*config.gateway.upstreams, *read_custom_upstreams(home)])`. After a detach they stay valid for a week, because
+open sessions keep the gateway's address and use keys that only the user's proxy may see.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from hypaware.home import Home
 
 @dataclass(frozen=True)
 class OwnUpstream:
-    """An upstream as the config has them (`routes.Upstream`)."""
+    """An upstream in the form of the config (`routes.Upstream`)."""
 
     name: str
     path_prefix: str
@@ -31,26 +31,26 @@ _PROVIDERS = {"claude": "anthropic", "codex": "openai"}
 
 
 def left_path(record: Path) -> Path:
-    """What detach leaves of a record."""
+    """Return the path of the file that detach leaves next to the attach record."""
     return record.with_name("upstream.json")
 
 
 def read(home: Home) -> tuple[OwnUpstream, ...]:
-    found = []
+    upstreams = []
     for folder in sorted((home.root / "clients").glob("*")):
         try:
-            told = json.loads(_of_client(folder).read_bytes())
-            client, upstream = told["client"], told["upstream"]
+            record = json.loads(_of_client(folder).read_bytes())
+            client, upstream = record["client"], record["upstream"]
             if upstream:
-                found.append(
+                upstreams.append(
                     OwnUpstream(
                         f"{client}-own", upstream["path_prefix"], upstream["base_url"], _PROVIDERS.get(client, client)
                     )
                 )
         except (OSError, ValueError, KeyError, TypeError):
-            # A record that cannot be read names no other way than the usual one.
+            # Without a readable record the client's preset applies.
             continue
-    return tuple(found)
+    return tuple(upstreams)
 
 
 def _of_client(folder: Path) -> Path:
@@ -62,5 +62,5 @@ def _of_client(folder: Path) -> Path:
 
 
 def attached(home: Home) -> bool:
-    """Whether any client points at the gateway."""
+    """Return whether any client is attached to the gateway."""
     return any((home.root / "clients").glob("*/attach.json"))

@@ -1,7 +1,7 @@
-"""One exchange, passed straight through: the head is read and its way found, the rest are bytes.
+"""Pass-through of one exchange without recording: only the request header is read, everything else is copied.
 
-The request goes on with `Connection: close`, and so the answer ends with its connection: neither side's framing has to
-be understood. A machine behind a proxy (HTTPS_PROXY) goes out through it, by CONNECT.
+The request is forwarded with `Connection: close`, so the response ends with its connection and neither side's framing
+has to be parsed. If HTTPS_PROXY is set, the connection goes through that proxy with CONNECT.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 async def serve(client: socket.socket, home: Home) -> None:
-    """Until one side has ended. Raises nothing: there is nobody to hear it."""
+    """Serve one connection until one side closes it. Never raises."""
     reader, writer = await asyncio.open_connection(sock=client, limit=_MOST_HEAD)
     try:
         with suppress(OSError, asyncio.IncompleteReadError, TimeoutError, ValueError):
@@ -46,36 +46,36 @@ async def _exchange(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, 
     try:
         head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), _HEAD_SECONDS)
     except asyncio.LimitOverrunError:
-        await _answer(writer, 431, "headers_too_large", "the head of the request is too large")
+        await _answer(writer, 431, "headers_too_large", "the request header is too large")
         return
     first, *headers = head[:-4].split(b"\r\n")
     if first.count(b" ") != 2:
-        await _answer(writer, 400, "malformed_request", "what came is no HTTP/1.1 request")
+        await _answer(writer, 400, "malformed_request", "this is not an HTTP/1.1 request")
         return
     method, target, version = first.split(b" ")
     path = target.decode("utf-8", "surrogateescape")
     if path.partition("?")[0] == handover.HEALTH:
         await _send(writer, 200, handover.health(home, "fallback"))
         return
-    found = _routes(home).find(path)
-    if found is None:
-        await _answer(writer, 404, "no_route", f"no upstream takes {path.partition('?')[0][:200]}")
+    match = _routes(home).find(path)
+    if match is None:
+        await _answer(writer, 404, "no_route", f"no upstream is configured for {path.partition('?')[0][:200]}")
         return
-    url = urlsplit(found.url)
+    url = urlsplit(match.url)
     try:
         upstream = await asyncio.wait_for(_connected(url), _CONNECT_SECONDS)
     except (OSError, TimeoutError, ValueError) as error:
-        await _answer(writer, 502, "upstream_down", f"{url.hostname} cannot be reached: {type(error).__name__}")
+        await _answer(writer, 502, "upstream_down", f"cannot connect to {url.hostname}: {type(error).__name__}")
         return
     try:
-        upstream[1].write(_head(method, found.url, url, version, headers))
+        upstream[1].write(_head(method, match.url, url, version, headers))
         await _pump_both((reader, writer), upstream)
     finally:
         await _close(upstream[1])
 
 
 def _routes(home: Home) -> Routes:
-    """Read each time, for it matters when it changes. A broken config must not leave a client without its provider."""
+    """Read the routes for each request, so that changes apply at once. A broken config leaves the presets in place."""
     from hypaware import config
     from hypaware.errors import HypError
 
@@ -86,20 +86,20 @@ def _routes(home: Home) -> Routes:
 
 
 def _head(method: bytes, address: str, url: SplitResult, version: bytes, headers: list[bytes]) -> bytes:
-    named = b",".join(each.partition(b":")[2] for each in headers if each.lower().startswith(b"connection:"))
-    dropped = _ONE_CONNECTION | {name.strip().lower() for name in named.split(b",")}
+    listed = b",".join(each.partition(b":")[2] for each in headers if each.lower().startswith(b"connection:"))
+    excluded = _ONE_CONNECTION | {name.strip().lower() for name in listed.split(b",")}
     origin = f"{url.scheme}://{url.netloc}"
     target = address[len(origin) :].encode("utf-8", "surrogateescape") or b"/"
     lines = [b"%s %s %s" % (method, target, version), b"Host: " + url.netloc.rpartition("@")[2].encode()]
     for each in headers:
         name = each.partition(b":")[0].strip().lower()
-        if name != b"host" and name not in dropped and not name.startswith(_OURS):
+        if name != b"host" and name not in excluded and not name.startswith(_OURS):
             lines.append(each)
     return b"\r\n".join((*lines, b"Connection: close", b"", b""))
 
 
 async def _pump_both(client: Stream, upstream: Stream) -> None:
-    """The answer's end is the end; a client that has said all keeps its side open until then, or has gone."""
+    """Copy in both directions until the response ends or the client closes its connection."""
     upward = asyncio.create_task(_pump(client[0], upstream[1]))
     downward = asyncio.create_task(_pump(upstream[0], client[1]))
     try:
@@ -128,9 +128,9 @@ async def _connected(url: SplitResult) -> Stream:
         secret = f"{unquote(proxy.username)}:{unquote(proxy.password or '')}".encode()
         lines.append(f"Proxy-Authorization: Basic {base64.b64encode(secret).decode()}")
     writer.write("\r\n".join((*lines, "", "")).encode())
-    answer = await reader.readuntil(b"\r\n\r\n")
-    if b" 200" not in answer.split(b"\r\n")[0]:
-        raise ConnectionError("the proxy refuses")
+    response = await reader.readuntil(b"\r\n\r\n")
+    if b" 200" not in response.split(b"\r\n")[0]:
+        raise ConnectionError("the proxy refused the connection")
     if is_tls:
         await writer.start_tls(_trust(), server_hostname=host)
     return reader, writer
@@ -140,12 +140,12 @@ def _proxy(scheme: str, host: str) -> SplitResult | None:
     if host in ("localhost", "127.0.0.1", "::1"):
         return None
     names = (f"{scheme}_proxy", f"{scheme}_proxy".upper(), "all_proxy", "ALL_PROXY")
-    found = next((value for name in names if (value := os.environ.get(name))), None)
-    spared = os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or ""
-    for each in (part.strip().lstrip("*").lstrip(".") for part in spared.split(",")):
+    proxy = next((value for name in names if (value := os.environ.get(name))), None)
+    no_proxy = os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or ""
+    for each in (part.strip().lstrip("*").lstrip(".") for part in no_proxy.split(",")):
         if each and (host == each or host.endswith(f".{each}")):
             return None
-    return urlsplit(found if "://" in found else f"http://{found}") if found and spared.strip() != "*" else None
+    return urlsplit(proxy if "://" in proxy else f"http://{proxy}") if proxy and no_proxy.strip() != "*" else None
 
 
 @cache
@@ -153,9 +153,9 @@ def _trust() -> ssl.SSLContext:
     context = ssl.create_default_context()
     context.set_alpn_protocols(["http/1.1"])
     if extra := os.environ.get("SSL_CERT_FILE"):
-        # OpenSSL takes the variable in place of the system's file; here it adds to it.
-        usual = ssl.get_default_verify_paths().openssl_cafile
-        for file in (extra, usual):
+        # OpenSSL lets the variable replace the system's certificates; here it adds to them.
+        system = ssl.get_default_verify_paths().openssl_cafile
+        for file in (extra, system):
             with suppress(OSError):
                 context.load_verify_locations(file)
     return context

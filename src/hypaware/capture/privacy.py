@@ -1,12 +1,12 @@
-"""Which class the work in a folder and a session has, and who said so.
+"""The privacy policy: which class the work in a folder and session has, and why.
 
-Three sources are asked: the nearest `.hypignore` (of a folder that is gone: what it was last seen to say), the folders
-of the config (the innermost counts), and the sessions that their user has opted out. The strictest answer counts. Where
-nobody says anything the work is `full`.
+There are three sources: the nearest `.hypignore` (for a missing folder, its last known content), the folders in the
+config (the innermost match counts), and the sessions that the user has opted out. The strictest class wins; the default
+is `full`.
 
-A live exchange may come before its folder is known. It is judged by its session alone then, as `full` unless the
-config's `unknown_folder` is stricter; a record of a hook, or the transcript, tells the folder later, and what has
-become of the class by then decides whether the row may leave the machine.
+A live exchange may arrive before its folder is known. Then only its session counts, and the class is `full` unless
+`unknown_folder` in the config is stricter. A hook or the transcript supplies the folder later, and the class at that
+time decides whether the row may leave the machine.
 
 @ref capture#privacy
 """
@@ -33,18 +33,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Verdict:
-    privacy: PrivacyClass
-    why: str
-    """For its user: the file or the setting that decided."""
+    privacy_class: PrivacyClass
+    reason: str
+    """The file or setting that decided, for the user to read."""
 
 
 BY_SESSION = "hyp session ignore"
-_WAS_THERE = ", as it was when its folder was last there"
-_NOBODY = Verdict(PrivacyClass.FULL, "nothing says otherwise")
+_WAS_THERE = " (last known content; its folder is missing)"
+_NOBODY = Verdict(PrivacyClass.FULL, "no rule applies")
 
 
 def check(home: Home) -> None:
-    """Raises HypError where nobody can say what is private."""
+    """Raise HypError if a privacy file cannot be read."""
     opt_outs.read(home)
     seen_folders.read(home)
 
@@ -55,71 +55,75 @@ class Privacy:
         home: Home,
         folders: Mapping[str, str | PrivacyClass] | None = None,
         unknown_folder: PrivacyClass = PrivacyClass.FULL,
-        cwd_of: Callable[[str], str | None] = lambda _session_id: None,
-        remembers: bool = False,
+        find_cwd: Callable[[str], str | None] = lambda _session_id: None,
+        remember: bool = False,
     ) -> None:
-        """`folders`: paths of the config, `~` allowed, each with its class. `cwd_of`: where a session is at work, for
-        what does not say it itself. `remembers`: for who records or delivers; who only looks changes nothing."""
-        self._opt_outs = OptOuts(home)
-        self._seen = SeenFolders(home, remembers=remembers)
+        """Create a policy.
+
+        `folders` maps paths from the config to their classes; `~` is allowed. `find_cwd` returns the working directory
+        of a session for rows that do not name one. With `remember`, the policy stores the `.hypignore` files that it
+        finds: use it when you record or deliver, not when you only look.
+        """
+        self._ignored_sessions = OptOuts(home)
+        self._remembered = SeenFolders(home, remember=remember)
         self._folders = {
-            place: (written, each if isinstance(each, PrivacyClass) else PrivacyClass.named(each))
+            path: (written, each if isinstance(each, PrivacyClass) else PrivacyClass.parse(each))
             for written, each in (folders or {}).items()
-            for place in _places(str(Path(written).expanduser()))
+            for path in _places(str(Path(written).expanduser()))
         }
         self._unknown_folder = unknown_folder
-        self._cwd_of = cwd_of
+        self._find_cwd = find_cwd
 
     @classmethod
-    def of(cls, home: Home, said: PrivacyConfig, *, remembers: bool = False) -> Privacy:
-        """By the config; a session's folder is where its client's hooks noted it."""
-        unknown = PrivacyClass.named(said.unknown_folder)
-        return cls(home, said.folders, unknown, SessionFolders(home).cwd_of, remembers)
+    def from_config(cls, home: Home, config: PrivacyConfig, *, remember: bool = False) -> Privacy:
+        """Create the policy that the config describes; client hooks supply the working directories of sessions."""
+        unknown = PrivacyClass.parse(config.unknown_folder)
+        return cls(home, config.folders, unknown, SessionFolders(home).working_directory, remember)
 
     def class_of(self, cwd: str | None, session_id: str | None) -> PrivacyClass:
-        return self.verdict(cwd, session_id).privacy
+        return self.decide(cwd, session_id).privacy_class
 
-    def withheld(self, cwd: str | None, session_id: str | None) -> bool:
-        """Whether it must not leave this machine."""
+    def is_withheld(self, cwd: str | None, session_id: str | None) -> bool:
+        """Return whether it must not leave this machine."""
         return self.class_of(cwd, session_id) is not PrivacyClass.FULL
 
-    def verdict(self, cwd: str | None, session_id: str | None) -> Verdict:
+    def decide(self, cwd: str | None, session_id: str | None) -> Verdict:
         if not cwd and session_id:
-            cwd = self._cwd_of(session_id)
-        said = [self._of_folder(cwd), self._of_session(session_id)]
-        return max((each for each in said if each), key=lambda each: each.privacy, default=_NOBODY)
+            cwd = self._find_cwd(session_id)
+        decisions = [self._decide_by_folder(cwd), self._decide_by_session(session_id)]
+        return max((each for each in decisions if each), key=lambda each: each.privacy_class, default=_NOBODY)
 
-    def _of_session(self, session_id: str | None) -> Verdict | None:
-        found = self._opt_outs.class_of(session_id) if session_id else None
-        return Verdict(found, BY_SESSION) if found is not None else None
+    def _decide_by_session(self, session_id: str | None) -> Verdict | None:
+        privacy_class = self._ignored_sessions.class_of(session_id) if session_id else None
+        return Verdict(privacy_class, BY_SESSION) if privacy_class is not None else None
 
-    def _of_folder(self, cwd: str | None) -> Verdict | None:
+    def _decide_by_folder(self, cwd: str | None) -> Verdict | None:
         if not cwd or not _is_path(cwd):
-            return Verdict(self._unknown_folder, "its folder is not known") if self._unknown_folder else None
-        said = [self._by_file(cwd), self._by_config(cwd)]
-        return max((each for each in said if each), key=lambda each: each.privacy, default=None)
+            return Verdict(self._unknown_folder, "its folder is unknown") if self._unknown_folder else None
+        decisions = [self._decide_by_file(cwd), self._decide_by_config(cwd)]
+        return max((each for each in decisions if each), key=lambda each: each.privacy_class, default=None)
 
-    def _by_file(self, cwd: str) -> Verdict | None:
-        said = self._seen.said_of(cwd)
-        if said is None:
+    def _decide_by_file(self, cwd: str) -> Verdict | None:
+        rule = self._remembered.find_rule(cwd)
+        if rule is None:
             return None
-        return Verdict(said.privacy, f"{said.path}{_WAS_THERE if said.evidence == 'past' else ''}")
+        return Verdict(rule.privacy_class, f"{rule.path}{_WAS_THERE if rule.evidence == 'remembered' else ''}")
 
-    def _by_config(self, cwd: str) -> Verdict | None:
+    def _decide_by_config(self, cwd: str) -> Verdict | None:
         if not self._folders:
             return None
-        found: list[Verdict] = []
-        for place in _places(cwd):
-            for each in (place, *map(str, Path(place).parents)):
+        matches: list[Verdict] = []
+        for path in _places(cwd):
+            for each in (path, *map(str, Path(path).parents)):
                 if each in self._folders:
-                    written, privacy = self._folders[each]
-                    found.append(Verdict(privacy, f"privacy.folders in the config: {written}"))
+                    written, privacy_class = self._folders[each]
+                    matches.append(Verdict(privacy_class, f"privacy.folders in the config: {written}"))
                     break
-        return max(found, key=lambda each: each.privacy, default=None)
+        return max(matches, key=lambda each: each.privacy_class, default=None)
 
 
 def _is_path(cwd: str) -> bool:
-    """Whether a folder can have such a name."""
+    """Return whether the text can be the path of a folder."""
     try:
         os.fsencode(cwd)
     except UnicodeEncodeError:
@@ -128,9 +132,9 @@ def _is_path(cwd: str) -> bool:
 
 
 def _places(path: str) -> tuple[str, ...]:
-    """A folder as it is written and as it really lies; in small letters where the system does not tell them apart."""
+    """Return a path as written and with links resolved; in lower case if the file system ignores case."""
     written = os.path.normpath(path)
     places = dict.fromkeys((written, os.path.realpath(written)))
     if sys.platform in ("darwin", "win32"):
-        places = dict.fromkeys(place.casefold() for place in places)
+        places = dict.fromkeys(path.casefold() for path in places)
     return tuple(places)

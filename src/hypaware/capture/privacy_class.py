@@ -1,4 +1,4 @@
-"""How far a row may go: `full` (kept and exported), `local-only` (kept, never exported), `ignore` (never recorded)."""
+"""Privacy classes: `full` (recorded and exported), `local-only` (recorded, never exported), `ignore` (not recorded)."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ from enum import IntEnum
 
 
 class PrivacyClass(IntEnum):
-    """The greater, the stricter."""
+    """A higher value is stricter."""
 
     FULL = 0
     LOCAL_ONLY = 1
     IGNORE = 2
 
     @property
-    def word(self) -> str:
+    def label(self) -> str:
         return self.name.lower().replace("_", "-")
 
     @classmethod
-    def named(cls, word: str) -> PrivacyClass:
-        """A word that is none of the three means the strictest."""
-        return next((each for each in cls if each.word == word.lower()), cls.IGNORE)
+    def parse(cls, label: str) -> PrivacyClass:
+        """Return the class with this name; an unknown name means the strictest class."""
+        return next((each for each in cls if each.label == label.lower()), cls.IGNORE)
 
 
-WORDS = tuple(each.word for each in PrivacyClass)
+WORDS = tuple(each.label for each in PrivacyClass)

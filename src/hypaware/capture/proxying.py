@@ -1,15 +1,25 @@
-"""One exchange through the gateway: the request goes on as it comes, the answer comes back as it comes.
+"""The proxy handler: one exchange through the gateway, streamed in both directions.
 
-Nothing is buffered, unpacked or packed: each piece is passed on as soon as it is there, and a slow reader slows its
-writer. Beside both ways stands a `Take`, which every exchange ends exactly once, also one that was cut:
+Nothing is buffered, decompressed or compressed: each chunk is forwarded as soon as it arrives, and a slow reader slows
+down its writer. An `ExchangeCapture` copies both directions. Every exchange finishes its capture exactly once,
+including an aborted one:
 
-    upstream_down    no answer came: no connection, a bad certificate, or closed before the first line
-    upstream_cut     the answer broke off; the client's connection is broken off too, so that it notices
-    client_abort     the client went away; the upstream's connection is closed
+    upstream_down    no response: no connection, an invalid certificate, or closed before the first line
+    upstream_cut     the response was truncated; the client's connection is closed too, so that it notices
+    client_abort     the client disconnected; the connection to the upstream is closed
     gateway_stopped  the gateway stopped before the end
 
-A request is not tried again here, but for aiohttp's one repetition of an idempotent one without a body on a pooled
-connection that the provider had closed. A POST may have been heard; its client knows better.
+The gateway does not retry requests. The only exception is aiohttp's single retry of an idempotent request without a
+body on a pooled connection that the provider had closed. A POST may have taken effect, so only its client can decide.
+
+Headers are forwarded in their order and spelling, except for:
+
+- hop-by-hop headers (RFC 9110) and those that the `Connection` header names;
+- headers for HypAware itself (`x-hypaware-*`, `x-hyp-*`) and the gateway's own `Host`;
+- the framing, which each connection has for itself (a known length is kept).
+
+Header values are UTF-8 or, if invalid, Latin-1. aiohttp always writes UTF-8, so a Latin-1 value is forwarded as the
+same text in different bytes; all other values are forwarded byte for byte.
 """
 
 from __future__ import annotations
@@ -33,62 +43,60 @@ from hypaware.capture.upstreams import Proxy
 
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 Page = Callable[[], Mapping[str, object]]
-# What aiohttp's server adds to an answer that lacks it.
+# Headers that aiohttp's server adds to a response without them.
 _ADDED = ("Content-Type", "Date", "Server")
 
 
 class Relayed(web.StreamResponse):
-    """An upstream's answer on its way to the client, with the names that it brought."""
+    """An upstream's response on its way to the client, with the headers that the upstream sent."""
 
-    def __init__(self, upstream: aiohttp.ClientResponse, brought: Headers) -> None:
-        passing = headers.for_client(brought)
-        super().__init__(status=upstream.status, reason=upstream.reason, headers=passing)
-        self._missing = [name for name in _ADDED if name not in passing]
+    def __init__(self, upstream: aiohttp.ClientResponse, sent_headers: Headers) -> None:
+        forwarded = headers.for_client(sent_headers)
+        super().__init__(status=upstream.status, reason=upstream.reason, headers=forwarded)
+        self._defaults = [name for name in _ADDED if name not in forwarded]
 
-    def take_off_what_was_added(self) -> None:
-        for name in self._missing:
+    def strip_default_headers(self) -> None:
+        for name in self._defaults:
             self.headers.popall(name, None)
 
 
 class Request(web.BaseRequest):
-    """A request without aiohttp's application around it: that would look for a route of its own, for a tenth of what an
-    exchange costs here."""
+    """A request without aiohttp's application layer, whose own routing would add a tenth to the cost of an exchange."""
 
     async def _prepare_hook(self, response: web.StreamResponse) -> None:
         if isinstance(response, Relayed):
-            response.take_off_what_was_added()
+            response.strip_default_headers()
 
 
 class _Upload:
-    """The request's body, read when the upstream wants more of it; a client that waits to be asked for it is asked
-    then, and not before."""
+    """The request body, read on demand. A client that waits for `100 Continue` gets it when the upstream reads."""
 
-    def __init__(self, request: Request, take: Take) -> None:
-        self._request, self._take = request, take
-        self._is_awaited = request.headers.get("Expect", "").lower() == "100-continue"
-        self.broke_off = False
+    def __init__(self, request: Request, capture: Take) -> None:
+        self._request, self._capture = request, capture
+        self._expects_continue = request.headers.get("Expect", "").lower() == "100-continue"
+        self.client_aborted = False
 
-    async def pieces(self) -> AsyncIterator[bytes]:
-        if self._is_awaited and self._request.transport is not None:
+    async def chunks(self) -> AsyncIterator[bytes]:
+        if self._expects_continue and self._request.transport is not None:
             self._request.transport.write(_CONTINUE)
         content = self._request.content
         if not content.is_eof():
-            # aiohttp holds the head back until there is something to send: a client may want an answer before that.
+            # aiohttp sends the header with the first chunk, but a client may need a response before it sends one.
             yield b""
         while True:
             try:
-                piece = await content.readany()
+                chunk = await content.readany()
             except Exception:
-                self.broke_off = True
+                self.client_aborted = True
                 raise
-            if not piece:
+            if not chunk:
                 return
-            self._take.request.add(piece)
-            yield piece
+            self._capture.request.add(chunk)
+            yield chunk
 
 
 class Proxying:
-    """The handler of all requests."""
+    """Handles every request of the gateway."""
 
     def __init__(
         self,
@@ -97,132 +105,143 @@ class Proxying:
         recorder: Recorder,
         *,
         proxies: Mapping[str, Proxy],
-        own_names: Collection[str],
-        overhead: Callable[[float], None],
-        own_pages: Mapping[str, Page],
+        own_authorities: Collection[str],
+        report_overhead: Callable[[float], None],
+        local_pages: Mapping[str, Page],
     ) -> None:
-        """`proxies` by base URL; `own_names`: what a whole URL may call this gateway; `overhead` gets milliseconds."""
+        """Create the handler.
+
+        `proxies` maps base URLs to outbound proxies. `own_authorities` are the `host:port` texts that address this
+        gateway in an absolute URL. `report_overhead` receives milliseconds.
+        """
         self._routes, self._session, self._recorder = routes, session, recorder
-        self._proxies, self._own_names, self._overhead, self._own_pages = proxies, own_names, overhead, own_pages
-        self._under_way: set[asyncio.Task[object]] = set()
+        self._proxies, self._own_authorities, self._report_overhead, self._local_pages = (
+            proxies,
+            own_authorities,
+            report_overhead,
+            local_pages,
+        )
+        self._running: set[asyncio.Task[object]] = set()
         self._idle = asyncio.Event()
         self._idle.set()
         self._stopping = False
 
     async def handle(self, request: Request) -> web.StreamResponse:
-        page = self._own_pages.get(request.raw_path.partition("?")[0])
+        page = self._local_pages.get(request.raw_path.partition("?")[0])
         if page is not None:
             return web.Response(body=orjson.dumps(page()), content_type="application/json")
         if self._stopping:
-            return refusal.stopping()
+            return refusal.refusal("stopping")
         task = asyncio.current_task()
         assert task is not None
-        self._under_way.add(task)
+        self._running.add(task)
         self._idle.clear()
         try:
-            return await self._answer(request)
+            return await self._handle(request)
         finally:
-            self._under_way.discard(task)
-            if not self._under_way:
+            self._running.discard(task)
+            if not self._running:
                 self._idle.set()
 
-    def reroute(self, routes: Routes, proxies: Mapping[str, Proxy]) -> None:
+    def update_routes(self, routes: Routes, proxies: Mapping[str, Proxy]) -> None:
         self._routes, self._proxies = routes, proxies
 
     async def drain(self, grace: float) -> None:
-        """Takes nothing new, lets what is under way end within the limit, then breaks it off."""
+        """Reject new requests, let running ones finish within the grace period, then cancel them."""
         self._stopping = True
         try:
             await asyncio.wait_for(self._idle.wait(), grace)
         except TimeoutError:
-            for task in self._under_way:
+            for task in self._running:
                 task.cancel()
             await self._idle.wait()
 
-    async def _answer(self, request: Request) -> web.StreamResponse:
-        began = time.perf_counter()
+    async def _handle(self, request: Request) -> web.StreamResponse:
+        began_at = time.perf_counter()
         target = self._origin_form(request.raw_path)
         if target is None or request.method == "CONNECT":
-            return refusal.not_a_proxy()
-        found = self._routes.find(target)
-        if found is None:
-            return refusal.no_route(target)
+            return refusal.refusal("not_a_proxy")
+        match = self._routes.find(target)
+        if match is None:
+            return refusal.refusal("no_route", close=False, path=target)
         sent = headers.as_written(request.raw_headers)
-        take = self._recorder.begin(found.route, request.method, found.path, sent)
+        capture = self._recorder.start_capture(match.route, request.method, match.path, sent)
         try:
             if "websocket" in request.headers.get("Upgrade", "").lower():
-                take.end("websocket_refused")
-                return refusal.no_websocket()
-            return await self._relay(request, found, take, headers.for_upstream(sent), began)
+                capture.finish("websocket_refused")
+                return refusal.refusal("websocket_refused")
+            return await self._relay(request, match, capture, headers.for_upstream(sent), began_at)
         except asyncio.CancelledError:
-            take.end("gateway_stopped" if self._stopping else "client_abort")
+            capture.finish("gateway_stopped" if self._stopping else "client_abort")
             raise
         finally:
-            take.end("gateway_failed")
+            capture.finish("gateway_failed")
 
     async def _relay(
-        self, request: Request, found: Destination, take: Take, sent: CIMultiDict[str], began: float
+        self, request: Request, match: Destination, capture: Take, sent: CIMultiDict[str], began_at: float
     ) -> web.StreamResponse:
-        upload = _Upload(request, take) if request.body_exists else None
-        proxy = self._proxies.get(found.route.base_url)
-        asked = time.perf_counter()
+        upload = _Upload(request, capture) if request.body_exists else None
+        proxy = self._proxies.get(match.route.base_url)
+        sent_at = time.perf_counter()
         try:
             upstream = await self._session.request(
                 request.method,
-                URL(found.url, encoded=True),
+                URL(match.url, encoded=True),
                 headers=sent,
-                data=upload.pieces() if upload else None,
+                data=upload.chunks() if upload else None,
                 allow_redirects=False,
                 proxy=proxy.url if proxy else None,
                 proxy_headers=proxy.headers if proxy else None,
             )
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
-            if upload is not None and upload.broke_off:
-                take.end("client_abort")
-                return refusal.broken_body()
-            take.end("upstream_down")
-            return refusal.upstream_down(found.route, error)
-        answered = time.perf_counter()
+            if upload is not None and upload.client_aborted:
+                capture.finish("client_abort")
+                return refusal.refusal("body_broke_off")
+            capture.finish("upstream_down")
+            return refusal.upstream_down(match.route, error)
+        answered_at = time.perf_counter()
         try:
-            brought = headers.as_written(upstream.raw_headers)
-            take.answered(upstream.status, brought)
-            response = Relayed(upstream, brought)
+            sent_headers = headers.as_written(upstream.raw_headers)
+            capture.set_response(upstream.status, sent_headers)
+            response = Relayed(upstream, sent_headers)
             if not request.content.is_eof():
-                # It answered before it had heard everything: what is still to come has nowhere to go.
+                # The upstream responded before it had read the whole body; the rest has no receiver.
                 response.force_close()
             with contextlib.suppress(ConnectionError):
                 await response.prepare(request)
-            self._overhead((asked - began + time.perf_counter() - answered) * 1000)
-            take.end(await _pass_back(request, upstream, response, take))
+            self._report_overhead((sent_at - began_at + time.perf_counter() - answered_at) * 1000)
+            capture.finish(await _pass_back(request, upstream, response, capture))
         finally:
-            # One that is at its end is back in the pool by now; any other is closed.
+            # A finished connection is back in the pool by now; any other is closed.
             upstream.close()
         return response
 
     def _origin_form(self, target: str) -> str | None:
-        """The path with its query, of a target that may also be a whole URL of this gateway."""
+        """Return path and query of a request target, which may also be an absolute URL of this gateway."""
         if target.startswith("/"):
             return target
         scheme, _, rest = target.partition("://")
         name, slash, path = rest.partition("/")
-        return slash + path or "/" if scheme.lower() == "http" and name.lower() in self._own_names else None
+        return slash + path or "/" if scheme.lower() == "http" and name.lower() in self._own_authorities else None
 
 
-async def _pass_back(request: Request, upstream: aiohttp.ClientResponse, response: Relayed, take: Take) -> str | None:
-    """How it ended before its time, if it did."""
+async def _pass_back(
+    request: Request, upstream: aiohttp.ClientResponse, response: Relayed, capture: Take
+) -> str | None:
+    """Stream the response to the client; return why it ended early, or None."""
     content = upstream.content
     while True:
         try:
-            piece = await content.readany()
+            chunk = await content.readany()
         except (aiohttp.ClientError, OSError):
             if request.transport is not None:
                 request.transport.close()
             return "upstream_cut"
-        if piece:
-            take.came(piece)
+        if chunk:
+            capture.add_response_bytes(chunk)
         is_last = content.at_eof()
         try:
-            await (response.write_eof(piece) if is_last else response.write(piece))
+            await (response.write_eof(chunk) if is_last else response.write(chunk))
         except ConnectionError:
             return "client_abort"
         if is_last:

@@ -1,11 +1,13 @@
-"""What passed the gateway, taken down beside the stream and handed on when it has ended.
+"""The recorder: copies exchanges while they stream and stores them when they have ended.
 
-A `Take` is one exchange under way: the event loop adds to its two tapes and never waits. When it ends, in whatever
-way, it becomes a `Recording`, waits in a bounded queue and goes to `keep` on one thread; keep returns when it is
-durable. Nobody who streams waits for keep: with the queue full, the recording is dropped, counted and reported.
+An `ExchangeCapture` is one running exchange: the event loop adds bytes to its two buffers and never blocks. When it
+ends, for whatever reason, it becomes a `RecordedExchange`, waits in a bounded queue and goes to the exchange handler on
+a single thread; the handler returns when the exchange is durable. Streams never wait for the handler: if the queue is
+full, the exchange is dropped, counted and reported.
 
-keep may raise `Retryable` (a full disk): the same recording is tried again until the recorder stops, everything behind
-it waits. Any other is of this recording alone: it is counted, reported by its type, and the next one follows.
+If the handler raises `Retryable` (a full disk), the same exchange is tried again until the recorder stops, and
+everything behind it waits. Any other error concerns this exchange alone: it is counted, its type is logged, and the
+next one follows.
 
 @ref capture#recorder
 """
@@ -31,11 +33,11 @@ from hypaware.capture.spill import Limits, Spill, Tape
 from hypaware.errors import Retryable
 
 Keep = Callable[[Recording], None]
-"""Returns when the exchange is durable, or with who makes it so in a moment (`storing`). Reads the bodies while it
-runs; their files are gone afterwards."""
+"""Returns when the exchange is durable or handed to the spool writer. The handler reads the bodies while it runs; their
+files are deleted afterwards."""
 
 _before_keep = faults.point("capture.keep.before-keep", "an exchange has ended; nothing of it is stored")
-_after_keep = faults.point("capture.keep.after-keep", "the exchange was handed on; its spilled bodies are still there")
+_after_keep = faults.point("capture.keep.after-keep", "the exchange was handed on; its spilled bodies still exist")
 
 _SECONDS_BETWEEN_TRIES = (0.5, 1.0, 2.0, 5.0)
 
@@ -46,19 +48,19 @@ log = logging.getLogger("hypaware.gateway")
 class Counts:
     kept: int = 0
     incomplete: int = 0
-    """Kept, with a body that is not all there."""
+    """Stored with a body that is incomplete."""
     dropped: int = 0
-    """Not even handed to keep: too many were waiting."""
+    """Dropped because the queue was full."""
     failed: int = 0
-    """keep could not take them."""
+    """The handler could not store them."""
 
 
 @dataclass(frozen=True)
 class Clock:
-    """The two clocks: the day's time for when something was, the steady one for how long it took."""
+    """Wall-clock time for when something happened, monotonic time for how long it took."""
 
     now: Callable[[], datetime] = lambda: datetime.now(UTC)
-    steady: Callable[[], float] = time.perf_counter
+    monotonic: Callable[[], float] = time.perf_counter
 
 
 class Take:
@@ -71,41 +73,41 @@ class Take:
         self._status: int | None = None
         self._response_headers: Headers = ()
         self._first_byte_ms: int | None = None
-        self._began = recorder.clock.steady()
+        self._began_at = recorder.clock.monotonic()
         self._started_at = recorder.clock.now()
-        self._ended = False
+        self._finished = False
         self.request = Tape(recorder.spill)
         self.response = Tape(recorder.spill)
         if not route.recorded:
             self.request.stop("not_recorded")
             self.response.stop("not_recorded")
 
-    def answered(self, status: int, headers: Headers) -> None:
+    def set_response(self, status: int, headers: Headers) -> None:
         self._status, self._response_headers = status, headers
 
-    def came(self, data: bytes) -> None:
-        """A piece of the answer."""
+    def add_response_bytes(self, data: bytes) -> None:
+        """Add bytes of the response body."""
         if self._first_byte_ms is None:
-            self._first_byte_ms = round((self._recorder.clock.steady() - self._began) * 1000)
+            self._first_byte_ms = round((self._recorder.clock.monotonic() - self._began_at) * 1000)
         self.response.add(data)
 
-    def end(self, error: str | None = None) -> None:
-        """Once; what comes later is not heard."""
-        if self._ended or not self._route.recorded:
+    def finish(self, error: str | None = None) -> None:
+        """Finish the capture. Only the first call counts."""
+        if self._finished or not self._route.recorded:
             return
-        self._ended = True
+        self._finished = True
         ended_at = max(self._recorder.clock.now(), self._started_at)
-        self.request.end()
-        self.response.end()
+        self.request.close()
+        self.response.close()
 
-        def hand_on() -> None:
-            self._recorder.offer(self._recording(ended_at, error), self)
+        def enqueue() -> None:
+            self._recorder.enqueue(self._build_recording(ended_at, error), self)
 
-        # Behind its own writes, and behind those that ended before: they are kept in the order of their ends.
-        self._recorder.spill.then(hand_on)
+        # After its own writes and those of earlier captures: exchanges are stored in the order in which they ended.
+        self._recorder.spill.enqueue(enqueue)
 
-    def _recording(self, ended_at: datetime, error: str | None) -> Recording:
-        request, response = self.request.body(), self.response.body()
+    def _build_recording(self, ended_at: datetime, error: str | None) -> Recording:
+        request, response = self.request.take_body(), self.response.take_body()
         return Recording(
             exchange_id=self._exchange_id,
             started_at=self._started_at,
@@ -121,26 +123,26 @@ class Take:
             status=self._status,
             response_headers=self._response_headers,
             response=response,
-            error=error or self.response.stopped_by or self.request.stopped_by,
+            error=error or self.response.stop_reason or self.request.stop_reason,
         )
 
 
 class Recorder:
     def __init__(
         self,
-        keep: Keep,
-        folder: Path,
+        handle_exchange: Keep,
+        spill_dir: Path,
         *,
         limits: Limits | None = None,
         clock: Clock | None = None,
         new_id: Callable[[], str] = lambda: str(uuid.uuid4()),
     ) -> None:
-        self._keep = keep
+        self._handle_exchange = handle_exchange
         self._limits = limits or Limits()
         self.clock = clock or Clock()
-        self.spill = Spill(folder, self._limits)
+        self.spill = Spill(spill_dir, self._limits)
         self._new_id = new_id
-        self._waiting: queue.Queue[tuple[Recording, Take] | None] = queue.Queue()
+        self._queue: queue.Queue[tuple[Recording, Take] | None] = queue.Queue()
         self._thread = threading.Thread(target=self._run, name="keep", daemon=True)
         self._counts = Counts()
         self._lock = threading.Lock()
@@ -155,50 +157,50 @@ class Recorder:
         self._thread.start()
 
     def stop(self) -> None:
-        """Blocks until everything that has ended is kept. Takes that go on are not heard any more."""
+        """Block until every finished exchange is stored. Captures that are still running are discarded."""
         self.spill.stop()
         self._stopping.set()
-        self._waiting.put(None)
+        self._queue.put(None)
         self._thread.join()
 
-    def begin(self, route: Route, method: str, path: str, headers: Headers) -> Take:
+    def start_capture(self, route: Route, method: str, path: str, headers: Headers) -> Take:
         return Take(self, route, method, path, headers, self._new_id())
 
-    def offer(self, recording: Recording, take: Take) -> None:
-        # The end mark must always find a place, so the bound is counted here and not in the queue.
-        if self._waiting.qsize() < self._limits.waiting:
-            self._waiting.put((recording, take))
+    def enqueue(self, recording: Recording, capture: Take) -> None:
+        # The end marker must always fit, so the limit is checked here and not by the queue.
+        if self._queue.qsize() < self._limits.queued_exchanges:
+            self._queue.put((recording, capture))
             return
-        recording.forget()
-        _release(take)
+        recording.delete_files()
+        _release(capture)
         self._count(dropped=1)
         if self._counts.dropped.bit_count() == 1:
-            log.warning("recording is behind: %d exchanges were dropped so far", self._counts.dropped)
+            log.warning("recording cannot keep up: %d exchanges dropped so far", self._counts.dropped)
 
     def _run(self) -> None:
         memory = FreeMemory()
-        while (found := self._waiting.get()) is not None:
-            recording, take = found
+        while (item := self._queue.get()) is not None:
+            recording, capture = item
             size = recording.request.size + recording.response.size
             try:
                 self._store(recording)
             finally:
-                recording.forget()
-                _release(take)
-            # Not to be held while the next one is awaited.
-            del found, recording, take
-            memory.after(size)
+                recording.delete_files()
+                _release(capture)
+            # Free them before waiting for the next exchange.
+            del item, recording, capture
+            memory.note_processed(size)
 
     def _store(self, recording: Recording) -> None:
         _before_keep()
         for wait in chain(_SECONDS_BETWEEN_TRIES, repeat(_SECONDS_BETWEEN_TRIES[-1])):
             try:
-                self._keep(recording)
+                self._handle_exchange(recording)
             except Retryable as error:
-                log.warning("an exchange cannot be stored now: %s", error.message)
+                log.warning("cannot store an exchange, trying again: %s", error.message)
             except Exception as error:
-                # Its text may quote the exchange.
-                log.error("an exchange could not be stored: %s", type(error).__name__)
+                # The error's text may quote the exchange, so only its type is logged.
+                log.error("could not store an exchange: %s", type(error).__name__)
                 break
             else:
                 complete = recording.request.complete and recording.response.complete
@@ -211,16 +213,16 @@ class Recorder:
 
     def _count(self, *, kept: int = 0, incomplete: int = 0, dropped: int = 0, failed: int = 0) -> None:
         with self._lock:
-            now = self._counts
+            counts = self._counts
             self._counts = replace(
-                now,
-                kept=now.kept + kept,
-                incomplete=now.incomplete + incomplete,
-                dropped=now.dropped + dropped,
-                failed=now.failed + failed,
+                counts,
+                kept=counts.kept + kept,
+                incomplete=counts.incomplete + incomplete,
+                dropped=counts.dropped + dropped,
+                failed=counts.failed + failed,
             )
 
 
-def _release(take: Take) -> None:
-    take.request.release()
-    take.response.release()
+def _release(capture: Take) -> None:
+    capture.request.release()
+    capture.response.release()

@@ -1,7 +1,6 @@
-"""One exchange as it went over the wire: the gateway makes it, everything after it reads it. Bytes as they passed.
+"""A recorded exchange: the bytes of one request and its response, exactly as they passed the gateway.
 
-The gateway passes a request and its answer on untouched and keeps a copy beside them. When the answer has ended, in
-whatever way, the copy is a `Recording`. It holds secrets: it is never stored, logged or shown before `redact` had it.
+It holds secrets. Never store, log or show any of it before it has been redacted.
 """
 
 from __future__ import annotations
@@ -12,61 +11,61 @@ from datetime import datetime
 from pathlib import Path
 
 Headers = Sequence[tuple[str, str]]
-"""In their order, as they were written; a name may come twice."""
+"""Name and value pairs in their original order and spelling; a name may occur twice."""
 
 _BLOCK = 1 << 16
 
 
 @dataclass(frozen=True)
 class Body:
-    """The bytes of one direction, still encoded: in memory, or, when there are many, in a private file (0600)."""
+    """The bytes of one direction, still encoded: in memory or, if large, in a private file (mode 0600)."""
 
-    held: bytes | Path = b""
+    content: bytes | Path = b""
     size: int = 0
-    """How many bytes passed; more than are held, if the recorder gave up keeping them."""
+    """Bytes that passed; more than were kept if the recorder stopped keeping them."""
     complete: bool = True
-    """Whether all that passed is held."""
+    """Whether all bytes that passed were kept."""
 
     def blocks(self) -> Iterator[bytes]:
-        if isinstance(self.held, bytes):
-            yield self.held
+        if isinstance(self.content, bytes):
+            yield self.content
             return
-        with open(self.held, "rb") as file:
+        with open(self.content, "rb") as file:
             while block := file.read(_BLOCK):
                 yield block
 
-    def forget(self) -> None:
-        if isinstance(self.held, Path):
-            self.held.unlink(missing_ok=True)
+    def delete(self) -> None:
+        if isinstance(self.content, Path):
+            self.content.unlink(missing_ok=True)
 
 
 @dataclass(frozen=True)
 class Recording:
     exchange_id: str
     started_at: datetime
-    """UTC; when the request's head was read."""
+    """When the header of the request was read, in UTC."""
     ended_at: datetime
     first_byte_ms: int | None
-    """From the start to the first byte of the answer's body; None if there was none."""
+    """Milliseconds from the start to the first byte of the response body; None if there was none."""
     upstream: str
-    """Name of the route that was taken."""
+    """Name of the route."""
     provider: str
-    """Whose dialect the route speaks, for example anthropic or openai."""
+    """Whose dialect the route uses, for example anthropic or openai."""
     client_name: str | None
-    """The client whose preset made the route, where one did."""
+    """The client that the path prefix or the route's preset names."""
     method: str
     path: str
-    """As the client wrote it, with its query, not redacted; without what only the gateway's routes are told by."""
+    """With its query and not redacted, as the client sent it, except for the prefix that only the gateway uses."""
     request_headers: Headers
     request: Body
     status: int | None
-    """None if no answer came."""
+    """None if there was no response."""
     response_headers: Headers
     response: Body
     error: str | None = None
-    """None, or how it ended before its time: upstream_down, upstream_cut, client_abort, recorder_behind, …"""
+    """None, or why the exchange ended early: upstream_down, upstream_cut, client_abort, recorder_behind, …"""
 
-    def forget(self) -> None:
-        """Removes what it keeps on disk."""
-        self.request.forget()
-        self.response.forget()
+    def delete_files(self) -> None:
+        """Remove the files of spilled bodies."""
+        self.request.delete()
+        self.response.delete()

@@ -1,12 +1,11 @@
-"""Redaction: what the door lets into a record, and secrets in content, replaced by `[<kind>:<8 hex of sha256>]`.
+"""Redaction: allow-lists for headers and query parameters, markers `[<kind>:<8 hex of sha256>]` for secrets in text.
 
-At the door nothing is recorded that is not listed: of headers and query parameters that are not, the value is masked,
-and so is every one whose name speaks of a secret. A masked value keeps at most its last four characters, and only if
-it is longer than sixteen.
+Only listed headers and query parameters are recorded. The values of all others are masked, and so is every value whose
+name suggests a secret. A masked value keeps at most its last four characters, and only if it is longer than sixteen.
 
-In content, secrets are found by rules (`secrets_rules`). The same secret has the same marker everywhere, so that two
-uses of one key can still be told to be the same. Redacting what was redacted changes nothing, and canonical JSON stays
-canonical JSON. Counts say how often each rule spoke, never what it saw.
+In content, the rules of `secret_rules` find secrets. A secret has the same marker everywhere, so that two uses of one
+key remain recognizable. Redacting redacted text changes nothing, and canonical JSON stays canonical. Counts say how
+often each rule matched, never what it found.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ _ALWAYS_MASKED = frozenset((
     "cookie", "set-cookie", "chatgpt-account-id",
 ))
 _RECORDED_HEADERS = frozenset((
-    # Of any exchange.
+    # Any exchange.
     "accept", "accept-encoding", "accept-language", "cache-control", "connection", "content-encoding",
     "content-length", "content-type", "date", "expect", "host", "retry-after", "server", "transfer-encoding",
     "upgrade", "user-agent", "vary", "via", "x-should-retry",
@@ -44,7 +43,7 @@ _RECORDED_HEADERS = frozenset((
     "x-claude-code-agent-id", "x-claude-code-session-id", "x-client-request-id", "x-codex-beta-features",
     "x-codex-parent-thread-id", "x-codex-turn-metadata", "x-codex-window-id", "x-hyp-dev-run-id",
     "x-openai-subagent",
-    # What was asked for, and which answer it was.
+    # What was requested, and which response it was.
     "anthropic-beta", "anthropic-version", "cf-ray", "openai-beta", "openai-model", "openai-processing-ms",
     "openai-version", "request-id", "x-oai-request-id", "x-request-id",
 ))
@@ -67,12 +66,12 @@ def masked(value: str) -> str:
 
 
 def redact_headers(headers: Iterable[tuple[str, str]] | Mapping[str, str]) -> dict[str, str]:
-    """Names in lower case, several of one name joined by commas."""
+    """Redact header values; names become lower case, and values of a repeated name are joined by commas."""
     found: dict[str, list[str]] = {}
     for written, value in headers.items() if isinstance(headers, Mapping) else headers:
         name = written.lower()
         if not _HEADER_NAME.fullmatch(name):
-            # Whatever somebody put there is not the name of anything.
+            # Not a valid header name.
             continue
         found.setdefault(name, []).append(redact_text(value)[0] if _is_recorded(name) else masked(value))
     return {name: ", ".join(values) for name, values in found.items()}
@@ -85,7 +84,7 @@ def _is_recorded(name: str) -> bool:
 
 
 def redact_query(target: str) -> tuple[str, str]:
-    """The path of a request's target without its query, and the query with its values redacted."""
+    """Return the path of a request target, and its query with redacted values."""
     path, _, query = target.partition("#")[0].partition("?")
     parameters = [_parameter(each) for each in re.split("[&;]", query)] if query else []
     return redact_text(path)[0], "&".join(parameters)
@@ -107,7 +106,7 @@ def redact_text(text: str, rules_off: Collection[str] = ()) -> tuple[str, Counte
         return text, counts
     data = text.encode("utf-8", "surrogatepass")
     off = frozenset(rules_off)
-    # What stood beside a secret may be one by itself now: until nothing more is found. It is once, seldom twice.
+    # Text next to a replaced secret may match a rule now, so repeat until nothing is found: once, rarely twice.
     for _ in range(_MOST_ROUNDS):
         if not (found := _found(data, off)):
             break
@@ -117,13 +116,13 @@ def redact_text(text: str, rules_off: Collection[str] = ()) -> tuple[str, Counte
 
 
 def _found(data: bytes, off: frozenset[str]) -> list[Span]:
-    """Markers that stand there already are never looked into."""
+    """Find secrets outside of existing markers."""
     found: list[Span] = []
-    begin = 0
+    start = 0
     for marker in _MARKER.finditer(data) if b"[" in data else ():
-        found += _moved(find(data[begin : marker.start()], off), begin)
-        begin = marker.end()
-    return found + _moved(find(data[begin:] if begin else data, off), begin)
+        found += _moved(find(data[start : marker.start()], off), start)
+        start = marker.end()
+    return found + _moved(find(data[start:] if start else data, off), start)
 
 
 def _moved(spans: list[Span], by: int) -> list[Span]:
@@ -132,11 +131,11 @@ def _moved(spans: list[Span], by: int) -> list[Span]:
 
 def _replaced(data: bytes, spans: list[Span]) -> bytes:
     pieces: list[bytes] = []
-    begin = 0
+    start = 0
     for span in spans:
-        pieces += (data[begin : span.start], _marker(span.kind, data[span.start : span.end]))
-        begin = span.end
-    pieces.append(data[begin:])
+        pieces += (data[start : span.start], _marker(span.kind, data[span.start : span.end]))
+        start = span.end
+    pieces.append(data[start:])
     return b"".join(pieces)
 
 
@@ -145,7 +144,7 @@ def _marker(kind: str, secret: bytes) -> bytes:
 
 
 def redact_json(value: Any, rules_off: Collection[str] = ()) -> tuple[Any, Counter[str]]:
-    """Keys and texts of a JSON value; what an object has under a name such as `password` counts as well."""
+    """Redact keys and strings of a JSON value; values under a key such as `password` count as well."""
     counts: Counter[str] = Counter()
     while True:
         found: Counter[str] = Counter()
@@ -162,28 +161,28 @@ def _walked(value: Any, off: frozenset[str], counts: Counter[str]) -> Any:
 
 
 def rebuilt(value: Any, text: Callable[[str], str], member: Callable[[str, str], str]) -> Any:
-    """A copy of a JSON value: `text` makes its texts and keys, `member` the texts that an object has under a name.
+    """Copy a JSON value; `text` maps its strings and keys, `member` the strings that an object holds under a key.
 
-    However deeply it is nested: a client may send what no recursion comes through.
+    It works at any nesting depth, because a client may send JSON that is too deep for recursion.
     """
-    whole: list[Any] = [value]
-    waiting: list[tuple[Any, Any]] = [(whole, 0)]
-    while waiting:
-        holder, place = waiting.pop()
-        item = holder[place]
+    root: list[Any] = [value]
+    pending: list[tuple[Any, Any]] = [(root, 0)]
+    while pending:
+        holder, key = pending.pop()
+        item = holder[key]
         if isinstance(item, str):
-            holder[place] = text(item)
+            holder[key] = text(item)
         elif isinstance(item, list | tuple):
-            holder[place] = copied = list(item)
-            waiting.extend((copied, index) for index in range(len(copied)))
+            holder[key] = copied = list(item)
+            pending.extend((copied, index) for index in range(len(copied)))
         elif isinstance(item, Mapping):
-            holder[place] = named = {}
+            holder[key] = members = {}
             for name, each in item.items():
-                now = text(name)
-                named[now] = member(name, each) if isinstance(each, str) else each
+                new_name = text(name)
+                members[new_name] = member(name, each) if isinstance(each, str) else each
                 if not isinstance(each, str):
-                    waiting.append((named, now))
-    return whole[0]
+                    pending.append((members, new_name))
+    return root[0]
 
 
 def _text(text: str, off: frozenset[str], counts: Counter[str]) -> str:
@@ -200,20 +199,20 @@ def _member_text(name: str, value: str, off: frozenset[str], counts: Counter[str
         counts[kind] += 1
         return _marker(kind, secret).decode()
     if header := header_named(name):
-        # Only the name says what the value is.
-        begin = f"{header}: "
-        return _text(begin + value, off, counts).removeprefix(begin)
+        # Only the name identifies the value.
+        start = f"{header}: "
+        return _text(start + value, off, counts).removeprefix(start)
     return _text(value, off, counts)
 
 
 def redact_json_text(text: str, rules_off: Collection[str] = ()) -> tuple[str, Counter[str]]:
-    """JSON stays JSON, canonical stays canonical; what is none, or is too deep for it, is redacted as text."""
+    """Redact JSON as JSON, so that canonical text stays canonical; redact anything else, or JSON too deep, as text."""
     as_text, counts = redact_text(text, rules_off)
     if not counts:
         return text, counts
     try:
         redacted, found = redact_json(canonical.parse(text), rules_off)
-        # Or it was seen across the borders of its values only, such as a name in one and a sign in the next.
+        # Or the match spanned several values, such as a name in one and a sign in the next.
         return (canonical.text(redacted) if found else text), found
     except ValueError:
         return as_text, counts
@@ -222,13 +221,13 @@ def redact_json_text(text: str, rules_off: Collection[str] = ()) -> tuple[str, C
 def redact_row(
     dataset: Dataset, row: Mapping[str, Any], rules_off: Collection[str] = ()
 ) -> tuple[dict[str, Any], Counter[str]]:
-    """A row for others to have. What identifies it stays: else nobody could tell it from another."""
+    """Redact a row for delivery. Identifying columns stay, so that the row remains distinguishable."""
     counts: Counter[str] = Counter()
     redacted = dict(row)
-    for name, by in columns_with_text(dataset).items():
+    for name, redact in columns_with_text(dataset).items():
         value = row.get(name)
         if isinstance(value, str):
-            redacted[name], found = by(value, rules_off)
+            redacted[name], found = redact(value, rules_off)
         elif value is not None:
             redacted[name], found = redact_json(value, rules_off)
         else:
@@ -238,7 +237,9 @@ def redact_row(
 
 
 def columns_with_text(dataset: Dataset) -> dict[str, Any]:
-    """The columns that may hold a secret, each with the function that redacts its text."""
+    """Return the columns that may hold a secret, each with the function that redacts its text."""
     kept = {dataset.key_column, *dataset.key_parts, *dataset.source_columns}
-    forms = {Type.STRING: redact_text, Type.JSON: redact_json_text}
-    return {each.name: forms[each.type] for each in dataset.columns if each.type in forms and each.name not in kept}
+    redactors = {Type.STRING: redact_text, Type.JSON: redact_json_text}
+    return {
+        each.name: redactors[each.type] for each in dataset.columns if each.type in redactors and each.name not in kept
+    }

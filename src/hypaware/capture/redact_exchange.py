@@ -1,9 +1,9 @@
-"""Secrets in what was said, replaced before an exchange is projected and kept (`redaction.kept` in the config).
+"""Redaction of an exchange before it is projected and stored (`redaction.kept` in the config).
 
-It happens before the projection, so that rows, raw exchange and a later reprojection all see the same words, and the
-ids that are made of words agree. A stream is redacted twice: its pieces joined, since a secret may be cut anywhere,
-and then event by event. Where joined pieces held one, the first piece has all of the redacted text and the others have
-none: a reader puts together the same answer. An exchange without a secret stays as it is, to the letter.
+Redaction comes before projection, so that rows, raw exchange and a later reprojection contain the same text and derive
+the same ids. A stream is redacted twice: first its fragments joined, because a secret may be split anywhere, then event
+by event. If the joined fragments contain a secret, the first fragment gets all of the redacted text and the others
+become empty, so a reader assembles the same response. An exchange without secrets is not changed at all.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _TOO_DEEP = '"nested too deeply"'
 
 
 def redacted(decoded: Decoded, rules_off: Collection[str] = ()) -> tuple[Decoded, Counter[str]]:
-    """The exchange without secrets, and how often each rule spoke."""
+    """Return the exchange without secrets, and how often each rule matched."""
     counts: Counter[str] = Counter()
     request, request_text = _body(decoded.request, decoded.request_text, rules_off, counts)
     if decoded.events is None:
@@ -63,10 +63,10 @@ def _body(document: Any, text: str | None, off: Collection[str], counts: Counter
     if not found:
         return document, text
     try:
-        # Written as clients write it, its keys in their order: a history that comes again has the same parts.
+        # Serialized as clients do it, with the keys in their order, so that a repeated history has the same parts.
         return document, orjson.dumps(document).decode()
     except TypeError:
-        # Too deep to be written.
+        # Nested too deeply to serialize.
         return document, redact_text(text, off)[0]
 
 
@@ -88,17 +88,17 @@ def _copied(value: Any) -> Any:
 
 
 class _Piece(NamedTuple):
-    """A string that continues others of its stream: `holder[name]`."""
+    """A string that continues the others of its stream: `holder[name]`."""
 
     stream: Hashable
     holder: dict[str, Any]
     name: str
     is_json: bool
-    """The arguments of a tool. Words stay words, also where they are JSON: so the transcript has them."""
+    """Whether it holds a tool's arguments. Other text stays text even if it is JSON, as in the transcript."""
 
 
 def _pieces(kind: str, data: Any) -> Iterator[_Piece]:
-    """`delta` is a text (Responses), an object of texts (Anthropic), or such an object in each choice (Chat)."""
+    """`delta` is a string (Responses), an object of strings (Anthropic), or such an object in each choice (Chat)."""
     if not isinstance(data, dict):
         return
     delta = data.get("delta")

@@ -1,4 +1,4 @@
-"""What the gateway answers itself: JSON that both clients can show, and that says who speaks."""
+"""Error responses of the gateway itself: JSON that the clients can display and that names HypAware as the sender."""
 
 from __future__ import annotations
 
@@ -10,86 +10,60 @@ from aiohttp import web
 
 from hypaware.capture.routes import Route
 
-MEDIA_TYPE = "application/json"
+_ERRORS = {
+    "no_route": (404, "no upstream is configured for {path}. Add one under [[gateway.upstreams]] in the config."),
+    "websocket_refused": (426, "WebSockets are not supported. Use HTTP for this provider."),
+    "not_a_proxy": (
+        421,
+        "this is not a general proxy. Set the client's base URL to its address instead of using HTTP_PROXY.",
+    ),
+    "malformed_request": (
+        400,
+        "this is not an HTTP/1.1 request, or its header is too large. Use plain HTTP, not TLS.",
+    ),
+    "body_broke_off": (400, "the request body ended early."),
+    "stopping": (503, "the gateway is stopping. Try again in a moment."),
+    "upstream_timeout": (504, "connecting to {upstream} timed out."),
+    "upstream_certificate": (
+        502,
+        "the certificate of {upstream} is not trusted on this machine. "
+        "If a proxy intercepts TLS, set SSL_CERT_FILE for the daemon to the file of its certificate authority.",
+    ),
+    "upstream_unreachable": (502, "cannot connect to {upstream}."),
+    "upstream_garbled": (502, "{upstream} sent an invalid HTTP response."),
+    "upstream_closed": (502, "{upstream} closed the connection before it responded."),
+}
+# RFC 9110 requires `Upgrade` to name an acceptable protocol.
+_HEADERS = {"websocket_refused": {"Upgrade": "HTTP/1.1"}, "stopping": {"Retry-After": "1"}}
 
 
-def refusal(status: int, kind: str, message: str, *, close: bool = False) -> web.Response:
-    body = {"type": "error", "error": {"type": kind, "message": f"HypAware's gateway on this machine: {message}"}}
+def refusal(kind: str, *, close: bool = True, path: str = "", upstream: str = "") -> web.Response:
+    """Build the response for a kind of error. It closes the connection, unless the whole request was read."""
+    status, message = _ERRORS[kind]
+    message = message.format(path=path.partition("?")[0][:200], upstream=upstream)
     response = web.Response(
         status=status,
-        body=orjson.dumps(body),
-        content_type=MEDIA_TYPE,
-        headers={"Server": "hypaware-gateway"},
+        body=orjson.dumps(
+            {"type": "error", "error": {"type": kind, "message": f"HypAware gateway on this machine: {message}"}}
+        ),
+        content_type="application/json",
+        headers={"Server": "hypaware-gateway", **_HEADERS.get(kind, {})},
     )
     if close:
         response.force_close()
     return response
 
 
-def no_route(path: str) -> web.Response:
-    shown = path.partition("?")[0][:200]
-    return refusal(
-        404, "no_route", f"no upstream takes {shown}. Add one under [[gateway.upstreams]] in HypAware's config."
-    )
-
-
-def no_websocket() -> web.Response:
-    response = refusal(
-        426,
-        "websocket_refused",
-        "it takes no WebSocket, only plain HTTP. Use HTTP for this provider.",
-        close=True,
-    )
-    # RFC 9110 wants to hear what would be taken instead.
-    response.headers["Upgrade"] = "HTTP/1.1"
-    return response
-
-
-def not_a_proxy() -> web.Response:
-    return refusal(
-        421, "not_a_proxy", "it is no general proxy. Set the client's base URL to it, not HTTP_PROXY.", close=True
-    )
-
-
-def malformed() -> web.Response:
-    return refusal(
-        400,
-        "malformed_request",
-        "what came is no HTTP/1.1 request, or one whose head is too large. It takes plain HTTP, no TLS.",
-        close=True,
-    )
-
-
-def broken_body() -> web.Response:
-    return refusal(400, "body_broke_off", "the request's body broke off.", close=True)
-
-
 def upstream_down(route: Route, error: Exception) -> web.Response:
-    """The client's connection is closed: part of its request may still be on the way."""
-    where = urlsplit(route.base_url).netloc
+    """Build the response for an upstream that could not be reached or did not respond."""
     if isinstance(error, TimeoutError):
-        return refusal(504, "upstream_timeout", f"no connection to {where} ({route.name}) in time.", close=True)
-    if isinstance(error, aiohttp.ClientConnectorCertificateError | aiohttp.ClientSSLError):
-        message = (
-            f"{where} ({route.name}) showed a certificate that this machine does not trust. "
-            "If a proxy stands in between, name its authority's file in SSL_CERT_FILE for the daemon."
-        )
-        return refusal(502, "upstream_certificate", message, close=True)
-    if isinstance(error, aiohttp.ClientConnectorError | aiohttp.ClientProxyConnectionError):
-        return refusal(502, "upstream_unreachable", f"no connection to {where} ({route.name}).", close=True)
-    if isinstance(error, aiohttp.ClientResponseError):
-        return refusal(
-            502,
-            "upstream_garbled",
-            f"what {where} ({route.name}) answered is no HTTP that can be passed on.",
-            close=True,
-        )
-    return refusal(
-        502, "upstream_closed", f"{where} ({route.name}) closed the connection before it answered.", close=True
-    )
-
-
-def stopping() -> web.Response:
-    response = refusal(503, "stopping", "it is just stopping. Try again in a moment.", close=True)
-    response.headers["Retry-After"] = "1"
-    return response
+        kind = "upstream_timeout"
+    elif isinstance(error, aiohttp.ClientConnectorCertificateError | aiohttp.ClientSSLError):
+        kind = "upstream_certificate"
+    elif isinstance(error, aiohttp.ClientConnectorError | aiohttp.ClientProxyConnectionError):
+        kind = "upstream_unreachable"
+    elif isinstance(error, aiohttp.ClientResponseError):
+        kind = "upstream_garbled"
+    else:
+        kind = "upstream_closed"
+    return refusal(kind, upstream=f"{urlsplit(route.base_url).netloc} ({route.name})")

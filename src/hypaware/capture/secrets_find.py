@@ -1,11 +1,11 @@
-"""Where secrets stand in UTF-8 text: one fast look for what may be one, then the rule itself at those places only.
+"""The secret scanner: find secrets in UTF-8 text with a fast search for candidates and a rule check at each candidate.
 
-The fast look costs a few milliseconds per megabyte, because it is a handful of searches for fixed bytes:
+The fast search takes a few milliseconds per megabyte, because it is a handful of searches for fixed bytes:
 
-- keys and tokens are long: with all of their characters made equal, a run of twenty is one search
-- names of secrets end in one of a few ways before a sign or a quote: with the letters of those endings put into
-  classes, three searches find `password=`, `"api_key":`, `Token =` and hardly anything else
-- a private key has its first line, a password in an address its `@`, a header its name or scheme
+- keys and tokens are long: after all of their characters are mapped to one, a run of twenty is a single search;
+- names of secrets end in one of a few ways before a sign or a quote: after the letters of those endings are mapped to
+  classes, three searches find `password=`, `"api_key":`, `Token =` and little else;
+- a private key has its first line, a password in a URL its `@`, a header its name or scheme.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Span:
 
 
 def _classes(members: dict[str, str]) -> bytes:
-    """A translation table: each of the characters to its class, the rest to a dot."""
+    """Build a translation table that maps each character to its class and all others to a dot."""
     table = bytearray(b"." * 256)
     for to, characters in members.items():
         for character in characters:
@@ -54,11 +54,11 @@ _WORD = re.compile(rb"[A-Za-z0-9]")
 
 
 Ends = dict[re.Pattern[bytes], tuple[int, int]]
-"""Of each form of a value, the last one that was looked at: where it begins and ends."""
+"""For each value pattern the start and end of its last match."""
 
 
 def find(data: bytes, off: frozenset[str] = frozenset()) -> list[Span]:
-    """The secrets in the text, in order, none touching another."""
+    """Return the secrets in the text, in order and without overlaps."""
     looks = (_keys, _in_headers, _private_keys, _passwords_in_addresses, _assigned)
     found = [span for look in looks for span in look(data)]
     if off:
@@ -67,7 +67,7 @@ def find(data: bytes, off: frozenset[str] = frozenset()) -> list[Span]:
 
 
 def _joined(found: list[Span]) -> list[Span]:
-    """What overlaps becomes one, under the name of the one that begins first."""
+    """Merge overlapping spans under the kind of the one that starts first."""
     joined: list[Span] = []
     for span in sorted(found, key=lambda each: (each.start, -each.end)):
         if joined and span.start < joined[-1].end:
@@ -86,7 +86,7 @@ def _keys(data: bytes) -> Iterator[Span]:
     at = alike.find(needle)
     while at >= 0:
         before = data[at - 1] if at else 0
-        # Only some begin with a part that ends in one of these: `ya29.`, `hooks.slack.com/…`.
+        # Only some tokens start with a part that ends in one of these: `ya29.`, `hooks.slack.com/…`.
         begin = max(done, at - _LOOK_BACK) if before in b"./:~" else at
         end = _TOKEN_CHARACTERS.match(data, at).end()  # type: ignore[union-attr]
         yield from _tokens(data, begin, end)
@@ -146,7 +146,7 @@ def _assigned(data: bytes) -> Iterator[Span]:
 def _assignment(data: bytes, sign: int, ends: Ends) -> Span | None:
     name = data[max(0, sign - _LONGEST_NAME) : sign]
     if name.endswith(b"PWD") and not name.endswith(b"_PWD"):
-        # The folder that a shell stands in.
+        # The working directory of a shell.
         return None
     kind = _kind_named(name) or (rules.ASSIGNED if name.endswith(b"_KEY") else None)
     assignment = rules.ASSIGNMENT.match(data, sign) if kind else None
@@ -154,13 +154,13 @@ def _assignment(data: bytes, sign: int, ends: Ends) -> Span | None:
     if kind is None or assignment is None or value is None:
         return None
     start, end, is_env = value
-    # The beginning of a very long one tells enough.
+    # The beginning of a very long value is enough to judge it.
     text = data[start : end if end - start < _LONGEST_VALUE else start + _ENOUGH]
     return Span(start, end, kind) if judged.is_secret(text, kind, is_env, is_quoted=bool(assignment["open"])) else None
 
 
 def _kind_named(name: bytes) -> str | None:
-    """What a name says that it holds."""
+    """Return the kind of secret that a name announces, or None."""
     name = name.lower()
     if name.endswith(rules.PASSWORD_NAMES):
         return rules.PASSWORD
@@ -172,7 +172,7 @@ def _kind_named(name: bytes) -> str | None:
 
 
 def _value(data: bytes, sign: int, assignment: re.Match[bytes], ends: Ends) -> tuple[int, int, bool] | None:
-    """Where the value begins and ends, and whether it stands as in a file of environment variables."""
+    """Return where the value starts and ends, and whether it is written as in a file of environment variables."""
     start = assignment.end()
     is_env = (
         assignment["sign"] == b"="
@@ -185,17 +185,17 @@ def _value(data: bytes, sign: int, assignment: re.Match[bytes], ends: Ends) -> t
     else:
         pattern = rules.ENV_VALUE if is_env else rules.BARE
     end = _end_of_value(data, start, pattern, ends)
-    # In quotes, what is as long as that is a document; what it may hold is known by its form.
+    # A quoted value of that length is a document; secrets inside it are found by their form.
     if end == start or (opened and end >= start + _LONGEST_VALUE):
         return None
     if pattern is rules.BARE and data[end : end + 1] in (b"(", b"["):
-        # A call: this is a program, and what it computes does not stand here.
+        # A function call: this is program code, and the secret itself is not in the text.
         return None
     return start, end, is_env
 
 
 def _end_of_value(data: bytes, start: int, pattern: re.Pattern[bytes], ends: Ends) -> int:
-    """Values within one another end together: no text is gone over twice."""
+    """Return the end of a value. Nested values end together, so no text is scanned twice."""
     begin, end = ends.get(pattern, (0, 0))
     if not begin <= start < end:
         found = pattern.match(data, start)
@@ -205,7 +205,7 @@ def _end_of_value(data: bytes, start: int, pattern: re.Pattern[bytes], ends: End
 
 
 def named_secret(name: str, value: str) -> str | None:
-    """The kind of a value that a JSON object has under a name; None if it is no secret."""
+    """Return the kind of secret that a JSON object holds under a name; None if the value is no secret."""
     kind = _kind_named(name[-_LONGEST_NAME:].encode("utf-8", "surrogatepass"))
     if kind is None or len(value) >= _LONGEST_VALUE:
         return None

@@ -1,7 +1,7 @@
-"""Secrets in what looks like a header of a request, wherever it is quoted: `Authorization: Basic …`, `"cookie": "…"`.
+"""Secrets in quoted HTTP headers: `Authorization: Basic …`, `"cookie": "…"`.
 
-Names and schemes are written in any case. A scheme alone is enough where what follows can only be a credential; after
-a name, the value has to look like a secret. Of a cookie only the values go, its names and attributes stay.
+Names and schemes are case-insensitive. A scheme alone is enough if only a credential can follow it; after a header name
+the value must look like a secret. Only the values of a cookie are secret; its names and attributes stay.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from hypaware.capture import secrets_judged as judged
 from hypaware.capture import secrets_rules as rules
 
 Found = tuple[int, int, str]
-"""Where it begins and ends, and its kind."""
+"""Start, end and kind."""
 
 
 def find(data: bytes) -> Iterator[Found]:
@@ -24,7 +24,7 @@ def find(data: bytes) -> Iterator[Found]:
 
 
 def header_named(name: str) -> str | None:
-    """Which of the headers that are looked into a JSON object's name stands for."""
+    """Return which of the scanned headers a JSON object's key denotes, or None."""
     name = name.lower()
     return next((header.decode() for header in rules.HEADERS if name.endswith(header.decode())), None)
 
@@ -43,7 +43,7 @@ def _after_schemes(data: bytes, lowered: bytes) -> Iterator[Found]:
 
 
 def _is_basic(token: bytes, names_header: bool) -> bool:
-    """A user and a password: with the header's name in the same text their letters may be any."""
+    """Return whether the token encodes user and password; they may be binary if the text names the header."""
     try:
         said = base64.b64decode(token + b"=" * (-len(token) % 4), validate=True)
     except ValueError:
@@ -59,7 +59,7 @@ def _is_printable(said: bytes) -> bool:
 
 
 def _in_authorizations(data: bytes, lowered: bytes) -> Iterator[Found]:
-    """Of any other scheme, or of none."""
+    """Find credentials of other schemes or without a scheme."""
     at = lowered.find(rules.AUTHORIZATION)
     while at >= 0:
         after = at + len(rules.AUTHORIZATION)

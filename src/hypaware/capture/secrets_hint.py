@@ -1,8 +1,8 @@
-"""One expression that is found in every text in which a rule would find a secret, and in few others.
+"""A prefilter: one expression that matches every text in which a rule finds a secret, and few others.
 
-For engines without memory of what they passed (RE2, which Arrow has): millions of texts are asked about at once, and
-only those with a hint are given to the rules. It is made of the rules themselves, made looser: no look to either side,
-no upper bound, at most four of what a rule wants many of. So it can say yes too often, and never no too often.
+It is made for RE2, the automaton engine in Arrow, which checks millions of texts at once; only texts that match are
+given to the rules. It is derived from the rules by loosening them: no look-around, no upper bounds, at most four
+repetitions where a rule requires many. It may therefore match too often, but never too rarely.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import re
 
 from hypaware.capture import secrets_rules as rules
 
-# The more a machine without memory has to count, the more states it has.
+# The more repetitions an automaton counts, the more states it needs.
 _MOST_COUNTED = 4
 _LOOK_ASIDE = re.compile(r"\(\?<?[!=][^)]*\)")
 _COUNT = re.compile(r"\{(\d+)(?:,\d*)?\}\+?")

@@ -1,4 +1,4 @@
-"""Whether a value that stands where a secret would stand looks like one."""
+"""Heuristics for whether a value in the position of a secret looks like one."""
 
 from __future__ import annotations
 
@@ -35,6 +35,6 @@ def is_secret(value: bytes, kind: str, is_env: bool, is_quoted: bool) -> bool:
 
 
 def is_mixed(value: bytes) -> bool:
-    """Letters with at least two digits, as what was drawn at random nearly always has."""
+    """Return whether the value has letters and at least two digits, as random values nearly always do."""
     digits = sum(48 <= byte <= 57 for byte in value)
     return digits >= 2 and any(65 <= byte <= 90 or 97 <= byte <= 122 for byte in value)

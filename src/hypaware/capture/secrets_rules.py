@@ -1,18 +1,20 @@
-r"""What a secret looks like in text: keys by the prefix their provider gives them, private keys, tokens after a scheme,
-passwords in addresses, and values that are assigned to a name such as DB_PASSWORD.
+r"""Rules for secrets in text: keys with a known prefix, private keys, tokens after an authentication scheme, passwords
+in URLs, and values assigned to names such as DB_PASSWORD.
 
-The facts (prefixes, lengths, alphabets) are those that the providers document and that scanners of repositories use.
-Lengths are lower bounds and a token is taken to its end: a provider that makes its keys longer must not leave a rest.
-Everything works on UTF-8 bytes, so that ASCII rules never cut a character in two.
+Prefixes, lengths and alphabets are those that the providers document and that repository scanners use. Lengths are
+lower bounds, and a token is matched to its end, so a provider that makes its keys longer leaves no remainder. All
+expressions work on UTF-8 bytes, so ASCII rules never split a character.
 
-No expression looks at a byte more often than a fixed number of times: repetitions are bounded or possessive, and what
-may fail after a long run begins only where a word begins.
+Every expression looks at each byte a bounded number of times: repetitions are bounded or possessive, and an expression
+that may fail after a long run starts only at the beginning of a word.
 """
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+
+from hypaware.config.values import SECRET_RULES
 
 _W = r"[A-Za-z0-9_-]"
 _ALNUM = r"[A-Za-z0-9]"
@@ -21,14 +23,14 @@ _HEX = r"[0-9a-f]"
 
 @dataclass(frozen=True)
 class TokenRule:
-    """A token that is known by how it begins."""
+    """A token with a known beginning."""
 
     kind: str
     expression: str
-    """Begins with a plain character: only so can the search for all of them at once skip what is none."""
+    """Starts with a plain character, so that the combined search can skip other text."""
 
 
-# The first that fits gives its name, so the narrower ones come first.
+# The first matching rule names the token, so the narrower ones come first.
 TOKENS = (
     TokenRule("anthropic-key", rf"sk-ant-{_W}{{8,}}+"),
     TokenRule("openrouter-key", rf"sk-or-{_W}{{16,}}+"),
@@ -97,22 +99,15 @@ URL_PASSWORD = "url-password"
 PASSWORD = "password"
 ASSIGNED = "assigned-secret"
 
-KINDS = tuple(
-    dict.fromkeys(
-        (
-            *(rule.kind for rule in TOKENS),
-            *(BEARER, BASIC, COOKIE, AZURE_CLIENT, PRIVATE_KEY, URL_PASSWORD, PASSWORD, ASSIGNED),
-        )
-    )
-)
-"""The names of the rules: in a marker, in audit counts, and for `rules_off`."""
+KINDS = SECRET_RULES
+"""Names of the rules, used in markers, in audit counts and in `rules_off`."""
 
 _AFTER_SCHEME = rb"(?:[ \t]|%20|\\{1,3}t){1,8}+"
 SCHEMES = {
     b"bearer": (BEARER, re.compile(_AFTER_SCHEME + rb"([A-Za-z0-9._~+/=-]{8,}+)")),
     b"basic": (BASIC, re.compile(_AFTER_SCHEME + rb"([A-Za-z0-9+/]{8,}+={0,2}+)")),
 }
-"""Stands right before a token that may be known by nothing else. In lower case, as the names below."""
+"""Schemes that precede a token that nothing else identifies. In lower case, like the names below."""
 
 AUTHORIZATION, COOKIE_NAME = b"authorization", b"cookie"
 HEADERS = (AUTHORIZATION, COOKIE_NAME)
@@ -131,11 +126,11 @@ PEM_BEGIN = re.compile(rb"-----BEGIN (?:[A-Z0-9]{1,16} ){0,3}PRIVATE KEY(?: BLOC
 PEM_END = re.compile(rb"-----END (?:[A-Z0-9]{1,16} ){0,3}PRIVATE KEY(?: BLOCK)?-----")
 PEM_MOST = 1 << 15
 PEM_CUT = re.compile(rb"(?:[A-Za-z0-9+/=:, \t\r\n-]++|\\[nrt])*+")
-"""The rest of a key whose end is missing."""
+"""The rest of a key whose end line is missing."""
 
 URL = re.compile(rb"://[^\s/@:\"'<>\\?#]{0,256}+:([^\s/\"'<>@\\]{1,256}+)@")
 
-# How a name ends that says that a secret follows. Of names that end in `key`, only these: a key is most often none.
+# Endings of names whose value is a secret. Of names that end in `key` only these, because most keys are no secrets.
 PASSWORD_NAMES = (b"password", b"passwd", b"passphrase", b"pwd")
 SECRET_NAMES = (b"secret", b"token")
 # fmt: off
@@ -154,6 +149,6 @@ QUOTED = {quote: re.compile(rb"(?:[^\\\r\n" + quote + rb"]++|\\[^\r\n])++") for 
 WITHIN_QUOTED = {
     quote: re.compile(rb"(?:[^\\\r\n" + quote + rb"]++|\\[^\\\r\n" + quote + rb"])++") for quote in (b'"', b"'", b"`")
 }
-"""The same where the quote is written `\\"`: JSON within a string."""
+"""The same for a quote written as `\\"`: JSON within a string."""
 BARE = re.compile(rb"(?:[^\\\s\"'`,;<>(){}\[\]|&]++|\\[^\s\"'`nrt])++")
 ENV_VALUE = re.compile(rb"(?:[^\\\s\"'`]++|\\[^\s\"'`nrt])++")

@@ -1,20 +1,19 @@
-"""What folders' own files were last seen to say, for when a folder is gone: `<HYP_HOME>/privacy-folders.json`.
+"""Remembered `.hypignore` rules of folders, for when a folder is missing: `<HYP_HOME>/privacy-folders.json`.
 
     {"v": 1, "folders": {"/home/me/acme": {"class": "local-only", "marker": "/home/me/acme/.hypignore",
                                            "identity": "4711@1769860000.1", "at": "2026-01-31T12:00:00Z"}}}
 
-A `.hypignore` goes with its folder, and the rows that were recorded there stay. So whoever judges for good (capture, a
-client's hook, an import, a delivery) writes down each file that it meets, once; what has been said before costs a look
-at one small file. It counts where the folder of the file is gone, or is another one than it was (`same_folder`: a disk
-that is not mounted, a clone made anew). A folder that is still the same and has no file any more was opened by its
-user: it is forgotten.
+A `.hypignore` disappears with its folder, but the rows that were recorded there remain. So every component that decides
+for good (the gateway, a client hook, an import, a delivery) remembers each file that it finds, once; a known rule costs
+one look at a small file. A remembered rule counts if the folder of the file is missing or has been replaced by another
+one (see `folder_identity`: an unmounted disk, a fresh clone). If the folder is still the same but the file is gone, its
+user has removed the rule, and it is forgotten.
 
-A folder that was reached by a link, and closed by a file that lies above where the link leads, is written down under
-its own name too. Purged folders have the hash of their name here instead of the name (`make_nameless`).
+If a folder is reached through a link and the file is above the link's target, the rule is also remembered under the
+folder's own path. Purged folders are listed by the hash of their path (`forget_names`).
 
-Changed in one durable step, under a lock; read again when it has changed. A file that cannot be read says nothing about
-folders that are there, which speak for themselves; of one that is gone nothing is recorded then, and nothing leaves at
-all.
+The file is changed atomically and durably, under a lock, and reloaded when it changes. While it is unreadable, existing
+folders keep their own rules, nothing is recorded for missing folders, and nothing is exported at all.
 
 @ref capture#privacy
 """
@@ -43,23 +42,23 @@ VERSION = 1
 _HASHED = "sha256:"
 
 _before_write = faults.point(
-    "capture.seen-folder.before-write", "what a folder's file says was met, and is not written down"
+    "capture.seen-folder.before-write", "the rule of a folder was found and is not remembered yet"
 )
-_after_write = faults.point("capture.seen-folder.after-write", "what a folder's file says is durable")
+_after_write = faults.point("capture.seen-folder.after-write", "the rule of a folder is durable")
 
 
 @dataclass(frozen=True)
 class Seen:
-    word: str
+    label: str
     marker: str | None
-    """The file; None where its name was purged, it lay in the folder itself then."""
+    """Path of the file; None if it was purged, then the file was in the folder itself."""
     identity: str
-    """Of the folder that the file lies in."""
+    """Identity of the folder that contains the file."""
     at: str
 
     @property
-    def privacy(self) -> PrivacyClass:
-        return PrivacyClass.named(self.word)
+    def privacy_class(self) -> PrivacyClass:
+        return PrivacyClass.parse(self.label)
 
 
 Folders = Mapping[str, Seen]
@@ -67,11 +66,11 @@ Folders = Mapping[str, Seen]
 
 @dataclass(frozen=True)
 class Gone:
-    """A folder that is kept private although it is not there."""
+    """A missing folder that is still kept private."""
 
     folder: str | None
-    """None where its name was purged."""
-    privacy: PrivacyClass
+    """None if its path was purged."""
+    privacy_class: PrivacyClass
     at: str
 
 
@@ -90,33 +89,35 @@ def read(home: Home) -> Folders:
         return {}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise opt_outs.Unreadable(
-            f"{path} cannot be read, so nothing is exported or imported until it is mended: it says which folders that "
-            "are gone were private",
+            f"{path} is unreadable, so nothing is exported or imported until it is repaired: it lists the private "
+            "folders that are missing",
             repair=f"mv {path} {path}.broken",
         ) from error
 
 
 def gone(home: Home) -> list[Gone]:
-    """For their user, the newest first; looked for now."""
+    """List the missing folders that are private, newest first, as found now."""
     found = []
     for name, seen in sorted(read(home).items(), key=lambda each: each[1].at, reverse=True):
         is_named = not name.startswith(_HASHED)
-        if seen.privacy is not PrivacyClass.FULL and (not is_named or not _is_same(Path(_marker(name, seen)), seen)):
-            found.append(Gone(name if is_named else None, seen.privacy, seen.at))
+        if seen.privacy_class is not PrivacyClass.FULL and (
+            not is_named or not _is_same(Path(_marker(name, seen)), seen)
+        ):
+            found.append(Gone(name if is_named else None, seen.privacy_class, seen.at))
     return found
 
 
 def make_nameless(home: Home, folders: Iterable[str]) -> None:
-    """What lies in these folders goes on to count, and its name is not to be found here."""
+    """Replace the paths of these folders by their hashes; their rules still count."""
     roots = [_key(folder) for folder in folders]
 
-    def lies_there(path: str) -> bool:
+    def is_inside(path: str) -> bool:
         return any(_key(path) == root or _key(path).startswith(f"{root}/") for root in roots)
 
     def changed(now: Folders) -> Folders:
         return {
-            _hashed(name) if lies_there(name) else name: replace(seen, marker=None)
-            if lies_there(name) or (seen.marker and lies_there(seen.marker))
+            _hashed(name) if is_inside(name) else name: replace(seen, marker=None)
+            if is_inside(name) or (seen.marker and is_inside(seen.marker))
             else seen
             for name, seen in now.items()
         }
@@ -126,24 +127,24 @@ def make_nameless(home: Home, folders: Iterable[str]) -> None:
 
 
 class SeenFolders:
-    def __init__(self, home: Home, *, remembers: bool = False) -> None:
-        """`remembers`: what it meets is written down; not by who only looks."""
-        self._home, self._remembers = home, remembers
+    def __init__(self, home: Home, *, remember: bool = False) -> None:
+        """With `remember`, rules that are found are stored; leave it off when you only look."""
+        self._home, self._stores = home, remember
         self._path = path_of(home)
         self._stamp: tuple[int, int, int] | None = None
         self._folders: Folders | None = {}
 
-    def said_of(self, cwd: str) -> Said | None:
-        """What the nearest file says, or said when it was last there. The path must be absolute."""
+    def find_rule(self, cwd: str) -> Said | None:
+        """Return the rule of the nearest file, or its remembered rule. The path must be absolute."""
         written = os.path.normpath(cwd)
-        found = hypignore.found(written, self._was)
-        said = max(found, key=lambda each: each.privacy, default=None)
-        if said is not None and self._remembers:
-            self._remember(written, said, found)
-        return said
+        found = hypignore.found(written, self._recall)
+        rule = max(found, key=lambda each: each.privacy_class, default=None)
+        if rule is not None and self._stores:
+            self._remember(written, rule, found)
+        return rule
 
-    def _was(self, folder: Path) -> PrivacyClass | None:
-        """Of a folder in which no file is."""
+    def _recall(self, folder: Path) -> PrivacyClass | None:
+        """Return the remembered class of a folder that contains no file."""
         folders = self._current()
         if folders is None:
             return None if folder.exists() else PrivacyClass.IGNORE
@@ -153,35 +154,35 @@ class SeenFolders:
         seen = folders[name]
         marker = Path(_marker(str(folder), seen))
         if not _is_same(marker, seen):
-            return seen.privacy
+            return seen.privacy_class
         if os.path.lexists(marker):
-            # It lies elsewhere, and no link leads there any more.
-            return None if os.path.lexists(folder) else seen.privacy
-        if self._remembers:
+            # The file is elsewhere, and no link leads to it any more.
+            return None if os.path.lexists(folder) else seen.privacy_class
+        if self._stores:
             self._change(lambda now: _without(now, name, seen, marker))
         return None
 
-    def _remember(self, written: str, said: Said, found: Iterable[Said]) -> None:
+    def _remember(self, written: str, rule: Said, found: Iterable[Said]) -> None:
         folders = self._current()
         if folders is None:
             return
-        met = {str(each.path.parent): _seen(each) for each in found if each.evidence == "met"}
-        if said.evidence == "met" and not _lies_in(written, str(said.path.parent)):
-            met[written] = _seen(said)
-        news = {place: seen for place, seen in met.items() if _tells(folders, place, seen)}
-        if news:
-            self._change(lambda now: _with(now, news))
+        rules = {str(each.path.parent): _seen(each) for each in found if each.evidence == "found"}
+        if rule.evidence == "found" and not _lies_in(written, str(rule.path.parent)):
+            rules[written] = _seen(rule)
+        changes = {path: seen for path, seen in rules.items() if _tells(folders, path, seen)}
+        if changes:
+            self._change(lambda now: _with(now, changes))
 
     def _change(self, change: Callable[[Folders], Folders]) -> None:
-        # A home that is not there was removed by its user, or is another machine's.
+        # A missing home was removed by its user, or belongs to another machine.
         if self._home.root.is_dir():
             _change(self._home, change)
 
     def _current(self) -> Folders | None:
-        """None where it cannot be read."""
+        """Return the remembered folders; None if the file is unreadable."""
         try:
-            about = self._path.stat()
-            stamp = (about.st_ino, about.st_mtime_ns, about.st_size)
+            status = self._path.stat()
+            stamp = (status.st_ino, status.st_mtime_ns, status.st_size)
         except FileNotFoundError:
             return {}
         except OSError:
@@ -195,65 +196,65 @@ class SeenFolders:
         return self._folders
 
 
-def _seen(said: Said) -> Seen:
+def _seen(rule: Said) -> Seen:
     try:
-        which = identity(said.path.parent)
+        folder_id = identity(rule.path.parent)
     except OSError:
-        # It went in this moment: no folder is the same.
-        which = ""
+        # The folder disappeared just now: no folder will be the same.
+        folder_id = ""
     at = datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
-    return Seen(said.privacy.word, str(said.path), which, at)
+    return Seen(rule.privacy_class.label, str(rule.path), folder_id, at)
 
 
-def _tells(folders: Folders, place: str, seen: Seen) -> bool:
-    """Whether that is news."""
-    name = _name_in(folders, place)
+def _tells(folders: Folders, path: str, seen: Seen) -> bool:
+    """Return whether the rule is new or has changed."""
+    name = _name_in(folders, path)
     if name is None:
         return True
     known = folders[name]
-    return (known.word, known.identity) != (seen.word, seen.identity) or known.marker not in (None, seen.marker)
+    return (known.label, known.identity) != (seen.label, seen.identity) or known.marker not in (None, seen.marker)
 
 
-def _with(now: Folders, news: Folders) -> Folders:
+def _with(now: Folders, changes: Folders) -> Folders:
     changed = dict(now)
-    for place, seen in news.items():
-        name = _name_in(now, place)
-        # A name that was purged does not come back.
+    for path, seen in changes.items():
+        name = _name_in(now, path)
+        # A purged path is not stored again.
         is_nameless = name is not None and name.startswith(_HASHED)
-        changed[name or _key(place)] = replace(seen, marker=None) if is_nameless else seen
+        changed[name or _key(path)] = replace(seen, marker=None) if is_nameless else seen
     return changed
 
 
 def _without(now: Folders, name: str, seen: Seen, marker: Path) -> Folders:
-    """Unless somebody wrote down something else meanwhile."""
+    """Remove a folder, unless its entry was changed in the meantime."""
     if now.get(name) != seen or os.path.lexists(marker):
         return now
     return {each: kept for each, kept in now.items() if each != name}
 
 
 def _is_same(marker: Path, seen: Seen) -> bool:
-    """Whether the folder that the file was seen in is still there."""
+    """Return whether the folder in which the file was found still exists."""
     try:
         return identity(marker.parent) == seen.identity
     except (OSError, ValueError):
         return False
 
 
-def _marker(place: str, seen: Seen) -> str:
-    return seen.marker or str(Path(place, hypignore.NAME))
+def _marker(path: str, seen: Seen) -> str:
+    return seen.marker or str(Path(path, hypignore.NAME))
 
 
-def _name_in(folders: Folders, place: str) -> str | None:
-    return next((name for name in (_key(place), _hashed(place)) if name in folders), None)
+def _name_in(folders: Folders, path: str) -> str | None:
+    return next((name for name in (_key(path), _hashed(path)) if name in folders), None)
 
 
-def _hashed(place: str) -> str:
-    return _HASHED + hashlib.sha256(_key(place).encode("utf-8", "surrogatepass")).hexdigest()
+def _hashed(path: str) -> str:
+    return _HASHED + hashlib.sha256(_key(path).encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def _key(place: str) -> str:
-    """In small letters where the system does not tell them apart."""
-    return place.casefold() if sys.platform in ("darwin", "win32") else place
+def _key(path: str) -> str:
+    """Return the path in lower case if the file system ignores case."""
+    return path.casefold() if sys.platform in ("darwin", "win32") else path
 
 
 def _lies_in(path: str, folder: str) -> bool:
@@ -279,10 +280,10 @@ def _change(home: Home, change: Callable[[Folders], Folders]) -> None:
 
 
 def _as_json(seen: Seen) -> dict[str, Any]:
-    told = asdict(seen)
-    return {"class": told.pop("word"), **told}
+    data = asdict(seen)
+    return {"class": data.pop("label"), **data}
 
 
-def _from_json(told: Mapping[str, Any]) -> Seen:
-    marker = told["marker"]
-    return Seen(str(told["class"]), None if marker is None else str(marker), str(told["identity"]), str(told["at"]))
+def _from_json(data: Mapping[str, Any]) -> Seen:
+    marker = data["marker"]
+    return Seen(str(data["class"]), None if marker is None else str(marker), str(data["identity"]), str(data["at"]))

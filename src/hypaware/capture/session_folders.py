@@ -1,7 +1,7 @@
-"""Where sessions are at work, as the hooks of their clients noted it, for what does not say it itself.
+"""Working directories of sessions, as client hooks have noted them, for rows that do not name one.
 
-Reads `<HYP_HOME>/clients/*/session-context.jsonl` (`clients.session_notes` writes it), each again when it has changed.
-For a session's rows its first note counts: that is where it was begun. What cannot be read says nothing.
+It reads `<HYP_HOME>/clients/*/session-context.jsonl` and reloads each file when it changes. The first note of a session
+counts for its rows, because the session started there. Unreadable files are skipped.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from hypaware.home import Home
 @dataclass(frozen=True)
 class Noted:
     session_id: str
-    begun_in: str
+    started_in: str
     cwd: str
-    """Where it was when it was last noted."""
+    """The working directory of the last note."""
     at: str
 
 
@@ -29,28 +29,28 @@ class SessionFolders:
     def __init__(self, home: Home) -> None:
         self._root = home.root
 
-    def cwd_of(self, session_id: str) -> str | None:
-        return next((found[session_id].begun_in for found in self._notes() if session_id in found), None)
+    def working_directory(self, session_id: str) -> str | None:
+        return next((found[session_id].started_in for found in self._notes() if session_id in found), None)
 
-    def around(self, folder: Path) -> list[Noted]:
-        """The sessions that were last noted in the folder or in one above it, newest first."""
+    def sessions_around(self, folder: Path) -> list[Noted]:
+        """Return the sessions last noted in the folder or in a folder above it, newest first."""
         places = {str(each) for path in (folder, folder.resolve()) for each in (path, *path.parents)}
-        found = [noted for notes in self._notes() for noted in notes.values() if noted.cwd in places]
-        return sorted(found, key=lambda noted: noted.at, reverse=True)
+        found = [session for notes in self._notes() for session in notes.values() if session.cwd in places]
+        return sorted(found, key=lambda session: session.at, reverse=True)
 
     def _notes(self) -> Iterator[Mapping[str, Noted]]:
         for path in session_context.paths(self._root):
             with suppress(OSError):
-                about = path.stat()
-                yield _read(path, about.st_ino, about.st_mtime_ns, about.st_size)
+                status = path.stat()
+                yield _read(path, status.st_ino, status.st_mtime_ns, status.st_size)
 
 
 @lru_cache(maxsize=8)
 def _read(path: Path, _inode: int, _mtime_ns: int, _size: int) -> Mapping[str, Noted]:
     found: dict[str, Noted] = {}
-    for session, told in session_context.notes(path):
-        cwd, at = told.get("cwd"), told.get("at")
+    for session_id, note in session_context.notes(path):
+        cwd, at = note.get("cwd"), note.get("at")
         if isinstance(cwd, str) and cwd:
-            begun_in = found[session].begun_in if session in found else cwd
-            found[session] = Noted(session, begun_in, cwd, at if isinstance(at, str) else "")
+            started_in = found[session_id].started_in if session_id in found else cwd
+            found[session_id] = Noted(session_id, started_in, cwd, at if isinstance(at, str) else "")
     return found

@@ -1,9 +1,9 @@
-"""Which clients the gateway has seen, for those who ask: `run/gateway.json`.
+"""When the gateway last saw each client: `run/gateway.json`.
 
     {listen, pid, clients: {name: {last_seen_at, exchanges}}}
 
-Replaced in one step and not synced: it means nothing after a power cut. The counts begin anew with each gateway, the
-time of the last sighting is taken over from the one before.
+The file is replaced atomically and not synced, because it is worthless after a power failure. Each gateway starts the
+counts at zero and takes over the last-seen times from the previous file.
 """
 
 from __future__ import annotations
@@ -28,18 +28,19 @@ class Sightings:
         self._path = path_of(home)
         self._head = {"listen": listen, "pid": os.getpid()}
         self._clients: dict[str, dict[str, Any]] = {
-            name: {"last_seen_at": each.get("last_seen_at"), "exchanges": 0} for name, each in _before(self._path)
+            name: {"last_seen_at": previous.get("last_seen_at"), "exchanges": 0}
+            for name, previous in _before(self._path)
         }
         self._is_written = False
 
-    def saw(self, client: str, at: datetime) -> None:
-        found = self._clients.setdefault(client, {"last_seen_at": None, "exchanges": 0})
-        found["last_seen_at"] = at.isoformat(timespec="seconds").replace("+00:00", "Z")
-        found["exchanges"] += 1
+    def record(self, client: str, at: datetime) -> None:
+        activity = self._clients.setdefault(client, {"last_seen_at": None, "exchanges": 0})
+        activity["last_seen_at"] = at.isoformat(timespec="seconds").replace("+00:00", "Z")
+        activity["exchanges"] += 1
         self._is_written = False
 
     def write(self) -> None:
-        """Called now and then: nothing is done when nothing is new. A full disk must not end the gateway."""
+        """Write the file if anything changed. Errors such as a full disk are ignored; the gateway must not stop."""
         if self._is_written:
             return
         temporary = self._path.with_name(f".{self._path.name}.{secrets.token_hex(4)}.tmp")

@@ -1,12 +1,12 @@
-"""Copies of bodies beside the stream: small ones in memory, large ones in private files.
+"""Buffers for recorded bodies: small bodies in memory, large ones in private files.
 
-A `Tape` takes the bytes of one direction on the event loop and never waits. Above `Limits.in_memory` its bytes go to
-a file in the spill folder (0700, file 0600, random name), which one thread writes. All tapes together hold no more
-than `Limits.room` in memory, waiting writes included; where that is used up, and above `Limits.body`, a tape stops:
-its body is incomplete, the stream goes on.
+A `BodyBuffer` takes the bytes of one direction on the event loop and never blocks. Above `RecorderLimits.in_memory` it
+moves its bytes to a file in the spill directory (directory 0700, file 0600, random name), which a single thread writes.
+All buffers together use at most `RecorderLimits.total_in_memory`, including queued writes. If that is exhausted, or a
+body exceeds `RecorderLimits.body_size`, the buffer stops: the body is incomplete, and the stream continues.
 
-Spill files are not durable and need not be: an exchange under way is lost with its process. What an earlier process
-left is removed at the start.
+Spill files are not durable and need not be: a running exchange is lost with its process. Files of an earlier process
+are removed at start.
 """
 
 from __future__ import annotations
@@ -22,50 +22,51 @@ from pathlib import Path
 from hypaware.capture.recording import Body
 
 SUFFIX = ".spill"
-# What a body may hold in memory when there is not much left for all of them.
+# Bytes that a body may hold in memory while the budget is low.
 _LITTLE = 16 << 10
 
 
 @dataclass(frozen=True)
 class Limits:
     in_memory: int = 256 << 10
-    """Of one body."""
-    body: int = 256 << 20
-    room: int = 16 << 20
-    """Of all bodies together, in memory."""
-    waiting: int = 1000
-    """Finished recordings that nobody has kept yet."""
+    """Bytes of one body that stay in memory."""
+    body_size: int = 256 << 20
+    """Bytes of one body that are recorded at all."""
+    total_in_memory: int = 16 << 20
+    """Bytes of all bodies together that stay in memory."""
+    queued_exchanges: int = 1000
+    """Finished exchanges that are not stored yet."""
 
 
 class Room:
-    """How much memory the copies may use together. Taken on the loop, given back by the threads."""
+    """The memory that all buffers share. The event loop reserves it, the threads release it."""
 
     def __init__(self, size: int) -> None:
         self._free = size
-        self._crowded = size // 2
+        self._low = size // 2
         self._lock = threading.Lock()
 
-    def take(self, size: int) -> bool:
+    def reserve(self, size: int) -> bool:
         with self._lock:
             if size > self._free:
                 return False
             self._free -= size
             return True
 
-    def give(self, size: int) -> None:
+    def release(self, size: int) -> None:
         with self._lock:
             self._free += size
 
     @property
-    def is_crowded(self) -> bool:
-        return self._free < self._crowded
+    def is_low(self) -> bool:
+        return self._free < self._low
 
 
 class SpillFile:
-    """Written by the spill's thread alone."""
+    """A file that only the spill thread writes."""
 
-    def __init__(self, folder: Path) -> None:
-        self.path = folder / f"{secrets.token_hex(12)}{SUFFIX}"
+    def __init__(self, directory: Path) -> None:
+        self.path = directory / f"{secrets.token_hex(12)}{SUFFIX}"
         self.exists = False
         self.failed = False
         self._fd: int | None = None
@@ -77,9 +78,9 @@ class SpillFile:
             if self._fd is None:
                 self._fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
                 self.exists = True
-            left = memoryview(data)
-            while left:
-                left = left[os.write(self._fd, left) :]
+            rest = memoryview(data)
+            while rest:
+                rest = rest[os.write(self._fd, rest) :]
         except OSError:
             self.failed = True
 
@@ -90,110 +91,109 @@ class SpillFile:
 
 
 class Spill:
-    """The folder and its one writing thread: what is asked of it happens in its order."""
+    """The spill directory and the thread that writes its files; steps run in the order in which they were queued."""
 
-    def __init__(self, folder: Path, limits: Limits) -> None:
+    def __init__(self, directory: Path, limits: Limits) -> None:
         self.limits = limits
-        self.room = Room(limits.room)
-        self._folder = folder
-        self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self.budget = Room(limits.total_in_memory)
+        self._directory = directory
+        self._queue: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="spill", daemon=True)
 
     def start(self) -> None:
-        # No more than these two: a home that was just removed is not made anew.
-        self._folder.parent.mkdir(mode=0o700, exist_ok=True)
-        self._folder.mkdir(mode=0o700, exist_ok=True)
-        self._folder.chmod(0o700)
-        for left in self._folder.glob(f"*{SUFFIX}"):
-            left.unlink(missing_ok=True)
+        # Create at most these two directories, so that a home that was just removed is not created again.
+        self._directory.parent.mkdir(mode=0o700, exist_ok=True)
+        self._directory.mkdir(mode=0o700, exist_ok=True)
+        self._directory.chmod(0o700)
+        for leftover in self._directory.glob(f"*{SUFFIX}"):
+            leftover.unlink(missing_ok=True)
         self._thread.start()
 
     def stop(self) -> None:
-        """Returns when everything that was asked for is done."""
-        self._work.put(None)
+        """Return when all queued steps have run."""
+        self._queue.put(None)
         self._thread.join()
 
     def new_file(self) -> SpillFile:
-        return SpillFile(self._folder)
+        return SpillFile(self._directory)
 
     def write(self, file: SpillFile, data: bytes | bytearray) -> None:
-        """The data is the spill's from here on."""
+        """Queue a write. The spill owns the data from here on."""
 
         def write() -> None:
             file.write(data)
-            self.room.give(len(data))
+            self.budget.release(len(data))
 
-        self._work.put(write)
+        self._queue.put(write)
 
-    def then(self, step: Callable[[], None]) -> None:
-        """After all that was asked before."""
-        self._work.put(step)
+    def enqueue(self, step: Callable[[], None]) -> None:
+        """Run a step after everything that was queued before it."""
+        self._queue.put(step)
 
     def _run(self) -> None:
-        while (step := self._work.get()) is not None:
+        while (step := self._queue.get()) is not None:
             step()
 
 
 class Tape:
     def __init__(self, spill: Spill) -> None:
         self._spill = spill
-        self._held = bytearray()
-        self._taken = 0
+        self._buffer = bytearray()
+        self._reserved = 0
         self._file: SpillFile | None = None
-        self._ended = False
+        self._closed = False
         self.size = 0
-        self.stopped_by: str | None = None
-        """Why it no longer takes anything: recorder_behind, body_too_large, spill_failed, not_recorded."""
+        self.stop_reason: str | None = None
+        """Why the buffer takes no more bytes: recorder_behind, body_too_large, spill_failed, not_recorded."""
 
     def add(self, data: bytes) -> None:
-        if self._ended:
+        if self._closed:
             return
         self.size += len(data)
-        if self.stopped_by is not None:
+        if self.stop_reason is not None:
             return
-        if self.size > self._spill.limits.body:
-            self.stopped_by = "body_too_large"
-        elif not self._spill.room.take(len(data)):
-            self.stopped_by = "recorder_behind"
+        if self.size > self._spill.limits.body_size:
+            self.stop_reason = "body_too_large"
+        elif not self._spill.budget.reserve(len(data)):
+            self.stop_reason = "recorder_behind"
         else:
-            self._taken += len(data)
-            self._held += data
-            if len(self._held) > self._in_memory():
-                self._to_file()
+            self._reserved += len(data)
+            self._buffer += data
+            if len(self._buffer) > self._memory_limit():
+                self._write_to_file()
 
     def stop(self, reason: str) -> None:
-        self.stopped_by = self.stopped_by or reason
+        self.stop_reason = self.stop_reason or reason
 
-    def end(self) -> None:
-        """What still comes is not heard: from here on the tape is the spill's thread's. What is in memory of a spilled
-        body follows the rest."""
-        self._ended = True
+    def close(self) -> None:
+        """Ignore further bytes and queue the rest of a spilled body; from here on the spill thread owns the buffer."""
+        self._closed = True
         if self._file is not None:
-            self._to_file()
+            self._write_to_file()
 
-    def body(self) -> Body:
-        """Once, on the spill's thread, behind its writes."""
+    def take_body(self) -> Body:
+        """Return the body. Call once, on the spill thread, after the queued writes."""
         if self._file is None:
-            held, self._held = bytes(self._held), bytearray()
-            return Body(held, self.size, self.stopped_by is None)
+            content, self._buffer = bytes(self._buffer), bytearray()
+            return Body(content, self.size, self.stop_reason is None)
         self._file.close()
         if self._file.failed:
             self.stop("spill_failed")
-        return Body(self._file.path if self._file.exists else b"", self.size, self.stopped_by is None)
+        return Body(self._file.path if self._file.exists else b"", self.size, self.stop_reason is None)
 
     def release(self) -> None:
-        """Nobody holds its bytes any more."""
-        self._spill.room.give(self._taken)
-        self._taken = 0
+        """Release the memory that the buffer has reserved."""
+        self._spill.budget.release(self._reserved)
+        self._reserved = 0
 
-    def _in_memory(self) -> int:
-        return _LITTLE if self._spill.room.is_crowded else self._spill.limits.in_memory
+    def _memory_limit(self) -> int:
+        return _LITTLE if self._spill.budget.is_low else self._spill.limits.in_memory
 
-    def _to_file(self) -> None:
+    def _write_to_file(self) -> None:
         if self._file is None:
             self._file = self._spill.new_file()
-        if self._held:
-            # From here on the spill gives the room back.
-            self._taken -= len(self._held)
-            self._spill.write(self._file, self._held)
-            self._held = bytearray()
+        if self._buffer:
+            # The spill releases this memory after the write.
+            self._reserved -= len(self._buffer)
+            self._spill.write(self._file, self._buffer)
+            self._buffer = bytearray()

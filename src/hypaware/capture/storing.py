@@ -1,12 +1,13 @@
-"""Rows of exchanges on their last steps into the spool: one thread, and many exchanges to an fsync.
+"""The spool writer: a thread that appends the rows of many exchanges to the spool with one fsync.
 
-An `Entry` is one exchange as rows. `add` takes it over and returns; what waits is bounded in number and bytes, and when
-there is no room `add` waits. The thread takes all that waits at once and appends it in this order: the raw exchanges,
-their messages with ids of their own, their messages without. It is durable a few milliseconds after it was added.
+An `ExchangeRows` is one exchange as rows. `add` queues it and returns; the queue is bounded in number and bytes, and
+`add` blocks while it is full. The thread takes everything that is queued and appends it in this order: the raw
+exchanges, their native messages, their fallback messages. Rows are durable a few milliseconds after they were added.
 
-Killed in between, raw rows are there and their messages are not: `hyp reproject` makes them, and so does the next
-request of the conversation. While the spool cannot take rows (a full disk) the same batch is tried again, and what of
-it is stored is not stored once more. An entry that fails for a reason of its own is lost, counted, and holds nobody.
+After a crash in between, raw rows exist without their messages: `hyp reproject` creates them, and so does the next
+request of the conversation. While the spool cannot accept rows (a full disk), the same batch is tried again without
+storing any part of it twice. An exchange that fails for a reason of its own is lost and counted, and the others
+continue.
 """
 
 from __future__ import annotations
@@ -35,33 +36,33 @@ log = logging.getLogger("hypaware.gateway")
 
 
 class Appending(Protocol):
-    """What it needs of a `Spool`."""
+    """The part of `Spool` that the writer needs."""
 
-    def append_coerced(self, dataset: str, rows: Sequence[Row], *, waits: bool = False) -> int: ...
+    def append_coerced(self, dataset: str, rows: Sequence[Row], *, deferrable: bool = False) -> int: ...
 
 
 @dataclass(frozen=True)
 class Entry:
     raw: Row
-    own: Sequence[Row]
+    native_rows: Sequence[Row]
     """Messages with the client's own id."""
-    without_id: Sequence[Row]
+    fallback_rows: Sequence[Row]
     """Messages that may wait for their transcript."""
     size: int
-    """About how many bytes it holds in memory."""
-    stored: Callable[[], None]
-    """Called when all of it is durable, on the storing thread."""
+    """Approximate size in memory, in bytes."""
+    on_stored: Callable[[], None]
+    """Called on the writer's thread when all rows are durable."""
 
 
 class Storing:
-    def __init__(self, spool: Appending, lost: Callable[[int], None]) -> None:
-        """`lost` hears how many exchanges could not be stored, and never will be."""
+    def __init__(self, spool: Appending, on_lost: Callable[[int], None]) -> None:
+        """`on_lost` is called with the number of exchanges that could not be stored and never will be."""
         self._spool = spool
-        self._lost = lost
-        self._waiting: deque[Entry] = deque()
+        self._on_lost = on_lost
+        self._queue: deque[Entry] = deque()
         self._bytes = 0
         self._change = threading.Condition()
-        self._hurried = threading.Event()
+        self._no_retries = threading.Event()
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="store", daemon=True)
         self._thread.start()
@@ -69,27 +70,27 @@ class Storing:
     def add(self, entry: Entry) -> None:
         with self._change:
             self._change.wait_for(lambda: self._has_room(entry.size))
-            self._waiting.append(entry)
+            self._queue.append(entry)
             self._bytes += entry.size
             self._change.notify_all()
 
-    def hurry(self) -> None:
-        """What cannot be stored now is given up, and not tried again."""
-        self._hurried.set()
+    def stop_retrying(self) -> None:
+        """Give up on rows that cannot be stored at once."""
+        self._no_retries.set()
 
     def close(self) -> None:
-        """Returns when all that was added is durable, or given up."""
-        self.hurry()
+        """Return when everything that was added is durable or given up."""
+        self.stop_retrying()
         with self._change:
             self._closed = True
             self._change.notify_all()
         self._thread.join()
 
     def _has_room(self, size: int) -> bool:
-        return not self._waiting or (len(self._waiting) < MOST_ENTRIES and self._bytes + size <= MOST_BYTES)
+        return not self._queue or (len(self._queue) < MOST_ENTRIES and self._bytes + size <= MOST_BYTES)
 
     def _run(self) -> None:
-        while batch := self._taken():
+        while batch := self._take_batch():
             try:
                 self._store(batch)
             except Exception as error:
@@ -99,12 +100,12 @@ class Storing:
                 else:
                     self._give_up(batch, error)
 
-    def _taken(self) -> list[Entry]:
-        """All that waits; empty when nothing will come any more."""
+    def _take_batch(self) -> list[Entry]:
+        """Wait for rows and return everything that is queued; return nothing after the writer was closed."""
         with self._change:
-            self._change.wait_for(lambda: self._waiting or self._closed)
-            batch, self._bytes = list(self._waiting), 0
-            self._waiting.clear()
+            self._change.wait_for(lambda: self._queue or self._closed)
+            batch, self._bytes = list(self._queue), 0
+            self._queue.clear()
             self._change.notify_all()
         return batch
 
@@ -115,15 +116,15 @@ class Storing:
             self._give_up([entry], error)
 
     def _give_up(self, entries: Sequence[Entry], error: Exception) -> None:
-        # Its text may quote the exchange.
-        log.error("%d exchanges could not be stored: %s", len(entries), type(error).__name__)
-        self._lost(len(entries))
+        # The error's text may quote the exchange, so only its type is logged.
+        log.error("could not store %d exchanges: %s", len(entries), type(error).__name__)
+        self._on_lost(len(entries))
 
     def _store(self, batch: Sequence[Entry]) -> None:
         steps = self._steps(batch)
         for wait in chain(_SECONDS_BETWEEN_TRIES, repeat(_SECONDS_BETWEEN_TRIES[-1])):
-            # A try that began before does not count as the last one: there may be room by now.
-            is_last = self._hurried.is_set()
+            # An attempt that began before the stop request is not the last one: there may be room by now.
+            is_last = self._no_retries.is_set()
             try:
                 while steps:
                     steps[0]()
@@ -132,21 +133,21 @@ class Storing:
             except Retryable as error:
                 if is_last:
                     raise
-                log.warning("%d exchanges cannot be stored now: %s", len(batch), error.message)
-                self._hurried.wait(wait)
+                log.warning("cannot store %d exchanges, trying again: %s", len(batch), error.message)
+                self._no_retries.wait(wait)
         for entry in batch:
-            entry.stored()
+            entry.on_stored()
 
     def _steps(self, batch: Sequence[Entry]) -> deque[Callable[[], object]]:
         raws = [entry.raw for entry in batch]
-        own = [row for entry in batch for row in entry.own]
-        without_id = [row for entry in batch for row in entry.without_id]
+        native = [row for entry in batch for row in entry.native_rows]
+        fallback = [row for entry in batch for row in entry.fallback_rows]
         messages, append = AI_GATEWAY_MESSAGES.name, self._spool.append_coerced
         return deque(
             (
                 lambda: append(AI_GATEWAY_EXCHANGES.name, raws),
                 _after_raw,
-                lambda: append(messages, own),
-                lambda: append(messages, without_id, waits=True),
+                lambda: append(messages, native),
+                lambda: append(messages, fallback, deferrable=True),
             )
         )

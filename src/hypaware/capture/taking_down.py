@@ -1,14 +1,15 @@
-"""From an exchange that has ended to rows: the `keep` of the daemon's recorder, on the recorder's own thread.
+"""The exchange writer: turns a finished exchange into rows and stores them. It is the exchange handler of the daemon's
+recorder and runs on the recorder's thread.
 
-    decode → redact → project → judge (privacy) → the raw row and its messages → `storing`
+    decode → redact → project → apply the privacy policy → raw row and message rows → spool writer
 
-Ids are made of what an exchange shows, so whatever comes twice, after a restart or from a reprojection, is dropped by
-the flush. `Seen` knows only what this process has made rows of; when rows are lost it is emptied, and the next request
-of each conversation shows them again.
+Ids derive from the content of an exchange, so the flush drops rows that arrive twice, after a restart or from a
+reprojection. `ConversationCache` knows only the rows of this process. It is cleared when rows are lost, so that the
+next request of each conversation produces them again.
 
-Messages without the client's own id wait for their transcript. A message that does not fit its table is handed to the
-spool as it is: the flush refuses it and keeps it with the reason. What nobody here can read is kept raw and counted by
-its path. What privacy says is `ignore` leaves no trace but a number.
+Messages without the client's own id wait for their transcript. A message that does not fit its table goes to the spool
+unchanged: the flush rejects it and keeps it with the reason. An exchange in an unknown dialect is stored raw and
+counted by its path. An exchange whose privacy class is `ignore` leaves nothing but a count.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ from hypaware.capture.decoded import Decoded
 from hypaware.capture.exchanges import raw_row
 from hypaware.capture.privacy import Privacy
 from hypaware.capture.privacy_class import PrivacyClass
-from hypaware.capture.project import Projection, Seen, project
-from hypaware.capture.project.projection import SessionFacts
+from hypaware.capture.project.projection import Projection, SessionFacts, project
+from hypaware.capture.project.seen import Seen
 from hypaware.capture.recording import Recording
 from hypaware.capture.redact_exchange import redacted
 from hypaware.capture.storing import Entry, Storing
@@ -36,7 +37,7 @@ from hypaware.config import Config
 from hypaware.spool.writer import Spool
 
 _SESSION_HEADERS = ("x-claude-code-session-id", "session-id", "session_id", "thread-id", "conversation_id")
-# What is forgotten of a session is stored once more, when it goes on.
+# A session that was evicted is stored once more if it continues.
 _MOST_SESSIONS = 48
 _MOST_FOLDERS = 512
 _MOST_NAMES = 50
@@ -48,20 +49,20 @@ log = logging.getLogger("hypaware.gateway")
 
 @dataclass(frozen=True)
 class Tally:
-    """What became of the exchanges; counts and names alone."""
+    """What became of the exchanges: counts and names only."""
 
     recorded: int = 0
     ignored: int = 0
     lost: int = 0
-    """They could not be stored, and never will be."""
+    """Could not be stored and never will be."""
     rows: int = 0
     rejected_rows: int = 0
     unknown: Mapping[str, int] = field(default_factory=dict)
-    """Path → exchanges that nobody can read."""
+    """Path → exchanges in an unknown dialect."""
     without_row: Mapping[str, int] = field(default_factory=dict)
-    """Kind → items and blocks of conversations that make no row."""
+    """Kind → items and blocks of conversations that produce no row."""
     redacted: Mapping[str, int] = field(default_factory=dict)
-    """Rule → how often it found a secret in what was said."""
+    """Rule → how many secrets it found."""
     last_exchange_at: datetime | None = None
 
 
@@ -72,70 +73,71 @@ class TakingDown:
         config: Config,
         *,
         facts: SessionFacts = lambda _session_id: {},
-        saw: Callable[[str, datetime], None] = lambda _client, _at: None,
+        on_client_seen: Callable[[str, datetime], None] = lambda _client, _at: None,
     ) -> None:
-        """`facts`: what hooks have noted of a session. `saw` hears of each exchange whose client is known."""
+        """`facts` returns what hooks have noted about a session. `on_client_seen` is called for each exchange whose
+        client is known."""
         self._home, self._gateway_id = spool.home, spool.gateway_id
         self._facts = facts
-        self._saw = saw
-        self._seen, self._parts = Seen(), StoredParts(max_sessions=_MOST_SESSIONS)
+        self._on_client_seen = on_client_seen
+        self._conversations, self._parts = Seen(), StoredParts(max_sessions=_MOST_SESSIONS)
         self._folders: OrderedDict[str, str] = OrderedDict()
-        self._tally = Tally()
-        self._rows_were_lost = threading.Event()
-        self._keeping, self._lock = threading.Lock(), threading.RLock()
-        self._storing = Storing(spool, self._lose)
-        self.follow(config)
+        self._counts = Tally()
+        self._lost_rows = threading.Event()
+        self._writing, self._lock = threading.Lock(), threading.RLock()
+        self._spool_writer = Storing(spool, self._count_lost)
+        self.update_config(config)
 
-    def follow(self, config: Config) -> None:
-        """For what ends from now on."""
+    def update_config(self, config: Config) -> None:
+        """Apply a changed config to exchanges that end from now on."""
         self._redaction = config.redaction
         self._privacy = Privacy(
             self._home,
             config.privacy.folders,
-            PrivacyClass.named(config.privacy.unknown_folder),
-            cwd_of=self._folder_of,
-            remembers=True,
+            PrivacyClass.parse(config.privacy.unknown_folder),
+            find_cwd=self._working_directory,
+            remember=True,
         )
 
     @property
-    def tally(self) -> Tally:
-        return self._tally
+    def counts(self) -> Tally:
+        return self._counts
 
-    def hurry(self) -> None:
-        """The end is near: what cannot be stored now is not waited for."""
-        self._storing.hurry()
+    def stop_retrying(self) -> None:
+        """Give up on rows that cannot be stored at once, because the daemon is stopping."""
+        self._spool_writer.stop_retrying()
 
     def close(self) -> None:
-        """Returns when all that was kept is durable."""
-        self._storing.close()
+        """Return when all accepted exchanges are durable."""
+        self._spool_writer.close()
 
-    def __call__(self, recording: Recording) -> None:
-        """Takes it over: it is durable a moment later. Waits while nothing can be stored."""
+    def write(self, recording: Recording) -> None:
+        """Accept an exchange; it is durable a moment later. Blocks while nothing can be stored."""
         # A gateway that moves to another address has two recorders for a while.
-        with self._keeping:
-            entry = self._made(recording)
-            if entry is not None:
-                self._storing.add(entry)
+        with self._writing:
+            rows = self._project(recording)
+            if rows is not None:
+                self._spool_writer.add(rows)
 
-    def _made(self, recording: Recording) -> Entry | None:
-        if self._rows_were_lost.is_set():
-            self._rows_were_lost.clear()
-            self._seen.forget()
+    def _project(self, recording: Recording) -> Entry | None:
+        if self._lost_rows.is_set():
+            self._lost_rows.clear()
+            self._conversations.clear()
         decoded = decode(recording)
-        found: Counter[str] = Counter()
+        redactions: Counter[str] = Counter()
         if self._redaction.kept:
-            decoded, found = redacted(decoded, self._redaction.rules_off)
-        projection = project(decoded, self._seen, facts=self._facts)
+            decoded, redactions = redacted(decoded, self._redaction.rules_off)
+        projection = project(decoded, self._conversations, facts=self._facts)
         try:
             if client := projection.client_name or decoded.client_name:
-                self._saw(client, decoded.ended_at)
+                self._on_client_seen(client, decoded.ended_at)
             if self._is_ignored(decoded, projection):
-                self._seen.rollback(projection.changes)
+                self._conversations.rollback(projection.changes)
                 self._count(decoded, ignored=1)
                 return None
-            return self._entry(decoded, projection, found)
+            return self._build_rows(decoded, projection, redactions)
         except BaseException:
-            self._seen.rollback(projection.changes)
+            self._conversations.rollback(projection.changes)
             raise
 
     def _is_ignored(self, decoded: Decoded, projection: Projection) -> bool:
@@ -143,44 +145,44 @@ class TakingDown:
         session = projection.session_id or next((headers[name] for name in _SESSION_HEADERS if name in headers), None)
         cwd = next((row["cwd"] for row in projection.rows if row.get("cwd")), None)
         if cwd and session:
-            # Calls that are no part of the conversation do not say it.
+            # Requests that are not part of the conversation do not name the folder.
             self._folders[session] = cwd
             self._folders.move_to_end(session)
             if len(self._folders) > _MOST_FOLDERS:
                 self._folders.popitem(last=False)
         return self._privacy.class_of(cwd, session) is PrivacyClass.IGNORE
 
-    def _folder_of(self, session: str) -> str | None:
+    def _working_directory(self, session: str) -> str | None:
         return self._facts(session).get("cwd") or self._folders.get(session)
 
-    def _entry(self, decoded: Decoded, projection: Projection, found: Counter[str]) -> Entry:
+    def _build_rows(self, decoded: Decoded, projection: Projection, redactions: Counter[str]) -> Entry:
         with self._lock:
             raw = raw_row(decoded, projection, self._parts)
-        row, is_whole = fitting.exchange(raw.row, self._gateway_id)
+        row, is_complete = fitting.exchange(raw.row, self._gateway_id)
         messages = fitting.messages(projection.rows, self._gateway_id)
-        for reason in messages.refused:
-            log.warning("exchange %s: a message is set aside, it does not fit: %s", decoded.exchange_id, reason)
+        for reason in messages.rejected:
+            log.warning("exchange %s: a message that does not fit will be rejected: %s", decoded.exchange_id, reason)
 
-        def stored() -> None:
+        def on_stored() -> None:
             with self._lock:
-                if is_whole:
-                    raw.keep(self._parts)
+                if is_complete:
+                    raw.mark_stored(self._parts)
                 self._count(
                     decoded,
                     recorded=1,
-                    rows=len(messages.own) + len(messages.without_id),
-                    rejected_rows=len(messages.refused),
+                    rows=len(messages.native) + len(messages.fallback),
+                    rejected_rows=len(messages.rejected),
                     skipped=projection.skipped,
-                    redacted=found,
+                    redacted=redactions,
                 )
 
         size = sum(len(text) for text in (decoded.request_text, decoded.response_text) if text)
-        return Entry(row, messages.own, messages.without_id, size, stored)
+        return Entry(row, messages.native, messages.fallback, size, on_stored)
 
-    def _lose(self, exchanges: int) -> None:
-        self._rows_were_lost.set()
+    def _count_lost(self, exchanges: int) -> None:
+        self._lost_rows.set()
         with self._lock:
-            self._tally = replace(self._tally, lost=self._tally.lost + exchanges)
+            self._counts = replace(self._counts, lost=self._counts.lost + exchanges)
 
     def _count(
         self,
@@ -194,16 +196,16 @@ class TakingDown:
         redacted: Mapping[str, int] | None = None,
     ) -> None:
         with self._lock:
-            now = self._tally
-            self._tally = replace(
-                now,
-                recorded=now.recorded + recorded,
-                ignored=now.ignored + ignored,
-                rows=now.rows + rows,
-                rejected_rows=now.rejected_rows + rejected_rows,
-                unknown=_with(now.unknown, _by_name(skipped, _unknown_path), OTHER_PATHS),
-                without_row=_with(now.without_row, _by_name(skipped, _kind_without_row), OTHER_KINDS),
-                redacted=dict(Counter(now.redacted) + Counter(redacted or {})),
+            counts = self._counts
+            self._counts = replace(
+                counts,
+                recorded=counts.recorded + recorded,
+                ignored=counts.ignored + ignored,
+                rows=counts.rows + rows,
+                rejected_rows=counts.rejected_rows + rejected_rows,
+                unknown=_with(counts.unknown, _by_name(skipped, _unknown_path), OTHER_PATHS),
+                without_row=_with(counts.without_row, _by_name(skipped, _kind_without_row), OTHER_KINDS),
+                redacted=dict(Counter(counts.redacted) + Counter(redacted or {})),
                 last_exchange_at=decoded.ended_at,
             )
 
@@ -224,9 +226,9 @@ def _by_name(skipped: Mapping[str, int] | None, name_of: Callable[[str], str | N
     return ((name, count) for reason, count in (skipped or {}).items() if (name := name_of(reason)))
 
 
-def _with(before: Mapping[str, int], found: Iterable[tuple[str, int]], others: str) -> Mapping[str, int]:
-    """Bounded: a stranger's names do not fill the memory."""
-    counts = Counter(before)
-    for name, count in found:
-        counts[name if name in counts or len(counts) < _MOST_NAMES else others] += count
-    return dict(counts)
+def _with(counts: Mapping[str, int], added: Iterable[tuple[str, int]], others: str) -> Mapping[str, int]:
+    """Add counts under at most `_MOST_NAMES` names, so that a client's input cannot fill the memory."""
+    total = Counter(counts)
+    for name, count in added:
+        total[name if name in total or len(total) < _MOST_NAMES else others] += count
+    return dict(total)

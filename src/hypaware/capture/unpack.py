@@ -1,7 +1,8 @@
-"""Bodies out of their content encodings: gzip, deflate (with zlib's frame or raw), br, zstd, also several in a row.
+"""Decompression of bodies: gzip, deflate (with a zlib frame or raw), br and zstd, also several in sequence.
 
-Everything runs in small steps, so that no layer is ever whole in memory but the last, and that one stops at
-`Bounds`: a bomb costs the bound and no more. A stream that breaks off gives what came before the break.
+Decompression runs in small steps, so only the last layer is ever complete in memory, and it stops at
+`DecompressionLimits`: a decompression bomb costs no more than the limit. A truncated stream yields the data before the
+truncation.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from backports import zstd
 
 _STEP = 1 << 16
 _MAX_LAYERS = 4
-# A window of more than this is refused, as browsers do.
+# Larger windows are rejected, as browsers do.
 _ZSTD_WINDOW_LOG = 23
 _GZIP_OR_ZLIB = 32 + zlib.MAX_WBITS
 _GZIP_MAGIC = b"\x1f\x8b"
@@ -24,50 +25,53 @@ _GZIP_MAGIC = b"\x1f\x8b"
 @dataclass(frozen=True)
 class Bounds:
     size: int = 32 << 20
-    """What providers take at most; twice that is needed to read it."""
+    """The largest request that providers accept. Reading it takes twice as much memory."""
     ratio: int = 1000
-    """Unpacked to packed, judged once there is more than `ratio_from`: text is never so even."""
+    """Largest ratio of decompressed to compressed size, checked above `ratio_from`; text never reaches it."""
     ratio_from: int = 4 << 20
 
 
 @dataclass(frozen=True)
 class Unpacked:
     data: bytes | bytearray
-    """All of it, or what came before it broke; empty if it is beyond the bounds."""
-    trouble: str | None = None
+    """The decompressed data, or the part before an error; empty if it exceeds the limits."""
+    problem: str | None = None
 
 
 class _Broken(Exception):
-    """The packed bytes are wrong or end early."""
+    """The compressed data is invalid or truncated."""
 
 
 Blocks = Iterable[bytes]
 _Layer = Callable[[Blocks], Iterator[bytes]]
 
 
-def unpack(blocks: Blocks, encodings: Sequence[str], bounds: Bounds, size: int = 0) -> Unpacked:
-    """`encodings` as the header names them: the last was applied last and comes off first. `size` of the blocks, where
-    it is known: what is too large already is not read."""
+def unpack(blocks: Blocks, encodings: Sequence[str], limits: Bounds, size: int = 0) -> Unpacked:
+    """Decompress blocks.
+
+    `encodings` is ordered as in the header: the last encoding was applied last and is removed first. Blocks whose total
+    `size` is known and already too large are not read.
+    """
     layers = [name for name in encodings if name not in ("identity", "")]
     unknown = [name for name in layers if name not in _LAYERS]
     if unknown:
         return Unpacked(b"", f"encoding {unknown[0][:40]} is unknown")
     if len(layers) > _MAX_LAYERS:
         return Unpacked(b"", f"{len(layers)} encodings, one in the other")
-    if size > bounds.size:
-        return Unpacked(b"", f"larger than {bounds.size >> 20} MiB")
-    packed = _Counted(blocks)
-    stream: Iterator[bytes] = iter(packed)
+    if size > limits.size:
+        return Unpacked(b"", f"larger than {limits.size >> 20} MiB")
+    counted = _Counted(blocks)
+    stream: Iterator[bytes] = iter(counted)
     for name in reversed(layers):
         stream = _LAYERS[name](stream)
     data = bytearray()
     try:
-        for piece in stream:
-            data += piece
-            if len(data) > bounds.size:
-                return Unpacked(b"", f"larger than {bounds.size >> 20} MiB")
-            if layers and len(data) > max(bounds.ratio_from, bounds.ratio * packed.size):
-                return Unpacked(b"", f"unpacks to more than {bounds.ratio} times its size")
+        for chunk in stream:
+            data += chunk
+            if len(data) > limits.size:
+                return Unpacked(b"", f"larger than {limits.size >> 20} MiB")
+            if layers and len(data) > max(limits.ratio_from, limits.ratio * counted.size):
+                return Unpacked(b"", f"unpacks to more than {limits.ratio} times its size")
     except _Broken as broken:
         return Unpacked(data, str(broken))
     return Unpacked(data)
@@ -81,7 +85,7 @@ class _Counted:
     def __iter__(self) -> Iterator[bytes]:
         for block in self._blocks:
             self.size += len(block)
-            # A block may be a whole body.
+            # A block may be an entire body.
             for at in range(0, len(block), _STEP):
                 yield block[at : at + _STEP]
 
@@ -101,24 +105,24 @@ def _has_zlib_frame(first: bytes) -> bool:
 def _zlib(blocks: Blocks, bits: Callable[[bytes], int], name: str) -> Iterator[bytes]:
     stream = None
     for block in blocks:
-        left = block
-        while left:
-            stream = stream or zlib.decompressobj(bits(left))
+        rest = block
+        while rest:
+            stream = stream or zlib.decompressobj(bits(rest))
             full = False
-            # A full step may have left some output behind.
-            while left or full:
+            # A full step may leave output behind in the decompressor.
+            while rest or full:
                 try:
-                    piece = stream.decompress(left, _STEP)
+                    chunk = stream.decompress(rest, _STEP)
                 except zlib.error as error:
                     raise _Broken(f"{name}: {_words(error)}") from None
-                yield piece
-                left, full = stream.unconsumed_tail, len(piece) == _STEP
+                yield chunk
+                rest, full = stream.unconsumed_tail, len(chunk) == _STEP
                 if stream.eof:
                     break
             if stream.eof:
-                left, stream = stream.unused_data, None
-                if not left.startswith(_GZIP_MAGIC[: len(left)]):
-                    # Padding after the last member.
+                rest, stream = stream.unused_data, None
+                if not rest.startswith(_GZIP_MAGIC[: len(rest)]):
+                    # The rest is padding after the last member.
                     return
     if stream is not None:
         raise _Broken(f"{name}: ends early")
@@ -129,10 +133,10 @@ def _br(blocks: Blocks) -> Iterator[bytes]:
     for block in blocks:
         stream = stream or brotli.Decompressor()
         try:
-            piece = stream.process(block, output_buffer_limit=_STEP)
-            while piece or not stream.can_accept_more_data():
-                yield piece
-                piece = stream.process(b"", output_buffer_limit=_STEP)
+            chunk = stream.process(block, output_buffer_limit=_STEP)
+            while chunk or not stream.can_accept_more_data():
+                yield chunk
+                chunk = stream.process(b"", output_buffer_limit=_STEP)
         except brotli.error as error:
             raise _Broken(f"br: {_words(error)}") from None
         if stream.is_finished():
@@ -144,21 +148,21 @@ def _br(blocks: Blocks) -> Iterator[bytes]:
 def _zstd(blocks: Blocks) -> Iterator[bytes]:
     stream = None
     for block in blocks:
-        left = block
-        while left:
+        rest = block
+        while rest:
             stream = stream or zstd.ZstdDecompressor(options=_ZSTD_OPTIONS)
             try:
-                piece = stream.decompress(left, _STEP)
-                while piece or not (stream.needs_input or stream.eof):
-                    yield piece
+                chunk = stream.decompress(rest, _STEP)
+                while chunk or not (stream.needs_input or stream.eof):
+                    yield chunk
                     if stream.eof:
                         break
-                    piece = stream.decompress(b"", _STEP)
+                    chunk = stream.decompress(b"", _STEP)
             except zstd.ZstdError as error:
                 raise _Broken(f"zstd: {_words(error)}") from None
-            left = b""
+            rest = b""
             if stream.eof:
-                left, stream = stream.unused_data, None
+                rest, stream = stream.unused_data, None
     if stream is not None:
         raise _Broken("zstd: ends early")
 

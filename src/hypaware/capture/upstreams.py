@@ -1,13 +1,12 @@
-"""The way out to the providers: pooled connections that pass on what they are given and add nothing.
+"""Connections to the providers: a pooled HTTP client that forwards requests and adds nothing.
 
-- Certificates are verified, against the system's authorities and those in the file that SSL_CERT_FILE names.
-- HTTPS_PROXY, HTTP_PROXY, ALL_PROXY and NO_PROXY count, because a machine behind a proxy has no other way out; the
-  loopback never goes through one. They are read once, from the environment that is handed in. `trust_env` stays off:
-  it would also put passwords of ~/.netrc into requests.
-- Connecting has a time limit, an answer has none: a model may think for a long while. Whether the other side is still
-  there is asked by TCP's keep-alive, so that a stream that died with the network breaks off and does not wait for ever.
-- A connection that nobody used for a while is closed here before the provider does it, so that a request seldom meets
-  a dying one.
+- Certificates are verified against the system's authorities and those in the file that SSL_CERT_FILE names.
+- HTTPS_PROXY, HTTP_PROXY, ALL_PROXY and NO_PROXY apply, because a machine behind a proxy has no other way out; loopback
+  addresses never use a proxy. The variables are read once, from the environment that is passed in. `trust_env` is off,
+  because it would also add passwords from ~/.netrc to requests.
+- Connecting has a timeout, responding has none: a model may think for a long time. TCP keep-alive detects a peer that
+  has disappeared, so a stream that died with the network ends instead of waiting forever.
+- Idle connections are closed here before the provider closes them, so that a request rarely meets a closing one.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from hypaware.errors import NotReady
 CONNECT_SECONDS = 20.0
 IDLE_SECONDS = 45.0
 _LIFE_SIGNS = {"TCP_KEEPIDLE": 60, "TCP_KEEPALIVE": 60, "TCP_KEEPINTVL": 15, "TCP_KEEPCNT": 4}
-"""Options by name: not every system has all of them, and macOS calls the first one by the second name."""
+"""Options by name: not every system has all of them, and on macOS the first one has the second name."""
 READ_BUFFER = 1 << 16
 MAX_HEADER = 1 << 18
 MAX_HEADERS = 512
@@ -60,12 +59,12 @@ def open_session(tls: ssl.SSLContext) -> aiohttp.ClientSession:
 
 def open_socket(address: AddrInfoType) -> socket.socket:
     family, kind, protocol, _, _ = address
-    opened = socket.socket(family, kind, protocol)
-    opened.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    sock = socket.socket(family, kind, protocol)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, seconds in _LIFE_SIGNS.items():
         if hasattr(socket, name):
-            opened.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), seconds)
-    return opened
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), seconds)
+    return sock
 
 
 def tls_context(environment: Mapping[str, str]) -> ssl.SSLContext:
@@ -76,23 +75,23 @@ def tls_context(environment: Mapping[str, str]) -> ssl.SSLContext:
         try:
             context.load_verify_locations(extra)
         except OSError as error:
-            raise NotReady(f"SSL_CERT_FILE names {extra}, which holds no certificates: {error}") from None
-        # OpenSSL takes the variable in place of the system's file; here it adds to it.
-        usual = Path(ssl.get_default_verify_paths().openssl_cafile)
-        if usual.is_file():
-            context.load_verify_locations(usual)
+            raise NotReady(f"SSL_CERT_FILE names {extra}, which contains no certificates: {error}") from None
+        # OpenSSL lets the variable replace the system's certificates; here it adds to them.
+        system = Path(ssl.get_default_verify_paths().openssl_cafile)
+        if system.is_file():
+            context.load_verify_locations(system)
     return context
 
 
 def proxy_for(url: str, environment: Mapping[str, str]) -> Proxy | None:
     parts = urlsplit(url)
     host = parts.hostname or ""
-    found = _variable(environment, f"{parts.scheme}_proxy") or _variable(environment, "all_proxy")
-    if not found or is_loopback(host):
+    value = _variable(environment, f"{parts.scheme}_proxy") or _variable(environment, "all_proxy")
+    if not value or is_loopback(host):
         return None
     if _is_excepted(host, _variable(environment, "no_proxy")):
         return None
-    proxy = urlsplit(found if "://" in found else f"http://{found}")
+    proxy = urlsplit(value if "://" in value else f"http://{value}")
     if proxy.username is None:
         return Proxy(proxy.geturl())
     secret = f"{unquote(proxy.username)}:{unquote(proxy.password or '')}".encode()

@@ -1,1 +1,1 @@
-"""The `hyp` command: parses, calls, prints. It holds no logic of its own."""
+"""The `hyp` command line: parse arguments, call the other packages, print the result."""

@@ -1,4 +1,4 @@
-"""`python -m hypaware.cli`: the command `hyp` by its interpreter's path, for whoever starts it without a shell."""
+"""Run `hyp` as `python -m hypaware.cli`, for callers that start it by the interpreter's path."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One question on a terminal: drawn on stderr; Ctrl-C, Esc or the end of the input cancels the command."""
+"""Interactive questions, drawn on stderr. Ctrl-C, Esc or the end of the input cancels the command."""
 
 from __future__ import annotations
 
@@ -12,18 +12,19 @@ if TYPE_CHECKING:
 
 
 def answer(question: Question) -> Any:
+    """Ask the question and return the answer; raise Cancelled if the user leaves."""
     from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent, merge_key_bindings
     from prompt_toolkit.keys import Keys
 
-    leaving = KeyBindings()
+    escape = KeyBindings()
 
-    @leaving.add(Keys.Escape, eager=True)
+    @escape.add(Keys.Escape, eager=True)
     def _leave(event: KeyPressEvent) -> None:
         event.app.exit(exception=KeyboardInterrupt)
 
     application = question.application
     own = application.key_bindings
-    application.key_bindings = merge_key_bindings([own, leaving] if own else [leaving])
+    application.key_bindings = merge_key_bindings([own, escape] if own else [escape])
     try:
         return question.unsafe_ask()
     except (KeyboardInterrupt, EOFError):
@@ -31,7 +32,7 @@ def answer(question: Question) -> Any:
 
 
 def drawn() -> dict[str, Any]:
-    """Options of every question: what the command reports goes to stdout, and may be piped away."""
+    """Return options that draw a question on stderr, because stdout may be piped."""
     from prompt_toolkit.output import create_output
 
     return {"output": create_output(stdout=sys.stderr)}

@@ -1,4 +1,4 @@
-"""`hyp backfill`: imports the history that clients keep, and says what there is to import."""
+"""`hyp backfill`: import the session history of clients, or list and estimate it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _named = click.argument("providers", nargs=-1, metavar="[PROVIDER]...")
 _retention = click.option(
     "--retention-days",
     type=click.IntRange(min=0),
-    help="Go back so many days; 0 is no limit.  [retention.default_days of the config]",
+    help="Import at most this many days back; 0 means no limit.  [default: retention.default_days]",
 )
 
 
@@ -38,10 +38,10 @@ _retention = click.option(
     ],
 )
 @_named
-@click.option("--since", metavar="DATE", help="Nothing before it: 2026-11-15, 2026-11-15T08:00Z, 7d, 12h.")
-@click.option("--until", metavar="DATE", help="Nothing after it; a day alone is the whole day.")
+@click.option("--since", metavar="DATE", help="Import nothing older: 2026-11-15, 2026-11-15T08:00Z, 7d, 12h.")
+@click.option("--until", metavar="DATE", help="Import nothing newer; a date includes the whole day.")
 @_retention
-@click.option("--dry-run", is_flag=True, help="Write nothing; report what an import would write.")
+@click.option("--dry-run", is_flag=True, help="Write nothing; report what would be imported.")
 @json_option
 def backfill(
     providers: tuple[str, ...],
@@ -51,21 +51,21 @@ def backfill(
     dry_run: bool,
     as_json: bool,
 ) -> None:
-    """Import the history that your clients keep on this machine.
+    """Import the session history of your clients on this machine.
 
-    Without names, it is that of every enabled client. Run it again at any time: what is there already is not imported
-    twice, and files that have not changed are not even opened.
+    Without PROVIDER, import from every enabled client. You can run it again at any time: nothing is imported twice, and
+    unchanged files are not even opened.
     """
     from hypaware.cli import backfill_summary
 
-    asked = _ask(providers, since, until, retention_days)
-    if asked.why_none is not None:
-        _nothing_to_run(asked, {"run_id": asked.run_id, "dry_run": dry_run, "providers": []}, as_json)
+    request = _parse_request(providers, since, until, retention_days)
+    if request.why_none is not None:
+        _nothing_to_run(request, {"run_id": request.run_id, "dry_run": dry_run, "providers": []}, as_json)
         return
-    report = _run_dry(asked) if dry_run else _run(asked)
+    report = _run_dry(request) if dry_run else _run(request)
     if not as_json:
-        backfill_summary.show_run(report, asked.wanted, asked.home)
-    _answer(asked, report, as_json)
+        backfill_summary.show_run(report, request.parsed, request.home)
+    _finish(request, report, as_json)
 
 
 @backfill.command("list", examples=["hyp backfill list", "hyp backfill list --json"])
@@ -79,12 +79,12 @@ def list_(as_json: bool) -> None:
 
     config = configuration.load(Home.from_environment())
     found = registry.providers()
-    _warn_of_broken(found)
+    _warn_about_broken_plugins(found)
     if as_json:
-        output.emit_json({"providers": [_described(each) for each in found]})
+        output.emit_json({"providers": [_provider_json(each) for each in found]})
         return
     output.emit_table(
-        ["provider", "enabled", "what", "datasets", "from"],
+        ["provider", "enabled", "history", "datasets", "plugin"],
         [
             (
                 each.name,
@@ -103,39 +103,39 @@ def list_(as_json: bool) -> None:
 @_retention
 @json_option
 def plan(providers: tuple[str, ...], retention_days: int | None, as_json: bool) -> None:
-    """Estimate what an import would read."""
+    """Estimate how much an import would read."""
     from hypaware.backfill.plan import plan as make_plan
     from hypaware.cli import backfill_summary
 
-    asked = _ask(providers, retention_days=retention_days)
-    if asked.why_none is not None:
-        _nothing_to_run(asked, {"run_id": asked.run_id, "providers": []}, as_json)
+    request = _parse_request(providers, retention_days=retention_days)
+    if request.why_none is not None:
+        _nothing_to_run(request, {"run_id": request.run_id, "providers": []}, as_json)
         return
-    found = make_plan(asked.home, asked.config, asked.args)
+    found = make_plan(request.home, request.config, request.args)
     if not as_json:
         backfill_summary.show_plan(found)
-    _answer(asked, found, as_json)
+    _finish(request, found, as_json)
 
 
 @dataclass(frozen=True)
-class _Asked:
+class _Request:
     home: Home
     config: Config
-    wanted: Wanted
+    parsed: Wanted
     run_id: str
 
     @property
     def why_none(self) -> str | None:
-        return self.wanted.selection.why_none
+        return self.parsed.selection.why_none
 
     @property
     def args(self) -> dict[str, Any]:
-        return self.wanted.as_args(self.run_id)
+        return self.parsed.as_args(self.run_id)
 
 
-def _ask(
+def _parse_request(
     names: Sequence[str], since: str | None = None, until: str | None = None, retention_days: int | None = None
-) -> _Asked:
+) -> _Request:
     from datetime import UTC, datetime
     from pathlib import Path
 
@@ -148,8 +148,8 @@ def _ask(
     home = Home.from_environment()
     config = configuration.load(home)
     found = registry.providers()
-    _warn_of_broken(found)
-    wanted = understand(
+    _warn_about_broken_plugins(found)
+    parsed = understand(
         home,
         config,
         found,
@@ -160,56 +160,56 @@ def _ask(
         now=datetime.now(UTC),
         variables={**os.environ, "HOME": str(Path.home())},
     )
-    return _Asked(home, config, wanted, telemetry.dev_run_id())
+    return _Request(home, config, parsed, telemetry.dev_run_id())
 
 
-def _run(asked: _Asked) -> dict[str, Any]:
+def _run(request: _Request) -> dict[str, Any]:
     from hypaware.cli.jobs import run_job
     from hypaware.opening import identify
 
-    identify(asked.home)
-    return run_job("backfill", asked.args)
+    identify(request.home)
+    return run_job("backfill", request.args)
 
 
-def _run_dry(asked: _Asked) -> dict[str, Any]:
-    """In this process, not in the engine: an engine of a home that is not there yet would create it."""
+def _run_dry(request: _Request) -> dict[str, Any]:
+    """Count in this process: starting an engine would create a home that does not exist yet."""
     from hypaware.backfill.dry import dry_run
     from hypaware.cli.progress import display
 
-    shown = display()
+    bar = display()
 
     def progress(message: str, done: float, total: float, facts: dict[str, Any]) -> None:
-        shown.report(message, done, total, **facts)
+        bar.report(message, done, total, **facts)
 
     try:
-        return dry_run(asked.home, asked.config, asked.args, progress)
+        return dry_run(request.home, request.config, request.args, progress)
     finally:
-        shown.clear()
+        bar.clear()
 
 
-def _answer(asked: _Asked, report: dict[str, Any], as_json: bool) -> None:
-    """A provider that failed, or that the engine passed over, is never a success."""
+def _finish(request: _Request, report: dict[str, Any], as_json: bool) -> None:
+    """Print the JSON report; fail if a provider failed or is missing from the report."""
     from hypaware.backfill.verdict import trouble
     from hypaware.cli.failure import PartlyFailed
 
-    if error := trouble(report, asked.args["providers"]):
+    if error := trouble(report, request.args["providers"]):
         raise PartlyFailed(error.message, report, kind=error.kind, repair=error.repair)
     if as_json:
         output.emit_json(report)
 
 
-def _nothing_to_run(asked: _Asked, document: dict[str, Any], as_json: bool) -> None:
-    output.note(f"nothing to import: {asked.why_none}")
+def _nothing_to_run(request: _Request, document: dict[str, Any], as_json: bool) -> None:
+    output.note(f"nothing to import: {request.why_none}")
     if as_json:
-        output.emit_json({**document, "reason": asked.why_none})
+        output.emit_json({**document, "reason": request.why_none})
 
 
-def _warn_of_broken(found: Providers) -> None:
+def _warn_about_broken_plugins(found: Providers) -> None:
     for plugin in found.broken:
-        output.warn(f"the client {plugin.name}, from {plugin.distribution}, is broken: {plugin.error}")
+        output.warn(f"cannot load the client {plugin.name} from {plugin.distribution}: {plugin.error}")
 
 
-def _described(each: Registered) -> dict[str, Any]:
+def _provider_json(each: Registered) -> dict[str, Any]:
     provider = each.provider
     return {
         "name": each.name,

@@ -1,39 +1,41 @@
-"""What an import did, or would do, for people: a line per client, then everything that is not in the lake, and why."""
+"""The printed summary of an import: a line per client, then what was not imported and why."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from hypaware.backfill.provider import Provider
-from hypaware.backfill.wanted import Wanted
 from hypaware.cli import output
-from hypaware.home import Home
+
+if TYPE_CHECKING:
+    from hypaware.backfill.provider import Provider
+    from hypaware.backfill.wanted import Wanted
+    from hypaware.home import Home
 
 Result = Mapping[str, Any]
-"""One provider in the report of a run."""
+"""One provider in the report of an import."""
 
 
 class _Count(int):
-    """A number that is shown with separators between its thousands."""
+    """A number that is printed with thousands separators."""
 
     def __str__(self) -> str:
         return f"{int(self):,}"
 
 
-def show_run(report: Mapping[str, Any], wanted: Wanted, home: Home) -> None:
+def show_run(report: Mapping[str, Any], request: Wanted, home: Home) -> None:
     dry, results = bool(report["dry_run"]), report["providers"]
     written = "would write" if dry else "written"
     output.emit_table(
-        ["client", "sessions", written, "already there", "rejected", "tokens in", "out", "cached", "from", "to"],
+        ["client", "sessions", written, "already stored", "rejected", "tokens in", "out", "cached", "from", "to"],
         [_row(each) for each in results],
     )
-    providers = {each.name: each.provider for each in wanted.selection.chosen}
+    providers = {each.name: each.provider for each in request.selection.chosen}
     for each in results:
         for line in left_out(each):
             output.emit(f"{each['provider']}: {line}")
         if each["status"] == "ok" and not _found_anything(each):
-            output.emit(f"{each['provider']}: {_where_it_looked(providers[each['provider']], wanted)}")
+            output.emit(f"{each['provider']}: {_searched_places(providers[each['provider']], request)}")
     for each in results:
         warn_of_trouble(each, home, dry)
     if any(each["rows_written"] for each in results):
@@ -71,22 +73,22 @@ def _row(each: Result) -> tuple[object, ...]:
 
 
 def left_out(each: Result) -> Iterator[str]:
-    """What stands in the sources and not in the lake, and why; nobody should have to guess."""
+    """Yield a line for each reason why content of the sources is not in the lake."""
     if unchanged := each["files_unchanged"]:
         yield f"{_some(unchanged, 'file')} unchanged since the last import"
     if skipped := each["lines_skipped"]:
-        yield f"{_some(sum(skipped.values()), 'line')} made no row: {_reasons(skipped)}"
+        yield f"{_some(sum(skipped.values()), 'line')} produced no row: {_reasons(skipped)}"
     if skipped := each.get("files_skipped"):
         yield f"{_some(sum(skipped.values()), 'file')} not read: {_reasons(skipped)}"
     if held := each.get("held_back"):
-        yield f"{_some(held, 'message')} held back: still being written; left for the next import"
+        yield f"{_some(held, 'message')} held back: still being written, left for the next import"
 
 
 def warn_of_trouble(each: Result, home: Home, dry: bool) -> None:
     name = each["provider"]
     if rejected := each["rows_rejected"]:
         kept = ", ".join(str(home.spool / dataset / "rejected") for dataset in each["datasets"])
-        what = "would be refused" if dry else f"refused; kept with the reason in {kept}"
+        what = "would be rejected" if dry else f"rejected; see {kept} for the reasons"
         output.warn(f"{name}: {_some(rejected, 'row')} {what}")
     _warn_of_failure(each)
 
@@ -100,11 +102,11 @@ def _found_anything(each: Result) -> bool:
     return bool(each.get("files") or each["files_unchanged"] or each["items_seen"] or each.get("files_skipped"))
 
 
-def _where_it_looked(provider: Provider, wanted: Wanted) -> str:
-    seen = wanted.environment
-    asked = dict.fromkeys((*provider.environment, "HOME"))
-    shown = [f"{name}={seen[name]}" if name in seen else f"{name} is not set" for name in asked]
-    return f"no history found. It reads {provider.summary} ({', '.join(shown)})"
+def _searched_places(provider: Provider, request: Wanted) -> str:
+    variables = request.environment
+    names = dict.fromkeys((*provider.environment, "HOME"))
+    settings = [f"{name}={variables[name]}" if name in variables else f"{name} is not set" for name in names]
+    return f"no history found in {provider.summary} ({', '.join(settings)})"
 
 
 def _reasons(counts: Mapping[str, int]) -> str:

@@ -1,4 +1,4 @@
-"""`hyp backup`: a consistent copy of the home."""
+"""`hyp backup` and `hyp restore`: copy a home, and create one from a copy."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from hypaware.errors import HypError
 @click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
 @json_option
 def backup(folder: Path, as_json: bool) -> None:
-    """Copy the whole home to DIR, as it is at one moment, while everything goes on.
+    """Copy the whole home to DIR, as of one moment, while recording continues.
 
-    DIR must not exist, or be empty, and lie outside of the home. Make each backup into a folder of its own and remove
-    those that you no longer need; `hyp restore DIR` makes a home from one.
+    DIR must be outside the home and empty or not exist yet. Use a new folder for each backup and delete those that you
+    no longer need. `hyp restore DIR` creates a home from a backup.
     """
     from hypaware.home import Home
     from hypaware.lake import metadata
@@ -31,19 +31,19 @@ def backup(folder: Path, as_json: bool) -> None:
     home, to = Home.from_environment(), folder.expanduser().resolve()
     staging.refuse_taken(to)
     if not home.root.is_dir():
-        raise HypError(f"there is no home at {home.root}", kind="no_home")
+        raise HypError(f"no home at {home.root}", kind="no_home")
     identify(home)
-    shown = display()
+    bar = display()
     report = None
     if not metadata.entries(home):
         try:
-            report = made.without_engine(home, to, shown.report)
+            report = made.without_engine(home, to, bar.report)
         finally:
-            shown.clear()
+            bar.clear()
     report = report or run_job("backup", {"to": str(to)})
     if as_json:
         output.emit_json(report)
         return
     if report["datasets"]:
         output.emit_table(["dataset", "rows"], [(each["dataset"], each["rows"]) for each in report["datasets"]])
-    output.emit(f"{report['files']:,} files, {report['bytes'] / 1e6:,.1f} MB, in {report['backup']}")
+    output.emit(f"{report['files']:,} files, {report['bytes'] / 1e6:,.1f} MB copied to {report['backup']}")

@@ -1,4 +1,4 @@
-"""`hyp client`: which clients go through the gateway."""
+"""`hyp client`: attach clients to the gateway, detach them, and show their state."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     _Failed = tuple[str, HypError]
 
-_dry_run = click.option("--dry-run", is_flag=True, help="Show the change and make none.")
+_dry_run = click.option("--dry-run", is_flag=True, help="Show the change without making it.")
 
 
 @click.group(
@@ -27,7 +27,10 @@ _dry_run = click.option("--dry-run", is_flag=True, help="Show the change and mak
     examples=["hyp client attach claude", "hyp client status", "hyp client detach"],
 )
 def client() -> None:
-    """Point a client at the gateway, and back."""
+    """Attach clients to the gateway, or detach them.
+
+    An attached client sends its requests through the gateway, which records them.
+    """
 
 
 @client.command("attach", examples=["hyp client attach claude", "hyp client attach codex --dry-run"])
@@ -35,10 +38,11 @@ def client() -> None:
 @_dry_run
 @json_option
 def attach(name: str | None, dry_run: bool, as_json: bool) -> None:
-    """Let NAME, or every client that is set up here and not left out by the config, call its provider by the gateway.
+    """Send the requests of NAME through the gateway.
 
-    Only the client's own settings change, so sessions that run already go on as they are. While the daemon does not
-    run, requests reach the provider all the same.
+    Without NAME, attach every installed client that the config does not disable. Only the client's own settings change,
+    so sessions that are already running are not affected. While the daemon is not running, requests still reach the
+    provider, unrecorded.
     """
     from hypaware import config
     from hypaware.capture import handover
@@ -53,25 +57,25 @@ def attach(name: str | None, dry_run: bool, as_json: bool) -> None:
     gateway = gateway_url(listen)
     environment = _environment()
 
-    def attached(each: Settings) -> Outcome:
-        shown = steps.attach(home, each, gateway, environment, dry_run=True)
-        if not dry_run and shown.base_url:
-            # First somebody who answers, then the client that calls.
-            handover.wake(home, shown.base_url)
-            if asked(home, shown.base_url) is None:
+    def attach_one(each: Settings) -> Outcome:
+        outcome = steps.attach(home, each, gateway, environment, dry_run=True)
+        if not dry_run and outcome.base_url:
+            # Change the settings only after the gateway answers.
+            handover.wake(home, outcome.base_url)
+            if asked(home, outcome.base_url) is None:
                 raise not_answering(home, listen)
-            shown = steps.attach(home, each, gateway, environment)
-        return shown
+            outcome = steps.attach(home, each, gateway, environment)
+        return outcome
 
-    here = _chosen(name, environment)
-    wanted = here if name else _not_left_out(here, settings)
-    done, failed = _each(wanted, attached)
+    installed = _select(name, environment)
+    selected = installed if name else _enabled(installed, settings)
+    done, failed = _run_each(selected, attach_one)
     recorded = instance.running(home) is not None
     if recorded and not dry_run:
         handover.stands_by(home)
-    _tell(done, failed, dry_run, as_json, ("goes through the gateway at {base_url}", "goes there already"))
+    _print(done, failed, dry_run, as_json, ("is attached to the gateway at {base_url}", "is already attached"))
     if done and not dry_run and not recorded:
-        output.note("the daemon does not run: requests pass unrecorded until it does (hyp daemon start)")
+        output.note("the daemon is not running: requests are not recorded until you start it (hyp daemon start)")
     _fail(done, failed, dry_run)
 
 
@@ -80,19 +84,20 @@ def attach(name: str | None, dry_run: bool, as_json: bool) -> None:
 @_dry_run
 @json_option
 def detach(name: str | None, dry_run: bool, as_json: bool) -> None:
-    """Take NAME, or every client, off the gateway again: its settings become what they were.
+    """Restore the settings of NAME, so that it calls its provider directly.
 
-    What was changed in them meanwhile stays; only what attach put in is taken out.
+    Without NAME, detach every client. Only the changes made by `hyp client attach` are undone; your own later changes
+    stay.
     """
     from hypaware.clients import attach as steps
 
     home = Home.from_environment()
     environment = _environment()
-    done, failed = _each(
-        _chosen(name, environment, also_absent=True),
+    done, failed = _run_each(
+        _select(name, environment, include_absent=True),
         lambda each: steps.detach(home, each, environment, dry_run=dry_run),
     )
-    _tell(done, failed, dry_run, as_json, ("is off the gateway", "was not attached"))
+    _print(done, failed, dry_run, as_json, ("is detached", "was not attached"))
     _fail(done, failed, dry_run)
 
 
@@ -100,30 +105,31 @@ def detach(name: str | None, dry_run: bool, as_json: bool) -> None:
 @click.argument("name", required=False)
 @json_option
 def status(name: str | None, as_json: bool) -> None:
-    """How NAME, or each client, stands: asked of who answers where it calls, not of its settings alone.
+    """Show whether NAME, or each client, is attached.
 
-    Exits 1 when a client calls where nobody answers, or has lost what attach put into its settings.
+    It reads the client's settings and also probes the address that the client calls. Exits 1 if an attached client
+    cannot reach the gateway, or if its settings no longer point to it.
     """
     from hypaware.cli.failure import PartlyFailed
     from hypaware.clients.standing import standing
 
     home = Home.from_environment()
     environment = _environment()
-    found = [standing(home, each, environment) for each in _chosen(name, environment, also_absent=True)]
+    found = [standing(home, each, environment) for each in _select(name, environment, include_absent=True)]
     report = {"clients": [each.as_json() for each in found]}
     bad = [each for each in found if each.state in ("broken", "changed")]
     if as_json and not bad:
         output.emit_json(report)
     elif not as_json:
         output.emit_table(
-            ["client", "state", "calls", "seen", "exchanges"],
+            ["client", "state", "address", "last seen", "exchanges"],
             [(each.client, each.state, each.base_url, each.last_seen_at, each.exchanges) for each in found],
         )
     for each in found:
         if each.problem:
             output.warn(each.problem)
         if each.state == "passing":
-            output.note(f"{each.client}: the daemon does not run, so its requests pass unrecorded (hyp daemon start)")
+            output.note(f"{each.client}: the daemon is not running, so requests are not recorded (hyp daemon start)")
     if bad:
         raise PartlyFailed(
             "; ".join(f"{each.client} is {each.state}" for each in bad),
@@ -133,7 +139,7 @@ def status(name: str | None, as_json: bool) -> None:
         )
 
 
-def _chosen(name: str | None, environment: Environment, also_absent: bool = False) -> list[Settings]:
+def _select(name: str | None, environment: Environment, include_absent: bool = False) -> list[Settings]:
     from hypaware import plugins
     from hypaware.clients.client import Client
     from hypaware.errors import HypError, UsageError
@@ -143,30 +149,30 @@ def _chosen(name: str | None, environment: Environment, also_absent: bool = Fals
     if name is not None:
         if name not in known:
             raise HypError(
-                f"there is no client {name!r} to attach.{nearest(name, tuple(known))}", kind="unknown_client"
+                f"no client {name!r} that can be attached.{nearest(name, tuple(known))}", kind="unknown_client"
             )
         return [known[name]]
-    here = [each for each in known.values() if also_absent or each.path(environment).parent.is_dir()]
-    if not here:
-        raise UsageError(f"no client is set up here; name one: {', '.join(known)}", kind="no_client")
-    return here
+    installed = [each for each in known.values() if include_absent or each.path(environment).parent.is_dir()]
+    if not installed:
+        raise UsageError(f"no client is installed; name one: {', '.join(known)}", kind="no_client")
+    return installed
 
 
-def _not_left_out(here: list[Settings], settings: Config) -> list[Settings]:
+def _enabled(installed: list[Settings], settings: Config) -> list[Settings]:
     from hypaware.backfill.selection import is_enabled
     from hypaware.errors import UsageError
 
-    wanted = [each for each in here if is_enabled(settings, each.name)]
-    if not wanted:
-        names = ", ".join(each.name for each in here)
+    enabled = [each for each in installed if is_enabled(settings, each.name)]
+    if not enabled:
+        names = ", ".join(each.name for each in installed)
         raise UsageError(
-            f"the config leaves out every client that is set up here ({names}); name one", kind="no_client"
+            f"the config disables every installed client ({names}); name one to attach it", kind="no_client"
         )
-    return wanted
+    return enabled
 
 
-def _each(clients: list[Settings], step: Callable[[Settings], Outcome]) -> tuple[list[Outcome], list[_Failed]]:
-    """One whose settings cannot be changed does not hold the others; where nobody listens, none is begun."""
+def _run_each(clients: list[Settings], step: Callable[[Settings], Outcome]) -> tuple[list[Outcome], list[_Failed]]:
+    """Run the step for each client and collect the failures; stop at once if the gateway does not answer."""
     from hypaware.errors import HypError, NotReady
 
     done: list[Outcome] = []
@@ -188,8 +194,11 @@ def _environment() -> Environment:
     return {**os.environ, "HOME": os.environ.get("HOME") or str(Path.home())}
 
 
-def _tell(done: list[Outcome], failed: list[_Failed], dry_run: bool, as_json: bool, said: tuple[str, str]) -> None:
-    """What was done; with `--json` and a failure, `_fail` has it. `said`: where it changed, and where not."""
+def _print(done: list[Outcome], failed: list[_Failed], dry_run: bool, as_json: bool, words: tuple[str, str]) -> None:
+    """Print the outcomes. With `--json` and a failure, `_fail` prints the report instead.
+
+    `words` holds the text for a changed and for an unchanged client.
+    """
     if as_json:
         if not failed:
             output.emit_json(_report(done, dry_run))
@@ -198,11 +207,11 @@ def _tell(done: list[Outcome], failed: list[_Failed], dry_run: bool, as_json: bo
         if dry_run:
             output.emit(each.diff or f"{each.client}: nothing would change")
         else:
-            changed, unchanged = said
+            changed, unchanged = words
             what = changed.format(base_url=each.base_url) if each.changed else unchanged
             output.emit(f"{each.client} {what} ({each.path})")
         if each.upstream:
-            output.note(f"{each.client}: what it called before, {each.upstream}, stays in the way behind the gateway")
+            output.note(f"{each.client}: the gateway forwards to the address it called before, {each.upstream}")
         for note in each.notes:
             output.warn(f"{each.client}: {note}")
 

@@ -1,5 +1,4 @@
-"""`hyp config`: the configuration as it takes effect, whether it is valid, where it lies, and a change of
-one key."""
+"""`hyp config`: show, validate, locate and change the configuration."""
 
 from __future__ import annotations
 
@@ -14,13 +13,13 @@ from hypaware.home import Home
 
 @click.group("config", cls=Group, examples=["hyp config show", "hyp config set flush.interval 5m"])
 def config() -> None:
-    """Show, check and change the configuration."""
+    """Show, validate and change the configuration."""
 
 
 @config.command("show", examples=["hyp config show", "hyp config show --json"])
 @json_option
 def show(as_json: bool) -> None:
-    """Print every setting as it takes effect, the defaults included."""
+    """Print the effective configuration, including defaults."""
     home = Home.from_environment()
     found = configuration.load(home)
     if as_json:
@@ -32,20 +31,23 @@ def show(as_json: bool) -> None:
 @config.command("validate", examples=["hyp config validate"])
 @json_option
 def validate(as_json: bool) -> None:
-    """Check the file: exit code 1 and the key, the line and what to write instead if it is wrong."""
+    """Check the configuration file.
+
+    Exits 1 if it is invalid, and prints the key, the line and the accepted values.
+    """
     home = Home.from_environment()
     configuration.load(home)
     exists = home.config.exists()
     if as_json:
         output.emit_json({"path": home.config, "exists": exists, "ok": True})
     else:
-        output.emit(f"{home.config}: {'valid' if exists else 'no such file, the defaults take effect'}")
+        output.emit(f"{home.config}: {'valid' if exists else 'file not found, defaults apply'}")
 
 
 @config.command("path", examples=["hyp config path", '"$EDITOR" "$(hyp config path)"'])
 @json_option
 def path(as_json: bool) -> None:
-    """Print where the file lies, or would lie."""
+    """Print the path of the configuration file, even if it does not exist."""
     home = Home.from_environment()
     if as_json:
         output.emit_json({"path": home.config, "exists": home.config.exists()})
@@ -65,7 +67,7 @@ def path(as_json: bool) -> None:
 @click.argument("value")
 @json_option
 def set_(key: str, value: str, as_json: bool) -> None:
-    """Set KEY to VALUE, given as TOML or as plain text; the file keeps its comments and its order."""
+    """Set KEY to VALUE, written as TOML or as plain text. Comments and order of the file are kept."""
     from hypaware.config.edit import set_value
 
     change = set_value(Home.from_environment(), key, value)

@@ -1,4 +1,4 @@
-"""What `hyp daemon` prints of a daemon that runs, or does not, and of its installation."""
+"""The output of `hyp daemon`: a running or stopped daemon, and its service."""
 
 from __future__ import annotations
 
@@ -35,23 +35,26 @@ def show_stopped(home: Home, *, stopped: bool, as_document: bool) -> None:
         return
     output.emit("the daemon was stopped" if stopped else "no daemon was running")
     if left.rows:
-        cold = client.status(home)["state"] != "running"
-        why = ", and no engine is started for them" if cold and stopped else ""
-        wait = "waits" if left.rows == 1 else "wait"
+        no_engine = client.status(home)["state"] != "running"
+        why = " because the engine is not running" if no_engine and stopped else ""
+        verb = "is" if left.rows == 1 else "are"
         output.emit(
-            f"{words.count(left.rows, 'row')} {wait} in the spool, safe on disk{why}; "
-            "to commit them now: hyp flush (the daemon does when it next starts)"
+            f"{words.count(left.rows, 'row')} {verb} still in the spool{why}, safe on disk; "
+            "to commit now: hyp flush (otherwise the daemon does it after its next start)"
         )
 
 
-def down(home: Home, told: Mapping[str, Any], service: Installed | None, trouble: str | None) -> PartlyFailed:
-    """It does not run. What it told last is still there if it had no chance to take it away."""
-    died = {key: told[key] for key in ("pid", "started_at") if key in told} or None
-    how = f": it ended without a word as process {died['pid']}, killed or with the machine" if died else ""
-    if service is not None and trouble:
-        how += f"; {service.kind} says: {trouble}"
+def down(home: Home, last_status: Mapping[str, Any], service: Installed | None, problem: str | None) -> PartlyFailed:
+    """Return the error for a daemon that is not running.
+
+    `last_status` is what the daemon wrote last. It removes that file on a clean stop, so its presence means a crash.
+    """
+    died = {key: last_status[key] for key in ("pid", "started_at") if key in last_status} or None
+    how = f": process {died['pid']} was killed or ended with the machine" if died else ""
+    if service is not None and problem:
+        how += f"; {service.kind} reports: {problem}"
     failure = PartlyFailed(
-        f"the daemon of {home.root} does not run{how}",
+        f"the daemon of {home.root} is not running{how}",
         {"state": "stopped", "died": died, "installed": as_json(service)},
         kind="daemon_not_running",
         repair="hyp daemon start",
@@ -62,44 +65,44 @@ def down(home: Home, told: Mapping[str, Any], service: Installed | None, trouble
 
 def show_running(report: dict[str, Any]) -> None:
     sinks, service, gateway = report.pop("sinks", {}), report.pop("installed"), report.pop("gateway", {})
-    flush, upkeep, catch_up = report.pop("flush", {}), report.pop("maintain", {}), report.pop("catch_up", {})
+    flush, maintenance, imports = report.pop("flush", {}), report.pop("maintain", {}), report.pop("catch_up", {})
     shown = {
         "installed": service["path"] if service else None,
-        "gateway": _listens(gateway),
+        "gateway": _gateway_text(gateway),
         "last_exchange": gateway.get("last_exchange_at"),
         "last_flush": flush.get("last_flush"),
-        "last_import": _done(catch_up),
-        "last_maintenance": _done(upkeep),
-        "next_maintenance": upkeep.get("next_look") or upkeep.get("waits"),
+        "last_import": _last_run(imports),
+        "last_maintenance": _last_run(maintenance),
+        "next_maintenance": maintenance.get("next_look") or maintenance.get("waits"),
     }
     output.emit_fields({**report, **shown})
     if sinks:
         output.emit()
         output.emit_table(
-            ["sink", "next round", "last round", "status"],
+            ["sink", "next delivery", "last delivery", "status"],
             [(name, each["next_round"], each["last_round"], each["last_status"]) for name, each in sinks.items()],
         )
 
 
 def show_plan(plan: Plan, json: bool) -> None:
     if plan.why_not:
-        output.warn(f"it could not be installed here: {plan.why_not}")
+        output.warn(f"the service cannot be installed: {plan.why_not}")
     if json:
         output.emit_json(
             {"path": plan.path, "change": plan.change, "why_not": plan.why_not, "text": plan.text, "dry_run": True}
         )
         return
-    words = {"new": "would be written", "replace": "would be replaced by", "none": "is as it should be"}
+    words = {"new": "would be written", "replace": "would be replaced by", "none": "is up to date"}
     output.note(f"{plan.path} {words[plan.change]}:")
     output.emit(plan.text.rstrip("\n"))
 
 
-def _done(part: Mapping[str, str | None]) -> str | None:
+def _last_run(part: Mapping[str, str | None]) -> str | None:
     last = part.get("last_run")
     return f"{last} ({part.get('last_status')})" if last else None
 
 
-def _listens(gateway: Mapping[str, Any]) -> str | None:
+def _gateway_text(gateway: Mapping[str, Any]) -> str | None:
     state = gateway.get("state")
     if state == "listening":
         return f"listening on {gateway.get('listen')}"

@@ -1,4 +1,4 @@
-"""`hyp export dead-letters`: rows that a destination refused, kept with the reason until the user decides."""
+"""`hyp export dead-letters`: list, show, replay and drop rows that a sink refused permanently."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from hypaware.cli.runnable_group import RunnableGroup
 from hypaware.home import Home
 
 if TYPE_CHECKING:
-    from hypaware.export.refused import DeadLetter
     from hypaware.opening import OpenHome
+    from hypaware.state.dead_letters import DeadLetter
 
 _SHORT = 12
 
-_sink_option = click.option("--sink", metavar="SINK", help="Only those of this sink.")
+_sink_option = click.option("--sink", metavar="SINK", help="Only dead letters of this sink.")
 
 
 @click.group(
@@ -36,10 +36,10 @@ _sink_option = click.option("--sink", metavar="SINK", help="Only those of this s
 @_sink_option
 @json_option
 def dead_letters(sink: str | None, as_json: bool) -> None:
-    """Rows that a destination refused; without a command they are listed.
+    """List rows that a destination refused permanently, or replay or drop them.
 
-    They are kept with the reason, and everything else was delivered. Mend the cause at the destination and replay
-    them, or drop them.
+    A dead letter is kept with the reason; all other rows were delivered. Fix the cause at the destination and replay
+    it, or drop it. Without a subcommand, list all dead letters.
     """
     _list(sink, as_json)
 
@@ -50,7 +50,7 @@ def dead_letters(sink: str | None, as_json: bool) -> None:
 @_sink_option
 @json_option
 def list_(sink: str | None, as_json: bool) -> None:
-    """List them, oldest first."""
+    """List dead letters, oldest first."""
     _list(sink, as_json)
 
 
@@ -60,13 +60,13 @@ def list_(sink: str | None, as_json: bool) -> None:
 @click.argument("letter", metavar="ID")
 @json_option
 def show(letter: str, as_json: bool) -> None:
-    """Show one with its rows. The beginning of its ID is enough."""
+    """Show a dead letter with its rows. A unique prefix of the ID is enough."""
     from hypaware import config as configuration
     from hypaware.export import clearance, refused
 
     with _letters([letter]) as (opened, (found,)):
-        as_they_leave = clearance.of(opened.home, configuration.load(opened.home))
-        rows = refused.rows_of(opened.store, found, _read_lake, as_they_leave)
+        gate = clearance.of(opened.home, configuration.load(opened.home))
+        rows = refused.rows_of(opened.store, found, _read_lake, gate)
     document = {**found.as_json(), "payload": rows}
     if as_json:
         output.emit_json(document)
@@ -86,18 +86,18 @@ def show(letter: str, as_json: bool) -> None:
     ],
 )
 @click.argument("letters", metavar="[ID]...", nargs=-1)
-@click.option("--all", "every", is_flag=True, help="All of them, or all of --sink.")
+@click.option("--all", "every", is_flag=True, help="Replay all dead letters, or all of --sink.")
 @_sink_option
 @json_option
 def replay(letters: tuple[str, ...], every: bool, sink: str | None, as_json: bool) -> None:
-    """Offer them to their destination again; however often that is done, a row arrives once."""
+    """Deliver dead letters again. However often you do this, a row arrives only once."""
     from hypaware.cli.failure import PartlyFailed
     from hypaware.errors import UsageError
 
     if bool(letters) == every:
-        raise UsageError("Name dead letters, or give --all.", repair="hyp export dead-letters list")
+        raise UsageError("Name at least one dead letter, or pass --all.", repair="hyp export dead-letters list")
     if sink is not None and not every:
-        raise UsageError("--sink goes with --all.")
+        raise UsageError("--sink requires --all.")
     outcomes = [_replay(letter.id) for letter in (_listed(sink) if every else _named(letters))]
     report = {"replayed": outcomes}
     if not as_json:
@@ -105,10 +105,10 @@ def replay(letters: tuple[str, ...], every: bool, sink: str | None, as_json: boo
             ["id", "status", "reason"],
             [(each["id"][:_SHORT], each["status"], each.get("reason")) for each in outcomes],
         )
-    left = [each for each in outcomes if each["status"] != "delivered"]
-    if left:
+    failed = [each for each in outcomes if each["status"] != "delivered"]
+    if failed:
         raise PartlyFailed(
-            f"{len(left)} of {len(outcomes)} were not delivered; they are kept",
+            f"{len(failed)} of {len(outcomes)} dead letters were not delivered; they are kept",
             report,
             kind="not_delivered",
             repair="hyp export dead-letters list",
@@ -122,17 +122,17 @@ def replay(letters: tuple[str, ...], every: bool, sink: str | None, as_json: boo
 @yes_option
 @json_option
 def drop(letters: tuple[str, ...], yes: bool, as_json: bool) -> None:
-    """Forget them: their rows stay in the lake, and are never delivered to that destination."""
+    """Drop dead letters. Their rows stay in the lake but are never delivered to that sink."""
     from hypaware.export import refused
 
     with _letters(letters) as (opened, chosen):
         rows = sum(letter.rows for letter in chosen)
-        confirm(f"{_some(rows, 'row')} will never be delivered to {_sinks(chosen)}.", yes)
+        confirm(f"{_plural(rows, 'row')} will never be delivered to {_sinks(chosen)}.", yes)
         refused.drop(opened.home, opened.store, chosen)
     if as_json:
         output.emit_json({"dropped": [letter.id for letter in chosen]})
     else:
-        output.emit(f"{_some(len(chosen), 'dead letter')} dropped")
+        output.emit(f"{_plural(len(chosen), 'dead letter')} dropped")
 
 
 def _list(sink: str | None, as_json: bool) -> None:
@@ -141,7 +141,7 @@ def _list(sink: str | None, as_json: bool) -> None:
         output.emit_json({"dead_letters": [letter.as_json() for letter in found]})
         return
     if not found:
-        output.emit("there are no dead letters")
+        output.emit("no dead letters")
         return
     output.emit_table(
         ["id", "sink", "dataset", "source", "sequences", "rows", "since", "reason"],
@@ -182,34 +182,34 @@ def _named(ids: Sequence[str]) -> list[DeadLetter]:
 
 
 def _replay(letter_id: str) -> dict[str, Any]:
-    """One that cannot be tried now does not keep the others back."""
+    """Replay one dead letter; report a retryable failure instead of raising it, so that the others are tried."""
     from hypaware.cli.jobs import run_job
     from hypaware.errors import Retryable
 
     try:
         return run_job("replay", {"id": letter_id})
-    except Retryable as trouble:
-        return {"id": letter_id, "status": "failed", "reason": trouble.message}
+    except Retryable as error:
+        return {"id": letter_id, "status": "failed", "reason": error.message}
 
 
 def _read_lake(args: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
     from hypaware.cli.jobs import run_job
 
     chunks: list[bytes] = []
-    told = run_job("read", args, on_chunk=chunks.append)
-    return told, b"".join(chunks)
+    report = run_job("read", args, on_chunk=chunks.append)
+    return report, b"".join(chunks)
 
 
 @contextmanager
 def _letters(ids: Sequence[str]) -> Iterator[tuple[OpenHome, list[DeadLetter]]]:
-    """The named ones, and the state that has them."""
+    """Open the home and find the named dead letters."""
     from hypaware.errors import HypError
     from hypaware.export import refused
 
     with looking_into(Home.from_environment()) as opened:
         if opened is None:
             raise HypError(
-                f"there is no dead letter {ids[0]!r}: nothing was ever delivered", kind="unknown_dead_letter"
+                f"no dead letter {ids[0]!r}: nothing was ever delivered from this home", kind="unknown_dead_letter"
             )
         yield opened, refused.named(opened.store, ids)
 
@@ -218,5 +218,5 @@ def _sinks(chosen: Sequence[DeadLetter]) -> str:
     return ", ".join(dict.fromkeys(letter.key.sink for letter in chosen))
 
 
-def _some(count: int, what: str) -> str:
+def _plural(count: int, what: str) -> str:
     return f"{count} {what}" + ("" if count == 1 else "s")

@@ -1,4 +1,4 @@
-"""`hyp dev`: for work on HypAware itself."""
+"""`hyp dev`: tools for developing HypAware."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypaware.cli.group import Group, json_option
 
 @click.group("dev", cls=Group, examples=["hyp dev crash-points"])
 def dev() -> None:
-    """For work on HypAware itself."""
+    """Use tools for developing HypAware."""
 
 
 @dev.command(
@@ -20,7 +20,7 @@ def dev() -> None:
 )
 @json_option
 def crash_points(as_json: bool) -> None:
-    """List the places where HYP_CRASH_AT can kill a process, one on each side of every durable step."""
+    """List the crash points: places before and after each durable step where HYP_CRASH_AT can kill the process."""
     from hypaware import crash_points as known
 
     points = known.all_points()

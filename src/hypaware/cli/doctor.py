@@ -1,4 +1,4 @@
-"""`hyp doctor`: the deeper checks."""
+"""`hyp doctor`: diagnose the machine, the home, clients and sinks."""
 
 from __future__ import annotations
 
@@ -12,35 +12,37 @@ from hypaware.home import Home
 @click.command("doctor", cls=Command, examples=["hyp doctor", "hyp doctor --json"])
 @json_option
 def doctor(as_json: bool) -> None:
-    """Check what HypAware stands on: Java, jars, disk, permissions, databases, ports, clients, clocks, sinks.
+    """Check everything that HypAware needs: Java, jars, disk, permissions, databases, ports, clients, clocks, sinks.
 
-    Takes a few seconds and asks the sinks' servers whether they are there. A small file is written to the home and
-    removed again. Exits 1 if a check failed.
+    This takes a few seconds. It contacts the destinations of the sinks, and writes a small file to the home and removes
+    it. Exits 1 if a check fails.
     """
     from hypaware.cli.progress import display
     from hypaware.status.checks import run
 
-    shown = display()
+    bar = display()
     try:
-        found = list(run.run(run.begin(Home.from_environment()), shown.report))
+        found = list(run.run(run.begin(Home.from_environment()), bar.report))
     finally:
-        shown.clear()
-    bad = [check for check in found if check.status == "failed"]
+        bar.clear()
+    failed = [check for check in found if check.status == "failed"]
     if not as_json:
-        output.emit_table(["", "check", "detail"], [(_word(check.status), check.name, check.detail) for check in found])
+        output.emit_table(
+            ["", "check", "detail"], [(_status_label(check.status), check.name, check.detail) for check in found]
+        )
         for check in found:
             for command in check.repair:
                 output.note(f"{check.name}: try {command}")
-    report = {"ok": not bad, "checks": [check.as_json() for check in found]}
-    if bad:
+    report = {"ok": not failed, "checks": [check.as_json() for check in found]}
+    if failed:
         from hypaware.cli.failure import PartlyFailed
 
-        said = "; ".join(f"{check.name}: {check.detail}" for check in bad)
-        raise PartlyFailed(f"a check failed: {said}", report, kind="check_failed")
+        findings = "; ".join(f"{check.name}: {check.detail}" for check in failed)
+        raise PartlyFailed(f"a check failed: {findings}", report, kind="check_failed")
     if as_json:
         output.emit_json(report)
 
 
-def _word(status: str) -> str:
-    """What needs a look stands out."""
+def _status_label(status: str) -> str:
+    """Return the status in capitals unless it is "ok"."""
     return status if status == "ok" else status.upper()

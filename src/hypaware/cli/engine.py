@@ -1,4 +1,4 @@
-"""`hyp engine`: the Spark process that the other commands use."""
+"""`hyp engine`: install and control the Spark process."""
 
 from __future__ import annotations
 
@@ -14,22 +14,25 @@ from hypaware.home import Home, cache_dir
 
 @click.group("engine", cls=Group, examples=["hyp engine install", "hyp engine status --json"])
 def engine() -> None:
-    """The Spark process that the other commands use; they start it themselves."""
+    """Install, start and stop the engine.
+
+    The engine is the background process that runs Spark. Other commands start it when they need it.
+    """
 
 
 @engine.command("install", examples=["hyp engine install"])
 @json_option
 def install(as_json: bool) -> None:
-    """Fetch the engine's jars and prepare a fast start. Once done, nothing needs the network."""
+    """Download the engine's jars and prepare a fast start. Afterwards the engine needs no network."""
     from hypaware.engine import archive, jars, java
 
-    shown = display()
+    bar = display()
     try:
         found = java.find()
-        fetched = jars.install(cache_dir(), shown.report)
-        archived = archive.ensure(cache_dir(), shown.report)
+        fetched = jars.install(cache_dir(), bar.report)
+        archived = archive.ensure(cache_dir(), bar.report)
     finally:
-        shown.clear()
+        bar.clear()
     report = {
         "java": found.version,
         "jars": [path.name for path in fetched.paths],
@@ -45,35 +48,38 @@ def install(as_json: bool) -> None:
 @engine.command("start", examples=["hyp engine start"])
 @json_option
 def start(as_json: bool) -> None:
-    """Start the engine of this home, if it does not run."""
+    """Start the engine of this home, if it is not running."""
     from hypaware.engine import client
 
     home = Home.from_environment()
-    shown = display()
+    bar = display()
     try:
-        client.start(home, configuration.load(home), event_handler(shown, output.write_bytes))
+        client.start(home, configuration.load(home), event_handler(bar, output.write_bytes))
     finally:
-        shown.clear()
+        bar.clear()
     _report(home, as_json)
 
 
 @engine.command("stop", examples=["hyp engine stop"])
 @json_option
 def stop(as_json: bool) -> None:
-    """Stop the engine of this home; jobs in flight are given a moment, and nothing acknowledged is lost."""
+    """Stop the engine of this home.
+
+    Running jobs get a moment to finish. Acknowledged rows are never lost.
+    """
     from hypaware.engine import client
 
     stopped = client.stop(Home.from_environment())
     if as_json:
         output.emit_json({"stopped": stopped})
     else:
-        output.emit("the engine was stopped" if stopped else "no engine was running")
+        output.emit("the engine is stopped" if stopped else "no engine was running")
 
 
 @engine.command("status", examples=["hyp engine status", "hyp engine status --json"])
 @json_option
 def status(as_json: bool) -> None:
-    """Whether the engine runs, since when, and what it is doing."""
+    """Show whether the engine is running, since when, and its current jobs."""
     _report(Home.from_environment(), as_json)
 
 

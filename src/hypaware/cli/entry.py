@@ -1,4 +1,7 @@
-"""Where the `hyp` command begins: so small that Ctrl-C finds somebody to answer it also while the rest is loading."""
+"""Start the `hyp` command.
+
+This module imports next to nothing, so that Ctrl-C is handled even while the rest of the program is loading.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,8 @@ _CANCELLED = 130
 
 
 def run() -> int:
-    """The exit code of the process."""
-    _open_what_is_closed()
+    """Run `hyp` and return the exit code of the process."""
+    _reopen_closed_streams()
     try:
         from hypaware.cli.main import main
 
@@ -23,14 +26,17 @@ def run() -> int:
         return _CANCELLED
 
 
-def _open_what_is_closed() -> None:
-    """Whoever started us may have closed a standard stream. The next file to be opened would get its number, and a
-    segment of the spool, say, would receive what a child process prints."""
+def _reopen_closed_streams() -> None:
+    """Open standard streams that the parent process closed on the null device.
+
+    Otherwise the next opened file, for example a segment of the spool, would get the stream's descriptor and receive
+    the output of child processes.
+    """
     for fd, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:
-            nowhere = os.open(os.devnull, os.O_RDWR)
-            if nowhere != fd:
-                os.dup2(nowhere, fd)
-                os.close(nowhere)
+            null = os.open(os.devnull, os.O_RDWR)
+            if null != fd:
+                os.dup2(null, fd)
+                os.close(null)
             os.set_inheritable(fd, True)
             setattr(sys, name, os.fdopen(fd, "w" if fd else "r", encoding="utf-8"))

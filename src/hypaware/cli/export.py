@@ -1,4 +1,4 @@
-"""`hyp export`: delivers what waits, and says where every stream stands."""
+"""`hyp export`: deliver rows to the sinks, and show the state of every stream."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from hypaware.config import Config
     from hypaware.home import Home
 
-_HOW_TO_DECLARE = (
-    "the config declares no sink, so nothing is delivered. To declare one: "
+_NO_SINK = (
+    "no sink is configured, so nothing is delivered. To add one: "
     """hyp config set sinks.archive '{ kind = "blob", destination = "/a/folder" }'"""
 )
 
@@ -35,47 +35,47 @@ _HOW_TO_DECLARE = (
     ],
 )
 @click.argument("sinks", nargs=-1, metavar="[SINK]...")
-@click.option("--dry-run", is_flag=True, help="Send nothing; report what the lake has for each sink.")
+@click.option("--dry-run", is_flag=True, help="Send nothing; report what would be delivered to each sink.")
 @click.option(
     "--max-wait",
     metavar="DURATION",
     default="60s",
     show_default=True,
-    help="How long, in all, to wait for destinations that ask for patience.",
+    help="Total time to wait for destinations that ask to retry later.",
 )
 @json_option
 def export(sinks: tuple[str, ...], dry_run: bool, max_wait: str, as_json: bool) -> None:
-    """Deliver now what waits: to the named sinks, or to all that the config declares.
+    """Deliver all pending rows to the named sinks, or to every configured sink.
 
-    Rows in the spool are committed first. Run it again at any time: what a destination has is not sent twice, and what
-    was interrupted is finished first. Exits 0 only if all of it was delivered.
+    Rows in the spool are committed first. You can run it again at any time: interrupted deliveries are finished first,
+    and no destination receives a row twice. Exits 0 only if everything was delivered.
     """
     from hypaware import config as configuration
     from hypaware.cli import export_summary
     from hypaware.export.configured import chosen as choose
     from hypaware.home import Home
 
-    patience = _seconds(max_wait)
+    max_wait_seconds = _seconds(max_wait)
     home = Home.from_environment()
     config = configuration.load(home)
     chosen = choose(config, sinks)
     if not chosen:
-        output.note(_HOW_TO_DECLARE)
+        output.note(_NO_SINK)
         report: dict[str, Any] = {"sinks": []}
     elif dry_run:
         report = _would_deliver(home, config, chosen)
     else:
-        report = _deliver(home, config, chosen, patience)
+        report = _deliver(home, config, chosen, max_wait_seconds)
     if not as_json:
         export_summary.show_round(report, dry_run=dry_run)
-    _hint_at_letters(home, chosen)
-    _answer(report, as_json)
+    _mention_dead_letters(home, chosen)
+    _finish(report, as_json)
 
 
 @export.command("status", examples=["hyp export status", "hyp export status --json"])
 @json_option
 def status(as_json: bool) -> None:
-    """Where every stream stands: how far it was delivered, what waits, what is in its way."""
+    """Show for every stream how far it is delivered, what is pending, and its last error."""
     from datetime import UTC, datetime
 
     from hypaware import config as configuration
@@ -95,9 +95,9 @@ def status(as_json: bool) -> None:
         return
     export_summary.show_status(streams, now)
     if not config.sinks:
-        output.note(_HOW_TO_DECLARE)
+        output.note(_NO_SINK)
     elif instance.running(home) is None:
-        output.note("the daemon does not run, so nothing is delivered by schedule: hyp daemon start")
+        output.note("the daemon is not running, so there are no scheduled deliveries: hyp daemon start")
 
 
 export.add_command(adopt)
@@ -124,14 +124,14 @@ def _deliver(home: Home, config: Config, chosen: Sequence[str], max_wait: float)
 
     identify(home)
     with looking_into(home) as opened:
-        resting = idle(home, config, opened.store, chosen) if opened else None
-    if resting is not None:
-        return at_rest(chosen, resting)
+        idle_streams = idle(home, config, opened.store, chosen) if opened else None
+    if idle_streams is not None:
+        return at_rest(chosen, idle_streams)
     return run_job("export", {"sinks": list(chosen), "max_wait": max_wait, "budget": None})
 
 
 def _would_deliver(home: Home, config: Config, chosen: Sequence[str]) -> dict[str, Any]:
-    """In this process: not even an engine is started."""
+    """Plan the delivery in this process, without starting an engine."""
     from datetime import UTC, datetime
 
     from hypaware.export.foretold import would_deliver
@@ -139,32 +139,32 @@ def _would_deliver(home: Home, config: Config, chosen: Sequence[str]) -> dict[st
 
     for dataset in sorted({dataset for sink in chosen for dataset in config.sinks[sink].datasets}):
         if reader.waiting(home, dataset).segments:
-            output.note(f"rows of {dataset} wait in the spool; a real run commits them first and delivers them too")
+            output.note(f"{dataset} has rows in the spool; a real run commits them first and delivers them too")
     with looking_into(home) as opened:
         return would_deliver(home, config, opened.store if opened else None, chosen, datetime.now(UTC))
 
 
-def _hint_at_letters(home: Home, chosen: Sequence[str]) -> None:
+def _mention_dead_letters(home: Home, chosen: Sequence[str]) -> None:
     from hypaware.export import refused
 
     with looking_into(home) as opened:
-        waiting = [letter for letter in refused.listed(opened.store) if letter.key.sink in chosen] if opened else []
-    if waiting:
-        noun = "dead letter waits" if len(waiting) == 1 else "dead letters wait"
-        output.note(f"{len(waiting)} {noun}: hyp export dead-letters list")
+        letters = [letter for letter in refused.listed(opened.store) if letter.key.sink in chosen] if opened else []
+    if letters:
+        noun = "dead letter" if len(letters) == 1 else "dead letters"
+        output.note(f"{len(letters)} {noun} to replay or drop: hyp export dead-letters list")
 
 
-def _answer(report: dict[str, Any], as_json: bool) -> None:
-    """Only what was delivered whole is a success."""
+def _finish(report: dict[str, Any], as_json: bool) -> None:
+    """Print the JSON report; fail unless every sink received everything."""
     from hypaware.cli.failure import PartlyFailed
 
-    troubled = [sink for sink in report["sinks"] if sink["status"] != "ok"]
-    if troubled:
+    incomplete = [sink for sink in report["sinks"] if sink["status"] != "ok"]
+    if incomplete:
         raise PartlyFailed(
-            "not all was delivered: " + ", ".join(f"{sink['sink']} ({sink['status']})" for sink in troubled),
+            "not everything was delivered: " + ", ".join(f"{sink['sink']} ({sink['status']})" for sink in incomplete),
             report,
-            kind="held" if all(sink["status"] == "held" for sink in troubled) else "not_delivered",
-            repair=list(dict.fromkeys(command for sink in troubled for command in _repairs(sink))),
+            kind="held" if all(sink["status"] == "held" for sink in incomplete) else "not_delivered",
+            repair=list(dict.fromkeys(command for sink in incomplete for command in _repairs(sink))),
         )
     if as_json:
         output.emit_json(report)

@@ -1,4 +1,4 @@
-"""`hyp export adopt` and `hyp export resend`: the user's word on a sink that points elsewhere."""
+"""`hyp export adopt` and `hyp export resend`: the user's decision about a sink whose destination changed."""
 
 from __future__ import annotations
 
@@ -20,14 +20,13 @@ if TYPE_CHECKING:
 @yes_option
 @json_option
 def adopt(sink: str, yes: bool, as_json: bool) -> None:
-    """Go on from here: SINK points elsewhere now, and what was delivered before is not sent again.
+    """Continue delivering to the new destination of SINK, without sending delivered rows again.
 
-    Also where nobody knows any more what was delivered: all that was there when the memory of it was lost then counts
-    as delivered.
+    If the delivery record was lost, every row that existed at that moment is treated as delivered.
     """
     from hypaware.export import binding
 
-    what = f"What {sink} has not delivered yet goes to where the config points now; what it has delivered stays behind."
+    what = f"{sink} continues at the destination in the config. Rows that it has already delivered are not sent again."
     _rebind(binding.adopt, sink, what, yes, as_json)
 
 
@@ -36,10 +35,10 @@ def adopt(sink: str, yes: bool, as_json: bool) -> None:
 @yes_option
 @json_option
 def resend(sink: str, yes: bool, as_json: bool) -> None:
-    """Send all of it: where SINK points now gets every row of the lake, but those that it says it has."""
+    """Send every row of the lake to the new destination of SINK, except rows that it already has."""
     from hypaware.export import binding
 
-    what = f"Every row of the lake goes to where {sink} points now; its dead letters are dropped, being among them."
+    what = f"{sink} sends every row of the lake to the destination in the config, and drops its dead letters."
     _rebind(binding.resend, sink, what, yes, as_json)
 
 
@@ -62,9 +61,9 @@ def _rebind(rebind: Callable[..., list[Bound]], sink: str, what: str, yes: bool,
         output.emit_json({"sink": sink, "streams": [each.as_json() for each in bound]})
     elif bound:
         output.emit_table(
-            ["dataset", "source", "delivered up to", "was at", "is at"],
-            [(each.key.dataset, each.key.source, each.watermark, each.was, each.address) for each in bound],
+            ["dataset", "source", "delivered up to", "old destination", "new destination"],
+            [(each.key.dataset, each.key.source, each.watermark, each.previous_address, each.address) for each in bound],
         )
         output.note(f"next: hyp export {sink}")
     else:
-        output.emit(f"{sink} has delivered nothing yet, so there is nothing to change")
+        output.emit(f"{sink} has not delivered anything yet; nothing to change")

@@ -1,4 +1,4 @@
-"""What a delivery did and where its streams stand, for people: a table, then everything that is in the way."""
+"""The printed summary of a delivery and of the streams: a table, then the problems."""
 
 from __future__ import annotations
 
@@ -21,20 +21,30 @@ def show_round(report: Mapping[str, Any], *, dry_run: bool) -> None:
             ordered = sorted(sink["streams"], key=lambda stream: (stream["dataset"], stream["source"]))
             output.emit_table(columns, [_row(stream, dry_run) for stream in ordered])
         elif not sink.get("error"):
-            output.emit("the lake has no rows for it yet")
+            output.emit("no rows in the lake for this sink yet")
     for sink in report["sinks"]:
-        _tell_of_clearance(sink)
-        _warn_of_trouble(sink)
+        _note_privacy(sink)
+        _warn_about_errors(sink)
 
 
 def show_status(streams: Sequence[Stream], now: datetime) -> None:
     if not streams:
-        output.emit("there are no streams yet: the lake has no rows for any sink")
+        output.emit("no streams yet: the lake has no rows for any sink")
         return
-    columns = ["sink", "dataset", "source", "delivered up to", "of", "rows behind", "behind", "pending", "next round"]
-    output.emit_table(columns, [_standing(stream, now) for stream in streams])
+    columns = [
+        "sink",
+        "dataset",
+        "source",
+        "delivered up to",
+        "of",
+        "rows behind",
+        "behind",
+        "pending",
+        "next delivery",
+    ]
+    output.emit_table(columns, [_status_row(stream, now) for stream in streams])
     for stream in streams:
-        for line in _in_the_way(stream, now):
+        for line in _problems(stream, now):
             output.emit(f"{_name(stream)}: {line}")
 
 
@@ -51,19 +61,19 @@ def _outcome(stream: Stream) -> str:
     return f"{stream['dead_letters']} refused" if stream["dead_letters"] else "ok"
 
 
-def _tell_of_clearance(sink: Mapping[str, Any]) -> None:
+def _note_privacy(sink: Mapping[str, Any]) -> None:
     withheld = sum(stream.get("withheld", 0) for stream in sink["streams"])
     redacted: Counter[str] = Counter()
     for stream in sink["streams"]:
         redacted.update(stream.get("redacted", {}))
     if withheld:
-        output.note(f"{sink['sink']}: {withheld} {'row stays' if withheld == 1 else 'rows stay'} on this machine")
+        output.note(f"{sink['sink']}: {withheld} private {'row' if withheld == 1 else 'rows'} not sent")
     if redacted:
         rules = ", ".join(f"{rule} {count}" for rule, count in redacted.most_common())
-        output.note(f"{sink['sink']}: secrets replaced in what was sent: {rules}")
+        output.note(f"{sink['sink']}: secrets redacted in the sent rows: {rules}")
 
 
-def _warn_of_trouble(sink: Mapping[str, Any]) -> None:
+def _warn_about_errors(sink: Mapping[str, Any]) -> None:
     if error := sink.get("error"):
         output.warn(f"{sink['sink']}: {error['message']}")
     for stream in sink["streams"]:
@@ -71,7 +81,7 @@ def _warn_of_trouble(sink: Mapping[str, Any]) -> None:
             output.warn(f"{sink['sink']}: {stream['dataset']} of {stream['source']}: {error['message']}")
 
 
-def _standing(stream: Stream, now: datetime) -> tuple[object, ...]:
+def _status_row(stream: Stream, now: datetime) -> tuple[object, ...]:
     pending = stream["pending"]
     lag, behind = stream["lag_rows"], stream["lag_seconds"]
     return (
@@ -83,39 +93,39 @@ def _standing(stream: Stream, now: datetime) -> tuple[object, ...]:
         lag,
         "-" if not lag else "unknown" if behind is None else duration(behind),
         pending and f"{pending['chunks_acked']} of {pending['chunks_total']} chunks",
-        _when(stream, now),
+        _next_delivery(stream, now),
     )
 
 
-def _when(stream: Stream, now: datetime) -> str:
+def _next_delivery(stream: Stream, now: datetime) -> str:
     if stream.get("removed"):
         return "never"
     if stream["held"]:
         return "held"
-    following: datetime = stream["next_round"]
+    due: datetime = stream["next_round"]
     if (retry := stream["retry_at"]) is not None and retry > now:
-        following = min(following, retry)
-    return f"in {duration((following - now).total_seconds())}"
+        due = min(due, retry)
+    return f"in {duration((due - now).total_seconds())}"
 
 
-def _in_the_way(stream: Stream, now: datetime) -> Iterable[str]:
+def _problems(stream: Stream, now: datetime) -> Iterable[str]:
     if stream.get("removed"):
-        yield "the config no longer has it, so nothing more is delivered"
+        yield "removed from the config; nothing more is delivered"
     moved = stream["delivered_to"] not in (None, stream["address"])
     if moved and stream["address"] and not stream["held"]:
         yield (
-            f"it was delivered to {stream['delivered_to']}, and the config says {stream['address']} now; "
-            f"hyp export adopt {stream['sink']} goes on from here, hyp export resend {stream['sink']} sends all"
+            f"was delivered to {stream['delivered_to']}, but the config now names {stream['address']}; "
+            f"hyp export adopt {stream['sink']} continues there, hyp export resend {stream['sink']} sends everything"
         )
     if stream["held"]:
         yield f"held: {stream['last_error'] or stream['held']}"
     elif stream["last_error"]:
         retry = stream["retry_at"]
-        again = f" (again in {duration((retry - now).total_seconds())})" if retry and retry > now else ""
+        again = f" (retry in {duration((retry - now).total_seconds())})" if retry and retry > now else ""
         yield f"{stream['last_error']}{again}; to try now: hyp export {stream['sink']}"
     if refused := stream["dead_letters"]:
-        noun = "dead letter waits" if refused == 1 else "dead letters wait"
-        yield f"{refused} {noun}: hyp export dead-letters list --sink {stream['sink']}"
+        noun = "dead letter" if refused == 1 else "dead letters"
+        yield f"{refused} {noun} to replay or drop: hyp export dead-letters list --sink {stream['sink']}"
 
 
 def _name(stream: Stream) -> str:

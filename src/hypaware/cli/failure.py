@@ -1,13 +1,13 @@
-"""How a command fails: what is printed, where the details are, which exit code.
+"""Error reports of commands: what is printed, where the details are, which exit code.
 
-| what happened | stderr | with --json, on stdout | exit code |
+| error | stderr | with --json, on stdout | exit code |
 |---|---|---|---|
-| HypError | `error:` and `try:` lines | `error:{kind, message, repair?}` | of its class |
+| HypError | `error:` and `try:` lines | `error:{kind, message, repair?}` | that of its class |
 | wrong usage | `error:`, `usage:`, `try:` | kind `usage` | 2 |
-| no room on the disk | `error:` and `try:` lines | kind `disk_full` | 1 |
-| a file that the machine does not let us read or write | `error:` with its name | kind `file_unavailable` | 1 |
+| disk full | `error:` and `try:` lines | kind `disk_full` | 1 |
+| a file that cannot be read or written | `error:` with its name | kind `file_unavailable` | 1 |
 | Ctrl-C | `cancelled` | kind `cancelled` | 130 |
-| anything else | one line, and where the traceback is | kind `internal` | 1 |
+| anything else | one line, with the path of the traceback | kind `internal` | 1 |
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from hypaware.errors import Cancelled, HypError, Retryable, UsageError
 from hypaware.home import Home
 
 _LOG_LIMIT = 1 << 20
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
-# What else the machine says of its disk and its permissions: nothing is wrong with the program.
-_OF_THE_MACHINE = {errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR}
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+# Problems of permissions and file systems: not errors of the program.
+_FILE_ERRORS = {errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR}
 
 
 class PartlyFailed(HypError):
-    """Some part failed and the rest has a report: with --json both stand in the one document."""
+    """A part of the work failed; the report covers the rest. With --json one document holds both."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class PartlyFailed(HypError):
 
 
 def show(error: BaseException, as_json: bool) -> int:
-    """Prints the error and returns the exit code of the process."""
+    """Print the error and return the exit code of the process."""
     if isinstance(error, click.exceptions.NoArgsIsHelpError) and not as_json:
         error.show()
         return error.exit_code
@@ -74,7 +74,7 @@ def _translate(error: BaseException) -> tuple[HypError, str | None]:
     if isinstance(error, KeyboardInterrupt | click.Abort):
         return Cancelled(), None
     if isinstance(error, click.exceptions.NoArgsIsHelpError):
-        return UsageError("A subcommand is missing.", repair=f"{error.ctx.command_path} --help"), None
+        return UsageError("Missing subcommand.", repair=f"{error.ctx.command_path} --help"), None
     if isinstance(error, click.UsageError):
         context = error.ctx
         repair = f"{context.command_path} --help" if context else "hyp --help"
@@ -82,10 +82,10 @@ def _translate(error: BaseException) -> tuple[HypError, str | None]:
         return UsageError(error.format_message(), repair=repair), usage
     if isinstance(error, click.ClickException):
         return UsageError(error.format_message()), None
-    if isinstance(error, OSError) and error.errno in _NO_ROOM:
-        where = f" for {error.filename}" if error.filename else ""
-        return Retryable(f"there is no room left on the disk{where}", kind="disk_full", repair="hyp status"), None
-    if isinstance(error, OSError) and error.errno in _OF_THE_MACHINE:
+    if isinstance(error, OSError) and error.errno in _DISK_FULL:
+        where = f": cannot write {error.filename}" if error.filename else ""
+        return Retryable(f"the disk is full{where}", kind="disk_full", repair="hyp status"), None
+    if isinstance(error, OSError) and error.errno in _FILE_ERRORS:
         what = f"{error.filename}: {error.strerror}" if error.filename else str(error.strerror)
         return HypError(what, kind="file_unavailable", repair="hyp doctor"), None
     return _unexpected(error), None
@@ -100,11 +100,11 @@ def _unexpected(error: BaseException) -> HypError:
         return HypError(summary, kind="internal")
     if log := _log(detail):
         return HypError(f"{summary} (details in {log})", kind="internal")
-    return HypError(f"{summary} (HYP_DEBUG=1 shows the details)", kind="internal")
+    return HypError(f"{summary} (set HYP_DEBUG=1 to see the details)", kind="internal")
 
 
 def _log(detail: str) -> Path | None:
-    """Keeps the traceback in a home that exists; a failing command creates none."""
+    """Append the traceback to the log of an existing home and return the path; never create a home."""
     home = Home.from_environment()
     if not home.root.is_dir():
         return None

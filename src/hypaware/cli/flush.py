@@ -1,4 +1,4 @@
-"""`hyp flush`: commits the spool to the lake now."""
+"""`hyp flush`: commit spooled rows to the lake now."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from hypaware.cli.jobs import run_job
 @click.argument("dataset", required=False)
 @json_option
 def flush(dataset: str | None, as_json: bool) -> None:
-    """Commit everything that waits in the spool to the lake now.
+    """Commit all rows in the spool to the lake now.
 
-    Safe at any time and from any number of processes; a flush that was interrupted is finished or undone first.
+    It is safe to run at any time, from any number of processes. An interrupted flush is first completed or undone.
     """
     from hypaware.home import Home
     from hypaware.lake import pending
@@ -31,9 +31,9 @@ def flush(dataset: str | None, as_json: bool) -> None:
     if pending.waits(home, names):
         report = run_job("flush", {"dataset": dataset})
     else:
-        # As a flush tells it: of what has come in so far.
+        # Report the same datasets as a flush would.
         known = names or segments.datasets_with_spool(home) or datasets.names()
-        report = {"datasets": [_nothing(name) for name in known]}
+        report = {"datasets": [_empty_report(name) for name in known]}
     if as_json:
         output.emit_json(report)
         return
@@ -51,19 +51,19 @@ def flush(dataset: str | None, as_json: bool) -> None:
     for each in report["datasets"]:
         if each.get("rows_settled"):
             output.note(
-                f"{each['dataset']}: {each['rows_settled']} rows told the ids of rows that were recorded live; "
-                "those take them over at the next `hyp maintain`"
+                f"{each['dataset']}: {each['rows_settled']} rows match rows that were recorded live; "
+                "the next `hyp maintain` applies their ids"
             )
         if each.get("rows_purged"):
-            output.note(f"{each['dataset']}: {each['rows_purged']} rows were purged before and stay out")
+            output.note(f"{each['dataset']}: {each['rows_purged']} previously purged rows were left out")
         if each["rows_rejected"]:
             output.warn(
-                f"{each['rows_rejected']} rows were refused; they are kept with the reason in "
+                f"{each['rows_rejected']} rows were rejected; see the reasons in "
                 f"{home.spool / each['dataset'] / 'rejected'}"
             )
 
 
-def _nothing(name: str) -> dict[str, Any]:
+def _empty_report(name: str) -> dict[str, Any]:
     counts = ("segments", "rows_written", "rows_duplicate", "rows_rejected", "rows_settled", "rows_purged")
     return {
         "dataset": name,

@@ -1,7 +1,7 @@
-"""The shape every command has: a lazy place in its group, an example in its help, `--json` where it reports.
+"""The click classes of all commands: examples in the help, lazy loading, "did you mean" for mistyped names.
 
-`hyp --help` must not import what the commands need, so the root group knows each command as a line of
-`commands.TABLE` and imports its module when the command is really called.
+`hyp --help` must not import the modules of the commands. The root group therefore takes a table with the name and the
+help line of each command, and imports a command's module only when the command is called.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ import click
 
 from hypaware.nearest import nearest
 
-json_option = click.option("--json", "as_json", is_flag=True, help="Print exactly one JSON document.")
+json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON document.")
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One command of the root group: `target` is "module:attribute", `about` its line in `hyp --help`."""
+    """One command of the root group. `target` is "module:attribute", `about` the line in `hyp --help`."""
 
     name: str
     target: str
     about: str
     aliases: tuple[str, ...] = ()
     hidden: bool = False
-    """Not in `hyp --help`: nobody calls it by hand."""
+    """Omit it from `hyp --help`: it is not for interactive use."""
 
 
 class Command(click.Command):
-    """A command whose help ends with examples; without one it cannot be declared.
+    """A command whose help ends with examples, which are mandatory.
 
-    `any_crash_point`: it runs also where HYP_CRASH_AT names a point that does not exist.
+    Unless `any_crash_point` is set, the command fails if HYP_CRASH_AT names an unknown crash point.
     """
 
     def __init__(self, *args: Any, examples: Sequence[str], any_crash_point: bool = False, **kwargs: Any) -> None:
@@ -71,7 +71,7 @@ class Group(click.Group):
             return super().parse_args(ctx, args)
 
     def suggested(self, ctx: click.Context) -> list[str]:
-        """What somebody who mistyped a command may have meant."""
+        """Return the names to suggest for a mistyped command."""
         return self.list_commands(ctx)
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -84,12 +84,12 @@ class Group(click.Group):
         name = args[0]
         known = self.get_command(ctx, name) is not None
         if not known and not name.startswith("-") and not ctx.resilient_parsing:
-            ctx.fail(f"There is no command {name!r}.{nearest(name, self.suggested(ctx))}")
+            ctx.fail(f"No such command: {name!r}.{nearest(name, self.suggested(ctx))}")
         return super().resolve_command(ctx, args)
 
 
 class RootGroup(Group):
-    """The `hyp` command: its help comes from the table, a command's module is imported when it is called."""
+    """The `hyp` command: takes its help from the table and imports a command's module when it is called."""
 
     def __init__(self, *args: Any, table: Iterable[Entry], **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -108,7 +108,7 @@ class RootGroup(Group):
             return None
         module, _, attribute = entry.target.partition(":")
         command = getattr(importlib.import_module(module), attribute)
-        assert isinstance(command, click.Command), f"{entry.target} is no command"
+        assert isinstance(command, click.Command), f"{entry.target} is not a command"
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -119,7 +119,7 @@ class RootGroup(Group):
 
 @contextmanager
 def whose_usage(ctx: click.Context) -> Iterator[None]:
-    """Of an option without its value click does not say whose option that is."""
+    """Add the command to a usage error: click omits it if an option lacks its value."""
     try:
         yield
     except click.UsageError as error:
@@ -128,7 +128,7 @@ def whose_usage(ctx: click.Context) -> Iterator[None]:
 
 
 def check_crash_point() -> None:
-    """A test that waits for a death which cannot come would prove nothing."""
+    """Fail if HYP_CRASH_AT names an unknown crash point: a test that uses it would prove nothing."""
     if spec := os.environ.get("HYP_CRASH_AT"):
         from hypaware import crash_points
 
@@ -136,7 +136,7 @@ def check_crash_point() -> None:
 
 
 def _named(entry: Entry) -> str:
-    """The name stands alone at the front, so that a program that reads the help finds it."""
+    """Return the name, then the aliases, so that a program that parses the help finds the name first."""
     return f"{entry.name} ({', '.join(entry.aliases)})" if entry.aliases else entry.name
 
 

@@ -1,6 +1,6 @@
-"""`hyp hook`: what the hooks run that attach puts into a client's settings. Nobody calls it by hand.
+"""`hyp hook`: the command that `hyp client attach` adds to a client's hooks.
 
-Whatever happens, it says nothing and succeeds: it runs in the middle of somebody's work.
+It prints nothing and always succeeds, because it runs while the user works in the client.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ import click
 from hypaware.cli.group import Command
 from hypaware.home import Home
 
-_MOST_BYTES = 4 << 20
+_MAX_BYTES = 4 << 20
 
 
 @click.command("hook", cls=Command, hidden=True, examples=["hyp hook claude < event.json"], any_crash_point=True)
 @click.argument("client")
 def hook(client: str) -> None:
-    """Note where a session of CLIENT is at work: its hook's JSON comes on stdin. Says nothing, never fails."""
+    """Record the working directory of a CLIENT session from the hook event on stdin. Prints nothing, never fails."""
     with suppress(Exception):
         import json
 
@@ -27,15 +27,15 @@ def hook(client: str) -> None:
 
         if client != "claude" or sys.stdin.isatty():
             return
-        told = json.loads(sys.stdin.buffer.read(_MOST_BYTES))
+        event = json.loads(sys.stdin.buffer.read(_MAX_BYTES))
         home = Home.from_environment()
         with suppress(Exception):
             _wake_listener(home, client)
-        session_notes.note(home, client, told)
+        session_notes.note(home, client, event)
 
 
 def _wake_listener(home: Home, client: str) -> None:
-    """After a restart of the machine nobody may be listening yet where the client is about to call."""
+    """Start the gateway's fallback if nothing listens at the address of the client, as after a reboot."""
     import json
     import socket
 

@@ -1,4 +1,4 @@
-"""`hyp import-cache`: takes over a cache that the JavaScript original wrote."""
+"""`hyp import-cache`: import the cache of the original JavaScript HypAware."""
 
 from __future__ import annotations
 
@@ -28,24 +28,36 @@ if TYPE_CHECKING:
     ],
 )
 @click.argument("folder", metavar="DIR", type=click.Path(path_type=str))
-@click.option("--dry-run", is_flag=True, help="Write nothing; report what would be taken over.")
+@click.option("--dry-run", is_flag=True, help="Write nothing; report what would be imported.")
 @click.option(
-    "--sink", "sinks", multiple=True, metavar="THEIRS=OURS", help="The original's sink THEIRS is called OURS here."
+    "--sink",
+    "sinks",
+    multiple=True,
+    metavar="THEIRS=OURS",
+    help="Map the original's sink THEIRS to the sink OURS of this config.",
 )
 @click.option(
-    "--same-destination", "same", multiple=True, metavar="SINK", help="SINK delivers to where the original did."
+    "--same-destination",
+    "same",
+    multiple=True,
+    metavar="SINK",
+    help="SINK has the same destination as the original: continue after its watermark.",
 )
 @click.option(
-    "--other-destination", "other", multiple=True, metavar="SINK", help="It does not: it gets all rows, old ones too."
+    "--other-destination",
+    "other",
+    multiple=True,
+    metavar="SINK",
+    help="SINK has another destination: deliver all rows, including old ones.",
 )
 @click.option(
     "--state-dir",
     "state_dirs",
     multiple=True,
     metavar="FOLDER",
-    help="Where the original's watermarks lie, if not with the cache.",
+    help="Folder with the original's watermarks, if they are not next to the cache.",
 )
-@click.option("--skip-unreadable", is_flag=True, help="Leave out what cannot be read, and say so, instead of stopping.")
+@click.option("--skip-unreadable", is_flag=True, help="Skip and report unreadable files instead of stopping.")
 @json_option
 def import_cache(
     folder: str,
@@ -57,17 +69,17 @@ def import_cache(
     skip_unreadable: bool,
     as_json: bool,
 ) -> None:
-    """Take over the cache of a JavaScript HypAware, which lies in DIR: every row once, and how far it was delivered.
+    """Import the cache of a JavaScript HypAware from DIR: every row once, and the delivery watermarks.
 
-    DIR is only read. It is the folder that holds `datasets`, often ~/.hyp/hypaware/cache, or the installation's own.
-    Stop the original first. Run it again at any time: what is there already is not taken twice.
+    DIR is the folder that contains `datasets`, usually ~/.hyp/hypaware/cache, or the folder of the installation. It is
+    only read. Stop the original first. You can run this again at any time: no row is imported twice.
     """
     from hypaware import config as configuration
     from hypaware.home import Home
     from hypaware.takeover import cache
 
     home = Home.from_environment()
-    # Whether it is one is known without an engine.
+    # Check that DIR is a cache before an engine starts.
     cache.find(_absolute(folder))
     args = {
         "dir": str(_absolute(folder)),
@@ -88,13 +100,13 @@ def import_cache(
 def _run_dry(home: Home, config: Config, args: dict[str, Any]) -> dict[str, Any]:
     from hypaware.takeover.dry import dry_run
 
-    shown = display()
+    bar = display()
     try:
         return dry_run(
-            home, config, args, lambda message, done, total, facts: shown.report(message, done, total, **facts)
+            home, config, args, lambda message, done, total, facts: bar.report(message, done, total, **facts)
         )
     finally:
-        shown.clear()
+        bar.clear()
 
 
 def _show(report: dict[str, Any], home: Home) -> None:
@@ -117,42 +129,40 @@ def _show(report: dict[str, Any], home: Home) -> None:
         heads = ["dataset", "source", "found", written, "duplicate", "rejected", "no sequence", "from spool"]
         output.emit_table(heads, rows)
     else:
-        output.emit("no rows in it")
+        output.emit("the cache has no rows")
     if report["watermarks"]:
         output.emit()
         output.emit_table(
-            ["original's sink", "source", "delivered up to", "sink here", "goes on after", "why"],
+            ["original's sink", "source", "delivered up to", "sink", "continues after", "reason"],
             [
                 (each["sink"], each["source"] or each["partition"], each["old"], each["to"], each["new"], each["why"])
                 for each in report["watermarks"]
             ],
         )
     for each in report["datasets"]:
-        _tell(each, home, report["dry_run"])
-    for left in report["not_taken"]:
-        count = f" ({left['rows']} rows)" if left.get("rows") is not None else ""
-        output.warn(f"not taken: {left['what']}{count}: {left['why']}")
+        _show_notes(each, home, report["dry_run"])
+    for skipped in report["not_taken"]:
+        count = f" ({skipped['rows']} rows)" if skipped.get("rows") is not None else ""
+        output.warn(f"not imported: {skipped['what']}{count}: {skipped['why']}")
 
 
-def _tell(taken: dict[str, Any], home: Home, dry_run: bool) -> None:
-    name = taken["dataset"]
-    if before := taken["rows_taken_before"]:
-        output.note(f"{name}: {before} of them lie in files that were taken over before, and were not read again")
-    refused = sum(source["rows_rejected"] for source in taken["sources"]) + taken["not_rows"]
-    if refused and dry_run:
-        output.warn(f"{name}: {refused} rows would be refused, and kept with the reason")
-    elif refused:
-        output.warn(
-            f"{name}: {refused} were refused; they are kept with the reason in {home.spool / name / 'rejected'}"
-        )
-    for what, words in (("rows_too_old", "older than what retention keeps"), ("rows_purged", "purged here before")):
-        if count := sum(source[what] for source in taken["sources"]):
-            output.note(f"{name}: {count} rows were left out: {words}")
-    if taken["torn_bytes"]:
-        output.warn(f"{name}: a spool ends in {taken['torn_bytes']} bytes of a line that was never finished")
-    if taken["columns_set_aside"]:
-        names = ", ".join(f"{column} ({rows})" for column, rows in taken["columns_set_aside"].items())
-        output.note(f"{name}: kept in attributes.taken_over, for want of a column (rows): {names}")
+def _show_notes(imported: dict[str, Any], home: Home, dry_run: bool) -> None:
+    name = imported["dataset"]
+    if before := imported["rows_taken_before"]:
+        output.note(f"{name}: {before} rows are in files that were imported before; they were not read again")
+    rejected = sum(source["rows_rejected"] for source in imported["sources"]) + imported["not_rows"]
+    if rejected and dry_run:
+        output.warn(f"{name}: {rejected} rows would be rejected")
+    elif rejected:
+        output.warn(f"{name}: {rejected} rows were rejected; see the reasons in {home.spool / name / 'rejected'}")
+    for what, words in (("rows_too_old", "older than the retention"), ("rows_purged", "previously purged")):
+        if count := sum(source[what] for source in imported["sources"]):
+            output.note(f"{name}: {count} rows were skipped: {words}")
+    if imported["torn_bytes"]:
+        output.warn(f"{name}: a spool file ends with an incomplete line of {imported['torn_bytes']} bytes")
+    if imported["columns_set_aside"]:
+        names = ", ".join(f"{column} ({rows})" for column, rows in imported["columns_set_aside"].items())
+        output.note(f"{name}: stored in attributes.taken_over because there is no such column (rows): {names}")
 
 
 def _pair(text: str) -> tuple[str, str]:
@@ -160,7 +170,7 @@ def _pair(text: str) -> tuple[str, str]:
 
     theirs, sign, ours = text.partition("=")
     if not (theirs and sign and ours):
-        raise UsageError(f"--sink {text}: write it as THEIRS=OURS")
+        raise UsageError(f"--sink {text}: expected THEIRS=OURS")
     return theirs, ours
 
 

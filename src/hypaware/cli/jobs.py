@@ -1,18 +1,17 @@
-"""How a command runs an engine job.
+"""Run an engine job from a command.
 
     @click.command("flush", cls=Command, examples=["hyp flush"])
     @json_option
     def flush(as_json: bool) -> None:
-        \"\"\"Commit the spool to the lake now.\"\"\"
+        \"\"\"Commit spooled rows to the lake now.\"\"\"
         report = run_job("flush", {"dataset": None})
         if as_json:
             output.emit_json(report)
         else:
             output.emit_table(["dataset", "rows"], [(one["dataset"], one["rows_written"]) for one in …])
 
-Progress and notes go to stderr while it runs, streamed bytes to `on_chunk` (stdout unless told otherwise).
-The job's own error comes back as the `HypError` that it raised there; Ctrl-C cancels the job and then this
-command.
+Progress and notes go to stderr while the job runs, streamed bytes to `on_chunk` (by default stdout). An error of the
+job is raised here as the same `HypError`. Ctrl-C cancels the job, then the command.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from hypaware.cli import output
 from hypaware.cli.progress import Display, display
 from hypaware.home import Home
 
-_OF_PROGRESS = ("event", "message", "done", "total")
+_PROGRESS_KEYS = ("event", "message", "done", "total")
 
 
 def run_job(
@@ -45,14 +44,14 @@ def run_job(
 
 
 def event_handler(shown: Display, on_chunk: Callable[[bytes], None]) -> Callable[[Mapping[str, Any] | bytes], None]:
-    """Shows what a job says: progress and notes for the user, bytes for the result."""
+    """Return a handler that shows progress and notes on stderr and passes result bytes to `on_chunk`."""
 
     def handle(event: Mapping[str, Any] | bytes) -> None:
         if isinstance(event, bytes):
             shown.clear()
             on_chunk(event)
         elif event["event"] == "progress":
-            facts = {name: fact for name, fact in event.items() if name not in _OF_PROGRESS}
+            facts = {name: fact for name, fact in event.items() if name not in _PROGRESS_KEYS}
             shown.report(str(event["message"]), event.get("done"), event.get("total"), **facts)
         elif event["event"] == "note":
             shown.clear()

@@ -1,4 +1,4 @@
-"""The state of the home for a command that only looks: where there is none, none is made."""
+"""Access to the state of a home for commands that only read."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def looking_into(home: Home) -> Iterator[OpenHome | None]:
+    """Open the home, or give None if it has no state; never create one."""
     from hypaware.opening import open_home
 
     if not home.state.is_file():

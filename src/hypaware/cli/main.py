@@ -1,8 +1,8 @@
-"""Entry of the `hyp` command.
+"""The root of the `hyp` command: the list of its commands, and how one of them is run.
 
-A command is a click command in a module of its own, named in `commands.TABLE`. It raises `HypError` (or
-`failure.PartlyFailed`) when it fails, returns an int where the exit code is part of the answer, and prints
-through `output`. What goes wrong is reported here, once, in one form.
+Each command is a click command in the module that `TABLE` names. It prints through `output`, raises `HypError` (or
+`PartlyFailed`) when it fails, and returns an int if its exit code is part of its result. Errors are reported here and
+nowhere else.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from hypaware.home import Home
 )
 @click.version_option(__version__, prog_name="hyp", message="%(prog)s %(version)s")
 def hyp() -> None:
-    """Keep the history of your AI agents in a lakehouse of your own, and ask it in SQL."""
+    """Record the sessions of your AI agents in a lakehouse on your own machine, and query them with SQL."""
 
 
 def main(arguments: Sequence[str] | None = None, root: click.Group = hyp) -> int:
-    """Runs one command and returns the exit code of the process."""
+    """Run one command and return the exit code of the process."""
     args = list(sys.argv[1:] if arguments is None else arguments)
     if "_HYP_COMPLETE" in os.environ:
         root.main(args, prog_name="hyp")
@@ -47,17 +47,18 @@ def main(arguments: Sequence[str] | None = None, root: click.Group = hyp) -> int
             stream.reconfigure(errors="backslashreplace")
     output.begin()
     try:
-        return _answer(args, root)
+        return _run_and_report(args, root)
     except BrokenPipeError:
         _silence()
         return 1
     except OSError as error:
-        output.note(f"error: the answer could not be written: {error.strerror}")
+        output.note(f"error: cannot write the result: {error.strerror}")
         _silence()
         return 1
 
 
-def _answer(args: list[str], root: click.Group) -> int:
+def _run_and_report(args: list[str], root: click.Group) -> int:
+    """Run the command; print an error if it fails. Raise BrokenPipeError if the reader of our output is gone."""
     try:
         code = _run(args, root)
     except BrokenPipeError as error:
@@ -66,31 +67,31 @@ def _answer(args: list[str], root: click.Group) -> int:
         code = failure.show(error, asks_for_json(args))
     except (Exception, KeyboardInterrupt) as error:
         code = failure.show(error, asks_for_json(args))
-    # A reader that went away must show here, not in the interpreter's shutdown.
+    # Detect a closed output here rather than during the shutdown of the interpreter.
     sys.stdout.flush()
     sys.stderr.flush()
     return code
 
 
 def asks_for_json(args: Sequence[str]) -> bool:
-    """Also when the arguments cannot be parsed: then the error itself must be JSON."""
+    """Return whether `--json` was given, even if the arguments cannot be parsed: then the error must be JSON."""
     options = args[: args.index("--")] if "--" in args else args
     return "--json" in options
 
 
 def _run(args: list[str], root: click.Group) -> int:
-    telemetry.configure(Home.from_environment())
+    telemetry.configure(Home.from_environment().telemetry)
     try:
-        # A copy: click takes from the list what it has understood, and `--json` must still be there to be asked for.
+        # Pass a copy: click removes the arguments that it has parsed, and `asks_for_json` needs them later.
         with root.make_context("hyp", list(args)) as context:
             result = root.invoke(context)
-    except click.exceptions.Exit as done:
-        return done.exit_code
+    except click.exceptions.Exit as stop:
+        return stop.exit_code
     return result if isinstance(result, int) else 0
 
 
 def _reader_is_gone() -> bool:
-    """Tells `hyp … | head` from a broken pipe elsewhere, e.g. to an engine that died."""
+    """Return whether our own output is closed, as in `hyp … | head`, rather than a pipe to a dead engine."""
     poll = select.poll()
     for stream in (sys.stdout, sys.stderr):
         poll.register(stream.fileno(), 0)
@@ -98,8 +99,8 @@ def _reader_is_gone() -> bool:
 
 
 def _silence() -> None:
-    """What is still buffered goes nowhere, so that closing the streams cannot fail again."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
+    """Discard buffered output, so that closing the streams cannot fail again."""
+    null = os.open(os.devnull, os.O_WRONLY)
     for stream in (sys.stdout, sys.stderr):
-        os.dup2(nowhere, stream.fileno())
-    os.close(nowhere)
+        os.dup2(null, stream.fileno())
+    os.close(null)

@@ -1,4 +1,4 @@
-"""`hyp maintain`: compaction, retention and expiry now, instead of when the daemon finds the time."""
+"""`hyp maintain`: compact, apply retention and expire snapshots now instead of waiting for the daemon."""
 
 from __future__ import annotations
 
@@ -30,14 +30,12 @@ if TYPE_CHECKING:
     ],
 )
 @click.argument("dataset", required=False)
-@click.option("--dry-run", is_flag=True, help="Change nothing; say what would be done.")
-@click.option("--force", is_flag=True, help="Compact the newest files too, and keep no snapshot for others to read.")
-@click.option("--compact-only", is_flag=True, help="Only turn many small files into few.")
-@click.option("--expire-only", is_flag=True, help="Only drop days that are over, and free the space of what is gone.")
-@click.option("--rebuild", is_flag=True, help="Write the whole table anew; for one that is damaged.")
-@click.option(
-    "--budget", metavar="DURATION", help="Begin nothing new after this time; what is left is done by the next run."
-)
+@click.option("--dry-run", is_flag=True, help="Change nothing; report what would be done.")
+@click.option("--force", is_flag=True, help="Also compact the newest files, and expire all old snapshots at once.")
+@click.option("--compact-only", is_flag=True, help="Only merge small files into larger ones.")
+@click.option("--expire-only", is_flag=True, help="Only drop expired days and free their disk space.")
+@click.option("--rebuild", is_flag=True, help="Rewrite the whole table, to repair a damaged one.")
+@click.option("--budget", metavar="DURATION", help="Start no new work after this time; the next run does the rest.")
 @json_option
 def maintain(
     dataset: str | None,
@@ -49,10 +47,10 @@ def maintain(
     budget: str | None,
     as_json: bool,
 ) -> None:
-    """Keep the lake in shape: compaction, retention, expiry; of one dataset or of all.
+    """Compact the lake, apply retention and expire old snapshots, of DATASET or of all datasets.
 
-    The daemon does this by itself. It is safe at any time, beside everything else, and may be broken off. Days that are
-    over are dropped only when every configured sink has had them. Where nothing is due, no engine is started.
+    The daemon does this automatically. It is safe to run or to interrupt at any time. Days that are older than the
+    retention are dropped only after every configured sink has received them. If nothing is due, no engine is started.
     """
     from datetime import UTC, datetime
 
@@ -69,37 +67,37 @@ def maintain(
     }
     home = Home.from_environment()
     config = configuration.load(home)
-    report = _maintained(home, config, args, dry_run, datetime.now(UTC))
+    report = _run(home, config, args, dry_run, datetime.now(UTC))
     if not as_json:
         maintain_summary.show(report, dry_run=dry_run)
-    _answer(report, as_json)
+    _finish(report, as_json)
 
 
-def _maintained(home: Home, config: Config, args: dict[str, Any], dry_run: bool, now: datetime) -> dict[str, Any]:
+def _run(home: Home, config: Config, args: dict[str, Any], dry_run: bool, now: datetime) -> dict[str, Any]:
     from hypaware.cli.jobs import run_job
     from hypaware.lake import standing
 
-    wanted = _datasets(home, args["dataset"], rebuild=args["rebuild"])
+    selected = _datasets(home, args["dataset"], rebuild=args["rebuild"])
     with looking_into(home) as opened:
         if not args["rebuild"]:
             standing.check_tables(home, [args["dataset"]] if args["dataset"] else None)
-        if opened is None or not wanted:
+        if opened is None or not selected:
             return {"datasets": []}
         if not (args["force"] or args["rebuild"]):
             from hypaware.maintain.due import all_due
             from hypaware.maintain.resting import at_rest
 
-            if not {each.name for each in wanted} & set(all_due(home, config, opened.store, now, args["only"])):
-                return at_rest(home, config, opened.store, wanted, now, args["only"])
+            if not {each.name for each in selected} & set(all_due(home, config, opened.store, now, args["only"])):
+                return at_rest(home, config, opened.store, selected, now, args["only"])
         if dry_run:
             from hypaware.maintain.foretold import would_do
 
-            return would_do(home, config, opened.store, wanted, args, now, output.note)
+            return would_do(home, config, opened.store, selected, args, now, output.note)
     return run_job("maintain", args)
 
 
 def _datasets(home: Home, name: str | None, *, rebuild: bool) -> Sequence[Dataset]:
-    """Those that are meant and have a table; a rebuild may make one from the files that are left of it."""
+    """Return the selected datasets that have a table or, for a rebuild, at least data files."""
     from hypaware.lake import metadata
     from hypaware.model import datasets
 
@@ -116,7 +114,7 @@ def _only(compact_only: bool, expire_only: bool, rebuild: bool) -> str | None:
     from hypaware.errors import UsageError
 
     if sum((compact_only, expire_only, rebuild)) > 1:
-        raise UsageError("--compact-only, --expire-only and --rebuild exclude one another")
+        raise UsageError("--compact-only, --expire-only and --rebuild cannot be combined")
     return "compact" if compact_only else "expire" if expire_only else None
 
 
@@ -133,7 +131,7 @@ def _seconds(text: str | None) -> float | None:
         raise UsageError(f"--budget {text!r}{reason}: expected {DURATION.expected}, such as 90s or 10m") from None
 
 
-def _answer(report: dict[str, Any], as_json: bool) -> None:
+def _finish(report: dict[str, Any], as_json: bool) -> None:
     from hypaware.cli.failure import PartlyFailed
 
     failed = [each for each in report["datasets"] if each["errors"]]

@@ -1,4 +1,4 @@
-"""What maintenance did, for people: a line for each dataset, why, and the rows that retention waits with."""
+"""The printed summary of maintenance: a line per dataset, the reason, and the rows that retention holds."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 
 from hypaware.cli import output
 
-# Of a dry run; the rest is in the document.
-_MOST_PARTITIONS = 20
+# Partitions listed by a dry run; --json has all of them.
+_MAX_SHOWN_PARTITIONS = 20
 
 
 def show(report: Mapping[str, Any], *, dry_run: bool) -> None:
     if not report["datasets"]:
-        output.emit("there is nothing in the lake yet")
+        output.emit("the lake is empty")
         return
     dropped, expired = ("would drop", "would expire") if dry_run else ("rows dropped", "snapshots expired")
     columns = ["dataset", "files", "MB", dropped, "rows held", expired]
@@ -26,9 +26,9 @@ def show(report: Mapping[str, Any], *, dry_run: bool) -> None:
     for each in report["datasets"]:
         _show_held(each)
         if each["rows_without_time"]:
-            output.note(f"{each['dataset']}: {each['rows_without_time']:,} rows have no time, so they are kept")
+            output.note(f"{each['dataset']}: {each['rows_without_time']:,} rows have no timestamp and are kept")
         for path in each["set_aside"]:
-            output.warn(f"{each['dataset']}: could not be read and was set aside: {path}")
+            output.warn(f"{each['dataset']}: unreadable file moved to {path}")
 
 
 def _row(each: Mapping[str, Any]) -> tuple[object, ...]:
@@ -47,18 +47,18 @@ def _change(before: str, after: str) -> str:
 
 
 def _show_partitions(each: Mapping[str, Any]) -> None:
-    """How large rewritten files become only the rewriting tells, so they are counted as they are."""
+    """Print the affected partitions with their current size; the size after a rewrite is not known before."""
     parts = [("dropped", part) for part in each["dropped"]] + [("rewritten", part) for part in each["rewritten"]]
     if not parts:
         return
     output.emit()
     shown = [
         (part["source"], part["day"], part["files"], f"{part['bytes'] / 1e6:,.1f}", f"would be {what}")
-        for what, part in parts[:_MOST_PARTITIONS]
+        for what, part in parts[:_MAX_SHOWN_PARTITIONS]
     ]
     output.emit_table(["source", "day", "files", "MB", ""], shown)
     if more := len(parts) - len(shown):
-        output.emit(f"and {more:,} more (--json has them all)")
+        output.emit(f"and {more:,} more (use --json to see all)")
     output.emit()
 
 
@@ -72,15 +72,15 @@ def _show_held(each: Mapping[str, Any]) -> None:
         for sink in part["sinks"]:
             by_sink[sink] += part["rows"]
     output.emit()
-    output.emit(f"{each['dataset']}: days that are over and wait for a sink")
-    columns = ["source", "days", "from", "to", "rows", "not yet at", "waits since", "dropped on"]
-    output.emit_table(columns, [_waiting(key, parts) for key, parts in sorted(groups.items())])
+    output.emit(f"{each['dataset']}: expired days that are held until a sink has received them")
+    columns = ["source", "days", "from", "to", "rows", "held for", "held since", "dropped on"]
+    output.emit_table(columns, [_held_row(key, parts) for key, parts in sorted(groups.items())])
     for sink, count in sorted(by_sink.items()):
-        output.emit(f"{count:,} rows wait for {sink}; to deliver them: hyp export {sink}")
-    output.emit("what is in the way: hyp export status")
+        output.emit(f"{count:,} rows are held for {sink}; to deliver them: hyp export {sink}")
+    output.emit("to see why they are not delivered: hyp export status")
 
 
-def _waiting(key: tuple[Any, ...], parts: list[Mapping[str, Any]]) -> tuple[object, ...]:
+def _held_row(key: tuple[Any, ...], parts: list[Mapping[str, Any]]) -> tuple[object, ...]:
     source, since, until, sinks = key
     days = sorted({part["day"] for part in parts})
     rows = sum(part["rows"] for part in parts)

@@ -1,7 +1,7 @@
-"""The one way to print: results to stdout, everything else to stderr, stored text made harmless on the way.
+"""Output of all commands: results go to stdout, everything else to stderr, with terminal escapes neutralised.
 
-With `--json` a command prints one document, once: `emit_json` remembers that it did, so that an error after
-it goes to stderr only and stdout stays one document.
+With `--json` a command prints exactly one document. `emit_json` records that it was printed, so that a later error goes
+to stderr only.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from typing import Any
 
 from hypaware.terminal import harmless, harmless_cell, harmless_json
 
-# Not a terminal: nobody's window limits the width, and a cut value would be a lost one.
+# Width of a table that is not printed on a terminal: no value is truncated.
 _UNBOUNDED = 1_000_000
 
 _emitted = False
 
 
 def begin() -> None:
-    """Called once per command: no document has been printed yet."""
+    """Reset the record of printed documents. Call it once per command."""
     global _emitted
     _emitted = False
 
@@ -40,19 +40,19 @@ def emit_json(document: Any) -> None:
 
 
 def emit(text: str = "") -> None:
-    """One line (or block) of a result."""
+    """Print a line, or a block of lines, of the result."""
     sys.stdout.write(harmless(text) + "\n")
 
 
 def write_bytes(chunk: bytes) -> None:
-    """Result bytes exactly as they are: the caller vouches for them."""
+    """Print result bytes unchanged. The caller ensures that they are safe for a terminal."""
     sys.stdout.flush()
     sys.stdout.buffer.write(chunk)
     sys.stdout.buffer.flush()
 
 
 def emit_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """Numbers stand right, None is a dash; as wide as the terminal, or as the values where there is none."""
+    """Print a table as wide as the terminal, or as its values. Numbers are right-aligned, None is a dash."""
     from rich import box
     from rich.console import Console
     from rich.table import Table
@@ -60,28 +60,28 @@ def emit_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None
 
     cells = [list(row) for row in rows]
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    for at, column in enumerate(columns):
-        values = [row[at] for row in cells if row[at] is not None]
+    for index, column in enumerate(columns):
+        values = [row[index] for row in cells if row[index] is not None]
         numeric = bool(values) and all(isinstance(v, int | float) and not isinstance(v, bool) for v in values)
         table.add_column(column, justify="right" if numeric else "left", overflow="fold")
     for row in cells:
         table.add_row(*(Text(_cell(value)) for value in row))
     width = None if sys.stdout.isatty() else _UNBOUNDED
     console = Console(file=sys.stdout, width=width, highlight=False)
-    with console.capture() as drawn:
+    with console.capture() as captured:
         console.print(table)
-    sys.stdout.writelines(f"{line.rstrip()}\n" for line in drawn.get().splitlines())
+    sys.stdout.writelines(f"{line.rstrip()}\n" for line in captured.get().splitlines())
 
 
 def emit_fields(fields: Mapping[str, object]) -> None:
-    """Names and values, a line each."""
+    """Print one line per field: its name and its value."""
     widest = max((len(name) for name in fields), default=0)
     for name, value in fields.items():
         emit(f"{name:<{widest}}  {_cell(value)}")
 
 
 def note(text: str) -> None:
-    """For the user, beside the result."""
+    """Print a message for the user on stderr."""
     sys.stderr.write(harmless(text) + "\n")
     sys.stderr.flush()
 
@@ -119,4 +119,4 @@ def _to_json(value: object) -> object:
         return list(value)
     if isinstance(value, Mapping):
         return dict(value)
-    raise TypeError(f"a {type(value).__name__} has no place in JSON output")
+    raise TypeError(f"cannot write a {type(value).__name__} as JSON")

@@ -1,7 +1,7 @@
-"""How `hyp query overview` looks: a line with the totals, then small tables with a bar in each row.
+"""The printed overview of `hyp query overview` and `hyp setup`: the totals, then small tables with bars.
 
-A pure function of the job's document and of what the terminal can show. Long tables end where a glance ends; what is
-left out is counted, and `--json` has all of it.
+Rendering is a pure function of the job's document and of the terminal's width and encoding. Long tables are truncated;
+a last line counts the omitted rows, which `--json` includes.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from rich.cells import cell_len, set_cell_size
 
 from hypaware.terminal import harmless_cell
 
-_BETWEEN = "  "
-_BAR, _SHORTEST_BAR = 12, 4
+_SEPARATOR = "  "
+_BAR, _MIN_BAR = 12, 4
 _BLOCKS = " ▏▎▍▌▋▊▉█"
 _ROWS = 10
 _DAYS = 14
-_NARROWEST_NAME = 12
+_MIN_NAME = 12
 _TOKENS = {
     "input_tokens": "input",
     "output_tokens": "output",
@@ -28,10 +28,10 @@ _TOKENS = {
     "cache_write_tokens": "cache write",
 }
 _REASONING = {"reasoning_tokens": "reasoning"}
-_NOTHING_YET = """Nothing is recorded yet.
-`hyp backfill` imports the history that agents have left on this machine."""
-_NOTHING_SINCE = """Nothing is recorded since {since}.
-`hyp query overview` shows all days; `hyp backfill` imports the history that agents have left on this machine."""
+_EMPTY = """Nothing is recorded yet.
+To import the session history on this machine: hyp backfill"""
+_EMPTY_SINCE = """Nothing is recorded since {since}.
+To see all days: hyp query overview. To import the session history on this machine: hyp backfill"""
 
 Row = dict[str, Any]
 
@@ -39,7 +39,7 @@ Row = dict[str, Any]
 @dataclass(frozen=True)
 class Look:
     width: int | None = None
-    """Of the terminal; None where nobody's window limits it."""
+    """Columns of the terminal; None means unlimited."""
     unicode: bool = True
 
     @classmethod
@@ -47,26 +47,27 @@ class Look:
         try:
             f"{_BLOCKS}…".encode(stream.encoding or "ascii")
         except (UnicodeEncodeError, LookupError):
-            drawn = False
+            unicode = False
         else:
-            drawn = True
-        return cls(shutil.get_terminal_size().columns if stream.isatty() else None, drawn)
+            unicode = True
+        return cls(shutil.get_terminal_size().columns if stream.isatty() else None, unicode)
 
 
 class Table(NamedTuple):
     title: str
     name: str
-    """The key that rows are named by; the bar shows the first of the numbers."""
+    """The key of a row's name."""
     numbers: dict[str, str]
+    """Keys and headings of the numbers; the bar shows the first."""
     rows: Sequence[Row]
-    left_out: str = ""
+    omitted: str = ""
 
 
 def draw(document: dict[str, Any], look: Look) -> str:
     if not document["totals"]["parts"]:
         since = document["since"]
-        return _NOTHING_YET if since is None else _NOTHING_SINCE.format(since=since)
-    return "\n\n".join([_head(document), *(_drawn(table, look) for table in _tables(document) if table.rows)])
+        return _EMPTY if since is None else _EMPTY_SINCE.format(since=since)
+    return "\n\n".join([_head(document), *(_render(table, look) for table in _tables(document) if table.rows)])
 
 
 def _head(document: dict[str, Any]) -> str:
@@ -77,16 +78,16 @@ def _head(document: dict[str, Any]) -> str:
 
 
 def _tables(document: dict[str, Any]) -> list[Table]:
-    talk = {"messages": "messages", "sessions": "sessions", **_TOKENS}
+    counts = {"messages": "messages", "sessions": "sessions", **_TOKENS}
     kinds = {**_TOKENS, **_REASONING}
     tokens = [{"kind": shown, "tokens": document["totals"][name]} for name, shown in kinds.items()]
     clients = document["clients"] if len(document["clients"]) > 1 else []
     days = document["days"]
     return [
         Table("Tokens", "kind", {"tokens": ""}, tokens),
-        Table("Days", "day", talk, days[-_DAYS:], _more(days, _DAYS, "earlier days")),
-        _first("Projects", "cwd", talk, document["projects"]),
-        _first("Clients", "client", talk, clients),
+        Table("Days", "day", counts, days[-_DAYS:], _more(days, _DAYS, "earlier days")),
+        _first("Projects", "cwd", counts, document["projects"]),
+        _first("Clients", "client", counts, clients),
         _first("Models", "model", {"messages": "messages", **kinds}, document["models"]),
         _first("Tools", "tool", {"calls": "calls", "errors": "errors"}, document["tools"]),
     ]
@@ -97,28 +98,29 @@ def _first(title: str, name: str, numbers: dict[str, str], rows: Sequence[Row]) 
 
 
 def _more(rows: Sequence[Row], shown: int, what: str) -> str:
-    return f"and {len(rows) - shown:,} {what} (--json has them)" if len(rows) > shown else ""
+    return f"and {len(rows) - shown:,} {what} (see --json)" if len(rows) > shown else ""
 
 
-def _drawn(table: Table, look: Look) -> str:
+def _render(table: Table, look: Look) -> str:
     columns = [_Column.of(name, head, table.rows) for name, head in table.numbers.items()]
     names = ["(unknown)" if row[table.name] is None else harmless_cell(row[table.name]) for row in table.rows]
     side, bar = max(cell_len(name) for name in [table.title, *names]), _BAR
     if look.width is not None:
-        columns, side, bar = _fitting(columns, side, look.width)
+        columns, side, bar = _fit(columns, side, look.width)
     counts = [row[next(iter(table.numbers))] for row in table.rows]
     above = _line("", [column.above for column in columns], "", side, bar)
     lines = [above] if above else []
     lines.append(_line(table.title, [column.head for column in columns], "", side, bar))
-    for at, name in enumerate(names):
-        drawn = _bar(counts[at], max(counts), bar, look.unicode)
-        lines.append(_line(_cut(name, side, look.unicode), [column.cells[at] for column in columns], drawn, side, bar))
-    return "\n".join([*lines, table.left_out] if table.left_out else lines)
+    for index, name in enumerate(names):
+        cells = [column.cells[index] for column in columns]
+        drawn_bar = _bar(counts[index], max(counts), bar, look.unicode)
+        lines.append(_line(_shorten(name, side, look.unicode), cells, drawn_bar, side, bar))
+    return "\n".join([*lines, table.omitted] if table.omitted else lines)
 
 
 @dataclass(frozen=True)
 class _Column:
-    """Numbers under a head of one or two lines, all of the same width."""
+    """A column of numbers, right-aligned under a heading of one or two lines."""
 
     above: str
     head: str
@@ -136,23 +138,23 @@ class _Column:
         return len(self.head)
 
 
-def _fitting(columns: list[_Column], side: int, width: int) -> tuple[list[_Column], int, int]:
-    """Bars give way first, then names; then columns are left out, the last ones first."""
+def _fit(columns: list[_Column], side: int, width: int) -> tuple[list[_Column], int, int]:
+    """Fit the table into the width: shorten bars, then names, then drop columns from the right."""
     while True:
-        room = width - sum(len(_BETWEEN) + column.width for column in columns) - len(_BETWEEN)
-        bar = max(_SHORTEST_BAR, min(_BAR, room - side))
-        if room - bar >= min(side, _NARROWEST_NAME) or len(columns) == 1:
+        room = width - sum(len(_SEPARATOR) + column.width for column in columns) - len(_SEPARATOR)
+        bar = max(_MIN_BAR, min(_BAR, room - side))
+        if room - bar >= min(side, _MIN_NAME) or len(columns) == 1:
             return columns, max(1, min(side, room - bar)), bar
         columns = columns[:-1]
 
 
-def _line(name: str, numbers: Sequence[str], drawn: str, side: int, bar: int) -> str:
+def _line(name: str, numbers: Sequence[str], drawn_bar: str, side: int, bar: int) -> str:
     first, *rest = numbers
-    return _BETWEEN.join([set_cell_size(name, side), first, drawn.ljust(bar), *rest]).rstrip()
+    return _SEPARATOR.join([set_cell_size(name, side), first, drawn_bar.ljust(bar), *rest]).rstrip()
 
 
-def _cut(name: str, room: int, unicode: bool) -> str:
-    """A path loses its beginning, which says less than its end; any other name loses its end."""
+def _shorten(name: str, room: int, unicode: bool) -> str:
+    """Truncate a path at its beginning, any other name at its end."""
     if cell_len(name) <= room:
         return name
     mark = "…" if unicode else ".."
@@ -162,7 +164,7 @@ def _cut(name: str, room: int, unicode: bool) -> str:
 
 
 def short(value: int) -> str:
-    """Three digits or so, and how large they are: 999, 1.2k, 35k, 4.1M."""
+    """Format a number with two or three digits and a unit: 999, 1.2k, 35k, 4.1M."""
     size = float(value)
     for unit in ("", "k", "M", "G", "T"):
         if abs(size) < 999.5:

@@ -1,4 +1,4 @@
-"""`hyp plugin`: what is registered, and why a plugin does not work."""
+"""`hyp plugin`: list registered plugins and why one cannot be loaded."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from hypaware.cli.group import Group, json_option
 
 @click.group("plugin", cls=Group, examples=["hyp plugin list"])
 def plugin() -> None:
-    """What is registered, and what is broken."""
+    """List plugins and their errors."""
 
 
 @plugin.command("list", examples=["hyp plugin list", "hyp plugin list --json"])
 @json_option
 def list_(as_json: bool) -> None:
-    """List clients, sinks, encoders, datasets and materializers, the built-in ones too."""
+    """List all registered clients, sinks, encoders, datasets and materializers, including built-in ones."""
     from dataclasses import asdict
 
     from hypaware.plugins import list_plugins
@@ -26,9 +26,9 @@ def list_(as_json: bool) -> None:
         output.emit_json({"plugins": [asdict(one) for one in found]})
         return
     output.emit_table(
-        ["group", "name", "from", "status"],
+        ["group", "name", "package", "status"],
         [(one.group, one.name, f"{one.distribution} {one.version}", one.status) for one in found],
     )
     for one in found:
         if one.error:
-            output.warn(f"{one.name} ({one.distribution}) is broken: {one.error}")
+            output.warn(f"cannot load {one.name} ({one.distribution}): {one.error}")

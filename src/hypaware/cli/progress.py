@@ -1,7 +1,7 @@
-"""Progress of long work, on stderr: a bar where somebody watches, a line now and then where nobody does.
+"""Progress of long work, on stderr: a bar on a terminal, otherwise a line every few seconds.
 
-Work that is measured in bytes (the fact `unit="bytes"`) is shown with its pace: the files and rows so far, where the
-work tells them, MB a second, and how long it will take. So is work that is measured in rows and tells its `bytes`.
+Work measured in bytes (the fact `unit="bytes"`), or in rows with the fact `bytes`, is shown with its speed: files and
+rows so far if known, MB per second, and the remaining time.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Display(Protocol):
     def report(self, message: str, done: float | None = None, total: float | None = None, **facts: object) -> None: ...
 
     def clear(self) -> None:
-        """Takes away what is half drawn before something else is printed; the next report draws it again."""
+        """Remove a partly drawn bar before other output; the next report draws it again."""
 
 
 def display() -> Display:
@@ -34,7 +34,7 @@ def display() -> Display:
 
 
 class Bar:
-    """One line that is drawn over, and gone when the work is done; nothing before the first report."""
+    """A progress bar on one line. It appears with the first report and disappears at the end."""
 
     def __init__(self, clock: Clock = time.monotonic) -> None:
         self._pace = Pace(clock)
@@ -45,7 +45,7 @@ class Bar:
         if self._drawn is None:
             self._drawn = _start_bar(harmless_cell(message))
         progress, task = self._drawn
-        # A bar without a total pulses; to rich, None means "as before".
+        # A bar without a total pulses. For `completed`, None would mean "unchanged" to rich.
         progress.update(task, description=harmless_cell(message), completed=done or 0, total=total, pace=pace)
 
     def clear(self) -> None:
@@ -55,7 +55,7 @@ class Bar:
 
 
 class Lines:
-    """A line when the message changes, and every few seconds while it does not: a log stays readable."""
+    """A line whenever the message changes, and every few seconds while it does not."""
 
     def __init__(self, clock: Clock = time.monotonic) -> None:
         self._clock = clock
@@ -73,16 +73,16 @@ class Lines:
         output.note(", ".join([message + share, *pace]))
 
     def clear(self) -> None:
-        """Lines never stand half drawn."""
+        """Do nothing: lines are never partly drawn."""
 
 
 class Pace:
-    """How fast the work goes that a message names, and when it will be done at that pace."""
+    """The speed of the work that a message names, and the time it still takes."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._message: str | None = None
-        self._began, self._done_then, self._moved_then = 0.0, 0.0, 0.0
+        self._started_at, self._done_at_start, self._bytes_at_start = 0.0, 0.0, 0.0
 
     def describe(self, message: str, done: float | None, total: float | None, facts: Mapping[str, object]) -> list[str]:
         moved = done if facts.get("unit") == "bytes" else facts.get("bytes")
@@ -90,25 +90,26 @@ class Pace:
             self._message = None
             return []
         if message != self._message:
-            self._message, self._began, self._done_then, self._moved_then = message, self._clock(), done, moved
+            self._message, self._started_at = message, self._clock()
+            self._done_at_start, self._bytes_at_start = done, moved
         return [*_counts(facts), *self._speed(done, total, moved)]
 
     def _speed(self, done: float, total: float | None, moved: float) -> list[str]:
-        elapsed, read = self._clock() - self._began, done - self._done_then
-        if elapsed <= 0 or read <= 0:
+        elapsed, progress = self._clock() - self._started_at, done - self._done_at_start
+        if elapsed <= 0 or progress <= 0:
             return []
-        speed = read / elapsed
-        shown = [f"{(moved - self._moved_then) / elapsed / 1e6:.1f} MB/s"]
+        speed = progress / elapsed
+        shown = [f"{(moved - self._bytes_at_start) / elapsed / 1e6:.1f} MB/s"]
         if total is not None and total > done:
             shown.append(f"{_duration((total - done) / speed)} left")
         return shown
 
 
 def _counts(facts: Mapping[str, object]) -> list[str]:
-    files, of_files, rows = facts.get("files"), facts.get("files_total"), facts.get("rows")
+    files, files_total, rows = facts.get("files"), facts.get("files_total"), facts.get("rows")
     shown = []
     if isinstance(files, int):
-        shown.append(f"{files:,}/{of_files:,} files" if isinstance(of_files, int) else f"{files:,} files")
+        shown.append(f"{files:,}/{files_total:,} files" if isinstance(files_total, int) else f"{files:,} files")
     if isinstance(rows, int):
         shown.append(f"{rows:,} rows")
     return shown
@@ -129,7 +130,7 @@ def _start_bar(message: str) -> tuple[Progress, TaskID]:
     from rich.text import Text
 
     class PaceOrTime(TimeElapsedColumn):
-        """Where the pace is known, the time that is left says more than the time that has gone."""
+        """Shows the speed and the remaining time if known, otherwise the elapsed time."""
 
         def render(self, task: Task) -> Text:
             pace = task.fields["pace"]

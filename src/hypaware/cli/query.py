@@ -1,4 +1,4 @@
-"""`hyp query`: SQL over the lake, and what there is to ask about."""
+"""`hyp query`: run SQL over the lake, show an overview and the columns."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from hypaware.cli.jobs import run_job
 from hypaware.errors import UsageError
 from hypaware.query.formats import FOR_EYES, FORMATS
 
-_ROWS_ON_A_TERMINAL = 1000
-_MOST_DAYS = 36_500
-_KEPT_IN_MEMORY = 8 << 20
-_COMMENTS = tuple(f"--{space}" for space in " \t\r\n")
+_MAX_TERMINAL_ROWS = 1000
+_MAX_DAYS = 36_500
+_MAX_MEMORY_BYTES = 8 << 20
+_COMMENT_STARTS = tuple(f"--{space}" for space in " \t\r\n")
 
 
 @click.group(
@@ -28,7 +28,7 @@ _COMMENTS = tuple(f"--{space}" for space in " \t\r\n")
     examples=['hyp query sql "SELECT count(*) FROM ai_gateway_messages"', "hyp query overview", "hyp query schema"],
 )
 def query() -> None:
-    """Ask the lake in SQL, see what it holds, and which columns there are."""
+    """Run SQL over the lake, show an overview, or list the columns."""
 
 
 _refresh_option = click.option(
@@ -36,15 +36,18 @@ _refresh_option = click.option(
     type=click.Choice(["never", "auto", "always"]),
     default="auto",
     show_default=True,
-    help="Commit waiting rows first; auto: if the last commit is older than two minutes.",
+    help="Commit spooled rows first; auto does so if the last commit is older than flush.interval.",
 )
 
 
 class _SqlCommand(Command):
-    """A word that begins like a comment of SQL is one, and no option: `hyp query sql "$(cat question.sql)"`."""
+    """Treats an argument that starts with an SQL comment as SQL, not as an option.
+
+    Example: `hyp query sql "$(cat question.sql)"`.
+    """
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        return super().parse_args(ctx, [f" {word}" if word.startswith(_COMMENTS) else word for word in args])
+        return super().parse_args(ctx, [f" {word}" if word.startswith(_COMMENT_STARTS) else word for word in args])
 
 
 @query.command(
@@ -57,13 +60,18 @@ class _SqlCommand(Command):
     ],
 )
 @click.argument("statement", metavar="SQL")
-@click.option("--format", "format_", type=click.Choice(FORMATS), help="How to write the result.  [table]")
-@click.option("--output", "target", type=click.Path(path_type=Path), help="Write to this file, whole or not at all.")
+@click.option("--format", "format_", type=click.Choice(FORMATS), help="Format of the result.  [default: table]")
+@click.option(
+    "--output",
+    "target",
+    type=click.Path(path_type=Path),
+    help="Write the result to this file, replacing it only on success.",
+)
 @_refresh_option
 @click.option(
     "--max-rows",
     type=click.IntRange(min=0),
-    help=f"Stop after so many rows; 0 is no limit.  [{_ROWS_ON_A_TERMINAL} for tables on a terminal, else 0]",
+    help=f"Stop after this many rows; 0 means no limit.  [default: {_MAX_TERMINAL_ROWS} on a terminal, else 0]",
 )
 @json_option
 def sql(
@@ -74,37 +82,40 @@ def sql(
     max_rows: int | None,
     as_json: bool,
 ) -> None:
-    """Run one read-only SELECT over the datasets. "-" reads the SQL from standard input."""
+    """Run one read-only SELECT over the datasets.
+
+    Pass "-" to read the SQL from standard input. `hyp query schema` lists the datasets and their columns.
+    """
     from hypaware.home import Home
     from hypaware.opening import identify
 
     if as_json and format_ not in (None, "json"):
-        raise UsageError(f"--json is --format json; it does not go with --format {format_}")
+        raise UsageError(f"--json means --format json and cannot be combined with --format {format_}")
     identify(Home.from_environment())
     chosen = "json" if as_json else format_ or "table"
     on_terminal = (target is None or str(target) == "-") and sys.stdout.isatty()
     if on_terminal and chosen == "arrow":
-        raise UsageError("--format arrow is not text: send it into a pipe or a file (--output)")
+        raise UsageError("--format arrow is binary: redirect it to a pipe or a file (--output)")
     args = {
         "sql": _from_stdin() if statement == "-" else statement,
         "format": chosen,
         "refresh": refresh,
-        **_seen_by(on_terminal, chosen, max_rows),
+        **_terminal_args(on_terminal, chosen, max_rows),
     }
     if target is not None and str(target) != "-":
-        _into_file(target, args, as_json)
+        _write_file(target, args, as_json)
     elif as_json:
-        _as_one_document(args)
+        _print_document(args)
     else:
         run_job("query", args)
 
 
 @query.command("overview", examples=["hyp query overview", "hyp query overview --days 7", "hyp query overview --json"])
-@click.option("--days", type=click.IntRange(1, _MOST_DAYS), help="Only the last so many days, today (UTC) included.")
+@click.option("--days", type=click.IntRange(1, _MAX_DAYS), help="Only the last DAYS days, including today (UTC).")
 @_refresh_option
 @json_option
 def overview(days: int | None, refresh: str, as_json: bool) -> None:
-    """Sessions, messages, models, tokens and tools at a glance, by day and by project."""
+    """Show sessions, messages, models, tokens and tools, by day and by project."""
     from hypaware.cli.overview import Look, draw
     from hypaware.home import Home
     from hypaware.query.overview import empty, nothing_recorded
@@ -124,7 +135,7 @@ def overview(days: int | None, refresh: str, as_json: bool) -> None:
 @click.argument("dataset", required=False)
 @json_option
 def schema(dataset: str | None, as_json: bool) -> None:
-    """Show the columns of the datasets and what they mean."""
+    """Show the columns of DATASET, or of all datasets, with their meaning."""
     from hypaware.query.schema import describe
 
     found = describe(dataset)
@@ -134,17 +145,17 @@ def schema(dataset: str | None, as_json: bool) -> None:
     for each in found["datasets"]:
         output.emit(f"{each['name']}: {each['about']}\n")
         columns = [(column["name"], column["type"], column["nullable"], column["about"]) for column in each["columns"]]
-        output.emit_table(["column", "type", "nullable", "about"], columns)
+        output.emit_table(["column", "type", "nullable", "meaning"], columns)
 
 
-def _seen_by(on_terminal: bool, format_: str, max_rows: int | None) -> dict[str, Any]:
-    """What the renderer must know of the one who reads it."""
+def _terminal_args(on_terminal: bool, format_: str, max_rows: int | None) -> dict[str, Any]:
+    """Return the arguments of the job that depend on the terminal."""
     if not on_terminal:
         return {"max_rows": max_rows or None}
     import shutil
 
     if max_rows is None and format_ in FOR_EYES:
-        max_rows = _ROWS_ON_A_TERMINAL
+        max_rows = _MAX_TERMINAL_ROWS
     color = "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
     return {"max_rows": max_rows or None, "width": shutil.get_terminal_size().columns, "color": color}
 
@@ -153,10 +164,10 @@ def _from_stdin() -> str:
     try:
         return sys.stdin.buffer.read().decode("utf-8-sig")
     except UnicodeDecodeError:
-        raise UsageError("the SQL on standard input is not UTF-8") from None
+        raise UsageError("the SQL on standard input is not valid UTF-8") from None
 
 
-def _into_file(target: Path, args: dict[str, Any], as_json: bool) -> None:
+def _write_file(target: Path, args: dict[str, Any], as_json: bool) -> None:
     from hypaware.query.output_file import replacing
 
     with replacing(target) as write:
@@ -164,20 +175,20 @@ def _into_file(target: Path, args: dict[str, Any], as_json: bool) -> None:
     if as_json:
         output.emit_json({"output": str(target), **report})
     else:
-        output.note(f"{report['rows']} rows in {target}")
+        output.note(f"{report['rows']} rows written to {target}")
 
 
-def _as_one_document(args: dict[str, Any]) -> None:
-    """With --json a failure must be the one document on stdout, so nothing is printed before the query is done."""
+def _print_document(args: dict[str, Any]) -> None:
+    """Buffer the result until the query is done: with --json, stdout must hold either the result or the error."""
     import shutil
     from tempfile import SpooledTemporaryFile
 
-    with SpooledTemporaryFile(_KEPT_IN_MEMORY) as document:
+    with SpooledTemporaryFile(_MAX_MEMORY_BYTES) as document:
 
-        def keep(chunk: bytes) -> None:
+        def buffer(chunk: bytes) -> None:
             document.write(chunk)
 
-        run_job("query", args, on_chunk=keep)
+        run_job("query", args, on_chunk=buffer)
         document.seek(0)
         shutil.copyfileobj(document, sys.stdout.buffer)
     sys.stdout.buffer.flush()

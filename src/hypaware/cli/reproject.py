@@ -1,4 +1,4 @@
-"""`hyp reproject`: raw exchanges of the lake through today's decoders."""
+"""`hyp reproject`: decode the recorded raw exchanges again."""
 
 from __future__ import annotations
 
@@ -20,16 +20,19 @@ if TYPE_CHECKING:
     cls=Command,
     examples=["hyp reproject", "hyp reproject --since 7d --dry-run", "hyp reproject --since 2026-11-01 --json"],
 )
-@click.option("--since", metavar="DATE", help="No exchange that began before it: 2026-11-15, 2026-11-15T08:00Z, 7d.")
-@click.option("--until", metavar="DATE", help="None that began after it; a day alone is the whole day.")
-@click.option("--dry-run", is_flag=True, help="Write nothing; count what would be added.")
+@click.option(
+    "--since", metavar="DATE", help="Only exchanges that started at or after it: 2026-11-15, 2026-11-15T08:00Z, 7d."
+)
+@click.option(
+    "--until", metavar="DATE", help="Only exchanges that started at or before it; a date includes the whole day."
+)
+@click.option("--dry-run", is_flag=True, help="Write nothing; count the rows that would be added.")
 @json_option
 def reproject(since: str | None, until: str | None, dry_run: bool, as_json: bool) -> None:
-    """Put the raw exchanges that are kept through today's decoders, and add what older ones missed.
+    """Decode the recorded raw exchanges with the current version, and add the rows that older versions missed.
 
-    Messages that are there already keep their place and come no second time, so it is safe at any time. Raw exchanges
-    are kept for some days only: retention.datasets.ai_gateway_exchanges says for how many. Sessions that are ignored
-    now are left out, and what was purged stays out.
+    It is safe to run at any time: existing messages are neither changed nor added again. Raw exchanges are kept for
+    retention.datasets.ai_gateway_exchanges days. Ignored sessions and purged rows stay excluded.
     """
     from hypaware.home import Home
 
@@ -58,27 +61,27 @@ def _count(home: Home, window: Window) -> dict[str, Any]:
     from hypaware.cli.progress import display
     from hypaware.reprojection.dry import count
 
-    shown = display()
+    bar = display()
     try:
         return count(
-            home, configuration.load(home), window, lambda words, done, total: shown.report(words, done, total)
+            home, configuration.load(home), window, lambda message, done, total: bar.report(message, done, total)
         )
     finally:
-        shown.clear()
+        bar.clear()
 
 
 def _show(report: dict[str, Any]) -> None:
     if not report["exchanges"] and not report["skipped"]:
-        output.emit("there are no raw exchanges of that time")
+        output.emit("no raw exchanges in that time")
         return
     written = "would be added" if report["dry_run"] else "added"
     output.emit(
         f"{report['exchanges']:,} exchanges of {report['sessions']:,} sessions give {report['rows_projected']:,} rows: "
-        f"{report['rows_written']:,} {written}, {report['rows_duplicate']:,} were there"
+        f"{report['rows_written']:,} {written}, {report['rows_duplicate']:,} already stored"
     )
     if report["rows_purged"]:
-        output.note(f"{report['rows_purged']:,} rows were purged before and stay out")
+        output.note(f"{report['rows_purged']:,} previously purged rows were left out")
     if report["rows_rejected"]:
-        output.warn(f"{report['rows_rejected']:,} rows do not fit their table; the raw exchanges still hold them")
+        output.warn(f"{report['rows_rejected']:,} rows do not fit the columns; the raw exchanges keep their content")
     if report["skipped"]:
-        output.emit_table(["gave no rows", "count"], sorted(report["skipped"].items()))
+        output.emit_table(["skipped because", "count"], sorted(report["skipped"].items()))

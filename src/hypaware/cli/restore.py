@@ -1,4 +1,4 @@
-"""`hyp restore`: a home from a backup."""
+"""`hyp restore`: create a home from a backup."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ from hypaware.cli.progress import display
 @yes_option
 @json_option
 def restore(folder: Path, yes: bool, as_json: bool) -> None:
-    """Make the home (HYP_HOME, else ~/.hyp) from the backup in DIR. There must be none: nothing is overwritten.
+    """Create the home (HYP_HOME, by default ~/.hyp) from the backup in DIR.
 
-    The home goes on as a copy of the one that was backed up, with sequences of its own. Where a destination can be
-    asked, it is asked what it has, so that nothing is delivered twice; where it cannot, delivery waits for your word.
+    The home must not exist yet: nothing is overwritten. The new home continues as a copy of the original, with a
+    sequence range of its own. Before the next delivery, HypAware asks each destination which rows it already has, so
+    that nothing is delivered twice. If a destination cannot answer, delivery to it waits for your decision.
     """
     from hypaware.home import Home
     from hypaware.maintain import contents, staging
@@ -30,14 +31,14 @@ def restore(folder: Path, yes: bool, as_json: bool) -> None:
     home, source = Home.from_environment(), folder.expanduser().resolve()
     staging.refuse_taken(home.root)
     found = contents.read(source)
-    # Nothing is lost by it, so only who sits there is asked.
+    # Restoring destroys nothing, so no confirmation is needed without a terminal.
     if sys.stdin.isatty():
-        confirm(f"{home.root} is made from the backup of {found.home} of {found.made_at}.", yes)
-    shown = display()
+        confirm(f"This creates {home.root} from the backup of {found.home} made at {found.made_at}.", yes)
+    bar = display()
     try:
-        done = restoring.restore(home, source, shown.report)
+        done = restoring.restore(home, source, bar.report)
     finally:
-        shown.clear()
+        bar.clear()
     report = {
         "home": str(home.root),
         "backup": str(source),

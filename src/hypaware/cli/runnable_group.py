@@ -1,8 +1,4 @@
-"""A group that is a command as well: `hyp backfill claude` runs it, `hyp backfill list` runs a command of it.
-
-What follows the group's name is one of its commands if it is called like one; everything else belongs to the group's
-own options and arguments.
-"""
+"""A group that is also a command: `hyp backfill claude` runs the group itself, `hyp backfill list` a subcommand."""
 
 from __future__ import annotations
 
@@ -15,6 +11,11 @@ from hypaware.nearest import nearest
 
 
 class RunnableGroup(Group):
+    """A group that can be called without a subcommand.
+
+    If the first argument is the name of a subcommand, that one runs. Otherwise all arguments belong to the group.
+    """
+
     allow_interspersed_args = True
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -30,8 +31,8 @@ class RunnableGroup(Group):
         if ctx.args and not ctx.resilient_parsing:
             name = ctx.args[0]
             if name in self.commands:
-                ctx.fail(f"Options stand behind the command: {ctx.command_path} {name} …")
-            ctx.fail(f"There is no command {name!r}.{nearest(name, self.suggested(ctx))}")
+                ctx.fail(f"Put options after the subcommand: {ctx.command_path} {name} …")
+            ctx.fail(f"No such command: {name!r}.{nearest(name, self.suggested(ctx))}")
         return rest
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -40,10 +41,10 @@ class RunnableGroup(Group):
             return click.Command.invoke(self, ctx)
         name, command, args = self.resolve_command(ctx, ctx.args)
         assert command is not None
-        # The group itself took nothing, so its arguments do not belong into the command's usage.
+        # The group parsed nothing, so its arguments must not appear in the usage line of the subcommand.
         with command.make_context(f"{ctx.info_name} {name}", args, parent=ctx.parent) as inner:
             return command.invoke(inner)
 
     def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
-        """Of the group as a command; its commands have lines of their own below."""
+        """Return the usage of the group as a command; the help lists the subcommands below it."""
         return click.Command.collect_usage_pieces(self, ctx)

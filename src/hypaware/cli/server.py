@@ -1,4 +1,4 @@
-"""`hyp server`: the central receiver, its tokens and its gateways."""
+"""`hyp server`: run the central receiver, and manage its tokens and gateways."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _file = click.Path(path_type=Path, exists=True, dir_okay=False)
 
 @click.group("server", cls=Group, examples=["hyp server token create --label alice", "hyp server run"])
 def server() -> None:
-    """Receive the sessions of many machines into this home's lake."""
+    """Receive the sessions of other machines into the lake of this home."""
 
 
 @server.command(
@@ -26,16 +26,20 @@ def server() -> None:
     examples=["hyp server run", "hyp server run --listen 0.0.0.0:18522 --tls-cert server.pem --tls-key server.key"],
 )
 @click.option(
-    "--listen", default=_DEFAULT_LISTEN, show_default=True, metavar="ADDRESS:PORT", help="Port 0 is a free one."
+    "--listen",
+    default=_DEFAULT_LISTEN,
+    show_default=True,
+    metavar="ADDRESS:PORT",
+    help="Address to listen on; port 0 picks a free port.",
 )
 @click.option("--tls-cert", type=_file, help="Certificate chain (PEM), for HTTPS.")
-@click.option("--tls-key", type=_file, help="Its private key (PEM).")
-@click.option("--no-flush", is_flag=True, help="Only receive; somebody else runs hyp flush and hyp maintain.")
+@click.option("--tls-key", type=_file, help="Private key of the certificate (PEM).")
+@click.option("--no-flush", is_flag=True, help="Only receive; you run hyp flush and hyp maintain yourself.")
 def run(listen: str, tls_cert: Path | None, tls_key: Path | None, no_flush: bool) -> None:
-    """Run the receiver until it is stopped; one per home.
+    """Run the server in the foreground until it is stopped. Only one runs per home.
 
-    A batch is acknowledged when it is durable. What was received is committed to the lake as `flush.interval` says, and
-    the lake is kept in shape as `maintain.interval` says. SIGTERM and Ctrl-C let what is under way finish.
+    A batch is acknowledged once it is durable. Received rows are committed to the lake every `flush.interval`, and the
+    lake is maintained every `maintain.interval`. On SIGTERM or Ctrl-C, requests in progress are completed first.
     """
     from hypaware import config as configuration
     from hypaware.server import run as process
@@ -43,22 +47,22 @@ def run(listen: str, tls_cert: Path | None, tls_key: Path | None, no_flush: bool
     home = Home.from_environment()
     host, port = _listen(listen)
     if (tls_cert is None) != (tls_key is None):
-        raise click.UsageError("--tls-cert and --tls-key come together")
+        raise click.UsageError("--tls-cert and --tls-key must be given together")
     options = process.Options(host, port, tls_cert, tls_key, flush=not no_flush)
-    process.run(home, configuration.load(home), options, _say)
+    process.run(home, configuration.load(home), options, _print_line)
 
 
 @server.group("token", cls=Group, examples=["hyp server token create --label alice", "hyp server token list"])
 def token() -> None:
-    """Bootstrap tokens: with one, a machine enrols."""
+    """Create, list and revoke bootstrap tokens. A machine needs one to enrol."""
 
 
 @token.command("create", examples=["hyp server token create --label alice", "hyp server token create --ttl 7d --json"])
-@click.option("--label", help="Whom it is for. A token that replaces another is given the same label.")
-@click.option("--ttl", metavar="DURATION", help="Nobody enrols with it after so long: 12h, 7d.  [no end]")
+@click.option("--label", help="Name of the owner. Use the same label for a token that replaces another.")
+@click.option("--ttl", metavar="DURATION", help="How long machines can enrol with it: 12h, 7d.  [default: no limit]")
 @json_option
 def create(label: str | None, ttl: str | None, as_json: bool) -> None:
-    """Make a bootstrap token and show it, this once."""
+    """Create a bootstrap token and print it. It cannot be shown again."""
     from hypaware.server import tokens
 
     secret, made = tokens.create(Home.from_environment(), label, _seconds(ttl))
@@ -66,13 +70,13 @@ def create(label: str | None, ttl: str | None, as_json: bool) -> None:
         output.emit_json({"token": secret, **tokens.as_json(made)})
         return
     output.emit(secret)
-    output.note(f"{made.id}: it is not kept and cannot be shown again")
+    output.note(f"{made.id}: save this token now; it cannot be shown again")
 
 
 @token.command("list", examples=["hyp server token list", "hyp server token list --json"])
 @json_option
 def list_(as_json: bool) -> None:
-    """List the bootstrap tokens, never what they are."""
+    """List the bootstrap tokens, without their secrets."""
     from hypaware.server import tokens
 
     found = [tokens.as_json(each) for each in tokens.listed(Home.from_environment())]
@@ -80,7 +84,7 @@ def list_(as_json: bool) -> None:
         output.emit_json({"tokens": found})
         return
     if not found:
-        output.emit("there are no tokens; to make one: hyp server token create")
+        output.emit("no tokens; to create one: hyp server token create")
         return
     columns = ["id", "label", "status", "created_at", "expires_at", "last_used_at"]
     output.emit_table(columns, [[each[name] for name in columns] for each in found])
@@ -90,20 +94,20 @@ def list_(as_json: bool) -> None:
 @click.argument("name", metavar="ID|LABEL")
 @json_option
 def revoke(name: str, as_json: bool) -> None:
-    """End a token, or all with a label, and every gateway that came with it."""
+    """Revoke a token, or all tokens with a label, and every gateway that enrolled with them."""
     from hypaware.server import tokens
 
-    ended = tokens.revoke(Home.from_environment(), name)
+    revoked = tokens.revoke(Home.from_environment(), name)
     if as_json:
-        output.emit_json({"revoked": ended})
+        output.emit_json({"revoked": revoked})
     else:
-        output.emit(f"revoked: {', '.join(ended)}")
+        output.emit(f"revoked: {', '.join(revoked)}")
 
 
 @server.group("gateways", cls=RunnableGroup, examples=["hyp server gateways", "hyp server gateways --json"])
 @json_option
 def gateways(as_json: bool) -> None:
-    """List the gateways that have been here."""
+    """List the gateways that have enrolled or delivered."""
     from dataclasses import asdict
 
     from hypaware.server import gateways as known
@@ -113,7 +117,7 @@ def gateways(as_json: bool) -> None:
         output.emit_json({"gateways": found})
         return
     if not found:
-        output.emit("no gateway has been here yet")
+        output.emit("no gateway has enrolled or delivered yet")
         return
     columns = ["gateway_id", "host", "label", "bound_by", "first_seen_at", "last_seen_at"]
     output.emit_table(columns, [[each[name] for name in columns] for each in found])
@@ -123,14 +127,14 @@ def gateways(as_json: bool) -> None:
 @click.argument("gateway_id", metavar="ID")
 @json_option
 def release(gateway_id: str, as_json: bool) -> None:
-    """Free the id of a machine that lost its secret: whoever enrols next under it has it."""
+    """Release the id of a machine that lost its secret. The next machine that enrols with this id owns it."""
     from hypaware.server import gateways as known
 
     known.release(Home.from_environment(), gateway_id)
     if as_json:
         output.emit_json({"released": gateway_id})
     else:
-        output.emit(f"{gateway_id} may enrol again")
+        output.emit(f"{gateway_id} can enrol again")
 
 
 def _listen(value: str) -> tuple[str, int]:
@@ -154,6 +158,6 @@ def _seconds(value: str | None) -> float | None:
         raise click.BadParameter(f"expected {DURATION.expected}, for example 7d", param_hint="--ttl") from None
 
 
-def _say(line: str) -> None:
-    """At once: whoever started the server waits for it."""
+def _print_line(line: str) -> None:
+    """Print without buffering, because the parent process may wait for the line."""
     output.write_bytes(f"{line}\n".encode())

@@ -1,4 +1,4 @@
-"""`hyp session`: which sessions stay out of the record."""
+"""`hyp session`: exclude sessions from recording, and show which are excluded."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from hypaware.capture.session_folders import Noted
 
 _EXAMPLE = "0dc91b82-3238-4907-98f3-ae0d1d845b97"
-_SHOWN_HERE = 5
-_SHOWN_GONE = 20
+_MAX_SHOWN_SESSIONS = 5
+_MAX_SHOWN_FOLDERS = 20
 
 
 @click.group(
@@ -25,10 +25,10 @@ _SHOWN_GONE = 20
     examples=["hyp session status", "hyp session ignore", f"hyp session ignore {_EXAMPLE}"],
 )
 def session() -> None:
-    """Keep a session out of the record, and see what keeps one out.
+    """Exclude sessions from recording, and show which are excluded and why.
 
-    Without an ID it is the session that is at work in this folder, as far as an attached client told. Whole folders
-    are kept out by a file .hypignore in them, or by privacy.folders in the config.
+    Without ID, a command applies to the session in the current folder, as reported by an attached client. To exclude a
+    whole folder, put a file named .hypignore into it or list it in privacy.folders in the config.
     """
 
 
@@ -36,45 +36,44 @@ def session() -> None:
 @click.argument("session_id", metavar="[ID]", required=False)
 @json_option
 def ignore(session_id: str | None, as_json: bool) -> None:
-    """Record nothing of session ID from now on.
+    """Stop recording session ID.
 
-    Neither live nor by import, and nothing of it is exported. What was recorded before stays in the lake until it is
-    purged.
+    It is no longer recorded, imported or exported. Rows that are already in the lake stay there until you purge them.
     """
     from hypaware.capture import opt_outs
 
     home = Home.from_environment()
-    chosen = _chosen(home, session_id)
-    _tell(chosen, opt_outs.ignore(home, chosen), True, as_json)
+    chosen = _resolve(home, session_id)
+    _print(chosen, opt_outs.ignore(home, chosen), True, as_json)
 
 
 @session.command("unignore", examples=["hyp session unignore", f"hyp session unignore {_EXAMPLE}"])
 @click.argument("session_id", metavar="[ID]", required=False)
 @json_option
 def unignore(session_id: str | None, as_json: bool) -> None:
-    """Record session ID again, as its folder says."""
+    """Record session ID again, subject to the rules of its folder."""
     from hypaware.capture import opt_outs
 
     home = Home.from_environment()
-    chosen = _chosen(home, session_id)
-    _tell(chosen, opt_outs.unignore(home, chosen), False, as_json)
+    chosen = _resolve(home, session_id)
+    _print(chosen, opt_outs.unignore(home, chosen), False, as_json)
 
 
 @session.command("status", examples=["hyp session status", f"hyp session status {_EXAMPLE} --json"])
 @click.argument("session_id", metavar="[ID]", required=False)
 @json_option
 def status(session_id: str | None, as_json: bool) -> None:
-    """Which sessions are kept out, and why.
+    """Show which sessions are excluded, and why.
 
-    Without an ID: those that are, those at work in this folder, and folders that are gone and stay private. Of session
-    ID: its class, and who decided it.
+    Without ID, list the excluded sessions, the sessions in the current folder, and deleted folders that stay private.
+    With ID, show the privacy class of that session and the rule that decides it.
     """
     from hypaware.capture import opt_outs, seen_folders
 
     home = Home.from_environment()
     if session_id is not None:
         opt_outs.check(session_id)
-        found = _judged(_privacy(home), home, session_id)
+        found = _describe(_privacy(home), home, session_id)
         if as_json:
             output.emit_json(found)
         else:
@@ -82,80 +81,82 @@ def status(session_id: str | None, as_json: bool) -> None:
         return
     listed = [{"session_id": name, **each} for name, each in sorted(opt_outs.read(home).items())]
     privacy = _privacy(home)
-    here = [{**_judged(privacy, home, each.session_id), "at": each.at} for each in _here(home)]
+    here = [{**_describe(privacy, home, each.session_id), "at": each.at} for each in _sessions_here(home)]
     gone = [
-        {"folder": each.folder, "class": each.privacy.word, "last_seen_at": each.at} for each in seen_folders.gone(home)
+        {"folder": each.folder, "class": each.privacy_class.label, "last_seen_at": each.at}
+        for each in seen_folders.gone(home)
     ]
     if as_json:
         output.emit_json({"sessions": listed, "here": here, "folders_gone": gone})
         return
     if listed:
         output.emit_table(
-            ["kept out", "class", "since"], [(x["session_id"], x.get("class"), x.get("at")) for x in listed]
+            ["excluded session", "class", "since"], [(x["session_id"], x.get("class"), x.get("at")) for x in listed]
         )
     else:
-        output.emit("no session is kept out")
+        output.emit("no session is excluded")
     if here:
         output.emit()
         output.emit_table(
-            ["at work here", "class", "why", "since"],
-            [(x["session_id"], x["class"], x["why"], x["at"]) for x in here[:_SHOWN_HERE]],
+            ["session in this folder", "class", "reason", "since"],
+            [(x["session_id"], x["class"], x["why"], x["at"]) for x in here[:_MAX_SHOWN_SESSIONS]],
         )
     if gone:
         output.emit()
         output.emit_table(
-            ["folder that is gone", "class", "last seen"],
-            [(x["folder"] or "(purged)", x["class"], x["last_seen_at"]) for x in gone[:_SHOWN_GONE]],
+            ["deleted folder", "class", "last seen"],
+            [(x["folder"] or "(purged)", x["class"], x["last_seen_at"]) for x in gone[:_MAX_SHOWN_FOLDERS]],
         )
-        if len(gone) > _SHOWN_GONE:
-            output.note(f"and {len(gone) - _SHOWN_GONE} more, seen before these (--json has them all)")
+        if len(gone) > _MAX_SHOWN_FOLDERS:
+            output.note(f"and {len(gone) - _MAX_SHOWN_FOLDERS} older ones (use --json to see all)")
 
 
-def _chosen(home: Home, session_id: str | None) -> str:
-    """The named one, or the only one that can be meant."""
+def _resolve(home: Home, session_id: str | None) -> str:
+    """Return the given id, or that of the only recent session in the current folder."""
     from datetime import UTC, datetime, timedelta
 
     from hypaware.errors import UsageError
 
     if session_id is not None:
         return session_id
-    here = _here(home)
+    here = _sessions_here(home)
     if not here:
         raise UsageError(
-            "Which session? No attached client told of one in this folder: name its ID.",
+            "No attached client reported a session in this folder; pass its ID.",
             repair="hyp client status",
         )
-    # A note is made when a session begins or moves: of two of today nobody can tell which one goes on.
+    # Sessions are noted when they begin or change folders, so two recent ones cannot be told apart.
     since = (datetime.now(UTC) - timedelta(days=1)).isoformat()
     recent = [each for each in here if each.at >= since]
     if len(recent) > 1:
         raise UsageError(
-            f"Which session? {len(recent)} began in this folder within a day: name one.", repair="hyp session status"
+            f"{len(recent)} sessions began in this folder within a day; pass the ID of one.",
+            repair="hyp session status",
         )
     return here[0].session_id
 
 
-def _here(home: Home) -> list[Noted]:
+def _sessions_here(home: Home) -> list[Noted]:
     from pathlib import Path
 
     from hypaware.capture.session_folders import SessionFolders
 
     try:
-        return SessionFolders(home).around(Path.cwd())
+        return SessionFolders(home).sessions_around(Path.cwd())
     except FileNotFoundError:
-        # The folder itself is gone.
+        # The current folder was deleted.
         return []
 
 
-def _judged(privacy: Privacy, home: Home, session_id: str) -> dict[str, Any]:
+def _describe(privacy: Privacy, home: Home, session_id: str) -> dict[str, Any]:
     from hypaware.capture.session_folders import SessionFolders
 
-    verdict = privacy.verdict(None, session_id)
+    verdict = privacy.decide(None, session_id)
     return {
         "session_id": session_id,
-        "class": verdict.privacy.word,
-        "why": verdict.why,
-        "cwd": SessionFolders(home).cwd_of(session_id),
+        "class": verdict.privacy_class.label,
+        "why": verdict.reason,
+        "cwd": SessionFolders(home).working_directory(session_id),
     }
 
 
@@ -163,18 +164,18 @@ def _privacy(home: Home) -> Privacy:
     from hypaware import config
     from hypaware.capture.privacy import Privacy
 
-    return Privacy.of(home, config.load(home).privacy)
+    return Privacy.from_config(home, config.load(home).privacy)
 
 
-def _tell(session_id: str, changed: bool, ignored: bool, as_json: bool) -> None:
+def _print(session_id: str, changed: bool, ignored: bool, as_json: bool) -> None:
     if as_json:
         output.emit_json({"session_id": session_id, "ignored": ignored, "changed": changed})
         return
-    now = "is kept out of the record" if ignored else "is recorded as its folder says"
-    output.emit(f"session {session_id} {now}{'' if changed else ' already'}")
+    state = "excluded from recording" if ignored else "recorded, subject to the rules of its folder"
+    output.emit(f"session {session_id} is {'' if changed else 'already '}{state}")
     if ignored and changed:
         output.note(
-            f"what was recorded of it before stays, and is not exported; hyp purge --session {session_id} removes it"
+            f"rows recorded earlier are kept but not exported; to delete them: hyp purge --session {session_id}"
         )
     if not ignored and changed:
-        output.note("hyp backfill takes in what was left out meanwhile")
+        output.note("to import what was skipped while it was ignored: hyp backfill")

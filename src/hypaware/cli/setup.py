@@ -1,4 +1,4 @@
-"""`hyp setup`: from nothing to a recorded, searchable history."""
+"""`hyp setup`: set up HypAware on this machine, or repair an existing setup."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class _ExportParam(click.ParamType[tuple[str, str | None]]):
-    """`keep-local`, `local-parquet` or `server`; what follows it, also within one word, is the place."""
+    """`keep-local`, `local-parquet` or `server`, optionally followed by a space and the destination."""
 
     name = "export"
 
@@ -36,7 +36,7 @@ class _ExportParam(click.ParamType[tuple[str, str | None]]):
 
         kind, _, place = str(value).strip().partition(" ")
         if kind not in EXPORTS:
-            self.fail(f"there is no export {kind!r}.{nearest(kind, EXPORTS)}", param, ctx)
+            self.fail(f"unknown export {kind!r}.{nearest(kind, EXPORTS)}", param, ctx)
         return kind, place.strip() or None
 
 
@@ -52,16 +52,22 @@ class _ExportParam(click.ParamType[tuple[str, str | None]]):
     ],
 )
 @click.argument("place", required=False, metavar="[URL|FOLDER]")
-@click.option("--yes", "-y", is_flag=True, help="Ask nothing and choose what most people choose.")
-@click.option("--client", "clients", multiple=True, metavar="claude|codex", help="Only this one; may be repeated.")
-@click.option("--export", type=_ExportParam(), help="Where rows go besides this machine; a folder may follow too.")
-@click.option("--token-file", metavar="FILE", help="With --export server: the file that holds the token.")
-@click.option("--retention-days", type=click.IntRange(min=0), help="Keep rows so long; 0 is for ever.")
-@click.option("--no-daemon", is_flag=True, help="Start no daemon, and so attach nothing.")
-@click.option("--no-attach", is_flag=True, help="Leave the clients' settings as they are.")
-@click.option("--no-backfill", is_flag=True, help="Import no history.")
-@click.option("--dry-run", is_flag=True, help="Say exactly what would be done, and leave no trace.")
-@click.option("--force", is_flag=True, help="Change what the config says; a copy of it stays.")
+@click.option("--yes", "-y", is_flag=True, help="Ask nothing and use the defaults.")
+@click.option(
+    "--client", "clients", multiple=True, metavar="claude|codex", help="Set up only this client; repeat for several."
+)
+@click.option(
+    "--export",
+    type=_ExportParam(),
+    help="Where to deliver rows besides the local lake; local-parquet takes an optional FOLDER.",
+)
+@click.option("--token-file", metavar="FILE", help="File with the server's token, for --export server.")
+@click.option("--retention-days", type=click.IntRange(min=0), help="Keep rows for this many days; 0 means forever.")
+@click.option("--no-daemon", is_flag=True, help="Do not start the daemon, and do not attach clients.")
+@click.option("--no-attach", is_flag=True, help="Do not change the settings of clients.")
+@click.option("--no-backfill", is_flag=True, help="Do not import the session history.")
+@click.option("--dry-run", is_flag=True, help="Show what would be done, without changing anything on disk.")
+@click.option("--force", is_flag=True, help="Allow changes to an existing config; a backup copy is kept.")
 @json_option
 @click.pass_context
 def setup(
@@ -79,24 +85,24 @@ def setup(
     force: bool,
     as_json: bool,
 ) -> None:
-    """Set everything up: the config, the engine, your history, the daemon, your clients.
+    """Set up HypAware: write the config, install the engine, import history, start the daemon, attach clients.
 
-    Without a flag it asks; with any but --json it asks nothing. Run it again whenever you like: the config is kept,
-    what is missing or broken is put in order, and what is new is imported.
+    Without options it asks questions; with any option except --json it asks nothing. You can run it again at any time:
+    it keeps the config, adds and repairs what is missing, and imports new history.
     """
     from hypaware.setup.choices import Choices, export_of
 
-    # How to report is no choice: `--json` alone must not attach clients that nobody named.
+    # `--json` alone is not a choice: it must not attach clients without a question.
     given = (name for name in context.params if context.get_parameter_source(name) is ParameterSource.COMMANDLINE)
     asks = not any(name != "as_json" for name in given)
     if asks and not (sys.stdin.isatty() and sys.stderr.isatty()):
-        raise UsageError("nobody is there to be asked, and no flag says what to do", repair="hyp setup --yes")
-    kind, within = export or (None, None)
-    if place is not None and within is not None:
-        raise UsageError(f"--export has two places: {within} and {place}")
+        raise UsageError("no terminal to ask questions on, and no option was given", repair="hyp setup --yes")
+    kind, destination = export or (None, None)
+    if place is not None and destination is not None:
+        raise UsageError(f"--export has two destinations: {destination} and {place}")
     choices = Choices(
         clients=clients or None,
-        export=export_of(kind, within or place, token_file),
+        export=export_of(kind, destination or place, token_file),
         retention_days=retention_days,
         imports=not no_backfill,
         daemon=not no_daemon,
@@ -108,7 +114,7 @@ def setup(
 
         context.with_resource(without_trace())
     plan = _plan(choices)
-    _refuse_unknown(clients, plan.found)
+    _check_clients(clients, plan.found)
     if asks:
         from hypaware.cli.setup_questions import ask
 
@@ -116,11 +122,11 @@ def setup(
     try:
         result = _run(plan, dry_run, as_json)
     except Cancelled:
-        output.note("what was done stays done; hyp setup goes on from there")
+        output.note("completed steps are kept; run hyp setup again to continue")
         raise
     except HypError as error:
-        raise _with_way_out(error, context) from None
-    _answer(result, as_json)
+        raise _with_repair(error, context) from None
+    _finish(result, as_json)
 
 
 def _plan(choices: Choices) -> Plan:
@@ -134,17 +140,17 @@ def _plan(choices: Choices) -> Plan:
 
     for plugin, _ in plugins.inspect(plugins.CLIENTS):
         if plugin.error is not None:
-            output.warn(f"the client {plugin.name}, from {plugin.distribution}, is broken: {plugin.error}")
+            output.warn(f"cannot load the client {plugin.name} from {plugin.distribution}: {plugin.error}")
     home, now = Home.from_environment(), datetime.now(UTC)
     variables = {**os.environ, "HOME": os.environ.get("HOME") or str(Path.home())}
     return Plan(home, cache_dir(), choices, finding.clients(home, variables, now), variables, now)
 
 
-def _refuse_unknown(names: Sequence[str], found: Sequence[FoundClient]) -> None:
+def _check_clients(names: Sequence[str], found: Sequence[FoundClient]) -> None:
     known = [each.name for each in found]
     for name in names:
         if name not in known:
-            raise UsageError(f"there is no client {name!r}.{nearest(name, known)}", kind="unknown_client")
+            raise UsageError(f"unknown client {name!r}.{nearest(name, known)}", kind="unknown_client")
 
 
 def _run(plan: Plan, dry_run: bool, as_json: bool) -> Result:
@@ -152,33 +158,33 @@ def _run(plan: Plan, dry_run: bool, as_json: bool) -> Result:
     from hypaware.cli.progress import display
     from hypaware.setup import run
 
-    shown = display()
+    bar = display()
     try:
         if dry_run:
-            result = run.foretell(plan, _listener(shown, tells=False))
+            result = run.foretell(plan, _listener(bar, print_steps=False))
         else:
-            result = run.perform(plan, _listener(shown, tells=True))
+            result = run.perform(plan, _listener(bar, print_steps=True))
     finally:
-        shown.clear()
+        bar.clear()
     if not as_json:
         setup_summary.show(result, plan)
     return result
 
 
-def _listener(shown: Display, *, tells: bool) -> Listener:
+def _listener(bar: Display, *, print_steps: bool) -> Listener:
     from hypaware.cli import setup_summary
     from hypaware.cli.jobs import event_handler
     from hypaware.setup.plan import Listener, Step
 
-    def step(taken: Step) -> None:
-        shown.clear()
-        setup_summary.tell(taken, sys.stderr)
+    def on_step(step: Step) -> None:
+        bar.clear()
+        setup_summary.tell(step, sys.stderr)
 
-    event = event_handler(shown, output.write_bytes)
-    return Listener(step, shown.report, event) if tells else Listener(progress=shown.report, event=event)
+    event = event_handler(bar, output.write_bytes)
+    return Listener(on_step, bar.report, event) if print_steps else Listener(progress=bar.report, event=event)
 
 
-def _answer(result: Result, as_json: bool) -> None:
+def _finish(result: Result, as_json: bool) -> None:
     from hypaware.cli.failure import PartlyFailed
 
     if not result.failed:
@@ -188,24 +194,25 @@ def _answer(result: Result, as_json: bool) -> None:
     first = result.failed[0].error
     assert first is not None
     names = ", ".join(dict.fromkeys(step.name for step in result.failed))
-    repair = dict.fromkeys(command for step in result.failed for command in step.later)
+    repair = dict.fromkeys(command for step in result.failed for command in step.commands)
     failure = PartlyFailed(
-        f"not everything is done ({names}): {first.message}", result.as_json(), kind=first.kind, repair=tuple(repair)
+        f"setup is incomplete ({names}): {first.message}", result.as_json(), kind=first.kind, repair=tuple(repair)
     )
     failure.exit_code = first.exit_code
     raise failure
 
 
-def _with_way_out(error: HypError, context: click.Context) -> HypError:
-    """Where only the user's word is missing: the same call, with it."""
+def _with_repair(error: HypError, context: click.Context) -> HypError:
+    """Suggest the same command with --force if the config would change."""
     from hypaware.setup.configuring import WOULD_CHANGE
 
     if error.kind == WOULD_CHANGE:
-        error.repair = (_call(context, "--force"), *error.repair)
+        error.repair = (_command_line(context, "--force"), *error.repair)
     return error
 
 
-def _call(context: click.Context, more: str) -> str:
+def _command_line(context: click.Context, extra: str) -> str:
+    """Return the command line of this call, with one more option."""
     import shlex
 
     words = ["hyp", "setup"]
@@ -222,4 +229,4 @@ def _call(context: click.Context, more: str) -> str:
                     param.opts[0],
                     *(str(part) for part in (each if isinstance(each, tuple) else (each,)) if part),
                 ]
-    return shlex.join([*words, more])
+    return shlex.join([*words, extra])

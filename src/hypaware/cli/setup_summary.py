@@ -1,4 +1,4 @@
-"""How a set-up is told: a line for each step while it runs; then the import, an overview and what to ask first."""
+"""The output of `hyp setup`: a line per step while it runs, then the import, an overview and example queries."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MARKS = {
 }
 
 QUERIES = {
-    "What did my agents do, day by day?": (
+    "What did my agents do each day?": (
         "SELECT date, count(DISTINCT session_id) AS sessions, count(DISTINCT message_id) AS messages "
         "FROM ai_gateway_messages GROUP BY date ORDER BY date DESC LIMIT 14"
     ),
@@ -30,7 +30,7 @@ QUERIES = {
         "SELECT tool_name, count(*) AS calls FROM ai_gateway_messages "
         "WHERE part_type = 'tool_call' GROUP BY tool_name ORDER BY calls DESC LIMIT 10"
     ),
-    "Where did we talk about errors?": (
+    "Which messages mention errors?": (
         "SELECT message_created_at, cwd, left(content_text, 80) AS text FROM ai_gateway_messages "
         "WHERE content_text ILIKE '%error%' ORDER BY message_created_at DESC LIMIT 10"
     ),
@@ -38,18 +38,18 @@ QUERIES = {
 
 
 def tell(step: Step, stream: TextIO) -> None:
-    """One line, and what hangs on it; marks in colour where somebody watches."""
+    """Print one line for the step, then its notes and commands; in colour on a terminal."""
     from rich.console import Console
     from rich.text import Text
 
     console = Console(file=stream, highlight=False, soft_wrap=True)
     mark, style = _MARKS[step.status]
-    line = Text(f"{mark} ", style=style) + Text(f"{step.name:<7} ", style="bold") + Text(harmless(step.said))
+    line = Text(f"{mark} ", style=style) + Text(f"{step.name:<7} ", style="bold") + Text(harmless(step.message))
     console.print(line)
     for note in step.notes:
         console.print(Text(f"{'':10}{harmless(note)}", style="dim"))
     label = {"skipped": "later", "failed": "try"}.get(step.status)
-    for command in step.later if label else ():
+    for command in step.commands if label else ():
         console.print(Text(f"{'':10}{label}: {harmless(command)}", style="dim"))
     stream.flush()
 
@@ -59,14 +59,14 @@ def show(result: Result, plan: Plan) -> None:
         _show_steps(result)
     _show_import(result)
     if result.dry_run:
-        output.note("nothing was changed: this was a dry run")
+        output.note("dry run: nothing was changed")
         return
     if result.overview is not None:
         from hypaware.cli.overview import Look, draw
 
         output.emit()
         output.emit(draw(result.overview, Look.of(sys.stdout)))
-        output.emit("\nThree questions to begin with:\n")
+        output.emit("\nTry these queries:\n")
         for question, sql in QUERIES.items():
             output.emit(f'# {question}\nhyp query sql "{sql}"\n')
     for line in _next(result, plan):
@@ -112,7 +112,7 @@ def _show_import(result: Result) -> None:
 
 
 def _next(result: Result, plan: Plan) -> Iterator[str]:
-    """What only the user can do."""
+    """Yield the next steps for the user."""
     from hypaware.backfill.selection import is_enabled
     from hypaware.clients import undo
 
@@ -121,22 +121,22 @@ def _next(result: Result, plan: Plan) -> Iterator[str]:
     if sink is not None and sink.kind == "forward":
         yield from _token(str(sink.options.get("token_file") or ""), made.sink or "")
     if sink is not None and sink.kind == "blob":
-        yield f"rows go to {sink.options['destination']} by the daemon, or now: hyp export"
+        yield f"the daemon delivers rows to {sink.options['destination']}; to deliver now: hyp export"
     if any("url" in change or "destination" in change for change in made.changes):
-        yield f"{made.sink} points elsewhere now: hyp export adopt {made.sink}, or hyp export resend {made.sink}"
+        yield f"{made.sink} has a new destination: hyp export adopt {made.sink}, or hyp export resend {made.sink}"
     for each in plan.found:
         if not is_enabled(made.config, each.name) and undo.read(plan.home, each.name):
-            yield f"{each.name} still goes through the gateway: hyp client detach {each.name}"
+            yield f"{each.name} is disabled but still attached to the gateway: hyp client detach {each.name}"
     if any(step.name == "daemon" and step.status == "done" for step in result.steps):
-        yield "hyp daemon install lets it start with your computer"
+        yield "to start the daemon with every login: hyp daemon install"
     if any(step.name == "attach" and step.status == "done" for step in result.steps):
-        yield "sessions that run already are not recorded; start a new one, then: hyp status"
+        yield "running sessions are not recorded live; start a new one, then check: hyp status"
 
 
 def _token(file: str, sink: str) -> Iterator[str]:
     from pathlib import Path
 
     if not file:
-        yield f"the server may ask for a token: hyp config set sinks.{sink}.token_file FILE"
+        yield f"if the server requires a token: hyp config set sinks.{sink}.token_file FILE"
     elif not Path(file).expanduser().is_file():
-        yield f"put the server's token into {file} (whoever runs the server makes one: hyp server token create)"
+        yield f"put the server's token into {file} (the server's operator creates one with hyp server token create)"

@@ -1,4 +1,4 @@
-"""`hyp status`: how everything is, and why not."""
+"""`hyp status`: show what is recorded and delivered, and any problems."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from hypaware.home import Home
 
 
 @click.command("status", cls=Command, examples=["hyp status", "hyp status --json", "hyp status --check && echo fine"])
-@click.option("--check", is_flag=True, help="Exit 1 unless all is well, for scripts.")
+@click.option("--check", is_flag=True, help='Exit 1 unless the status is "ok"; for scripts.')
 @json_option
 def status(check: bool, as_json: bool) -> None:
-    """What is recorded, kept, waiting and delivered, and where something is not: why, and what to do.
+    """Show what is recorded, pending, delivered and retained, and the command that fixes each problem.
 
-    It only looks: no Spark is started, nothing is changed, and a home that does not exist is not made. "down" means
-    that nothing records, "degraded" that something is wrong or waits for you.
+    It only reads: it starts no Spark, changes nothing and creates no home. "down" means that nothing is being recorded,
+    "degraded" that there is a problem or a decision for you to make.
     """
     import gc
     import sys
     from datetime import UTC, datetime
 
-    # Thousands of small values are made and nearly all of them are kept: to look for garbage would only take time.
+    # The status consists of thousands of small objects that all stay alive: garbage collection would only cost time.
     gc.disable()
     try:
         from hypaware.cli.status_page import Look, draw
@@ -39,7 +39,7 @@ def status(check: bool, as_json: bool) -> None:
     if check and found.overall != "ok":
         from hypaware.cli.failure import PartlyFailed
 
-        said = "; ".join(each.message for each in found.diagnostics if each.severity != "info")
-        raise PartlyFailed(f"{found.overall}: {said}", document, kind=found.overall)
+        problems = "; ".join(each.message for each in found.diagnostics if each.severity != "info")
+        raise PartlyFailed(f"{found.overall}: {problems}", document, kind=found.overall)
     if as_json:
         output.emit_json(document)

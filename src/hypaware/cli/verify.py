@@ -1,4 +1,4 @@
-"""`hyp verify`: audits every promise on the data at hand."""
+"""`hyp verify`: check the integrity of the recorded data."""
 
 from __future__ import annotations
 
@@ -16,20 +16,22 @@ if TYPE_CHECKING:
 
 @click.command("verify", cls=Command, examples=["hyp verify", "hyp verify --deep --json", "hyp verify --repair"])
 @click.option("--deep", is_flag=True, help="Read every row instead of a sample.")
-@click.option("--repair", is_flag=True, help="Mend what is derived: key index, high water, left-over files.")
-@click.option("--accept-rollback", is_flag=True, help="Give recorded rows up that the lake no longer has.")
+@click.option(
+    "--repair", is_flag=True, help="Repair derived data: the key index, recorded high waters, leftover files."
+)
+@click.option("--accept-rollback", is_flag=True, help="Accept the loss of recorded rows that the lake no longer has.")
 @json_option
 def verify(deep: bool, repair: bool, accept_rollback: bool, as_json: bool) -> None:
-    """Check that every row is in the lake once, under one sequence, and that state, index and files agree.
+    """Check that every row is stored exactly once and that the lake, its state, index and files agree.
 
-    Exits 1 if anything is wrong, and says what.
+    Exits 1 if a check fails, and prints the finding.
     """
     from hypaware.home import Home
 
-    if _holds_anything(Home.from_environment()):
+    if _has_data(Home.from_environment()):
         report = run_job("verify", {"deep": deep, "repair": repair, "accept_rollback": accept_rollback})
     else:
-        report = {"ok": True, "checks": [{"name": "lake", "ok": True, "detail": "there is nothing in the lake yet"}]}
+        report = {"ok": True, "checks": [{"name": "lake", "ok": True, "detail": "the lake is empty"}]}
     if not as_json:
         rows = [
             ("ok" if check["ok"] else "FAILED", check.get("dataset", ""), check["name"], check["detail"])
@@ -40,14 +42,14 @@ def verify(deep: bool, repair: bool, accept_rollback: bool, as_json: bool) -> No
         from hypaware.cli.failure import PartlyFailed
 
         failed = [check for check in report["checks"] if not check["ok"]]
-        said = "; ".join(f"{check['name']}: {check['detail']}" for check in failed)
-        raise PartlyFailed(f"not all is as promised: {said}", report, kind="verify_failed")
+        findings = "; ".join(f"{check['name']}: {check['detail']}" for check in failed)
+        raise PartlyFailed(f"verification failed: {findings}", report, kind="verify_failed")
     if as_json:
         output.emit_json(report)
 
 
-def _holds_anything(home: Home) -> bool:
-    """A home that is not there does not come to be by being looked at."""
+def _has_data(home: Home) -> bool:
+    """Return whether there is anything to check; never create a home."""
     from contextlib import closing
 
     from hypaware.lake import metadata, pending

@@ -1,4 +1,4 @@
-"""`hyp version`: what to put into a bug report. It looks, but imports no Spark and starts no Java."""
+"""`hyp version`: the versions for a bug report, found without importing Spark or starting Java."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hypaware.errors import NotReady
 @click.command("version", cls=Command, examples=["hyp version", "hyp version --json"])
 @json_option
 def version(as_json: bool) -> None:
-    """Versions of HypAware and of what it runs on; what is not there is shown as "-"."""
+    """Show the versions of HypAware, Python, Java, Spark and Iceberg. "-" means not installed."""
     import platform
 
     found = {
@@ -49,7 +49,7 @@ def _spark() -> str | None:
 
 
 def _iceberg() -> str | None:
-    """The pinned one: no other is ever loaded."""
+    """Return the pinned version; the engine loads no other."""
     from hypaware.engine import jars
 
     return next((jar.version for jar in jars.locked() if jar.name.startswith("iceberg-spark-runtime")), None)

@@ -1,1 +1,1 @@
-"""Recorded clients, one package each: where their history lies and how it reads. Knows no spool and no lake."""
+"""Recorded clients, one package each: how to find and read their history, attach and detach them."""

@@ -1,12 +1,13 @@
-"""Points a client at the gateway, and back: the steps that are the same for every client.
+"""Attach a client to the gateway and detach it: the steps that all clients share.
 
-1. Under a lock, the client's settings file is read, and the change is made in memory.
-2. The undo record becomes durable.
-3. The file is replaced in one step, if it is still the one that was read; else all of it is done again.
+1. Under a lock, read the client's settings file and make the change in memory.
+2. Make the attach record durable.
+3. Replace the file atomically, if it is still the file that was read; otherwise start again.
 
-Killed after 2, the file is as it was, and the record knows it by its hash. Killed after 3, there is nothing left to
-do. Detach goes the other way: the file first, the record last. A file that nobody touched since gets its old bytes
-back; in one that was changed, exactly what is ours is taken out, and what stood in its place before is put back.
+If the process is killed after step 2, the file is unchanged, and the record recognizes it by its hash. After step 3
+nothing is left to do. Detach works in the opposite order: the file first, the record last. A file that nobody else
+changed gets its old bytes back. From a changed file, exactly our settings are removed and the previous values
+restored.
 
 @ref capture#attach
 """
@@ -30,17 +31,19 @@ from hypaware.home import Home
 
 _ATTEMPTS = 3
 
-_after_record = faults.point("clients.attach.after-record", "the undo record is written, the client's file is not")
+_after_record = faults.point("clients.attach.after-record", "the attach record is written, the client's file is not")
 _after_write = faults.point("clients.attach.after-write", "the client's file points at the gateway")
-_after_restore = faults.point("clients.detach.after-restore", "the client's file is restored, the record still there")
-_after_forget = faults.point("clients.detach.after-forget", "the undo record is gone")
+_after_restore = faults.point(
+    "clients.detach.after-restore", "the client's file is restored, the attach record still exists"
+)
+_after_forget = faults.point("clients.detach.after-forget", "the attach record is removed")
 
 Environment = Mapping[str, str]
 
 
 @dataclass(frozen=True)
 class Edit:
-    """What a client's module wants to be changed in a text."""
+    """A change to the text of a client's settings file."""
 
     splices: tuple[Splice, ...]
     base_url: str
@@ -51,22 +54,25 @@ class Edit:
 
 
 class Settings(Protocol):
-    """What a client's module knows. Its functions change no file and raise Refused for what they do not understand."""
+    """Edits the text of a client's settings. The methods change no file; they raise Refused for an unknown form."""
 
     name: str
 
     def path(self, environment: Environment) -> Path: ...
 
     def attach(self, text: str, gateway: str, environment: Environment) -> Edit:
-        """The change that makes the client go through `gateway` (`http://host:port`); none if it does already."""
+        """Return the change that routes the client through `gateway` (`http://host:port`), if it is not yet."""
         ...
 
     def detach(self, text: str, record: Record | None) -> str:
-        """The text without what is ours, whatever else was changed in it; without a record, what can only be ours."""
+        """Return the text without our settings, whatever else was changed in it.
+
+        Without a record, remove only settings that can only be ours.
+        """
         ...
 
     def base_url(self, text: str) -> str | None:
-        """Where the client sends its requests by this text; None where it says nothing."""
+        """Return the URL that the client sends its requests to according to this text, or None."""
         ...
 
 
@@ -85,58 +91,62 @@ def attach(home: Home, client: Settings, gateway: str, environment: Environment,
     path = client.path(environment)
     earlier = undo.read(home, client.name)
     if earlier and earlier.path != os.path.realpath(path) and not dry_run:
-        # It was attached where its settings lay before; there is one record, so that place comes first.
+        # The settings file has moved since the client was attached. There is one record, so detach the old file first.
         detach(home, client, environment)
 
-    def once() -> Outcome:
-        now = settings_file.read(path)
-        known = record = undo.read(home, client.name)
-        if record and record.path != str(now.path):
+    def attempt() -> Outcome:
+        current = settings_file.read(path)
+        previous = record = undo.read(home, client.name)
+        if record and record.path != str(current.path):
             record = None
-        original = _restored(client, now, record)
+        original = _restored(client, current, record)
         edit = client.attach(original, gateway, environment)
-        wanted = splice.apply(original, edit.splices)
-        # Still there, though in another place: a file that works is left as it is.
-        if record and record.base_url == edit.base_url and not client.attach(now.text, gateway, environment).splices:
-            wanted = now.text
-        outcome = _outcome(client, now, wanted, edit)
+        new_text = splice.apply(original, edit.splices)
+        # Our settings are complete, though moved within the file: leave a working file alone.
+        if (
+            record
+            and record.base_url == edit.base_url
+            and not client.attach(current.text, gateway, environment).splices
+        ):
+            new_text = current.text
+        outcome = _outcome(client, current, new_text, edit)
         if dry_run:
             return outcome
-        if wanted != now.text or record is None:
-            if splice.undo(wanted, edit.splices) != original or client.base_url(wanted) != edit.base_url:
-                raise Refused(f"{path} cannot be changed in a way that could be taken back: nothing was written")
-            undo.write(home, _record(client, now, original, wanted, edit, record))
+        if new_text != current.text or record is None:
+            if splice.undo(new_text, edit.splices) != original or client.base_url(new_text) != edit.base_url:
+                raise Refused(f"{path} cannot be changed reversibly. Nothing was written")
+            undo.write(home, _record(client, current, original, new_text, edit, record))
             _after_record()
-        if wanted != now.text:
+        if new_text != current.text:
             try:
-                settings_file.replace(now, wanted)
+                settings_file.replace(current, new_text)
             except (Refused, Changed):
-                # The file is as it was, and so must be what is known of it.
-                undo.put_back(home, client.name, known)
+                # The file was not changed, so restore its record too.
+                undo.put_back(home, client.name, previous)
                 raise
             _after_write()
         return outcome
 
     with settings_file.named(path):
-        return once() if dry_run else _guarded(path, once)
+        return attempt() if dry_run else _guarded(path, attempt)
 
 
 def detach(home: Home, client: Settings, environment: Environment, *, dry_run: bool = False) -> Outcome:
     record = undo.read(home, client.name)
     path = Path(record.path) if record else client.path(environment)
 
-    def once() -> Outcome:
-        now = settings_file.read(path)
+    def attempt() -> Outcome:
+        current = settings_file.read(path)
         record = undo.read(home, client.name)
-        wanted = _restored(client, now, record)
-        outcome = replace(_outcome(client, now, wanted, None), base_url=client.base_url(wanted))
+        new_text = _restored(client, current, record)
+        outcome = replace(_outcome(client, current, new_text, None), base_url=client.base_url(new_text))
         if dry_run:
             return outcome
-        if wanted != now.text:
-            if record and not record.existed and not wanted.strip():
-                settings_file.remove(now)
+        if new_text != current.text:
+            if record and not record.existed and not new_text.strip():
+                settings_file.remove(current)
             else:
-                settings_file.replace(now, wanted)
+                settings_file.replace(current, new_text)
             _after_restore()
         undo.remove(home, client.name)
         _after_forget()
@@ -147,49 +157,51 @@ def detach(home: Home, client: Settings, environment: Environment, *, dry_run: b
             undo.remove(home, client.name)
         return Outcome(client.name, path, False, "", None)
     with settings_file.named(path):
-        return once() if dry_run else _guarded(path, once)
+        return attempt() if dry_run else _guarded(path, attempt)
 
 
-def _restored(client: Settings, now: Snapshot, record: Record | None) -> str:
-    """The text as it would be without us."""
-    if not now.exists:
+def _restored(client: Settings, current: Snapshot, record: Record | None) -> str:
+    """Return the text without our settings."""
+    if not current.exists:
         return ""
-    current = sha256(now.text)
-    if record is not None and current == record.original_sha256:
-        return now.text
-    if record is not None and current == record.written_sha256:
+    digest = sha256(current.text)
+    if record is not None and digest == record.original_sha256:
+        return current.text
+    if record is not None and digest == record.written_sha256:
         try:
-            original = splice.undo(now.text, record.splices)
+            original = splice.undo(current.text, record.splices)
         except splice.NotThere:
             original = ""
         if sha256(original) == record.original_sha256:
             return original
-    return client.detach(now.text, record)
+    return client.detach(current.text, record)
 
 
-def _outcome(client: Settings, now: Snapshot, wanted: str, edit: Edit | None) -> Outcome:
+def _outcome(client: Settings, current: Snapshot, new_text: str, edit: Edit | None) -> Outcome:
     return Outcome(
         client.name,
-        now.path,
-        wanted != now.text,
-        settings_file.diff(now.path, now.text, wanted),
+        current.path,
+        new_text != current.text,
+        settings_file.diff(current.path, current.text, new_text),
         edit.base_url if edit else None,
         edit.upstream.base_url if edit and edit.upstream else None,
         edit.notes if edit else (),
     )
 
 
-def _record(client: Settings, now: Snapshot, original: str, wanted: str, edit: Edit, earlier: Record | None) -> Record:
+def _record(
+    client: Settings, current: Snapshot, original: str, new_text: str, edit: Edit, earlier: Record | None
+) -> Record:
     return Record(
         client=client.name,
-        path=str(now.path),
-        # One that its user removed since the first attach was not there before this one.
-        existed=now.exists and (earlier is None or earlier.existed),
+        path=str(current.path),
+        # If the user removed the file since the first attach, it did not exist before this one.
+        existed=current.exists and (earlier is None or earlier.existed),
         original_sha256=sha256(original),
-        written_sha256=sha256(wanted),
+        written_sha256=sha256(new_text),
         splices=edit.splices,
         base_url=edit.base_url,
-        # Killed before the file is written, what an earlier attach wrote still stands in it.
+        # If the process is killed before it writes the file, the settings of the earlier attach are still in it.
         ours={name: _both(value, earlier.ours.get(name) if earlier else None) for name, value in edit.ours.items()},
         before=edit.before,
         upstream=edit.upstream,
@@ -201,14 +213,14 @@ def _both(new: list[str], old: list[str] | None) -> list[str]:
     return list(dict.fromkeys((*new, *(old or ()))))
 
 
-def _guarded(path: Path, once: Callable[[], Outcome]) -> Outcome:
+def _guarded(path: Path, attempt: Callable[[], Outcome]) -> Outcome:
     with settings_file.alone(path):
         for _ in range(_ATTEMPTS):
             try:
-                return once()
+                return attempt()
             except Changed:
                 continue
     raise Retryable(
-        f"{path} is being changed by somebody else all the time; nothing was written. Close the client and try again",
+        f"another program keeps changing {path}. Nothing was written; close the client and try again",
         kind="client_settings_busy",
     )

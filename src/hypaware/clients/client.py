@@ -1,4 +1,4 @@
-"""What a recorded client is to the rest: registered by an entry point in the group `hypaware.clients`."""
+"""A recorded client, registered by an entry point in the group `hypaware.clients`."""
 
 from __future__ import annotations
 
@@ -13,6 +13,6 @@ class Client:
     name: str
     about: str
     backfill: Provider | None = None
-    """How its history is imported, if it keeps any."""
+    """Imports its history, if it keeps any."""
     settings: Settings | None = None
-    """How it is pointed at the gateway, if it can be."""
+    """Attaches it to the gateway, if it can be attached."""

@@ -1,4 +1,4 @@
-"""Where a client reaches the gateway, and what to say when nobody answers there."""
+"""The gateway's address for clients, and the error for a gateway that does not answer."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from hypaware.listen_address import free_beside
 
 
 def gateway_url(listen: str) -> str:
-    """From `gateway.listen`; who listens everywhere is called at home. NotReady where each start has another port."""
+    """Return the URL for `gateway.listen`; a wildcard becomes 127.0.0.1. Raise NotReady without a fixed port."""
     host, _, port = listen.rpartition(":")
     if int(port) == 0:
         raise NotReady(
-            f"gateway.listen is {listen}, a new port at each start: a client needs one that stays. Nothing was written",
+            f"gateway.listen is {listen}, which has no fixed port, but a client needs one. Nothing was written",
             kind="gateway_address",
             repair=f"hyp config set gateway.listen {free_beside(listen)}",
         )
@@ -21,10 +21,10 @@ def gateway_url(listen: str) -> str:
 
 
 def not_answering(home: Home, listen: str, reason: str | None = None) -> NotReady:
-    """`reason` is what the gateway itself says, where it does."""
-    why = reason or f"another program may have taken it (the log is {handover.log_path(home)})"
+    """Return the error; `reason` is the gateway's own explanation, if it has one."""
+    explanation = reason or f"another program may use the port (see {handover.log_path(home)})"
     return NotReady(
-        f"no gateway of this home answers at {listen}: {why}. Nothing was written",
+        f"this home's gateway does not answer at {listen}: {explanation}. Nothing was written",
         kind="gateway_address",
         repair=f"hyp config set gateway.listen {free_beside(listen)}",
     )

@@ -1,7 +1,7 @@
-"""What git says about a folder: its repository's top folder and remote. Asked once per folder and process.
+"""Ask git about a folder: the root and remote of its repository. Cached per folder and process.
 
-The folders come out of transcripts, so they are only looked at: no prompt, no hook, no file watcher, no lock. Git has
-two seconds; where it needs longer three times, it is not asked again.
+The folders come from transcripts, so git must have no side effects: no prompt, hook, file watcher or lock. A call may
+take two seconds; after three timeouts, git is not called again.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 _SECONDS = 2.0
-_PATIENCE = 3
+_MAX_TIMEOUTS = 3
 _USERINFO = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*://)[^/?#]*@")
 _QUIET = ("-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null", "-c", "credential.helper=")
 
@@ -31,37 +31,37 @@ NOTHING = GitFacts()
 class Head(NamedTuple):
     sha: str | None = None
     branch: str | None = None
-    """None where no branch is checked out."""
+    """None if no branch is checked out."""
 
 
 def facts(cwd: str) -> GitFacts:
-    """A folder that is gone, no repository, or beyond git's time gives nothing."""
+    """Return the repository of a folder; empty if it does not exist, has no repository, or git is too slow."""
     return _asked(cwd) if cwd.startswith("/") and "\0" not in cwd else NOTHING
 
 
 def head(cwd: str) -> Head:
-    """What is checked out there now; asked each time."""
+    """Return the current commit and branch of a folder. Not cached."""
     if not cwd.startswith("/") or "\0" in cwd:
         return Head()
     try:
-        found = (_git(cwd, "rev-parse", "HEAD", "--symbolic-full-name", "HEAD") or "").splitlines()
+        lines = (_git(cwd, "rev-parse", "HEAD", "--symbolic-full-name", "HEAD") or "").splitlines()
     except (OSError, ValueError):
         return Head()
-    if len(found) != 2:
+    if len(lines) != 2:
         return Head()
-    branch = found[1].removeprefix("refs/heads/")
-    return Head(found[0], branch if branch != found[1] else None)
+    branch = lines[1].removeprefix("refs/heads/")
+    return Head(lines[0], branch if branch != lines[1] else None)
 
 
 def without_userinfo(url: str) -> str:
-    """`https://user:token@host/x` → `https://host/x`; `git@host:x` names no secret and stays."""
+    """Remove credentials: `https://user:token@host/x` → `https://host/x`; `git@host:x` has none."""
     return _USERINFO.sub(r"\1", url, count=1) if _USERINFO.match(url) else url
 
 
-class _Clock:
-    """How often git was too slow in this process."""
+class _Timeouts:
+    """How often git timed out in this process."""
 
-    late = 0
+    count = 0
 
 
 @cache
@@ -78,7 +78,7 @@ def _asked(cwd: str) -> GitFacts:
 
 
 def _git(cwd: str, *arguments: str) -> str | None:
-    if _Clock.late >= _PATIENCE:
+    if _Timeouts.count >= _MAX_TIMEOUTS:
         return None
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     environment |= {"GIT_TERMINAL_PROMPT": "0", "GIT_OPTIONAL_LOCKS": "0", "LC_ALL": "C"}
@@ -93,13 +93,13 @@ def _git(cwd: str, *arguments: str) -> str | None:
             check=False,
         )
     except subprocess.TimeoutExpired:
-        _Clock.late += 1
+        _Timeouts.count += 1
         return None
     return ran.stdout.decode("utf-8", "replace").rstrip("\n") if ran.returncode == 0 else None
 
 
 def _remote(listed: str) -> str | None:
-    """The url of `origin`, else of the first remote, out of lines `remote.<name>.url <url>`."""
+    """Return the URL of `origin`, or else of the first remote, from lines `remote.<name>.url <url>`."""
     urls = dict(reversed([line.split(" ", 1) for line in listed.splitlines() if " " in line]))
     url = urls.get("remote.origin.url") or next(reversed(urls.values()), None)
     return without_userinfo(url) if url else None

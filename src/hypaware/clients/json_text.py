@@ -1,7 +1,7 @@
-"""JSON as text: where its members stand, and edits that leave every other byte as it was.
+"""Edit JSON text in place: find members and elements, and change them without touching any other byte.
 
-Plain JSON only, as its owner's program reads it: no comments, no NaN, no key twice where we look. The places are
-offsets of characters. New lines are indented as the text around them is; a text on one line stays on one line.
+Accepts plain JSON only: no comments, no NaN, no duplicate keys in the objects that are read. Positions are character
+offsets. New lines follow the indentation of the text; single-line text stays on one line.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ _INDENT = re.compile(r"[{\[,]\r?\n([ \t]+)[\"{\[]")
 
 
 class NotPlain(ValueError):
-    """It is not JSON as we know it; says why."""
+    """The text is not plain JSON; the message says why."""
 
 
 class Member(NamedTuple):
     name: str
     begin: int
-    """Of its name."""
+    """Offset of its name."""
     start: int
-    """Of its value."""
+    """Offset of its value."""
     end: int
 
 
@@ -43,19 +43,19 @@ def parse(text: str) -> Any:
     except json.JSONDecodeError as error:
         raise NotPlain(f"line {error.lineno}, column {error.colno}: {error.msg}") from None
     except RecursionError:
-        raise NotPlain("it is nested too deeply") from None
+        raise NotPlain("nested too deeply") from None
     if (end := _skip(text, end)) != len(text):
-        raise NotPlain(f"line {text.count(chr(10), 0, end) + 1}: there is more after its end")
+        raise NotPlain(f"line {text.count(chr(10), 0, end) + 1}: unexpected text after the end of the JSON value")
     return value
 
 
 def root(text: str) -> int:
-    """Where its one value begins."""
+    """Return the offset of the top-level value."""
     return _skip(text, 0)
 
 
 def members(text: str, start: int) -> list[Member]:
-    """Of the object that begins there."""
+    """Return the members of the object that begins at `start`."""
     found: list[Member] = []
     at = _skip(text, start + 1)
     while text[at] != "}":
@@ -68,7 +68,7 @@ def members(text: str, start: int) -> list[Member]:
         if text[at] == ",":
             at = _skip(text, at + 1)
     if len({member.name for member in found}) < len(found):
-        raise NotPlain(f"line {text.count(chr(10), 0, start) + 1}: an object has a key twice")
+        raise NotPlain(f"line {text.count(chr(10), 0, start) + 1}: an object has a duplicate key")
     return found
 
 
@@ -77,7 +77,7 @@ def member(text: str, start: int, name: str) -> Member | None:
 
 
 def elements(text: str, start: int) -> list[tuple[int, int]]:
-    """Of the array that begins there."""
+    """Return the (start, end) offsets of the elements of the array that begins at `start`."""
     found: list[tuple[int, int]] = []
     at = _skip(text, start + 1)
     while text[at] != "]":
@@ -118,7 +118,7 @@ def _add(text: str, start: int, ends: Sequence[int], name: str, value: Any) -> S
         written = name + json.dumps(value, ensure_ascii=False)
         return Splice(ends[-1], "", f", {written}") if ends else Splice(start + 1, "", written)
     indent = found[1] if (found := _INDENT.search(text)) else "  "
-    # The line that the container begins on says how deep it is.
+    # The indentation of the line on which the container begins gives its depth.
     outer = re.match(r"[ \t]*", text[text.rfind("\n", 0, start) + 1 :])[0]  # type: ignore[index]
     unit = indent if _depth(text, start) == 0 else _unit(indent, outer, _depth(text, start))
     body = json.dumps(value, ensure_ascii=False, indent=unit).replace("\n", line_end + outer + unit)
@@ -129,12 +129,12 @@ def _add(text: str, start: int, ends: Sequence[int], name: str, value: Any) -> S
 
 
 def _unit(indent: str, outer: str, depth: int) -> str:
-    """One step of indentation, as this text has it."""
+    """Return one level of indentation of this text."""
     return outer[: len(outer) // depth] if outer and len(outer) % depth == 0 else indent
 
 
 def _depth(text: str, start: int) -> int:
-    """How many containers are open around a place; strings may hold brackets."""
+    """Return how many containers enclose an offset; brackets inside strings do not count."""
     depth, at = 0, _skip(text, 0)
     while at < start:
         if text[at] == '"':

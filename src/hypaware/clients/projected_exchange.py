@@ -1,7 +1,7 @@
-"""`ai_gateway.projected_exchange`: the materializer that makes rows of `ai_gateway_messages` out of an exchange.
+"""`ai_gateway.projected_exchange`: the materializer that turns an exchange into rows of `ai_gateway_messages`.
 
-A provider gives it an `Exchange`, or a mapping with the same names, whose messages may be mappings too. The rows are
-those that live capture makes of the same conversation, but for `attributes.gateway`, which says that they were imported
+A provider yields an `Exchange`, or a mapping with the same keys, whose messages may be mappings too. The rows equal
+those of live capture for the same conversation, except for `attributes.gateway`, which says that they were imported
 and from where: `{source: "backfill", source_path_hash, native_id}`.
 """
 
@@ -36,17 +36,17 @@ def materialize(value: Any, provenance: Provenance, skipped: Counter[str]) -> It
 
 
 def source_path_hash(path: str) -> str:
-    """Tells the rows of one file from those of another without telling its name."""
+    """Return a hash that identifies a file without revealing its name."""
     return hashlib.sha256(path.encode("utf-8", "surrogateescape")).hexdigest()[:_HASH_DIGITS]
 
 
 def tokens(row: Row) -> Mapping[str, int]:
-    """The token counts that a row carries, as it is stored."""
+    """Return the token counts in a stored row."""
     attributes = row.get("attributes")
     if not isinstance(attributes, str) or (found := attributes.rfind(_USAGE)) < 0:
         return {}
     try:
-        # Keys are sorted, and few groups come after this one.
+        # The keys are sorted, so `usage` is usually the last group.
         usage = orjson.loads(attributes[found + len(_USAGE) - 1 : -1])
     except orjson.JSONDecodeError:
         usage = orjson.loads(attributes).get("usage")
@@ -54,7 +54,7 @@ def tokens(row: Row) -> Mapping[str, int]:
 
 
 PROJECTED_EXCHANGE = Materializer(
-    "ai_gateway.projected_exchange", "ai_gateway_messages", materialize, tokens, judged=True
+    "ai_gateway.projected_exchange", "ai_gateway_messages", materialize, tokens, rows_are_coerced=True
 )
 
 
@@ -63,12 +63,12 @@ def _exchange(value: Any) -> Exchange:
         _refuse_keys("an exchange", value, _EXCHANGE_NEEDS, _EXCHANGE_KEYS)
         value = Exchange(**value)
     if not isinstance(value, Exchange):
-        raise InvalidItem(f"an exchange is expected, this is {shown(value)}")
+        raise InvalidItem(f"expected an exchange, got {shown(value)}")
     for name in ("provider", "session_id", "client_name"):
         _require(isinstance(text := getattr(value, name), str) and text != "", f"an exchange's {name}", text, "text")
     _require_groups("an exchange", value)
     _require(
-        isinstance(value.links, Mapping | None), "an exchange's links", value.links, "ids with the ids before them"
+        isinstance(value.links, Mapping | None), "an exchange's links", value.links, "a mapping of ids to previous ids"
     )
     return replace(value, messages=_messages(value.messages), fallback_time=_fallback_time(value.fallback_time))
 
@@ -79,18 +79,18 @@ def _fallback_time(given: Any) -> tuple[str, str] | None:
             return None
         case (str() as time, str() as source):
             return time, source
-    raise InvalidItem(f"an exchange's fallback_time is {shown(given)}, not a time and where it is from")
+    raise InvalidItem(f"an exchange's fallback_time is {shown(given)}, not a pair of time and origin")
 
 
 def _messages(given: Any) -> Iterator[Message]:
-    several = isinstance(given, Iterable) and not isinstance(given, str | bytes | Mapping)
-    _require(several, "an exchange's messages", given, "one message after the other")
+    is_sequence = isinstance(given, Iterable) and not isinstance(given, str | bytes | Mapping)
+    _require(is_sequence, "an exchange's messages", given, "a sequence of messages")
     return (message if isinstance(message, Message) else _message(message) for message in given)
 
 
 def _message(given: Any) -> Message:
     if not isinstance(given, Mapping):
-        raise InvalidItem(f"a message is expected, this is {shown(given)}")
+        raise InvalidItem(f"expected a message, got {shown(given)}")
     _refuse_keys("a message", given, _MESSAGE_NEEDS, _MESSAGE_KEYS)
     message = Message(**given)
     _require_groups("a message", message)
@@ -102,12 +102,12 @@ def _message(given: Any) -> Message:
 
 def _require_groups(what: str, value: Exchange | Message) -> None:
     for name in ("columns", "attributes"):
-        further = getattr(value, name)
-        _require(isinstance(further, Mapping), f"{what}'s {name}", further, "names with values")
+        group = getattr(value, name)
+        _require(isinstance(group, Mapping), f"{what}'s {name}", group, "a mapping")
 
 
-def _require(right: bool, what: str, value: Any, expected: str) -> None:
-    if not right:
+def _require(is_valid: bool, what: str, value: Any, expected: str) -> None:
+    if not is_valid:
         raise InvalidItem(f"{what}: {shown(value)} is not {expected}")
 
 
@@ -115,7 +115,7 @@ def _refuse_keys(what: str, given: Mapping[Any, Any], needed: frozenset[str], kn
     if missing := sorted(needed - given.keys()):
         raise InvalidItem(f"{what} lacks {', '.join(missing)}")
     if unknown := [key for key in given if key not in known]:
-        raise InvalidItem(f"{what} has {shown(unknown[0])}, which means nothing here")
+        raise InvalidItem(f"{what} has the unknown key {shown(unknown[0])}")
 
 
 def _needed(shape: type[Exchange] | type[Message]) -> frozenset[str]:

@@ -1,12 +1,12 @@
-"""Writes down where a session is at work, as a client's hook tells it.
+"""Record the working folder of a session, from a client's hook.
 
-`<HYP_HOME>/clients/<name>/session-context.jsonl`, one line `{session_id, cwd, git_branch, git_remote, head_sha,
-repo_root, at}` for each change (`claude.session_context` reads it). Many hooks run at once, so a lock is held for the
-moment of writing; nobody waits for it long, a note that is not written is no harm. At 1 MiB the file is made anew in
-one step with the first and the last line of the newest sessions.
+`<HYP_HOME>/clients/<name>/session-context.jsonl` gets one line `{session_id, cwd, git_branch, git_remote, head_sha,
+repo_root, at}` for each change. Many hooks run at once, so writing takes a lock. A hook waits for it only briefly: a
+missing line does no harm. At 1 MiB the file is replaced atomically by one with the first and last line of the newest
+sessions.
 
-It runs in the client's way, at every prompt: it imports little, asks git for a moment at most, and raises nothing that
-the command does not swallow.
+The hook delays the client at every prompt. Therefore this module imports little, limits the time for git, and raises
+nothing that the command does not catch.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from hypaware.capture.privacy_class import PrivacyClass
 from hypaware.clients import git
 from hypaware.home import Home
 
-MOST_BYTES = 1 << 20
-_KEPT_BYTES = MOST_BYTES // 2
-_LONGEST = {"session_id": 256, "cwd": 4096}
+MAX_BYTES = 1 << 20
+_KEPT_BYTES = MAX_BYTES // 2
+_MAX_LENGTHS = {"session_id": 256, "cwd": 4096}
 _GIT_SECONDS = 1.0
 _LOCK_SECONDS = 0.5
 _TAIL_BYTES = 1 << 16
@@ -40,49 +40,49 @@ def path_of(home: Home, client: str) -> Path:
     return session_context.path_of(home.root, client)
 
 
-def note(home: Home, client: str, told: Any) -> bool:
-    """`told` is the hook's JSON. Whether a line was written."""
-    session, cwd = (_field(told, name) for name in ("session_id", "cwd"))
-    # A home that is not there was removed by its user, and must not come back by a hook.
+def note(home: Home, client: str, hook_input: Any) -> bool:
+    """Record the hook's JSON input, and return whether a line was written."""
+    session, cwd = (_field(hook_input, name) for name in ("session_id", "cwd"))
+    # If the user has removed the home, a hook must not create it again.
     if session is None or cwd is None or not home.root.is_dir():
         return False
-    said = hypignore.found(cwd) if cwd.startswith("/") and "\0" not in cwd else []
-    record = {"session_id": session, **_facts(cwd, said), "at": _now()}
+    policies = hypignore.found(cwd) if cwd.startswith("/") and "\0" not in cwd else []
+    record = {"session_id": session, **_facts(cwd, policies), "at": _now()}
     path = path_of(home, client)
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with _alone(path.with_suffix(".lock")) as is_ours:
-        is_news = is_ours and _append(path, record)
-    if said:
+    with _alone(path.with_suffix(".lock")) as locked:
+        written = locked and _append(path, record)
+    if policies:
         _remember(home, cwd)
-    return is_news
+    return written
 
 
-def _field(told: Any, name: str) -> str | None:
-    value = told.get(name) if isinstance(told, dict) else None
-    return value if isinstance(value, str) and value.strip() and len(value) <= _LONGEST[name] else None
+def _field(hook_input: Any, name: str) -> str | None:
+    value = hook_input.get(name) if isinstance(hook_input, dict) else None
+    return value if isinstance(value, str) and value.strip() and len(value) <= _MAX_LENGTHS[name] else None
 
 
 def _remember(home: Home, cwd: str) -> None:
-    """What the folder says, for when it is gone. After the note: without that the folder is not known at all."""
-    # Most folders say nothing, and their hooks need none of this.
+    """Remember the folder's policy, in case the folder is deleted; the session's folder must be recorded first."""
+    # Imported here because most folders have no policy.
     from hypaware.capture.seen_folders import SeenFolders
 
-    SeenFolders(home, remembers=True).said_of(cwd)
+    SeenFolders(home, remember=True).find_rule(cwd)
 
 
-def _facts(cwd: str, said: list[Said]) -> dict[str, str | None]:
-    if any(each.privacy is PrivacyClass.IGNORE for each in said):
-        # The folder must be known, so that nothing of it is recorded; more need not be.
+def _facts(cwd: str, policies: list[Said]) -> dict[str, str | None]:
+    if any(each.privacy_class is PrivacyClass.IGNORE for each in policies):
+        # The folder must be known so that it can be ignored; nothing else is recorded.
         return {"cwd": cwd}
-    begun = time.monotonic()
-    now = git.head(cwd)
-    late = time.monotonic() - begun > _GIT_SECONDS
-    facts = git.NOTHING if late else git.facts(cwd)
+    started = time.monotonic()
+    head = git.head(cwd)
+    too_slow = time.monotonic() - started > _GIT_SECONDS
+    facts = git.NOTHING if too_slow else git.facts(cwd)
     return {
         "cwd": cwd,
-        "git_branch": now.branch,
+        "git_branch": head.branch,
         "git_remote": facts.remote,
-        "head_sha": now.sha,
+        "head_sha": head.sha,
         "repo_root": facts.repo_root,
     }
 
@@ -94,10 +94,10 @@ def _append(path: Path, record: dict[str, Any]) -> bool:
         size = os.fstat(fd).st_size
         if _is_known(os.pread(fd, _TAIL_BYTES, max(0, size - _TAIL_BYTES)), record):
             return False
-        if size + len(line) > MOST_BYTES:
-            _make_anew(path, os.pread(fd, 2 * MOST_BYTES, 0), line)
+        if size + len(line) > MAX_BYTES:
+            _make_anew(path, os.pread(fd, 2 * MAX_BYTES, 0), line)
             return True
-        # Half a line, left by a process that was killed, ends here.
+        # A killed process may have left an incomplete line; end it first.
         torn = size and os.pread(fd, 1, size - 1) != b"\n"
         os.write(fd, b"\n" + line if torn else line)
         return True
@@ -106,10 +106,10 @@ def _append(path: Path, record: dict[str, Any]) -> bool:
 
 
 def _is_known(tail: bytes, record: dict[str, Any]) -> bool:
-    """Whether the session's last line says the same."""
-    mark = json.dumps(record["session_id"]).encode()
+    """Return whether the session's last line is equal, except for its time."""
+    needle = json.dumps(record["session_id"]).encode()
     for line in reversed(tail.splitlines()):
-        if mark in line:
+        if needle in line:
             with suppress(ValueError):
                 found = json.loads(line)
                 if isinstance(found, dict) and found.get("session_id") == record["session_id"]:
@@ -121,16 +121,16 @@ def _make_anew(path: Path, content: bytes, line: bytes) -> None:
     kept: dict[str, list[bytes]] = {}
     for each in content.splitlines(keepends=True):
         with suppress(ValueError, KeyError, TypeError):
-            session = json.loads(each)["session_id"]
-            # The first line of a session counts for its rows, the last one is where it is now.
-            kept[session] = [*kept.pop(session, [])[:1], each]
+            session_id = json.loads(each)["session_id"]
+            # A session's rows use its first line; its last line is its current folder.
+            kept[session_id] = [*kept.pop(session_id, [])[:1], each]
     lines = [line]
     size = len(line)
-    for session in reversed(kept.values()):
-        size += sum(map(len, session))
+    for session_lines in reversed(kept.values()):
+        size += sum(map(len, session_lines))
         if size > _KEPT_BYTES:
             break
-        lines[:0] = session
+        lines[:0] = session_lines
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     with os.fdopen(fd, "wb") as file:

@@ -1,7 +1,7 @@
-"""A client's own settings file, changed as carefully as if its owner looked on.
+"""Read and replace a client's settings file safely.
 
-Read with what identifies it; replaced in one durable step (written beside it, synced, renamed), and only while it is
-still the file that was read. A link is followed: the file that it names is replaced, the link stays. The mode stays.
+A replacement is written next to the file, fsynced and renamed, and only if the file is still the one that was read. A
+symbolic link is followed: its target is replaced and the link stays. The mode of the file is kept.
 """
 
 from __future__ import annotations
@@ -20,20 +20,22 @@ from hypaware import durable, faults
 from hypaware.errors import HypError
 from hypaware.regular import open_regular
 
-_MOST_BYTES = 8 << 20
+_MAX_BYTES = 8 << 20
 
-_before_rename = faults.point("clients.settings.before-rename", "a client's new settings lie beside the old ones")
+_before_rename = faults.point(
+    "clients.settings.before-rename", "a client's new settings are written next to the old ones"
+)
 
 
 class Refused(HypError):
-    """The file is not what we understand, or not ours to change. Nothing was written."""
+    """The file has an unknown form or must not be changed. Nothing was written."""
 
     kind = "client_settings"
 
 
 @contextmanager
 def named(path: Path) -> Iterator[None]:
-    """Who is told that a file is refused learns which one: a client's module sees only its text."""
+    """Add the path to the message of Refused: a client's module sees only the text."""
     try:
         yield
     except Refused as reason:
@@ -43,7 +45,7 @@ def named(path: Path) -> Iterator[None]:
 
 
 class Changed(Exception):
-    """Somebody else has written the file since it was read."""
+    """Another program has written the file since it was read."""
 
 
 Seen = tuple[int, int, int, int] | None
@@ -52,10 +54,10 @@ Seen = tuple[int, int, int, int] | None
 @dataclass(frozen=True)
 class Snapshot:
     path: Path
-    """The real file, links followed."""
+    """The real file, with links resolved."""
     text: str
     seen: Seen
-    """None where there is no file."""
+    """Its identity when it was read; None if there is no file."""
     mode: int = 0o600
 
     @property
@@ -68,13 +70,13 @@ def read(path: Path) -> Snapshot:
     try:
         with open_regular(target) as file:
             about = os.fstat(file.fileno())
-            data = file.read(_MOST_BYTES + 1)
+            data = file.read(_MAX_BYTES + 1)
     except FileNotFoundError:
         return Snapshot(target, "", None)
     except OSError as error:
-        raise Refused(f"{path} cannot be read: {error.strerror or error}") from error
-    if len(data) > _MOST_BYTES:
-        raise Refused(f"{path} is larger than {_MOST_BYTES >> 20} MiB: that is no settings file")
+        raise Refused(f"cannot read {path}: {error.strerror or error}") from error
+    if len(data) > _MAX_BYTES:
+        raise Refused(f"{path} is larger than {_MAX_BYTES >> 20} MiB, too large for a settings file")
     try:
         text = data.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -84,10 +86,10 @@ def read(path: Path) -> Snapshot:
 
 
 def replace(snapshot: Snapshot, text: str) -> None:
-    """Raises Changed, with nothing written, if the file is no longer the one that was read."""
+    """Replace the text; raise Changed, with nothing written, if the file is no longer the one that was read."""
     target = snapshot.path
     if snapshot.exists and not os.access(target, os.W_OK, effective_ids=os.access in os.supports_effective_ids):
-        raise Refused(f"{target} is read-only; whoever manages it must make this change")
+        raise Refused(f"{target} is read-only; make it writable, or ask its administrator to make this change")
     try:
         _replace(snapshot, target, text)
     except OSError as error:
@@ -123,7 +125,7 @@ def remove(snapshot: Snapshot) -> None:
 
 
 def _unwritable(target: Path, error: OSError) -> Refused:
-    return Refused(f"{target} cannot be written: {error.strerror or error}")
+    return Refused(f"cannot write {target}: {error.strerror or error}")
 
 
 def _check(snapshot: Snapshot) -> None:
@@ -141,7 +143,7 @@ def _identity(about: os.stat_result) -> Seen:
 
 @contextmanager
 def alone(path: Path) -> Iterator[None]:
-    """Two changes of one file wait for each other, also those of two homes: the lock is on the file's folder."""
+    """Lock the file's folder, so that concurrent changes wait for each other, even those of two homes."""
     target = Path(os.path.realpath(path))
     try:
         durable.make_dir(target.parent)
@@ -150,10 +152,10 @@ def alone(path: Path) -> Iterator[None]:
         raise _unwritable(target, error) from error
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)
-        # Of somebody who was killed: a copy of settings that may hold secrets.
-        for left in target.parent.glob(f".{target.name}.????????.tmp"):
+        # Remove copies that a killed process left: they may contain secrets.
+        for leftover in target.parent.glob(f".{target.name}.????????.tmp"):
             with suppress(OSError):
-                left.unlink(missing_ok=True)
+                leftover.unlink(missing_ok=True)
         yield
     finally:
         os.close(fd)
@@ -164,8 +166,8 @@ def sha256(text: str) -> str:
 
 
 def diff(path: Path, before: str, after: str) -> str:
-    """As a patch shows it."""
+    """Return a unified diff."""
     lines = difflib.unified_diff(
-        before.splitlines(), after.splitlines(), f"{path} (now)", f"{path} (then)", lineterm="", n=2
+        before.splitlines(), after.splitlines(), f"{path} (before)", f"{path} (after)", lineterm="", n=2
     )
     return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""Edits of a text that can be taken back exactly: what was put where, and what it took the place of."""
+"""Reversible edits of a text: each records its position, the removed text and the inserted text."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 class Splice(NamedTuple):
     at: int
-    """In the text that the edit was made in."""
+    """Offset in the text that the edit applies to."""
     removed: str
     inserted: str
 
@@ -17,11 +17,11 @@ class Splice(NamedTuple):
 
 
 class NotThere(ValueError):
-    """The text is not the one that the edits have made."""
+    """The text is not the result of the edits."""
 
 
 def apply(text: str, splices: Sequence[Splice]) -> str:
-    """One after the other, each in what the one before it left."""
+    """Apply the edits in order, each to the result of the one before it."""
     for splice in splices:
         text = splice.apply(text)
     return text
@@ -37,7 +37,7 @@ def undo(text: str, splices: Sequence[Splice]) -> str:
 
 
 def between(before: str, after: str) -> Splice:
-    """The one edit that makes the second of the first."""
+    """Return the edit that turns `before` into `after`."""
     start = 0
     shorter = min(len(before), len(after))
     while start < shorter and before[start] == after[start]:

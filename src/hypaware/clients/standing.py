@@ -1,16 +1,16 @@
-"""How a client stands to the gateway, told by asking: what its settings say, who answers there, and what was seen.
+"""The attach status of a client, from its settings, a probe of the address it calls, and what the gateway has seen.
 
-| state | what it means |
+| state | meaning |
 |---|---|
-| `detached` | its settings do not name the gateway, and nobody attached it |
+| `detached` | its settings do not name the gateway, and it is not attached |
 | `recording` | the gateway answers, and has seen the client since it was attached |
-| `attached` | the gateway answers; it has not seen the client yet |
-| `passing` | the daemon does not run: requests reach the provider, nothing is recorded |
-| `broken` | nobody answers where the client would call |
-| `changed` | it was attached, and somebody has changed its settings since |
+| `attached` | the gateway answers, but has not seen the client yet |
+| `passing` | the daemon is not running: requests reach the provider, but nothing is recorded |
+| `broken` | nothing answers at the address that the client calls |
+| `changed` | the client was attached, and its settings have been changed since |
 
-The gateway says what it has seen in `run/gateway.json` (`capture.sightings`), and who it is at `GET /_hypaware/health`
-(`capture.handover.health`).
+The gateway writes what it has seen to `run/gateway.json` (`capture.sightings`) and identifies itself at `GET
+/_hypaware/health` (`capture.handover.health`).
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ class Standing:
 
     @property
     def repair(self) -> str | None:
-        found = REPAIR.get(self.state)
-        return found.format(client=self.client) if found else None
+        command = REPAIR.get(self.state)
+        return command.format(client=self.client) if command else None
 
     def as_json(self) -> dict[str, Any]:
         return {**asdict(self), "path": str(self.path)}
@@ -66,10 +66,10 @@ def standing(home: Home, client: Settings, environment: Environment) -> Standing
     path = Path(record.path) if record else client.path(environment)
     try:
         with settings_file.named(path):
-            now = settings_file.read(path)
-            base_url, problem = client.base_url(now.text), None
+            current = settings_file.read(path)
+            base_url, problem = client.base_url(current.text), None
     except Refused as reason:
-        # Here nobody was about to write.
+        # Nothing was to be written here.
         base_url, problem = None, reason.message.removesuffix(". Nothing was written")
     answered_by = asked(home, base_url) if base_url else None
     seen = _seen(home, client.name)
@@ -100,7 +100,7 @@ def _state(base_url: str | None, record: undo.Record | None, answered_by: str | 
 
 
 def asked(home: Home, base_url: str) -> str | None:
-    """Who answers at the address that the client would call; None if it is nobody of this home."""
+    """Return which process of this home answers at the client's address: gateway, fallback, or None."""
     parts = urlsplit(base_url)
     if parts.scheme != "http" or not parts.hostname or not parts.port:
         return None

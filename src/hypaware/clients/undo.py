@@ -1,11 +1,13 @@
-"""What attach did to a client, so that it can be taken back: `<HYP_HOME>/clients/<name>/attach.json`, private.
+"""The attach record: what attach changed, so that detach can revert it.
+
+`<HYP_HOME>/clients/<name>/attach.json`, readable only by its owner:
 
     {v, client, path, existed, original_sha256, written_sha256, splices: [[at, removed, inserted]…],
      ours: {…}, before: {…}, base_url, upstream: {path_prefix, base_url} | null, at}
 
-It is durable before the client's file changes: whatever happens then, both states of that file are known by their
-hashes. Of the file itself it holds nothing but the places that were changed. `upstream` is where the client's requests
-went before, where that was not the provider itself: the gateway sends them there.
+The record becomes durable before the client's file changes, so both versions of that file are always known by their
+hashes. It contains nothing of the file except the changed parts. `upstream` is the URL that the client used before,
+if it was not the provider's own: the gateway forwards the client's requests to it.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ VERSION = 1
 
 @dataclass(frozen=True)
 class OwnUpstream:
-    """Requests under the prefix go there, without the prefix."""
+    """Requests under the prefix are forwarded to this URL, without the prefix."""
 
     path_prefix: str
     base_url: str
@@ -42,9 +44,9 @@ class Record:
     splices: Sequence[Splice]
     base_url: str
     ours: Mapping[str, Any] = field(default_factory=dict)
-    """What the client's own module wrote, to find it again in a file that was changed since."""
+    """The values that the client's module wrote, to find them in a file that was changed since."""
     before: Mapping[str, Any] = field(default_factory=dict)
-    """What stood there before."""
+    """The values before attach."""
     upstream: OwnUpstream | None = None
     at: str = ""
 
@@ -54,7 +56,7 @@ def path_of(home: Home, client: str) -> Path:
 
 
 def read(home: Home, client: str) -> Record | None:
-    """None where there is none, and where it cannot be read: the client's module then goes by what it sees."""
+    """Return the record; None if it does not exist or cannot be read. Detach then relies on the file alone."""
     try:
         found = json.loads(path_of(home, client).read_bytes())
         if found.pop("v") != VERSION:
@@ -73,7 +75,7 @@ def write(home: Home, record: Record) -> None:
 
 
 def put_back(home: Home, client: str, earlier: Record | None) -> None:
-    """What was known before; one that never was in force leaves nothing."""
+    """Restore the earlier record, or remove the current one if there was none."""
     if earlier is None:
         durable.remove(path_of(home, client))
     else:
@@ -81,7 +83,7 @@ def put_back(home: Home, client: str, earlier: Record | None) -> None:
 
 
 def remove(home: Home, client: str) -> None:
-    """Sessions that are open still call the gateway: where their requests go is kept for them, beside the record."""
+    """Remove the record, but keep its upstream in a file next to it: open sessions still call the gateway."""
     path, left = path_of(home, client), own_upstreams.left_path(path_of(home, client))
     if not path.exists():
         return

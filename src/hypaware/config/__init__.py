@@ -1,6 +1,6 @@
-"""The configuration of a home: `config.toml`, version 1, every key with its default.
+"""The configuration of a home: `config.toml`, version 1. Every key has a default.
 
-`schema` says which settings there are, `load` reads them, `edit` changes one and keeps the user's comments.
+`schema` defines the settings, `load` reads them, and `edit` changes one and preserves the user's comments.
 """
 
 from hypaware.config.load import load

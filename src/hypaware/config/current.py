@@ -1,4 +1,4 @@
-"""The config as it stands in the file now, for processes that live longer than it."""
+"""The current configuration, for long-running processes."""
 
 from __future__ import annotations
 
@@ -8,21 +8,24 @@ from hypaware.home import Home
 
 
 class CurrentConfig:
-    """Read anew when the file has changed; raises where it is broken. `[engine]` counts only when an engine starts."""
+    """Returns the config and reloads it when the file changes. Raises ConfigError if the file is invalid.
+
+    `[engine]` takes effect only when an engine starts.
+    """
 
     def __init__(self, home: Home) -> None:
         self._home = home
         self._loaded: tuple[tuple[int, int, int] | None, Config] | None = None
 
     def __call__(self) -> Config:
-        seen = self._seen()
-        if self._loaded is None or self._loaded[0] != seen:
-            self._loaded = (seen, load(self._home))
+        version = self._file_version()
+        if self._loaded is None or self._loaded[0] != version:
+            self._loaded = (version, load(self._home))
         return self._loaded[1]
 
-    def _seen(self) -> tuple[int, int, int] | None:
+    def _file_version(self) -> tuple[int, int, int] | None:
         try:
-            found = self._home.config.stat()
+            status = self._home.config.stat()
         except FileNotFoundError:
             return None
-        return found.st_ino, found.st_size, found.st_mtime_ns
+        return status.st_ino, status.st_size, status.st_mtime_ns

@@ -1,7 +1,7 @@
-"""Changes one setting in `config.toml`; comments, order and spacing stay as the user wrote them.
+"""Changes one setting in `config.toml` and preserves comments, order and spacing.
 
-The new text is validated as a whole before it replaces the file in one durable step; a change that would not
-validate leaves the file as it was. Two changes at once wait for each other (a lock on the home's folder).
+The new text is validated as a whole before it replaces the file atomically; an invalid change leaves the file
+unchanged. Concurrent changes wait for each other (a lock on the home's folder).
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ class Change:
     path: Path
     key: str
     before: Any
-    """As `hyp config show` would print it; None where nothing stood."""
+    """The value as `hyp config show` prints it, or None if the key was not set."""
     after: Any
 
 
 def set_value(home: Home, key: str, value: Any) -> Change:
-    """Sets a key such as `flush.interval`. Text is taken as TOML where that is valid, else as itself."""
+    """Set a key such as `flush.interval`. Text is parsed as TOML if that is valid, and otherwise used as is."""
     path = _key_path(key)
     durable.make_dir(home.root)
-    # A config that is a link into somebody's dotfiles stays one.
+    # A config that is a symbolic link, for example into dotfiles, stays a link.
     target = home.config.resolve()
     with alone(home.root):
         old = read_text(target)
@@ -53,41 +53,41 @@ def set_value(home: Home, key: str, value: Any) -> Change:
         new, config = _first_valid(text, path, value, home.config)
         if new != old:
             durable.write_file(target, new.encode())
-    return Change(home.config, dotted(path), _at(_before(text, home.config), path), _at(to_table(config), path))
+    return Change(home.config, dotted(path), _lookup(_before(text, home.config), path), _lookup(to_table(config), path))
 
 
 def _first_valid(text: str, path: tuple[str, ...], value: Any, name: Path) -> tuple[str, Config]:
     first_error: ConfigError | None = None
-    for meant in _meanings(value):
+    for candidate in _interpretations(value):
         try:
-            new = with_value(text, path, meant, name)
+            new = with_value(text, path, candidate, name)
             return new, read(parse_toml(new, name))
         except ConfigError as error:
             first_error = first_error or error
         except Problem as problem:
-            first_error = first_error or _refusal(problem, path, new, name)
+            first_error = first_error or _to_error(problem, path, new, name)
     assert first_error is not None
     raise first_error
 
 
-def _refusal(problem: Problem, path: tuple[str, ...], text: str, name: Path) -> ConfigError:
-    """Trouble with the new value needs no line; trouble elsewhere in the file does."""
+def _to_error(problem: Problem, path: tuple[str, ...], text: str, name: Path) -> ConfigError:
+    """Omit the line for a problem with the new value; include it for a problem elsewhere in the file."""
     if problem.path[: len(path)] == path or path[: len(problem.path)] == problem.path:
         return ConfigError(problem.message)
     return as_error(problem, text, name)
 
 
-def _meanings(value: Any) -> Iterator[Any]:
+def _interpretations(value: Any) -> Iterator[Any]:
     if isinstance(value, str):
         with suppress(tomllib.TOMLDecodeError):
-            found = tomllib.loads(f"value = {value}")
-            if len(found) == 1:
-                yield found["value"]
+            table = tomllib.loads(f"value = {value}")
+            if len(table) == 1:
+                yield table["value"]
     yield value
 
 
 def _key_path(key: str) -> tuple[str, ...]:
-    """A key is read as TOML reads it, so that a part with a dot in it can be quoted."""
+    """Parse a key as TOML does, so that a part that contains a dot can be quoted."""
     try:
         node = tomllib.loads(f"{key} = 0")
     except tomllib.TOMLDecodeError:
@@ -98,47 +98,47 @@ def _key_path(key: str) -> tuple[str, ...]:
         part, inner = next(iter(inner.items()))
         path.append(part)
     if inner != 0 or "\n" in key:
-        raise ConfigError(f"{key!r} is not a key; expected one such as flush.interval")
+        raise ConfigError(f"{key!r} is not a valid key; expected a key such as flush.interval")
     return tuple(path)
 
 
 def with_value(text: str, path: tuple[str, ...], raw: Any, name: Path) -> str:
-    """The text with this one key set. Every way of writing it is checked: a table begun in the middle of a file
-    would take the keys after it for its own."""
-    expected = _expected(text, path, raw, name)
+    """Return the text with this key set. The result is checked, because a table that is inserted in the middle of a
+    file would absorb the keys after it."""
+    expected = _expected_table(text, path, raw, name)
     for new_table in (tomlkit.table, tomlkit.inline_table):
         with suppress(TOMLKitError, ValueError):
-            new = _written(text, path, raw, new_table)
+            new = _render(text, path, raw, new_table)
             if tomllib.loads(new) == expected:
                 return new
-    raise ConfigError(f"{dotted(path)} cannot be set without touching other keys; edit {name}")
+    raise ConfigError(f"{dotted(path)} cannot be set without changing other keys; edit {name}")
 
 
 def without(text: str, path: tuple[str, ...], name: Path) -> str:
-    """The text without this table and all that is in it; the tables around it may go with the last one in them."""
+    """Return the text without this table. Enclosing tables that become empty may be removed too."""
     document = tomlkit.parse(text)
-    _take_out(document, path)
+    _remove(document, path)
     new = tomlkit.dumps(document)
     expected = tomllib.loads(text)
-    _take_out(expected, path)
-    if _filled(tomllib.loads(new)) != _filled(expected):
-        raise ConfigError(f"{dotted(path)} cannot be taken out without touching other keys; edit {name}")
+    _remove(expected, path)
+    if _without_empty(tomllib.loads(new)) != _without_empty(expected):
+        raise ConfigError(f"{dotted(path)} cannot be removed without changing other keys; edit {name}")
     return new
 
 
-def _take_out(table: Any, path: tuple[str, ...]) -> None:
+def _remove(table: Any, path: tuple[str, ...]) -> None:
     for part in path[:-1]:
         table = table[part]
     del table[path[-1]]
 
 
-def _filled(table: dict[str, Any]) -> dict[str, Any]:
-    """Without tables that hold nothing, which mean nothing either."""
-    found = {key: _filled(value) if isinstance(value, dict) else value for key, value in table.items()}
-    return {key: value for key, value in found.items() if value != {}}
+def _without_empty(table: dict[str, Any]) -> dict[str, Any]:
+    """Return the table without empty subtables, which have no meaning."""
+    cleaned = {key: _without_empty(value) if isinstance(value, dict) else value for key, value in table.items()}
+    return {key: value for key, value in cleaned.items() if value != {}}
 
 
-def _written(text: str, path: tuple[str, ...], raw: Any, new_table: Callable[[], Any]) -> str:
+def _render(text: str, path: tuple[str, ...], raw: Any, new_table: Callable[[], Any]) -> str:
     document = tomlkit.parse(text)
     node: Any = document
     for part in path[:-1]:
@@ -151,7 +151,7 @@ def _written(text: str, path: tuple[str, ...], raw: Any, new_table: Callable[[],
     return tomlkit.dumps(document)
 
 
-def _expected(text: str, path: tuple[str, ...], raw: Any, name: Path) -> dict[str, Any]:
+def _expected_table(text: str, path: tuple[str, ...], raw: Any, name: Path) -> dict[str, Any]:
     table = tomllib.loads(text)
     node = table
     for part in path[:-1]:
@@ -163,14 +163,14 @@ def _expected(text: str, path: tuple[str, ...], raw: Any, name: Path) -> dict[st
 
 
 def _before(text: str, name: Path) -> Any:
-    """What stood before; a file that was broken (and is being mended) has nothing to show."""
+    """Return the settings before the change, or an empty table if the file was invalid."""
     try:
         return to_table(parse(text, name))
     except ConfigError:
         return {}
 
 
-def _at(value: Any, path: tuple[str, ...]) -> Any:
+def _lookup(value: Any, path: tuple[str, ...]) -> Any:
     for part in path:
         value = value.get(part) if isinstance(value, dict) else None
     return value
@@ -178,7 +178,7 @@ def _at(value: Any, path: tuple[str, ...]) -> Any:
 
 @contextmanager
 def alone(folder: Path) -> Iterator[None]:
-    """Whoever changes the config of the home in this folder holds the lock on it."""
+    """Hold the lock on a home's folder while its config is changed."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)

@@ -1,4 +1,4 @@
-"""A part of every day, by the machine's own clock: `22:00-07:00`. It may reach beyond midnight."""
+"""A daily period in local time, such as `22:00-07:00`. It may extend past midnight."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _HOURS = re.compile(r"([0-9]{1,2}):([0-9]{2})\s*-\s*([0-9]{1,2}):([0-9]{2})")
 class Hours:
     begin: time
     end: time
-    """The first moment that is no part of it."""
+    """The period ends just before this time."""
 
-    def hold(self, moment: time) -> bool:
+    def contains(self, moment: time) -> bool:
         if self.begin <= self.end:
             return self.begin <= moment < self.end
         return moment >= self.begin or moment < self.end
@@ -25,11 +25,11 @@ class Hours:
 
 
 def parse(text: str) -> Hours:
-    """Raises ValueError."""
-    found = _HOURS.fullmatch(text)
-    if not found:
+    """Parse a period such as `22:00-07:00`. Raise ValueError if it is invalid."""
+    match = _HOURS.fullmatch(text)
+    if not match:
         raise ValueError
-    first, last = time(int(found[1]), int(found[2])), time(int(found[3]), int(found[4]))
-    if first == last:
+    begin, end = time(int(match[1]), int(match[2])), time(int(match[3]), int(match[4]))
+    if begin == end:
         raise ValueError("it begins and ends at the same time")
-    return Hours(first, last)
+    return Hours(begin, end)

@@ -1,7 +1,7 @@
-"""Loads `config.toml`, or says what is wrong with which key in which line, and what to write instead.
+"""Loads `config.toml`. An error names the key, the line and the expected value.
 
-A missing file is all defaults. A file is taken whole or not at all: a setting that is misspelt and silently
-left at its default is worse than a stop.
+A missing file means all defaults. A file with any error is rejected as a whole, because silently using the default of
+a misspelt setting is worse than stopping.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ def load(home: Home) -> Config:
 
 
 def read_text(path: Path) -> str | None:
-    """The file's text; None where there is no file."""
+    """Return the text of the file, or None if it does not exist."""
     try:
         data = path.read_bytes()
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from error
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -41,7 +41,7 @@ def read_text(path: Path) -> str | None:
 
 
 def parse(text: str, path: Path) -> Config:
-    """The config that the text says; `path` is for messages only."""
+    """Parse and validate the text of a config file. `path` is used in messages only."""
     try:
         return read(parse_toml(text, path))
     except Problem as problem:
@@ -59,10 +59,10 @@ def parse_toml(text: str, path: Path) -> dict[str, Any]:
         return tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         message = str(error)
-        found = _POSITION.search(message)
-        if found and found[1]:
-            line, column = int(found[1]), int(found[2])
+        position = _POSITION.search(message)
+        if position and position[1]:
+            line, column = int(position[1]), int(position[2])
         else:
             line, column = text.count("\n") + 1, len(text) - text.rfind("\n")
-        what = _POSITION.sub("", message)
-        raise ConfigError(f"{path}, line {line}, column {column}: {what}; this is not TOML as it stands") from None
+        reason = _POSITION.sub("", message)
+        raise ConfigError(f"{path}, line {line}, column {column}: {reason}; the file is not valid TOML") from None

@@ -1,8 +1,7 @@
-"""From a parsed TOML table to a `Config`: known keys, right values, and what must fit together.
+"""Validates a parsed TOML table and converts it to a `Config`.
 
-Raises `Problem` with the path of the key; `load.py` adds file and line. Registered names (clients, sinks,
-datasets) are looked up only for what is not built in, because finding entry points costs more than all the
-rest.
+Raises `Problem` with the path of the key; `load.py` adds the file and the line. Registered names (clients, sinks,
+datasets) are looked up only if they are not built in, because finding entry points takes longer than everything else.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ _SECTIONS: Mapping[str, type[DataclassInstance]] = {
 
 
 class Problem(Exception):
-    """What is wrong with which key."""
+    """An invalid key, with the reason."""
 
     def __init__(self, path: KeyPath, message: str) -> None:
         super().__init__(message)
@@ -70,8 +69,8 @@ def read(table: Mapping[str, Any]) -> Config:
     if type(version) is not int or version != schema.VERSION:
         raise Problem(
             ("version",),
-            f"version is {_shown(version)}, and this HypAware reads version {schema.VERSION}: "
-            f"write version = {schema.VERSION}, or run the HypAware that wrote this file",
+            f"version is {_preview(version)}, but this version of HypAware reads version {schema.VERSION}: "
+            f"write version = {schema.VERSION}, or use the version of HypAware that wrote this file",
         )
     own: dict[str, Reader] = {
         "version": lambda raw, _path: raw,
@@ -90,14 +89,14 @@ def read(table: Mapping[str, Any]) -> Config:
 
 
 def _section(section: type[T], raw: Any, path: KeyPath, own: Mapping[str, Reader] | None = None) -> T:
-    """Reads a table into its dataclass; `own` are the fields that are more than one setting."""
+    """Read a table into its dataclass. `own` has the readers of fields that are not a single setting."""
     settings: dict[str, Setting] = {
         each.name: each.metadata["setting"] for each in fields(section) if "setting" in each.metadata
     }
     readers = {name: _reader(setting) for name, setting in settings.items()} | dict(own or {})
     table = _table(raw, path)
-    _refuse_unknown(table, readers, path)
-    _refuse_missing(table, settings, path)
+    _reject_unknown(table, readers, path)
+    _reject_missing(table, settings, path)
     return section(**{name: readers[name](value, (*path, name)) for name, value in table.items()})
 
 
@@ -111,17 +110,19 @@ def _value(kind: Kind, raw: Any, path: KeyPath) -> Any:
     except ValueError as error:
         reason = f" ({error})" if str(error) else ""
         raise Problem(
-            path, f"{dotted(path)} is {_shown(raw)}{reason}: expected {kind.expected}, such as {kind.example}"
+            path, f"{dotted(path)} is {_preview(raw)}{reason}: expected {kind.expected}, such as {kind.example}"
         ) from None
 
 
 def _table(raw: Any, path: KeyPath) -> Mapping[str, Any]:
     if not isinstance(raw, Mapping):
-        raise Problem(path, f"{dotted(path)} is {_shown(raw)}: expected a table, [{dotted(path)}] and its keys below")
+        raise Problem(
+            path, f"{dotted(path)} is {_preview(raw)}: expected a table: [{dotted(path)}] followed by its keys"
+        )
     return raw
 
 
-def _refuse_unknown(table: Mapping[str, Any], known: Iterable[str], path: KeyPath) -> None:
+def _reject_unknown(table: Mapping[str, Any], known: Iterable[str], path: KeyPath) -> None:
     names = list(known)
     for key in table:
         if key not in names:
@@ -131,7 +132,7 @@ def _refuse_unknown(table: Mapping[str, Any], known: Iterable[str], path: KeyPat
             raise Problem((*path, key), f"unknown key {dotted((*path, key))}.{hint}")
 
 
-def _refuse_missing(table: Mapping[str, Any], settings: Mapping[str, Setting], path: KeyPath) -> None:
+def _reject_missing(table: Mapping[str, Any], settings: Mapping[str, Setting], path: KeyPath) -> None:
     for name, setting in settings.items():
         if setting.required and name not in table:
             raise Problem(
@@ -148,13 +149,16 @@ def _named(raw: Any, path: KeyPath) -> Iterable[tuple[str, Any, KeyPath]]:
 
 def _upstreams(raw: Any, path: KeyPath) -> tuple[UpstreamConfig, ...]:
     if not isinstance(raw, list):
-        raise Problem(path, f"{dotted(path)} is {_shown(raw)}: expected tables, each begun with [[{dotted(path)}]]")
+        raise Problem(
+            path,
+            f"{dotted(path)} is {_preview(raw)}: expected an array of tables, each starting with [[{dotted(path)}]]",
+        )
     found: list[UpstreamConfig] = []
     for at, item in enumerate(raw):
         upstream = _section(UpstreamConfig, item, (*path, at))
         for other in found:
             if other.name == upstream.name or other.path_prefix == upstream.path_prefix:
-                raise Problem((*path, at), f"{dotted((*path, at))} has the name or the path_prefix of {other.name}")
+                raise Problem((*path, at), f"{dotted((*path, at))} has the same name or path_prefix as {other.name}")
         found.append(replace(upstream, provider=upstream.provider or upstream.name))
     return tuple(found)
 
@@ -163,7 +167,7 @@ def _clients(raw: Any, path: KeyPath) -> dict[str, ClientConfig]:
     found = {}
     for name, value, at in _named(raw, path):
         if name not in schema.BUILT_IN_CLIENTS:
-            _refuse_unregistered(name, "hypaware.clients", schema.BUILT_IN_CLIENTS, "client", at)
+            _reject_unregistered(name, "hypaware.clients", schema.BUILT_IN_CLIENTS, "client", at)
         found[name] = _section(ClientConfig, value, at)
     return found
 
@@ -173,8 +177,8 @@ def _lake(raw: Any, path: KeyPath) -> LakeConfig:
     if lake.catalog == "embedded" and "://" in lake.warehouse:
         raise Problem(
             (*path, "warehouse"),
-            f"lake.warehouse is {_shown(lake.warehouse)}, which needs a shared catalog: "
-            'set lake.catalog to a table such as { type = "rest", uri = "…" }, or name a local folder',
+            f"lake.warehouse is {_preview(lake.warehouse)}, which needs a shared catalog: "
+            'set lake.catalog to a table such as { type = "rest", uri = "…" }, or use a local folder',
         )
     return lake
 
@@ -183,7 +187,7 @@ def _days_of_datasets(raw: Any, path: KeyPath) -> dict[str, int]:
     days = dict(RetentionConfig().datasets)
     for name, value, at in _named(raw, path):
         if name not in (*schema.DEFAULT_DATASETS, *schema.LOCAL_DATASETS):
-            _refuse_unknown_dataset(name, at)
+            _reject_unknown_dataset(name, at)
         days[name] = _value(_DAYS, value, at)
     return days
 
@@ -191,20 +195,20 @@ def _days_of_datasets(raw: Any, path: KeyPath) -> dict[str, int]:
 def _folders(raw: Any, path: KeyPath) -> dict[str, str]:
     found: dict[str, str] = {}
     for folder, value in _table(raw, path).items():
-        if not _is_whole(folder):
+        if not _is_absolute(folder):
             raise Problem(
                 (*path, folder),
-                f'{dotted((*path, folder))}: expected a whole path as a key, such as "~/work" = "local-only"',
+                f'{dotted((*path, folder))}: expected an absolute path as the key, such as "~/work" = "local-only"',
             )
         found[folder] = _value(PRIVACY_CLASS, value, (*path, folder))
     return found
 
 
-def _is_whole(folder: str) -> bool:
+def _is_absolute(folder: str) -> bool:
     try:
         return Path(folder).expanduser().is_absolute() and "\0" not in folder
     except RuntimeError:
-        # The home of a user that there is not.
+        # The home directory of an unknown user.
         return False
 
 
@@ -214,13 +218,13 @@ def _sinks(raw: Any, path: KeyPath) -> dict[str, SinkConfig]:
 
 def _sink(raw: Any, path: KeyPath) -> SinkConfig:
     table = _table(raw, path)
-    _refuse_missing(table, {"kind": SINK_COMMON["kind"]}, path)
+    _reject_missing(table, {"kind": SINK_COMMON["kind"]}, path)
     kind_name = _value(NAME, table["kind"], (*path, "kind"))
     if kind := SINK_KINDS.get(kind_name):
-        _refuse_unknown(table, (*SINK_COMMON, *kind.options), path)
-        _refuse_missing(table, kind.options, path)
+        _reject_unknown(table, (*SINK_COMMON, *kind.options), path)
+        _reject_missing(table, kind.options, path)
     else:
-        _refuse_unregistered(kind_name, "hypaware.sinks", SINK_KINDS, "kind of sink", (*path, "kind"))
+        _reject_unregistered(kind_name, "hypaware.sinks", SINK_KINDS, "kind of sink", (*path, "kind"))
     options = {name: value for name, value in table.items() if name not in SINK_COMMON}
     if kind:
         defaults = {name: setting.default for name, setting in kind.options.items()}
@@ -228,7 +232,7 @@ def _sink(raw: Any, path: KeyPath) -> SinkConfig:
         options = defaults | given
         if options.get("encoder", "parquet") not in schema.BUILT_IN_ENCODERS:
             at = (*path, "encoder")
-            _refuse_unregistered(options["encoder"], "hypaware.encoders", schema.BUILT_IN_ENCODERS, "encoder", at)
+            _reject_unregistered(options["encoder"], "hypaware.encoders", schema.BUILT_IN_ENCODERS, "encoder", at)
     schedule = table.get("schedule", kind.schedule if kind else "*/5 * * * *")
     return SinkConfig(
         kind=kind_name,
@@ -243,15 +247,18 @@ def _datasets_of_sink(table: Mapping[str, Any], path: KeyPath, one: bool) -> tup
     datasets: tuple[str, ...] = _value(SINK_COMMON["datasets"].kind, table.get("datasets", schema.DEFAULT_DATASETS), at)
     for name in datasets:
         if name in schema.LOCAL_DATASETS:
-            raise Problem(at, f"{dotted(at)} names {name}, which no sink can carry: it stays on this machine")
+            raise Problem(at, f"{dotted(at)} names {name}, which cannot be exported: it stays on this machine")
         if name not in schema.DEFAULT_DATASETS:
-            _refuse_unknown_dataset(name, at)
+            _reject_unknown_dataset(name, at)
     if one and len(datasets) > 1:
-        raise Problem(at, f"{dotted(at)} names {len(datasets)} datasets, but a table holds one: use a sink for each")
+        raise Problem(
+            at,
+            f"{dotted(at)} names {len(datasets)} datasets, but a table can hold only one",
+        )
     return datasets
 
 
-def _refuse_unknown_dataset(name: str, path: KeyPath) -> None:
+def _reject_unknown_dataset(name: str, path: KeyPath) -> None:
     from hypaware.model import datasets
 
     known = (*datasets.names(), *schema.LOCAL_DATASETS)
@@ -259,7 +266,7 @@ def _refuse_unknown_dataset(name: str, path: KeyPath) -> None:
         raise Problem(path, f"{dotted(path)}: there is no dataset {name!r}.{nearest(name, known)}")
 
 
-def _refuse_unregistered(name: str, group: str, built_in: Iterable[str], what: str, path: KeyPath) -> None:
+def _reject_unregistered(name: str, group: str, built_in: Iterable[str], what: str, path: KeyPath) -> None:
     from hypaware import plugins
 
     known = tuple(dict.fromkeys((*built_in, *plugins.names(group))))
@@ -268,7 +275,7 @@ def _refuse_unregistered(name: str, group: str, built_in: Iterable[str], what: s
 
 
 def all_keys() -> list[str]:
-    """Every fixed key, dotted, for hints and for the docs."""
+    """Return every fixed key in dotted form, for hints and for the docs."""
     found = []
     for each in fields(Config):
         found.append(each.name)
@@ -277,7 +284,7 @@ def all_keys() -> list[str]:
     return found
 
 
-def _shown(raw: Any) -> str:
+def _preview(raw: Any) -> str:
     import json
 
     text = json.dumps(raw, ensure_ascii=True, default=str)

@@ -1,4 +1,4 @@
-"""The configuration as it takes effect, defaults included, in the words of the file: `"2m"`, not 120.0."""
+"""Renders the effective configuration, including defaults, in the notation of the file: `"2m"`, not 120.0."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hypaware.config.schema import SINK_COMMON, SINK_KINDS, Config, Setting, Sin
 
 
 def to_table(config: Config) -> dict[str, Any]:
-    """What a config.toml with every key written out would hold."""
+    """Return the contents of a config.toml that sets every key."""
     return _section(config)
 
 

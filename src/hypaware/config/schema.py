@@ -1,6 +1,6 @@
-"""The configuration, typed. Each setting stands here once: its kind of value, its default, what it is for.
+"""The settings of the configuration: for each one its type, its default and its description.
 
-Durations are seconds, sizes bytes. Everything is a frozen value; `edit.py` changes the file.
+Durations are in seconds and sizes in bytes. All values are frozen; `edit.py` changes the file.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ VERSION = 1
 DEFAULT_DATASETS = ("ai_gateway_messages",)
 BUILT_IN_CLIENTS = ("claude", "codex")
 BUILT_IN_ENCODERS = ("parquet", "jsonl", "jsonl-zstd")
-# Raw bodies, kept a while to decode them again: no destination has a place for them.
+# Raw exchanges are kept for reprojection and are never exported.
 LOCAL_DATASETS = ("ai_gateway_exchanges",)
 
 
@@ -38,76 +38,76 @@ def _required(kind: Kind, about: str) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class UpstreamConfig:
-    name: str = _required(values.NAME, "what to call it")
-    base_url: str = _required(values.URL, "where requests go")
-    path_prefix: str = _setting(values.PREFIX, "/", "requests under this path go there")
-    provider: str = _setting(values.TEXT, "", "whose dialect it speaks; its name if empty")
-    strip_prefix: bool = _setting(values.FLAG, False, "take the prefix off before sending")
+    name: str = _required(values.NAME, "name of the upstream")
+    base_url: str = _required(values.URL, "address that requests are forwarded to")
+    path_prefix: str = _setting(values.PREFIX, "/", "requests under this path are forwarded to it")
+    provider: str = _setting(values.TEXT, "", "API dialect of the upstream; its name if empty")
+    strip_prefix: bool = _setting(values.FLAG, False, "remove the prefix before forwarding")
 
 
 @dataclass(frozen=True)
 class GatewayConfig:
-    listen: str = _setting(values.LISTEN, "127.0.0.1:18521", "where clients reach the gateway")
+    listen: str = _setting(values.LISTEN, "127.0.0.1:18521", "address of the gateway for clients")
     upstreams: tuple[UpstreamConfig, ...] = ()
 
 
 @dataclass(frozen=True)
 class ClientConfig:
     enabled: bool = _setting(values.FLAG, True, "record this client")
-    history_from: str = _setting(values.MOMENT, "", "the daemon leaves out what is older; `hyp backfill` does not")
+    history_from: str = _setting(values.MOMENT, "", "the daemon ignores older history; `hyp backfill` does not")
 
 
 @dataclass(frozen=True)
 class EngineConfig:
     master: str = _setting(values.FILLED, "local[*]", "Spark master: this machine, or a cluster")
     memory: str = _setting(values.MEMORY, "1g", "heap of the Spark driver")
-    idle_timeout: float = _setting(values.DURATION, 900.0, "the engine stops after so long without a job")
+    idle_timeout: float = _setting(values.DURATION, 900.0, "stop the engine after this time without a job")
 
 
 @dataclass(frozen=True)
 class LakeConfig:
     catalog: str | Mapping[str, str] = _setting(
-        values.LAKE_CATALOG, "embedded", "where the tables are registered: embedded only, so far"
+        values.LAKE_CATALOG, "embedded", "catalog of the tables; only embedded is supported"
     )
-    warehouse: str = _setting(values.TEXT, "", "where the data files lie: below the home only, so far")
+    warehouse: str = _setting(values.TEXT, "", "folder of the data files; only below the home is supported")
 
 
 @dataclass(frozen=True)
 class FlushConfig:
-    interval: float = _setting(values.DURATION, 120.0, "commit the spool this often while the engine runs")
-    cold_interval: float = _setting(values.DURATION, 900.0, "and this often when it had to be started for it")
-    max_rows: int = _setting(values.whole(1), 100_000, "rows in one commit")
-    max_bytes: int = _setting(values.SIZE, 128 * 2**20, "bytes of spool in one commit")
+    interval: float = _setting(values.DURATION, 120.0, "time between commits of the spool while the engine runs")
+    cold_interval: float = _setting(values.DURATION, 900.0, "time between commits if the engine must be started")
+    max_rows: int = _setting(values.whole(1), 100_000, "maximum number of rows in one commit")
+    max_bytes: int = _setting(values.SIZE, 128 * 2**20, "maximum size of the spool segments in one commit")
 
 
 @dataclass(frozen=True)
 class RetentionConfig:
-    default_days: int = _setting(values.whole(0), 0, "keep rows so long; 0 is for ever")
-    wait_for_sinks: bool = _setting(values.FLAG, True, "keep what a sink has not had yet")
-    max_hold_days: int = _setting(values.whole(0), 30, "but wait for it no longer than this")
+    default_days: int = _setting(values.whole(0), 0, "days to keep rows; 0 means forever")
+    wait_for_sinks: bool = _setting(values.FLAG, True, "keep rows that a sink has not received")
+    max_hold_days: int = _setting(values.whole(0), 30, "maximum number of days to wait for a sink")
     datasets: Mapping[str, int] = field(default_factory=lambda: {"ai_gateway_exchanges": 14})
 
 
 @dataclass(frozen=True)
 class MaintainConfig:
     interval: float = _setting(
-        values.DURATION_OR_OFF, 3600.0, "daemon and server look this often whether anything is due"
+        values.DURATION_OR_OFF, 3600.0, "how often the daemon and the server check whether maintenance is due"
     )
-    budget: float = _setting(values.DURATION, 300.0, "nothing new is begun after it has taken so long")
-    quiet_hours: str = _setting(values.HOURS, "", "not at this time of the day, by the machine's clock")
-    on_battery: bool = _setting(values.FLAG, False, "the daemon also while the machine runs on its battery")
+    budget: float = _setting(values.DURATION, 300.0, "start no further step after this time")
+    quiet_hours: str = _setting(values.HOURS, "", "no maintenance during this period, in local time")
+    on_battery: bool = _setting(values.FLAG, False, "let the daemon run maintenance on battery power")
 
 
 @dataclass(frozen=True)
 class RedactionConfig:
-    kept: bool = _setting(values.FLAG, False, "replace secrets also in what is kept on this machine")
-    exported: bool = _setting(values.FLAG, True, "replace secrets in what a sink gets")
-    rules_off: tuple[str, ...] = _setting(values.RULES, (), "rules that are not to look for secrets")
+    kept: bool = _setting(values.FLAG, False, "replace secrets in rows stored on this machine")
+    exported: bool = _setting(values.FLAG, True, "replace secrets in exported rows")
+    rules_off: tuple[str, ...] = _setting(values.RULES, (), "names of disabled secret rules")
 
 
 @dataclass(frozen=True)
 class PrivacyConfig:
-    unknown_folder: str = _setting(values.PRIVACY_CLASS, "full", "how far work goes whose folder is not known")
+    unknown_folder: str = _setting(values.PRIVACY_CLASS, "full", "privacy class of sessions whose folder is unknown")
     folders: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -117,7 +117,7 @@ class SinkConfig:
     schedule: str
     datasets: tuple[str, ...]
     options: Mapping[str, Any]
-    """The settings of this kind, see SINK_KINDS; those of a plugin's kind as they stand in the file."""
+    """The settings of this kind (see SINK_KINDS). Those of a plugin's kind are as in the file."""
 
 
 @dataclass(frozen=True)
@@ -148,7 +148,7 @@ SINK_KINDS: Mapping[str, SinkKind] = {
         "to a HypAware server",
         schedule="* * * * *",
         options={
-            "url": Setting(values.SERVER_URL, None, "the server, without /v1", required=True),
+            "url": Setting(values.SERVER_URL, None, "address of the server, without /v1", required=True),
             "token_file": Setting(values.TEXT, "", "file with the bootstrap token or a signed token"),
             "token_env": Setting(values.TEXT, "", "environment variable with the token"),
         },
@@ -160,9 +160,9 @@ SINK_KINDS: Mapping[str, SinkKind] = {
             "destination": Setting(values.FILLED, None, "folder, s3://, gs:// or az:// address", required=True),
             "encoder": Setting(values.NAME, "parquet", "file format: parquet, jsonl, jsonl-zstd, or a plugin's"),
             "endpoint": Setting(
-                values.TEXT, "", "s3: the server, where it is not Amazon's; http:// only if written so"
+                values.TEXT, "", "s3: server address, unless Amazon's; https unless it starts with http://"
             ),
-            "region": Setting(values.TEXT, "", "s3: the bucket's region"),
+            "region": Setting(values.TEXT, "", "s3: region of the bucket"),
             "access_key_env": Setting(values.TEXT, "", "s3: environment variable with the access key"),
             "secret_key_env": Setting(values.TEXT, "", "s3: environment variable with its secret"),
         },
@@ -172,7 +172,7 @@ SINK_KINDS: Mapping[str, SinkKind] = {
         schedule="*/5 * * * *",
         options={
             "table": Setting(values.FILLED, None, "namespace.table", required=True),
-            "catalog": Setting(values.CATALOG, None, "where that table is registered", required=True),
+            "catalog": Setting(values.CATALOG, None, "catalog of that table", required=True),
         },
         one_dataset=True,
     ),
@@ -181,6 +181,6 @@ SINK_COMMON: Mapping[str, Setting] = {
     "kind": Setting(
         replace(values.NAME, example='"blob"'), None, "forward, blob, iceberg, or a plugin's", required=True
     ),
-    "schedule": Setting(values.SCHEDULE, None, "when to deliver: cron, UTC"),
-    "datasets": Setting(values.NAMES, DEFAULT_DATASETS, "what to deliver"),
+    "schedule": Setting(values.SCHEDULE, None, "delivery schedule: cron, UTC"),
+    "datasets": Setting(values.NAMES, DEFAULT_DATASETS, "datasets to deliver"),
 }

@@ -1,6 +1,6 @@
-"""The kinds of values that settings have: how each is read, written back, and described when it is wrong.
+"""The value types of settings: how each is parsed, written back, and described in an error message.
 
-`read` raises ValueError for what it cannot take, with a reason where the expectation alone does not say it.
+`read` raises ValueError for an invalid value, with a reason if the expected type alone does not explain it.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ _MEMORY = re.compile(r"[1-9]\d*[kmgt]", re.IGNORECASE)
 @dataclass(frozen=True)
 class Kind:
     expected: str
-    """Ends the sentence "expected …"."""
+    """Completes the sentence "expected ..."."""
     example: str
-    """As it would stand in the file, right of the `=`."""
+    """An example value in TOML."""
     read: Callable[[Any], Any]
     write: Callable[[Any], Any] = lambda value: value
 
@@ -42,7 +42,7 @@ def _text(raw: Any) -> str:
     if not isinstance(raw, str):
         raise ValueError
     if any(ord(char) < 0x20 for char in raw):
-        raise ValueError("it holds a control character")
+        raise ValueError("it contains a control character")
     return raw
 
 
@@ -64,7 +64,7 @@ def whole(least: int) -> Kind:
             raise ValueError
         return raw
 
-    return Kind(f"a whole number from {least}", str(max(least, 30)), read)
+    return Kind(f"an integer of at least {least}", str(max(least, 30)), read)
 
 
 def _duration(raw: Any) -> float:
@@ -75,7 +75,7 @@ def _duration(raw: Any) -> float:
         raise ValueError
     seconds = int(found[1]) * _MILLISECONDS[found[2]] / 1000
     if not 0 < seconds <= 10 * 366 * 86400:
-        raise ValueError("it must be more than nothing and at most ten years")
+        raise ValueError("it must be greater than zero and at most ten years")
     return seconds
 
 
@@ -88,18 +88,18 @@ def _hours(raw: Any) -> str:
 
 
 def _moment(raw: Any) -> str:
-    """As text with its zone, also where the file has it without quotes; a day is its beginning, no zone is UTC."""
+    """Return a time as text with its zone. A date means its start; without a zone, UTC is assumed."""
     text = raw.isoformat() if isinstance(raw, date) else _text(raw).strip()
     if not text:
         return ""
-    found = datetime.fromisoformat(text)
-    return (found if found.tzinfo else found.replace(tzinfo=UTC)).isoformat()
+    moment = datetime.fromisoformat(text)
+    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).isoformat()
 
 
 def duration_text(seconds: float) -> str:
-    """In the largest unit that keeps it whole."""
-    whole = round(seconds * 1000)
-    return next(f"{whole // size}{unit}" for unit, size in _MILLISECONDS.items() if whole % size == 0)
+    """Format a duration in the largest unit that divides it."""
+    count = round(seconds * 1000)
+    return next(f"{count // size}{unit}" for unit, size in _MILLISECONDS.items() if count % size == 0)
 
 
 def _size(raw: Any) -> int:
@@ -111,12 +111,12 @@ def _size(raw: Any) -> int:
             raise ValueError
         count = int(found[1]) * _BYTES_ANY_CASE[found[2].upper()]
     if not 0 < count < 2**63:
-        raise ValueError("it must be more than nothing")
+        raise ValueError("it must be greater than zero")
     return count
 
 
 def size_text(count: int) -> str:
-    """In the largest unit that keeps it whole, binary ones first."""
+    """Format a size in the largest unit that divides it, preferring binary units."""
     return next(f"{count // size}{unit}" for unit, size in _BYTES.items() if count % size == 0)
 
 
@@ -164,10 +164,10 @@ def _name(raw: Any) -> str:
 def _names(raw: Any) -> tuple[str, ...]:
     if not isinstance(raw, list | tuple) or not raw:
         raise ValueError
-    found = tuple(_name(item) for item in raw)
-    if len(set(found)) < len(found):
-        raise ValueError("a name stands there twice")
-    return found
+    names = tuple(_name(item) for item in raw)
+    if len(set(names)) < len(names):
+        raise ValueError("a name is repeated")
+    return names
 
 
 def _schedule(raw: Any) -> str:
@@ -179,28 +179,39 @@ def _schedule(raw: Any) -> str:
 def choice(*allowed: str) -> Kind:
     def read(raw: Any) -> str:
         if raw not in allowed:
-            raise ValueError(_meant(raw, allowed))
+            raise ValueError(_suggestion(raw, allowed))
         return str(raw)
 
     return Kind(f"one of {', '.join(allowed)}", f'"{allowed[0]}"', read)
 
 
-def _meant(raw: Any, known: Iterable[str]) -> str:
+def _suggestion(raw: Any, known: Iterable[str]) -> str:
     return nearest(raw, known).strip() if isinstance(raw, str) else ""
 
 
 def _rules(raw: Any) -> tuple[str, ...]:
-    from hypaware.capture.secrets_rules import KINDS
-
     if not isinstance(raw, list | tuple) or not all(isinstance(item, str) for item in raw):
         raise ValueError
     for item in raw:
-        if item not in KINDS:
-            raise ValueError(f"there is no rule {item!r}. {_meant(item, KINDS)}")
+        if item not in SECRET_RULES:
+            raise ValueError(f"there is no rule {item!r}. {_suggestion(item, SECRET_RULES)}")
     if len(set(raw)) < len(raw):
-        raise ValueError("a name stands there twice")
+        raise ValueError("a name is repeated")
     return tuple(raw)
 
+
+SECRET_RULES = (
+    "anthropic-key", "openrouter-key", "openai-key", "groq-key", "xai-key", "perplexity-key", "replicate-key",
+    "huggingface-token", "aws-key-id", "aws-bedrock-key", "gcp-key", "gcp-oauth-token", "gcp-oauth-secret",
+    "github-token", "gitlab-token", "slack-token", "slack-webhook", "stripe-key", "npm-token", "pypi-token",
+    "rubygems-key", "docker-token", "digitalocean-token", "databricks-token", "doppler-token", "vault-token",
+    "shopify-token", "sendgrid-key", "mailgun-key", "twilio-key", "sentry-token", "grafana-token", "linear-key",
+    "notion-token", "postman-key", "newrelic-key", "figma-token", "supabase-key", "planetscale-token", "fly-token",
+    "netlify-token", "pulumi-token", "artifactory-key", "atlassian-token", "telegram-token", "age-key", "jwt",
+    "bearer-token", "basic-credentials", "cookie", "azure-client-secret", "private-key", "url-password", "password",
+    "assigned-secret",
+)  # fmt: skip
+"""The names of the rules that find secrets, for `redaction.rules_off`. `secrets_rules` implements them."""
 
 CATALOG_TYPES = ("rest", "jdbc", "glue", "hive")
 
@@ -215,7 +226,7 @@ def _shared_catalog(raw: Any) -> dict[str, str]:
     properties = {}
     for key, value in raw.items():
         if not isinstance(value, str | int | float):
-            raise ValueError(f"its property {key} is neither text, a number nor true or false")
+            raise ValueError(f"its property {key} must be text, a number, true or false")
         properties[key] = str(value).lower() if isinstance(value, bool) else str(value)
     return properties
 
@@ -236,17 +247,17 @@ DURATION_OR_OFF = Kind(
     _duration_or_off,
     lambda value: duration_text(value) if value else "off",
 )
-MOMENT = Kind("a day or a time, or nothing", '"2026-11-15T08:00:00Z"', _moment)
-HOURS = Kind("two times of the day, or nothing", '"22:00-07:00"', _hours)
+MOMENT = Kind("a date or a time, or empty", '"2026-11-15T08:00:00Z"', _moment)
+HOURS = Kind("a daily period, or empty", '"22:00-07:00"', _hours)
 SIZE = Kind("a number of bytes", '"128MiB"', _size, size_text)
 MEMORY = Kind("an amount of memory in k, m, g or t", '"1g"', _memory)
 LISTEN = Kind("an address and a port", '"127.0.0.1:18521"', _listen)
 URL = Kind("an http or https address", '"https://api.example"', _url)
 SERVER_URL = Kind("the server's http or https address", '"https://host.example"', _server_url)
-PREFIX = Kind("a path that begins with /", '"/v1"', _prefix)
-NAME = Kind("a name of letters, digits, _ and -", '"anthropic"', _name)
+PREFIX = Kind("a path that starts with /", '"/v1"', _prefix)
+NAME = Kind("a name made of letters, digits, _ and -", '"anthropic"', _name)
 NAMES = Kind("a list of dataset names", '["ai_gateway_messages"]', _names, list)
-RULES = Kind("a list of rules' names", '["password"]', _rules, list)
+RULES = Kind("a list of rule names", '["password"]', _rules, list)
 PRIVACY_CLASS = choice(*PRIVACY_WORDS)
 SCHEDULE = Kind("five cron fields (minute, hour, day, month, weekday; UTC)", '"*/5 * * * *"', _schedule)
 CATALOG = Kind("a table with the catalog's type and uri", _CATALOG_EXAMPLE, _shared_catalog, dict)

@@ -1,7 +1,7 @@
-"""Finds the line of a key in TOML text. Needed for error messages only, so it may take its time.
+"""Finds the line of a key in TOML text. It is used only for error messages, so it need not be fast.
 
-A TOML file is a list of statements, and the text up to the end of any statement is a TOML file too. So the
-key appears in the statement that begins right after the longest such prefix without it.
+A TOML file is a list of statements, and the text up to the end of any statement is valid TOML. So the key is defined
+by the statement that follows the longest valid prefix without it.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ import json
 import tomllib
 from typing import Any
 
-_MOST_LINES = 2000
+_MAX_LINES = 2000
 
 KeyPath = tuple[str | int, ...]
 
 
 def line_of(text: str, path: KeyPath) -> int | None:
-    """The line (from 1) of the statement that first brings in the key; None where that cannot be said."""
+    """Return the line, from 1, of the statement that defines the key, or None if it is unknown."""
     lines = text.splitlines(keepends=True)
-    if len(lines) > _MOST_LINES:
+    if len(lines) > _MAX_LINES:
         return None
     begin = 1
     for count in range(1, len(lines) + 1):
@@ -42,12 +42,12 @@ def _has(value: Any, path: KeyPath) -> bool:
 
 
 def dotted(path: KeyPath) -> str:
-    """The key as one would write it: `gateway.upstreams[0].name`, quoted where TOML needs it."""
-    shown = ""
+    """Format a key for display, such as `gateway.upstreams[0].name`, quoted where TOML requires it."""
+    text = ""
     for part in path:
         if isinstance(part, int):
-            shown += f"[{part}]"
+            text += f"[{part}]"
         else:
             bare = part.replace("-", "").replace("_", "").isalnum() and part.isascii()
-            shown += ("." if shown else "") + (part if bare else json.dumps(part, ensure_ascii=False))
-    return shown
+            text += ("." if text else "") + (part if bare else json.dumps(part, ensure_ascii=False))
+    return text

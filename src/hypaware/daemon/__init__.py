@@ -1,5 +1,5 @@
-"""The collector: one process per home that delivers by schedule, commits the spool now and then, and minds the engine.
+"""The daemon: one background process per home that runs the gateway and the periodic tasks.
 
-It is small and starts no Spark of its own: rounds and flushes are jobs of the home's engine, started when there is
-something to do. `service` runs the parts, `instance` sees to it that there is one, `condition` tells how it is.
+It imports transcripts, flushes the spool, exports to sinks on schedule and maintains the lake. It never starts Spark
+in its own process: each of these is a job of the home's engine, requested only when there is work to do.
 """

@@ -1,4 +1,4 @@
-"""How long to wait before something is tried again: twice as long after each failure, up to a limit."""
+"""Exponential backoff: the wait doubles after each failure, up to a limit."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Backoff:
         self._failures = 0
 
     def failed(self) -> float:
-        """The seconds to wait now."""
+        """Count a failure and return the seconds to wait."""
         self._failures += 1
         return min(FIRST_SECONDS * 2.0 ** min(self._failures - 1, 20), LONGEST_SECONDS)
 
@@ -22,17 +22,18 @@ class Backoff:
 
 
 class Tries:
-    """When something that failed may be tried again: `if tries.are_due(): with tries: …`"""
+    """Decides when a failed step may be retried: `if retry.is_due(): with retry: …`"""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._backoff = Backoff()
         self._next = 0.0
 
-    def are_due(self) -> bool:
+    def is_due(self) -> bool:
         return self._clock.monotonic() >= self._next
 
-    def at_once(self) -> None:
+    def reset(self) -> None:
+        """Allow the next attempt immediately."""
         self._next = 0.0
 
     def __enter__(self) -> None:

@@ -1,9 +1,9 @@
-"""Imports what clients have written since: their transcripts vanish after a while, and live rows wait for them.
+"""Import new transcript lines periodically: clients delete old transcripts, and live rows wait for their native rows.
 
-Only of clients that the user chose: named in the config as enabled, or attached; and nothing from before their
-`history_from`, which stands there when the user did not want the history. Whether anything is due is told by looking at
-the files and at what earlier imports took; the engine is asked only then. It looks now and then
-(`flush.cold_interval`), and two minutes after live rows came in while the engine runs anyway.
+Only clients that the user chose are imported: enabled in the config, or attached. Nothing older than a client's
+`history_from` is imported; setup writes that key when the user declines the history import. A check compares the files
+with the import checkpoints and calls the engine only if something is due. A check runs every `flush.cold_interval`, and
+two minutes after live rows arrived if the engine is already running.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("hypaware.daemon")
 
-# A machine that was just switched on has other things to do.
+# Leave a machine that has just booted alone for a while.
 _FIRST_SECONDS = 60.0
 _AFTER_ROWS_SECONDS = 120.0
-_LOOK_SECONDS = 15.0
+_POLL_SECONDS = 15.0
 
 
 class CatchingUp:
@@ -43,110 +43,110 @@ class CatchingUp:
         self,
         engine: Engine,
         config: Callable[[], Config],
-        condition: Condition,
+        status_file: Condition,
         clock: Clock,
-        rows_came_at: Callable[[], float | None] = lambda: None,
+        last_rows_at: Callable[[], float | None] = lambda: None,
     ) -> None:
-        """`rows_came_at`: when the gateway recorded last, by the clock that never jumps."""
+        """`last_rows_at` returns the monotonic time at which the gateway last recorded rows."""
         self._engine = engine
         self._home: Home = engine.home
         self._config = config
-        self._condition = condition
+        self._status_file = status_file
         self._clock = clock
-        self._rows_came_at = rows_came_at
+        self._last_rows_at = last_rows_at
         self._backoff = Backoff()
-        self._looked = clock.monotonic()
+        self._checked_at = clock.monotonic()
         self._pause = min(_FIRST_SECONDS, config().flush.cold_interval)
-        self._waiting_since: float | None = None
-        self._said: str | None = None
+        self._first_rows_at: float | None = None
+        self._last_error: str | None = None
 
     async def run(self) -> None:
         self._announce()
         while True:
-            await self._clock.sleep(min(_LOOK_SECONDS, max(0.0, self._wait())))
-            if self._wait() <= 0 or await self._meets_rows():
-                await self._turn()
+            await self._clock.sleep(min(_POLL_SECONDS, max(0.0, self._remaining())))
+            if self._remaining() <= 0 or await self._has_recent_rows():
+                await self._check()
                 self._announce()
 
-    def _wait(self) -> float:
-        return self._looked + self._pause - self._clock.monotonic()
+    def _remaining(self) -> float:
+        return self._checked_at + self._pause - self._clock.monotonic()
 
-    async def _meets_rows(self) -> bool:
-        """Whether live rows came a while ago, and an engine runs that can look for their transcript."""
-        came, now = self._rows_came_at(), self._clock.monotonic()
-        if came is None or came <= self._looked:
-            self._waiting_since = None
+    async def _has_recent_rows(self) -> bool:
+        """Return whether live rows arrived two minutes ago and a running engine can import their transcript."""
+        last, now = self._last_rows_at(), self._clock.monotonic()
+        if last is None or last <= self._checked_at:
+            self._first_rows_at = None
             return False
-        # From the first of them on: somebody who works all day is not waited for.
-        self._waiting_since = self._waiting_since or came
-        if now < self._waiting_since + _AFTER_ROWS_SECONDS:
+        # Count from the first new row, so that a user who works all day does not delay the import.
+        self._first_rows_at = self._first_rows_at or last
+        if now < self._first_rows_at + _AFTER_ROWS_SECONDS:
             return False
         return await on_thread(lambda: bool(engine_client.status(self._home)["state"] == "running"), "engine")
 
-    async def _turn(self) -> None:
-        self._looked, self._pause = self._clock.monotonic(), self._config().flush.cold_interval
-        self._waiting_since = None
+    async def _check(self) -> None:
+        self._checked_at, self._pause = self._clock.monotonic(), self._config().flush.cold_interval
+        self._first_rows_at = None
         try:
-            due = await on_thread(self._due, "transcripts")
+            due = await on_thread(self._due_jobs, "transcripts")
             reports = [await run_job(self._engine, "backfill", args) for args in due]
             if reports:
-                self._tell([each for report in reports for each in report["providers"]])
+                self._report([each for report in reports for each in report["providers"]])
             self._backoff.succeeded()
-        except HypError as trouble:
+        except HypError as error:
             self._pause = self._backoff.failed()
-            log.warning("history was not imported: %s; again in %.0f s", trouble.message, self._pause)
-            self._condition.caught_up(self._clock.now(), "failed")
+            log.warning("transcript import failed: %s; retrying in %.0f s", error.message, self._pause)
+            self._status_file.record_import(self._clock.now(), "failed")
         except Exception:
-            log.exception("history was not imported; it is tried again at the next look")
-            self._condition.caught_up(self._clock.now(), "failed")
+            log.exception("transcript import failed; retrying at the next check")
+            self._status_file.record_import(self._clock.now(), "failed")
 
-    def _due(self) -> list[dict[str, Any]]:
-        """What to ask the engine for; nothing if no transcript has changed. Opens none, and starts nothing."""
+    def _due_jobs(self) -> list[dict[str, Any]]:
+        """Return the arguments of the import jobs that are due. Open no transcript and start no process."""
         from hypaware.backfill import registry
 
         if not self._home.state.is_file():
-            return []  # it would be made, in a home that may just have been removed
+            return []  # opening it would create a state in a home that may just have been removed
         config = self._config()
-        known = registry.providers()
+        providers = registry.providers()
         groups: dict[str, list[str]] = {}
-        for each in known:
+        for each in providers:
             if is_chosen(self._home, config, each.name):
                 groups.setdefault(_history_from(config, each.name), []).append(each.name)
-        asked = (self._asked(config, known, names, since or None) for since, names in groups.items())
-        return [args for args in asked if args["providers"]]
+        jobs = (self._job_args(config, providers, names, since or None) for since, names in groups.items())
+        return [args for args in jobs if args["providers"]]
 
-    def _asked(self, config: Config, known: Providers, names: list[str], since: str | None) -> dict[str, Any]:
+    def _job_args(self, config: Config, providers: Providers, names: list[str], since: str | None) -> dict[str, Any]:
         from hypaware.backfill import plan
         from hypaware.backfill.wanted import understand
 
-        wanted = understand(
-            self._home, config, known, names=names, since=since, now=self._clock.now(), variables=_variables()
+        request = understand(
+            self._home, config, providers, names=names, since=since, now=self._clock.now(), variables=_variables()
         )
-        args = wanted.as_args(telemetry.dev_run_id())
+        args = request.as_args(telemetry.dev_run_id())
         planned = plan.plan(self._home, config, args)["providers"]
-        # One that cannot be looked at says why when the engine tries it.
+        # A provider that cannot be surveyed reports its error when the engine runs it.
         due = [each["provider"] for each in planned if each["plan"] is None or each["plan"]["estimated_items"]]
         return {**args, "providers": due, "patient": True}
 
-    def _tell(self, providers: list[dict[str, Any]]) -> None:
+    def _report(self, providers: list[dict[str, Any]]) -> None:
         for each in providers:
             if each["rows_written"]:
-                log.info("%s: %s rows of history imported", each["provider"], f"{each['rows_written']:,}")
+                log.info("%s: imported %s rows of history", each["provider"], f"{each['rows_written']:,}")
         failed = [each for each in providers if each["status"] != "ok"]
-        said = "; ".join(f"{each['provider']}: {(each.get('error') or {}).get('message')}" for each in failed)
-        if said and said != self._said:
-            log.warning("history was not imported: %s", said)
-        self._said = said
-        self._condition.caught_up(self._clock.now(), "failed" if failed else "ok")
+        error = "; ".join(f"{each['provider']}: {(each.get('error') or {}).get('message')}" for each in failed)
+        if error and error != self._last_error:
+            log.warning("transcript import failed: %s", error)
+        self._last_error = error
+        self._status_file.record_import(self._clock.now(), "failed" if failed else "ok")
 
     def _announce(self) -> None:
-        self._condition.awaits_catch_up(self._clock.now() + timedelta(seconds=max(0.0, self._wait())))
+        self._status_file.set_next_import(self._clock.now() + timedelta(seconds=max(0.0, self._remaining())))
 
 
 def is_chosen(home: Home, config: Config, client: str) -> bool:
-    """Whether the user said that this client is to be recorded; being installed is not saying so."""
-    if (said := config.clients.get(client)) is not None:
-        return said.enabled
+    """Return whether the user enabled or attached this client. An installed client alone is not chosen."""
+    if (configured := config.clients.get(client)) is not None:
+        return configured.enabled
     return (home.root / "clients" / client / "attach.json").is_file()
 
 

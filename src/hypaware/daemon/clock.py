@@ -1,4 +1,4 @@
-"""The daemon's time: the wall clock for schedules, one that never jumps for intervals, and sleeping."""
+"""The clock of background tasks: wall time for schedules, monotonic time for intervals, and sleep."""
 
 from __future__ import annotations
 

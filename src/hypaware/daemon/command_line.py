@@ -1,6 +1,7 @@
-"""By which command, and with which environment, the daemon of a home is run when nobody types it.
+"""The command and environment that start a home's daemon in the background.
 
-By the path of the interpreter that runs now: nothing depends on PATH, on a link or on the folder it is called from.
+The command names the current interpreter by its path, so that it does not depend on PATH, a symbolic link or the
+working directory.
 """
 
 from __future__ import annotations
@@ -12,39 +13,39 @@ from pathlib import Path
 
 from hypaware.home import Home
 
-# Of the terminal that a command was typed in, or of the shell there: wrong in a process that outlives both.
-_OF_THE_TERMINAL = frozenset(
+# Variables of a terminal or shell: wrong in a process that outlives both.
+_TERMINAL_VARIABLES = frozenset(
     (
         *("TERM", "COLORTERM", "COLUMNS", "LINES", "WINDOWID", "VTE_VERSION", "TMUX", "TMUX_PANE", "STY"),
         *("SSH_TTY", "SSH_CLIENT", "SSH_CONNECTION", "SHLVL", "PWD", "OLDPWD", "_", "_HYP_COMPLETE"),
     )
 )
-_OF_THE_TERMINAL_TOO = ("TERM_", "ITERM_", "KITTY_", "WEZTERM_")
-# Folders that programs are told by the environment. The daemon has another working folder than who starts it.
+_TERMINAL_PREFIXES = ("TERM_", "ITERM_", "KITTY_", "WEZTERM_")
+# Variables that name folders. They are made absolute, because the daemon has another working directory.
 FOLDERS = ("HYP_CACHE", "JAVA_HOME", "CLAUDE_CONFIG_DIR", "CODEX_HOME")
 
 
 def hyp(*args: str) -> list[str]:
-    """A command of `hyp` with this interpreter and this installation."""
+    """Return a `hyp` command line with this interpreter and this installation."""
     return [sys.executable, "-P", "-m", "hypaware.cli", *args]
 
 
 def is_ours(command: Sequence[str]) -> bool:
-    """Whether it begins with this interpreter, by whichever of its names, and this program."""
-    wanted = hyp()
-    there, here = Path(command[0]) if command else Path(), Path(wanted[0])
+    """Return whether the command runs this program with this interpreter, under any of the interpreter's names."""
+    expected = hyp()
+    there, here = Path(command[0]) if command else Path(), Path(expected[0])
     try:
-        return list(command[1:4]) == wanted[1:] and there.parent == here.parent and there.samefile(here)
+        return list(command[1:4]) == expected[1:] and there.parent == here.parent and there.samefile(here)
     except OSError:
         return False
 
 
 def environment(home: Home) -> dict[str, str]:
-    """What a process in the background gets of this one's."""
+    """Return this process's environment without the variables that belong to its terminal."""
     kept = {
         name: value
         for name, value in os.environ.items()
-        if name not in _OF_THE_TERMINAL and not name.startswith(_OF_THE_TERMINAL_TOO)
+        if name not in _TERMINAL_VARIABLES and not name.startswith(_TERMINAL_PREFIXES)
     }
     if path := kept.get("PYTHONPATH"):
         kept["PYTHONPATH"] = os.pathsep.join(_absolute(part) for part in path.split(os.pathsep) if part)
@@ -52,7 +53,7 @@ def environment(home: Home) -> dict[str, str]:
 
 
 def folders() -> dict[str, str]:
-    """Those of `FOLDERS` that are set, without a working folder to depend on."""
+    """Return the variables of `FOLDERS` that are set, as absolute paths."""
     return {name: _absolute(value) for name in FOLDERS if (value := os.environ.get(name))}
 
 

@@ -1,4 +1,4 @@
-"""How the daemon is, for those who ask: `run/daemon.json`.
+"""The daemon's status file, `run/daemon.json`:
 
     {pid, started_at, version,
      gateway: {listen, state, error, since, exchanges, recorded, incomplete, dropped, ignored, unknown, without_row,
@@ -6,10 +6,10 @@
      sinks: {name: {next_round, last_round, last_status}}, flush: {last_flush, last_status},
      catch_up: {last_run, last_status, next_look}, maintain: {next_look, waits, last_run, last_status}}
 
-The gateway's state is listening, down or off; `unknown` has paths, `without_row` kinds of items,
-`redacted` rules, each with a count. Its counts are those of this daemon's life.
+The gateway's state is `listening`, `down` or `off`. `unknown` counts paths, `without_row` kinds of items and `redacted`
+rules. All counts start at zero with the daemon.
 
-Replaced in one step and not synced: it means nothing after a power cut, and nothing without the daemon's lock.
+The file is replaced atomically but not synced: it is meaningless after a power cut, and without the daemon's lock.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def path_of(home: Home) -> Path:
 
 
 def read(home: Home) -> dict[str, Any]:
-    """What the daemon wrote last; nothing if it has not come to it yet."""
+    """Return the file's contents, or an empty dict if the daemon has not written it yet."""
     try:
         found = json.loads(path_of(home).read_bytes())
     except (FileNotFoundError, ValueError):
@@ -50,55 +50,54 @@ class Condition:
         self._maintain: dict[str, str | None] = dict.fromkeys(("next_look", "waits", "last_run", "last_status"))
         self._sinks: dict[str, dict[str, str | None]] = {}
         self._gateway: dict[str, Any] = {}
-        self._catch_up: dict[str, str | None] = dict.fromkeys(("last_run", "last_status", "next_look"))
+        self._import: dict[str, str | None] = dict.fromkeys(("last_run", "last_status", "next_look"))
         self._head = {"pid": os.getpid(), "started_at": _text(started_at), "version": __version__}
         self._written: bytes | None = None
 
-    def awaits(self, sink: str, next_round: datetime) -> None:
-        self._of(sink)["next_round"] = _text(next_round)
+    def set_next_round(self, sink: str, next_round: datetime) -> None:
+        self._sink(sink)["next_round"] = _text(next_round)
         self.write()
 
-    def had_round(self, sink: str, at: datetime, status: str) -> None:
-        self._of(sink).update(last_round=_text(at), last_status=status)
+    def record_round(self, sink: str, at: datetime, status: str) -> None:
+        self._sink(sink).update(last_round=_text(at), last_status=status)
         self.write()
 
-    def flushed(self, at: datetime, status: str) -> None:
+    def record_flush(self, at: datetime, status: str) -> None:
         self._flush = {"last_flush": _text(at), "last_status": status}
         self.write()
 
-    def awaits_upkeep(self, next_look: datetime | None, waits: str | None = None) -> None:
-        """`waits` says why there is no time for it."""
-        self._maintain.update(next_look=_text(next_look) if next_look else None, waits=waits)
+    def set_next_maintenance(self, at: datetime | None, reason_to_wait: str | None = None) -> None:
+        self._maintain.update(next_look=_text(at) if at else None, waits=reason_to_wait)
         self.write()
 
-    def had_upkeep(self, at: datetime, status: str) -> None:
+    def record_maintenance(self, at: datetime, status: str) -> None:
         self._maintain.update(last_run=_text(at), last_status=status)
         self.write()
 
-    def gateway(self, found: Mapping[str, Any]) -> None:
-        """All of it, as it is now."""
-        self._gateway = {name: _text(value) if isinstance(value, datetime) else value for name, value in found.items()}
+    def set_gateway(self, facts: Mapping[str, Any]) -> None:
+        """Replace the whole `gateway` object."""
+        self._gateway = {name: _text(value) if isinstance(value, datetime) else value for name, value in facts.items()}
         self.write()
 
-    def awaits_catch_up(self, next_look: datetime) -> None:
-        self._catch_up["next_look"] = _text(next_look)
+    def set_next_import(self, at: datetime) -> None:
+        self._import["next_look"] = _text(at)
         self.write()
 
-    def caught_up(self, at: datetime, status: str) -> None:
-        self._catch_up.update(last_run=_text(at), last_status=status)
+    def record_import(self, at: datetime, status: str) -> None:
+        self._import.update(last_run=_text(at), last_status=status)
         self.write()
 
-    def forget(self, sink: str) -> None:
+    def remove_sink(self, sink: str) -> None:
         self._sinks.pop(sink, None)
         self.write()
 
     def write(self) -> None:
-        """A full disk must not end the daemon: its work does not depend on this file."""
+        """Write the file. A failure, such as a full disk, is only logged: the daemon's work does not depend on it."""
         parts = {
             "gateway": self._gateway,
             "sinks": self._sinks,
             "flush": self._flush,
-            "catch_up": self._catch_up,
+            "catch_up": self._import,
             "maintain": self._maintain,
         }
         body = json.dumps({**self._head, **parts}, indent=1).encode()
@@ -114,13 +113,13 @@ class Condition:
         except OSError as error:
             with suppress(OSError):
                 temporary.unlink(missing_ok=True)
-            log.warning("%s could not be written: %s", self._path, error)
+            log.warning("cannot write %s: %s", self._path, error)
 
     def remove(self) -> None:
         with suppress(OSError):
             self._path.unlink(missing_ok=True)
 
-    def _of(self, sink: str) -> dict[str, str | None]:
+    def _sink(self, sink: str) -> dict[str, str | None]:
         return self._sinks.setdefault(sink, {"next_round": None, "last_round": None, "last_status": None})
 
 

@@ -1,7 +1,7 @@
-"""The daemon as a process in the background: a session of its own, `/` as its folder, nothing on stdin.
+"""A daemon in the background: its own session, `/` as its working directory, nothing on stdin.
 
-What it logs goes to its rotating log, see `log_files`. Its stdout and stderr go to `logs/daemon-start.log`: what is
-said before there is a log, and the last words of a process that dies of something that it could not log.
+Its log lines go to the rotating log. Its stdout and stderr go to `logs/daemon-start.log`, which therefore holds output
+from before the log was opened and from crashes that could not be logged.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from hypaware import durable
 from hypaware.daemon import command_line
 from hypaware.home import Home
 
-# Only dying processes write here, and there may be one every few seconds.
-_LIMIT = 256 * 1024
-_LAST_WORDS = 2000
+# Only failing processes write here, but one may fail every few seconds.
+_START_LOG_BYTES = 256 * 1024
+_TAIL_BYTES = 2000
 
 
 def start_log(home: Home) -> Path:
@@ -26,10 +26,10 @@ def start_log(home: Home) -> Path:
 
 class Detached:
     def __init__(self, home: Home) -> None:
-        """Started. Only with the lock of `starting` held: nobody else begins this log anew."""
+        """Start the process. The caller holds the start lock, so that only one process rotates the start log."""
         log = start_log(home)
         durable.make_dir(log.parent)
-        if log.exists() and log.stat().st_size > _LIMIT:
+        if log.exists() and log.stat().st_size > _START_LOG_BYTES:
             log.replace(log.with_name(f"{log.name}.1"))
         fd = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         self._home = home
@@ -47,26 +47,26 @@ class Detached:
         finally:
             os.close(fd)
         self.pid = self._process.pid
-        # A caller that lives on must not keep a dead one as a zombie.
+        # Reap the process when it ends, so that a long-lived caller does not keep a zombie.
         threading.Thread(target=self._process.wait, name="daemon reaper", daemon=True).start()
 
-    def end(self) -> str | None:
-        """How it ended, in words; None while it lives."""
+    def exit_reason(self) -> str | None:
+        """Return how the process ended, as text, or None while it runs."""
         code = self._process.poll()
         if code is None:
             return None
         return f"exit code {code}" if code >= 0 else f"signal {-code}"
 
-    def last_words(self) -> str:
+    def output(self) -> str:
         return last_words(self._home, self._log_start)
 
 
 def last_words(home: Home, since: int = 0) -> str:
-    """The end of what was said there, from an offset on."""
+    """Return the end of the start log, from an offset on."""
     try:
         with start_log(home).open("rb") as log:
             size = log.seek(0, os.SEEK_END)
-            log.seek(max(since, size - _LAST_WORDS))
+            log.seek(max(since, size - _TAIL_BYTES))
             return log.read().decode(errors="replace").strip()
     except OSError:
         return ""

@@ -1,7 +1,7 @@
-"""One job of the engine that can be cancelled at any moment, also while it only waits.
+"""Run an engine job that can be cancelled at any moment, even while it is only queued.
 
-The calling thread of a job is blocked in its connection. To cancel it, somebody else sends the cancel message over the
-same connection, gives the engine a moment to end the job, and then hangs up, which means the same to the engine.
+The thread that calls the job blocks on its connection. To cancel, another thread sends the cancel message over the same
+connection, gives the engine a moment to end the job, and then closes the connection, which also cancels the job.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ CANCEL_SECONDS = 3.0
 
 
 async def run_job(engine: Engine, name: str, args: dict[str, Any], on_event: OnEvent = unheard) -> dict[str, Any]:
-    """Raises what the job raised. `on_event` is called on the job's thread."""
+    """Run the job and return its report; raise what the job raised. `on_event` is called on the job's thread."""
     job = _Job(engine, name, args, on_event)
     outcome = on_thread(job.run, f"job {name}")
-    # Whoever cancels us does not want to hear how the job ended.
+    # After a cancellation the job's own result is not wanted.
     outcome.add_done_callback(lambda done: done.cancelled() or done.exception())
     try:
         return await asyncio.shield(outcome)
@@ -62,7 +62,7 @@ class _Job:
         for _ in range(ATTEMPTS):
             with launch.ensure(self._engine, self._on_event) as connection:
                 self._connection = connection
-                # In this order: `cancel` sets the mark and then looks for a connection.
+                # Check after setting the connection: `cancel` sets the event first and then uses the connection.
                 if self._cancelled.is_set():
                     break
                 with suppress(NotAccepted):
@@ -72,7 +72,8 @@ class _Job:
         if self._cancelled.is_set():
             raise Cancelled(f"{self._name} was cancelled")
         raise Retryable(
-            f"engines keep ending before they take {self._name}; the log is {launch.log_file(self._engine.home)}",
+            f"the engine ended {ATTEMPTS} times before it accepted {self._name}; "
+            f"see its log {launch.log_file(self._engine.home)}",
             kind="engine_failed",
         )
 
@@ -84,4 +85,4 @@ class _Job:
 
     def hang_up(self) -> None:
         if (connection := self._connection) is not None:
-            connection.cut()
+            connection.shut_down()

@@ -1,9 +1,9 @@
-"""Commits what waits in the spool now and then: often while the engine is warm, seldom where it must be started.
+"""Flush the spool periodically: every `flush.interval` while the engine runs, less often if it would have to start.
 
-A cold engine is not started for a handful of rows: it is after `flush.cold_interval`, or when so much waits as one
-commit takes (`flush.max_rows`, `flush.max_bytes`). Live rows that may wait for their transcript are left alone until
-then. The first look is at once: what a daemon that was not running has left does not wait any longer. At its end a
-daemon has what waits committed once more, if the engine is warm and quick.
+A stopped engine is started after `flush.cold_interval`, or when the spool holds as much as one commit takes
+(`flush.max_rows`, `flush.max_bytes`). Until then, live rows that may wait for their transcript stay in the spool. The
+first check runs at start, for rows that were left while no daemon ran. When the daemon stops, it flushes once more if
+the engine is running and answers in time.
 """
 
 from __future__ import annotations
@@ -32,63 +32,65 @@ FINISH_SECONDS = 10.0
 
 
 class Flushing:
-    def __init__(self, engine: Engine, config: Callable[[], Config], condition: Condition, clock: Clock) -> None:
+    def __init__(self, engine: Engine, config: Callable[[], Config], status_file: Condition, clock: Clock) -> None:
         self._engine = engine
         self._home: Home = engine.home
         self._config = config
-        self._condition = condition
+        self._status_file = status_file
         self._clock = clock
         self._backoff = Backoff()
-        self._last: float | None = None
+        self._flushed_at: float | None = None
 
     async def run(self) -> None:
         while True:
-            await self._clock.sleep(await self._turn())
+            await self._clock.sleep(await self._check())
 
-    async def _turn(self) -> float:
-        """Seconds until the next look."""
+    async def _check(self) -> float:
+        """Flush if a flush is due, and return the seconds until the next check."""
         try:
             if await on_thread(self._is_due, "spool"):
-                self._last = self._clock.monotonic()
+                self._flushed_at = self._clock.monotonic()
                 await self._flush()
             self._backoff.succeeded()
-        except HypError as trouble:
+        except HypError as error:
             pause = self._backoff.failed()
-            log.warning("the spool was not committed: %s; again in %.0f s", trouble.message, pause)
-            self._condition.flushed(self._clock.now(), "failed")
-            self._last = None
+            log.warning("flush failed: %s; retrying in %.0f s", error.message, pause)
+            self._status_file.record_flush(self._clock.now(), "failed")
+            self._flushed_at = None
             return pause
         except Exception:
-            log.exception("the spool was not committed")
-            self._condition.flushed(self._clock.now(), "failed")
+            log.exception("flush failed")
+            self._status_file.record_flush(self._clock.now(), "failed")
         return self._config().flush.interval
 
     def _is_due(self) -> bool:
-        if not self._waits():
+        if not self._has_rows():
             return False
-        if self._last is None or self._clock.monotonic() - self._last >= self._config().flush.cold_interval:
+        if self._flushed_at is None or self._clock.monotonic() - self._flushed_at >= self._config().flush.cold_interval:
             return True
-        return self._is_warm() or self._is_enough()
+        return self._is_engine_running() or self._is_spool_full()
 
-    def _waits(self) -> bool:
+    def _has_rows(self) -> bool:
         from hypaware.lake import pending
 
-        # Rows of a dataset whose plugin is gone wait for that, not for us.
-        return self._home.state.is_file() and pending.waits(self._home, datasets.names(), make=False, patient=True)
+        # Rows of a dataset whose plugin is not installed wait for the plugin, so they do not count.
+        return self._home.state.is_file() and pending.waits(
+            self._home, datasets.names(), make=False, skip_deferred=True
+        )
 
-    def _is_warm(self) -> bool:
+    def _is_engine_running(self) -> bool:
         return bool(client.status(self._home)["state"] == "running")
 
-    def _is_enough(self) -> bool:
+    def _is_spool_full(self) -> bool:
         limits = self._config().flush
-        found = [reader.waiting(self._home, name, patient=True) for name in datasets.names()]
-        return any(each.rows >= limits.max_rows or each.bytes >= limits.max_bytes for each in found)
+        spooled = [reader.waiting(self._home, name, skip_deferred=True) for name in datasets.names()]
+        return any(each.rows >= limits.max_rows or each.bytes >= limits.max_bytes for each in spooled)
 
     async def finish(self, limit: float = FINISH_SECONDS) -> None:
-        """After `run` was cancelled. What is not committed within the limit is durable and waits for the next one."""
+        """Flush once more after `run` was cancelled. Rows not committed in time stay in the spool, durably."""
         with suppress(TimeoutError, HypError, OSError):
             async with asyncio.timeout(limit):
-                if await on_thread(lambda: self._is_warm() and self._waits(), "spool"):
+                if await on_thread(lambda: self._is_engine_running() and self._has_rows(), "spool"):
                     await self._flush()
 
     async def _flush(self) -> None:
@@ -96,4 +98,4 @@ class Flushing:
         rows = sum(each["rows_written"] for each in report["datasets"])
         if rows:
             log.info("%s rows committed", f"{rows:,}")
-        self._condition.flushed(self._clock.now(), "ok")
+        self._status_file.record_flush(self._clock.now(), "ok")

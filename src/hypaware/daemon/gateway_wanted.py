@@ -1,4 +1,4 @@
-"""What is asked of the gateway: by the config, and by the clients that are attached."""
+"""The gateway settings that the config and the attached clients require."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ class Wanted:
     upstreams: tuple[UpstreamConfig | own_upstreams.OwnUpstream, ...]
     recorded: tuple[str, ...]
     is_needed: bool
-    """False if nobody could call: no client is enabled or attached, and the config has no upstream."""
+    """False if no client is enabled or attached and the config has no upstream."""
 
     @property
     def routing(self) -> object:
-        """Equal where requests go the same way."""
+        """A value that changes when requests would be routed differently."""
         return self.upstreams, self.recorded
 
     def routes(self) -> Routes:
@@ -30,6 +30,6 @@ class Wanted:
 
 def wanted(home: Home, config: Config) -> Wanted:
     recorded = tuple(name for name in BUILT_IN_CLIENTS if config.clients.get(name, ClientConfig()).enabled)
-    own = own_upstreams.read(home)
+    custom = own_upstreams.read(home)
     is_needed = bool(recorded or config.gateway.upstreams or own_upstreams.attached(home))
-    return Wanted(config.gateway.listen, (*config.gateway.upstreams, *own), recorded, is_needed)
+    return Wanted(config.gateway.listen, (*config.gateway.upstreams, *custom), recorded, is_needed)

@@ -1,7 +1,7 @@
-"""Installs the daemon as a service of the user: one file for the supervisor, which then starts it with each login.
+"""Install the daemon as a user service: one service file, with which systemd or launchd starts it at login.
 
-The file names the interpreter and the home, and holds no secret. It is replaced in one step, only where it is our own;
-nothing else is written. Everything may be done again: what is so already stays as it is.
+The file names the interpreter and the home and holds no secret. It is replaced atomically, and only if `hyp daemon
+install` wrote it for this home; nothing else is written. Installing and uninstalling are idempotent.
 """
 
 from __future__ import annotations
@@ -18,10 +18,12 @@ from hypaware.daemon.supervisor import Supervisor, Tell, unheard
 from hypaware.errors import HypError, NotReady
 from hypaware.home import Home
 
-before_write = faults.point("daemon.install.before-write", "the service's file is not there yet, or still the old one")
-after_write = faults.point("daemon.install.after-write", "the service's file is there; the supervisor was not told yet")
-before_remove = faults.point("daemon.uninstall.before-remove", "the service is off and stopped; its file is there")
-after_remove = faults.point("daemon.uninstall.after-remove", "the service's file is gone; the supervisor was not told")
+before_write = faults.point("daemon.install.before-write", "the service file does not exist yet, or is the old one")
+after_write = faults.point("daemon.install.after-write", "the service file is written; the supervisor has not read it")
+before_remove = faults.point("daemon.uninstall.before-remove", "the service is disabled and stopped; its file exists")
+after_remove = faults.point(
+    "daemon.uninstall.after-remove", "the service file is removed; the supervisor has not noticed"
+)
 
 
 @dataclass(frozen=True)
@@ -32,12 +34,12 @@ class Installed:
     path: Path
     command: tuple[str, ...]
     is_current: bool
-    """False when it starts another installation than this one, or one that is gone: install it again."""
+    """False if the service starts another installation, or one that no longer exists: install it again."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What an installation would write, and whether it could."""
+    """What `install` would write, and why it could not."""
 
     path: Path
     text: str
@@ -47,79 +49,79 @@ class Plan:
 
 
 def installed(home: Home) -> Installed | None:
-    """Reads one file, and asks nobody."""
-    found = supervisor.of_this_machine(home)
-    text = supervisor.text_of(found)
-    if text is None or (command := found.command_in(text)) is None:
+    """Return the installed service, read from its file alone; the supervisor is not called."""
+    service = supervisor.of_this_machine(home)
+    text = supervisor.text_of(service)
+    if text is None or (command := service.parse_command(text)) is None:
         return None
-    return Installed(found.kind, found.name, found.path, command, command_line.is_ours(command))
+    return Installed(service.kind, service.name, service.path, command, command_line.is_ours(command))
 
 
 def plan(home: Home) -> Plan:
-    """Raises where the file there is somebody else's."""
-    found = supervisor.of_this_machine(home)
-    before, text = _ours(found), found.text()
+    """Return what `install` would write. Raise HypError if the existing file is not this home's."""
+    service = supervisor.of_this_machine(home)
+    before, text = _own_file(service), service.text()
     change = "none" if before == text else "replace" if before else "new"
-    return Plan(found.path, text.decode(errors="replace"), change, found.why_not())
+    return Plan(service.path, text.decode(errors="replace"), change, service.unavailable_reason())
 
 
-def install(home: Home, tell: Tell = unheard) -> int:
-    """Installed, and running under the supervisor: the daemon's pid. Raises NotReady where none answers."""
-    found = supervisor.of_this_machine(home)
-    before, text = _ours(found), found.text()
-    if (why := found.why_not()) is not None:
+def install(home: Home, notify: Tell = unheard) -> int:
+    """Install and start the service, and return the daemon's pid. Raise NotReady if there is no working supervisor."""
+    service = supervisor.of_this_machine(home)
+    before, text = _own_file(service), service.text()
+    if (why := service.unavailable_reason()) is not None:
         raise NotReady(
-            f"the daemon cannot be installed here: {why}. Nothing was written. It can be started by hand, or by cron "
-            f"with this line:\n{cron_line(home)}",
+            f"cannot install the daemon here: {why}. Nothing was written. Start it by hand, or add this line to your "
+            f"crontab:\n{cron_line(home)}",
             kind="no_supervisor",
             repair="hyp daemon start",
         )
     starting.check(home)
     durable.make_dir(home.logs)
     if before != text:
-        durable.make_dir(found.path.parent)
+        durable.make_dir(service.path.parent)
         before_write()
-        durable.write_file(found.path, text)
+        durable.write_file(service.path, text)
         after_write()
-    found.enable()
-    running = found.pid()
-    if running is None or running != starting.ready(home) or _is_older(home, found.path):
-        stopping.stop(home, tell=tell)
-    return starting.start(home, starting.PATIENT_SECONDS, tell)
+    service.enable()
+    running = service.pid()
+    if running is None or running != starting.ready(home) or _is_older(home, service.path):
+        stopping.stop(home, notify=notify)
+    return starting.start(home, starting.PATIENT_SECONDS, notify)
 
 
-def uninstall(home: Home, tell: Tell = unheard) -> bool:
-    """Stopped, and no longer started by anybody. False when it was not installed."""
-    found = supervisor.of_this_machine(home)
-    if _ours(found) is None:
+def uninstall(home: Home, notify: Tell = unheard) -> bool:
+    """Stop the daemon and remove its service. Return False if it was not installed."""
+    service = supervisor.of_this_machine(home)
+    if _own_file(service) is None:
         return False
-    stopping.stop(home, tell=tell)
-    if found.why_not() is None:
-        found.disable()
+    stopping.stop(home, notify=notify)
+    if service.unavailable_reason() is None:
+        service.disable()
     before_remove()
-    durable.remove(found.path)
+    durable.remove(service.path)
     after_remove()
-    found.forget()
+    service.clean_up()
     return True
 
 
 def started_by(home: Home, pid: int) -> str:
-    """Who has started the daemon that runs: `systemd`, `launchd` or `hand`."""
-    through = supervisor.in_charge(home, unheard)
-    return through.kind if through is not None and through.pid() == pid else "hand"
+    """Return what started the running daemon: `systemd`, `launchd` or `hand`."""
+    service = supervisor.in_charge(home, unheard)
+    return service.kind if service is not None and service.pid() == pid else "hand"
 
 
 def trouble(home: Home) -> str | None:
-    """What its supervisor knows of a daemon that died; None if it knows nothing, or there is none."""
-    through = supervisor.in_charge(home, unheard)
-    return through.trouble() if through is not None else None
+    """Return what the supervisor reports about a daemon that failed, or None."""
+    service = supervisor.in_charge(home, unheard)
+    return service.failure() if service is not None else None
 
 
 def hints(home: Home) -> list[str]:
-    """What the user should know of a daemon that runs as a service, and may not expect."""
-    found = []
+    """Return what a user may not expect of a daemon that runs as a service."""
+    messages = []
     if supervisor.of_this_machine(home).kind == "systemd" and systemd.lingers() is False:
-        found.append("it ends when you log out; `loginctl enable-linger` lets it run from the machine's start on")
+        messages.append("the daemon ends when you log out; run `loginctl enable-linger` to keep it running")
     variables = sorted(
         str(value)
         for sink in configuration.load(home).sinks.values()
@@ -127,30 +129,30 @@ def hints(home: Home) -> list[str]:
         if key.endswith("_env") and value
     )
     if variables:
-        found.append(
-            f"a service does not see the variables of your shell: the sinks want {', '.join(variables)}. "
-            "Name a file in the config instead"
+        messages.append(
+            f"a service does not see the variables of your shell, and the sinks need {', '.join(variables)}; "
+            "name a file in the config instead"
         )
-    return found
+    return messages
 
 
 def cron_line(home: Home) -> str:
     line = f"HYP_HOME={shlex.quote(str(home.root))} {shlex.join(command_line.hyp('daemon', 'start'))}"
-    return "@reboot " + line.replace("%", "\\%")  # a bare % ends a command of cron
+    return "@reboot " + line.replace("%", "\\%")  # cron treats a bare % as the end of the command
 
 
 def _is_older(home: Home, path: Path) -> bool:
-    """Whether the daemon that runs was started by what the file held before."""
-    began = condition.read(home).get("started_at")
-    return began is None or datetime.fromisoformat(began).timestamp() < path.stat().st_mtime
+    """Return whether the running daemon was started before the service file was last written."""
+    started_at = condition.read(home).get("started_at")
+    return started_at is None or datetime.fromisoformat(started_at).timestamp() < path.stat().st_mtime
 
 
-def _ours(found: Supervisor) -> bytes | None:
-    """What the file holds; None if there is none. One that we did not write, for this home, is left alone."""
-    text = supervisor.text_of(found)
-    if text is not None and found.command_in(text) is None:
+def _own_file(service: Supervisor) -> bytes | None:
+    """Return the contents of the service file, or None. Raise HypError if we did not write it for this home."""
+    text = supervisor.text_of(service)
+    if text is not None and service.parse_command(text) is None:
         raise HypError(
-            f"{found.path} was not written by `hyp daemon install` for this home, so it is left alone: move it away",
+            f"{service.path} was not written by `hyp daemon install` for this home; move it away, then install again",
             kind="service_not_ours",
         )
     return text

@@ -1,4 +1,4 @@
-"""One daemon per home: whoever holds the lock on `run/daemon.lock` is it. Seen, and signalled, by others."""
+"""The running daemon of a home, as other processes see it: the process that holds the lock on `run/daemon.lock`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hypaware import lock_file
 from hypaware.errors import NotReady
 from hypaware.home import Home
 
-# Somebody who only looks whether a daemon runs has the lock for a moment.
+# A process that only checks whether a daemon runs holds the lock for a moment.
 _TAKE_SECONDS = 2.0
 _POLL_SECONDS = 0.02
 _PROCESSES = Path("/proc")
@@ -25,16 +25,17 @@ def lock_path(home: Home) -> Path:
 
 @contextmanager
 def only_one(home: Home) -> Iterator[Callable[[], bool]]:
-    """Raises NotReady, with the pid of the other, where a daemon of this home runs already.
+    """Hold the daemon's lock. Raise NotReady, with the other daemon's pid, if one is already running.
 
-    Gives a function that tells whether the home is still ours: not after it was removed, or replaced by another.
+    Yields a function that returns whether the lock is still at its path: it is not after the home was removed or
+    replaced.
     """
     path = lock_path(home)
     deadline = time.monotonic() + _TAKE_SECONDS
     while (lock := lock_file.take(path)) is None:
         if time.monotonic() > deadline:
             raise NotReady(
-                f"a daemon of {home.root} runs already, as process {lock_file.holder(path)}",
+                f"a daemon of {home.root} is already running (process {lock_file.holder(path)})",
                 kind="daemon_running",
                 repair="hyp daemon stop",
             )
@@ -46,34 +47,35 @@ def only_one(home: Home) -> Iterator[Callable[[], bool]]:
 
 
 def running(home: Home) -> int | None:
-    """The pid of the home's daemon; None when there is none."""
+    """Return the pid of the home's daemon, or None if none is running."""
     path = lock_path(home)
     if not lock_file.is_taken(path):
         return None
-    # One that began on a full disk could not write its pid down.
+    # A daemon that started on a full disk could not write its pid into the lock file.
     return lock_file.holder(path) or next((pid for pid in _processes() if _has_open(pid, path)), None)
 
 
 def send(home: Home, pid: int, number: signal.Signals) -> None:
-    """Signals the daemon, and nobody who has its number by now: a killed one leaves its pid behind, which another
-    process may have when the next daemon has just taken the lock. One that has ended meanwhile is no error.
+    """Signal the daemon, but never another process that reuses its pid. A daemon that has ended is not an error.
 
-    Raises NotReady where the process with this number is not the one that has the lock: it runs in another container.
+    A killed daemon leaves its pid in the lock file; the system may reuse that pid by the time the next daemon has
+    taken the lock. Raises NotReady if the process with this pid does not hold the lock: the daemon then runs in another
+    container.
     """
-    with suppress(ProcessLookupError), _held(pid) as deliver:
+    with suppress(ProcessLookupError), _pinned_process(pid) as deliver:
         if _has_open(pid, lock_path(home)):
             deliver(number)
         elif running(home) == pid:
             raise NotReady(
-                f"the daemon of {home.root} calls itself process {pid}, which is another one here: it runs in another "
-                "container, or on another machine, and must be stopped there",
+                f"the daemon of {home.root} reports process id {pid}, which belongs to another process here: it runs "
+                "in another container or on another machine; stop it there",
                 kind="daemon_elsewhere",
             )
 
 
 @contextmanager
-def _held(pid: int) -> Iterator[Callable[[signal.Signals], None]]:
-    """A way to signal this process and none that comes after it under its number, where the system has one."""
+def _pinned_process(pid: int) -> Iterator[Callable[[signal.Signals], None]]:
+    """Yield a function that signals this very process, safe against pid reuse where the system supports pidfds."""
     try:
         handle = os.pidfd_open(pid)
     except ProcessLookupError:
@@ -88,7 +90,7 @@ def _held(pid: int) -> Iterator[Callable[[signal.Signals], None]]:
 
 
 def _processes() -> list[int]:
-    """All others; nobody where that cannot be seen."""
+    """Return the pids of all other processes; empty on systems without /proc."""
     try:
         return [
             int(each.name) for each in _PROCESSES.iterdir() if each.name.isdecimal() and int(each.name) != os.getpid()
@@ -98,14 +100,14 @@ def _processes() -> list[int]:
 
 
 def _has_open(pid: int, path: Path) -> bool:
-    """Whether the process has the file open, as its daemon does for life; taken as given where that cannot be seen."""
+    """Return whether the process has the file open, as a daemon has its lock file. True on systems without /proc."""
     files = _PROCESSES / str(pid) / "fd"
     if not (_PROCESSES / "self" / "fd").is_dir():
         return True
     with suppress(OSError):
-        wanted = path.stat()
+        expected = path.stat()
         for each in files.iterdir():
             with suppress(OSError):
-                if os.path.samestat(each.stat(), wanted):
+                if os.path.samestat(each.stat(), expected):
                     return True
     return False

@@ -1,7 +1,7 @@
-"""The daemon as an agent of launchd: `~/Library/LaunchAgents/io.hypaware.daemon[.<home>].plist`.
+"""The daemon as a launchd agent: `~/Library/LaunchAgents/io.hypaware.daemon[.<home>].plist`.
 
-Started with the login, and again at least ten seconds after it failed; not after it ended in peace. What it says
-outside its log goes to the same file as that of one in the background.
+launchd starts it at login and restarts it at least ten seconds after a failure, but not after a clean exit. Its stdout
+and stderr go to the start log, like those of a daemon in the background.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ class Launchd:
         suffix = supervisor.suffix(home)
         self.name = f"io.hypaware.daemon.{suffix}" if suffix else "io.hypaware.daemon"
         self.path = Path.home() / "Library" / "LaunchAgents" / f"{self.name}.plist"
-        self.look = f"tail -n 50 {shlex.quote(str(detached.start_log(home)))}"
+        self.log_command = f"tail -n 50 {shlex.quote(str(detached.start_log(home)))}"
         self._domain = f"gui/{os.getuid()}"
         self._service = f"{self._domain}/{self.name}"
 
     def text(self) -> bytes:
-        said = str(detached.start_log(self._home))
-        # Java and git are found by PATH, and that of an agent is not that of a shell.
+        output = str(detached.start_log(self._home))
+        # An agent does not have the PATH of the user's shell, which finds Java and git.
         settings = {"HYP_HOME": str(self._home.root), "PATH": os.environ.get("PATH", ""), **command_line.folders()}
         return plistlib.dumps(
             {
@@ -49,41 +49,41 @@ class Launchd:
                 "KeepAlive": {"SuccessfulExit": False},
                 "ThrottleInterval": 10,
                 "ExitTimeOut": supervisor.STOP_SECONDS,
-                # The engine is started by the daemon and outlives it.
+                # The daemon starts the engine, which outlives it.
                 "AbandonProcessGroup": True,
-                "StandardOutPath": said,
-                "StandardErrorPath": said,
+                "StandardOutPath": output,
+                "StandardErrorPath": output,
             }
         )
 
-    def command_in(self, text: bytes) -> tuple[str, ...] | None:
+    def parse_command(self, text: bytes) -> tuple[str, ...] | None:
         try:
-            found = plistlib.loads(text)
-            command = tuple(found["ProgramArguments"])
-            ours = (found["Label"], found["EnvironmentVariables"]["HYP_HOME"]) == (self.name, str(self._home.root))
+            plist = plistlib.loads(text)
+            command = tuple(plist["ProgramArguments"])
+            is_ours = (plist["Label"], plist["EnvironmentVariables"]["HYP_HOME"]) == (self.name, str(self._home.root))
         except (plistlib.InvalidFileException, ValueError, KeyError, TypeError):
             return None
-        return command if ours and "hypaware.cli" in command else None
+        return command if is_ours and "hypaware.cli" in command else None
 
-    def why_not(self) -> str | None:
+    def unavailable_reason(self) -> str | None:
         done = supervisor.ask("launchctl", "print", self._domain)
         return None if done.returncode == 0 else done.stderr.strip() or "launchctl does not answer"
 
     def enable(self) -> None:
-        """Agents are taken from their folder at each login."""
+        """Enable the agent. launchd loads it from its folder at each login."""
         supervisor.tell("launchctl", "enable", self._service)
 
     def disable(self) -> None:
-        self._ask("bootout")
+        self._call("bootout")
 
-    def forget(self) -> None:
-        """Nothing is left of one that is not loaded."""
+    def clean_up(self) -> None:
+        """Do nothing: an agent that is not loaded leaves nothing behind."""
 
     def start(self) -> None:
-        if self._ask("print").returncode == 0:
+        if self._call("print").returncode == 0:
             supervisor.tell("launchctl", "kickstart", self._service)
             return
-        # One that is just going away cannot be loaded yet.
+        # An agent that is still being unloaded cannot be loaded yet.
         for _ in range(_ATTEMPTS):
             if supervisor.ask("launchctl", "bootstrap", self._domain, str(self.path)).returncode == 0:
                 return
@@ -91,19 +91,19 @@ class Launchd:
         supervisor.tell("launchctl", "bootstrap", self._domain, str(self.path))
 
     def stop(self) -> None:
-        """It may answer that this is under way, which is no failure."""
-        self._ask("bootout")
+        """Unload the agent. An "operation in progress" answer is not a failure."""
+        self._call("bootout")
 
     def pid(self) -> int | None:
-        found = _PID.search(self._ask("print").stdout)
-        return int(found[1]) if found else None
+        match = _PID.search(self._call("print").stdout)
+        return int(match[1]) if match else None
 
-    def trouble(self) -> str | None:
-        said = self._ask("print").stdout
-        found = _LAST_EXIT.search(said)
-        if found is None or _PID.search(said):
+    def failure(self) -> str | None:
+        description = self._call("print").stdout
+        match = _LAST_EXIT.search(description)
+        if match is None or _PID.search(description):
             return None
-        return f"exit code {found[1]}\n{detached.last_words(self._home)}".strip()
+        return f"exit code {match[1]}\n{detached.last_words(self._home)}".strip()
 
-    def _ask(self, verb: str) -> supervisor.Answer:
+    def _call(self, verb: str) -> supervisor.Answer:
         return supervisor.ask("launchctl", verb, self._service)

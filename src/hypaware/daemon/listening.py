@@ -1,9 +1,9 @@
-"""The gateway as a part of the daemon: opened, followed, looked after, and closed without hurting who uses it.
+"""Run the gateway inside the daemon: open it, follow the config, and close it without breaking its clients.
 
-It listens for as long as somebody could call: a client is enabled or attached, or the config has an upstream. Routes
-change in place, so that connections and streams go on; a new address is opened before the old one is let go. An address
-that cannot be had is said, tried again, and holds nothing else up. A stop is heard in this order: nobody new comes in,
-the address is given back, what is under way has its grace, everything that has ended is durable, the spool is sealed.
+The gateway listens while a client is enabled or attached, or the config has an upstream. Routes change in place, so
+that connections and streams continue; a new address is opened before the old one is closed. An address that cannot be
+opened is logged and retried, and delays nothing else. Shutdown runs in this order: stop accepting connections, release
+the address, give open exchanges a grace period, make every finished exchange durable, seal the spool.
 """
 
 from __future__ import annotations
@@ -39,200 +39,203 @@ from hypaware.spool.writer import Spool
 log = logging.getLogger("hypaware.daemon")
 
 GRACE_SECONDS = 10.0
-"""For streams that run when the daemon is stopped."""
-_LOOK_SECONDS = 1.0
+"""The time that open streams have to finish when the daemon stops."""
+_POLL_SECONDS = 1.0
 
 
 @dataclass
 class _Open:
-    """A gateway that listens, or did."""
+    """A gateway that listens, or that still serves connections after its address changed."""
 
     gateway: Gateway
-    taken: Taken
+    claim: Taken
     sightings: Sightings
     listen: str
-    follows: Wanted
+    settings: Wanted
 
     @property
     def address(self) -> str:
-        return address_of(self.taken)
+        return address_of(self.claim)
 
 
 class Listening:
-    def __init__(self, spool: Spool, config: Callable[[], Config], condition: Condition, clock: Clock) -> None:
-        """`spool` is its own from here on."""
+    def __init__(self, spool: Spool, config: Callable[[], Config], status_file: Condition, clock: Clock) -> None:
+        """Take ownership of `spool`: `close` seals it."""
         self._spool = spool
         self._home: Home = spool.home
         self._config = config
-        self._condition = condition
+        self._status_file = status_file
         self._clock = clock
-        self._followed = config()
-        self._keep = TakingDown(spool, self._followed, facts=_facts(self._home), saw=self._saw)
+        self._applied_config = config()
+        self._writer = TakingDown(spool, self._applied_config, facts=_facts(self._home), on_client_seen=self._saw)
         self._numbers = count()
         self._open: _Open | None = None
-        self._moved: list[_Open] = []
-        """No longer listening, but whoever was connected is served until the daemon ends."""
-        self._opening, self._tending = Tries(clock), Tries(clock)
-        self._woken = asyncio.Event()
-        self._tended: asyncio.Future[None] | None = None
-        self._sighting = threading.Lock()
+        self._retired: list[_Open] = []
+        """Gateways that no longer listen, but serve their open connections until the daemon ends."""
+        self._open_retry, self._fallback_retry = Tries(clock), Tries(clock)
+        self._wakeup = asyncio.Event()
+        self._fallback_start: asyncio.Future[None] | None = None
+        self._sightings_lock = threading.Lock()
         self._state = "off"
         self._error: str | None = None
         self._since = clock.now()
         self._rows_seen = 0
-        self.rows_came_at: float | None = None
-        """When the newest rows were seen, by the clock that never jumps."""
+        self.last_rows_at: float | None = None
+        """The monotonic time at which the newest rows were noticed."""
 
     async def begin(self) -> None:
-        """The first look: afterwards the address answers, or the condition says why not."""
+        """Run the first check. Afterwards the address answers, or the status file says why not."""
         await on_thread(self._clean_up, "gateway")
-        await self._turn()
+        await self._check()
 
     async def run(self) -> None:
         while True:
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._woken.wait(), _LOOK_SECONDS)
-            self._woken.clear()
-            await self._turn()
+                await asyncio.wait_for(self._wakeup.wait(), _POLL_SECONDS)
+            self._wakeup.clear()
+            await self._check()
 
     def reload(self) -> None:
-        self._opening.at_once()
-        self._woken.set()
+        self._open_retry.reset()
+        self._wakeup.set()
 
-    async def end(self) -> None:
-        """After `run` was cancelled. Returns when everything that has ended is durable and sealed."""
-        if self._tended is not None:
-            # It may be handing over the very socket.
-            await asyncio.wait([self._tended])
-        self._keep.hurry()
-        if (now := self._open) is not None:
+    async def close(self) -> None:
+        """Shut down after `run` was cancelled. Returns when every finished exchange is durable and sealed."""
+        if self._fallback_start is not None:
+            # It may be handing over the socket right now.
+            await asyncio.wait([self._fallback_start])
+        self._writer.stop_retrying()
+        if (current := self._open) is not None:
             self._open = None
-            await self._let_go(now)
-        await asyncio.gather(*(each.gateway.stop(GRACE_SECONDS) for each in self._moved))
-        if now is not None:
-            self._write_sightings(now)
-        await on_thread(self._keep.close, "store")
-        self._tell()
+            await self._retire(current)
+        await asyncio.gather(*(each.gateway.stop(GRACE_SECONDS) for each in self._retired))
+        if current is not None:
+            self._write_sightings(current)
+        await on_thread(self._writer.close, "store")
+        self._report()
         await on_thread(self._spool.close, "spool")
 
-    async def _turn(self) -> None:
+    async def _check(self) -> None:
         try:
-            await self._follow()
-            await self._tend()
-        except HypError as trouble:
-            self._in_trouble(trouble.message)
+            await self._apply_settings()
+            await self._prepare_fallback()
+        except HypError as error:
+            self._fail(error.message)
         except Exception as error:
-            log.exception("the gateway is in trouble")
-            self._in_trouble(type(error).__name__)
+            log.exception("the gateway failed")
+            self._fail(type(error).__name__)
         else:
             if self._open is not None:
                 self._error = None
-        self._tell()
+        self._report()
 
-    async def _follow(self) -> None:
+    async def _apply_settings(self) -> None:
         config = self._config()
-        asked = await on_thread(lambda: wanted(self._home, config), "attachments")
-        if config is not self._followed:
-            self._keep.follow(config)
-            self._followed = config
-        for each in (*self._moved, *([self._open] if self._open else ())):
-            if each.follows.routing != asked.routing:
-                each.gateway.reroute(asked.routes())
-                each.follows = asked
-                log.info("the gateway on %s goes by new routes", each.listen)
-        now = self._open
-        if not asked.is_needed:
-            if now is not None:
-                await self._let_go(now)
+        settings = await on_thread(lambda: wanted(self._home, config), "attachments")
+        if config is not self._applied_config:
+            self._writer.update_config(config)
+            self._applied_config = config
+        for each in self._gateways():
+            if each.settings.routing != settings.routing:
+                each.gateway.update_routes(settings.routes())
+                each.settings = settings
+                log.info("the gateway on %s uses new routes", each.listen)
+        current = self._open
+        if not settings.is_needed:
+            if current is not None:
+                await self._retire(current)
                 self._open = None
             if self._state != "off":
-                log.info("the gateway is off: no client is enabled, and none is attached")
-                self._become("off")
-        elif now is None or now.listen != asked.listen:
-            if not self._opening.are_due():
+                log.info("the gateway is off: no client is enabled or attached")
+                self._set_state("off")
+        elif current is None or current.listen != settings.listen:
+            if not self._open_retry.is_due():
                 return
-            if now is not None:
-                self._write_sightings(now)
-            with self._opening:
-                self._open = await self._opened(asked)
-            self._become("listening")
+            if current is not None:
+                self._write_sightings(current)
+            with self._open_retry:
+                self._open = await self._open_gateway(settings)
+            self._set_state("listening")
             log.info("the gateway listens on %s", self._open.address)
-            if now is not None:
-                await self._let_go(now)
+            if current is not None:
+                await self._retire(current)
 
-    async def _opened(self, asked: Wanted) -> _Open:
-        taken = await on_thread(lambda: handover.open_address(self._home, asked.listen), "address")
+    def _gateways(self) -> list[_Open]:
+        return [*self._retired, *([self._open] if self._open else ())]
+
+    async def _open_gateway(self, settings: Wanted) -> _Open:
+        claim = await on_thread(lambda: handover.open_address(self._home, settings.listen), "address")
         try:
             gateway = Gateway(
-                taken.socket,
-                asked.routes(),
-                self._keep,
+                claim.socket,
+                settings.routes(),
+                self._writer.write,
                 self._home.run / "spill" / str(next(self._numbers)),
-                overhead=_overhead,
-                own_pages={handover.HEALTH: lambda: handover.health(self._home, "gateway")},
+                report_overhead=_overhead,
+                local_pages={handover.HEALTH: lambda: handover.health(self._home, "gateway")},
             )
             await gateway.start()
-        except FileNotFoundError as gone:
-            taken.give_back()
-            raise NotReady(f"{self._home.root} is gone", kind="home_gone") from gone
+        except FileNotFoundError as error:
+            claim.release()
+            raise NotReady(f"the home {self._home.root} no longer exists", kind="home_gone") from error
         except BaseException:
-            taken.give_back()
+            claim.release()
             raise
-        return _Open(gateway, taken, Sightings(self._home, address_of(taken)), asked.listen, asked)
+        return _Open(gateway, claim, Sightings(self._home, address_of(claim)), settings.listen, settings)
 
-    async def _let_go(self, now: _Open) -> None:
-        """Nobody new comes in by this address, not through us."""
-        await now.gateway.stop_listening()
-        now.taken.give_back()
-        self._moved.append(now)
+    async def _retire(self, gateway: _Open) -> None:
+        """Stop accepting connections at this address; open connections continue."""
+        await gateway.gateway.stop_listening()
+        gateway.claim.release()
+        self._retired.append(gateway)
 
     def _saw(self, client: str, at: datetime) -> None:
-        """On the recorder's thread."""
-        with self._sighting:
-            for each in (*self._moved, *([self._open] if self._open else ())):
-                each.sightings.saw(client, at)
+        """Note that a client called. Runs on the recorder's thread."""
+        with self._sightings_lock:
+            for each in self._gateways():
+                each.sightings.record(client, at)
 
-    def _write_sightings(self, of: _Open) -> None:
-        with self._sighting:
-            of.sightings.write()
+    def _write_sightings(self, gateway: _Open) -> None:
+        with self._sightings_lock:
+            gateway.sightings.write()
 
-    async def _tend(self) -> None:
-        if self._open is None or not self._tending.are_due():
+    async def _prepare_fallback(self) -> None:
+        if self._open is None or not self._fallback_retry.is_due():
             return
-        self._tended = on_thread(self._look_after, "tend")
-        with self._tending:
-            await asyncio.shield(self._tended)
+        self._fallback_start = on_thread(self._start_fallback, "fallback")
+        with self._fallback_retry:
+            await asyncio.shield(self._fallback_start)
 
-    def _look_after(self) -> None:
-        """On a thread of its own: it may have to start a process."""
-        if (now := self._open) is None:
+    def _start_fallback(self) -> None:
+        """Start the fallback listener if it is not running. Runs on its own thread, since it may start a process."""
+        if (current := self._open) is None:
             return
-        self._write_sightings(now)
-        if now.taken.tend():
-            log.info("a listener stands by for %s, for when this daemon does not run", now.address)
+        self._write_sightings(current)
+        if current.claim.ensure_fallback():
+            log.info("a fallback listener is ready to serve %s while no daemon runs", current.address)
 
-    def _in_trouble(self, error: str) -> None:
+    def _fail(self, error: str) -> None:
         if self._open is None:
             if (self._state, self._error) != ("down", error):
-                log.error("nothing is recorded: %s; it is tried again", error)
-            self._become("down", error)
+                log.error("the gateway is down and nothing is recorded: %s; retrying", error)
+            self._set_state("down", error)
         elif self._error != error:
-            # It serves; only what was asked of it besides could not be done.
+            # The gateway still serves at its old address; only the change failed.
             log.warning("the gateway on %s: %s", self._open.address, error)
             self._error = error
 
-    def _become(self, state: str, error: str | None = None) -> None:
+    def _set_state(self, state: str, error: str | None = None) -> None:
         if state != self._state:
             self._since = self._clock.now()
         self._state, self._error = state, error
 
-    def _tell(self) -> None:
-        tally = self._keep.tally
+    def _report(self) -> None:
+        tally = self._writer.counts
         if tally.rows > self._rows_seen:
-            self._rows_seen, self.rows_came_at = tally.rows, self._clock.monotonic()
-        counts = [each.gateway.counts for each in (*self._moved, *([self._open] if self._open else ()))]
+            self._rows_seen, self.last_rows_at = tally.rows, self._clock.monotonic()
+        counts = [each.gateway.counts for each in self._gateways()]
         dropped = tally.lost + sum(each.dropped + each.failed for each in counts)
-        self._condition.gateway(
+        self._status_file.set_gateway(
             {
                 "listen": self._open.address if self._open else self._config().gateway.listen,
                 "state": self._state,
@@ -252,12 +255,12 @@ class Listening:
         )
 
     def _clean_up(self) -> None:
-        """What an earlier daemon had under way is lost with it."""
+        """Remove the spill files of an earlier daemon; its unfinished exchanges are lost."""
         shutil.rmtree(self._home.run / "spill", ignore_errors=True)
 
 
-def address_of(taken: Taken) -> str:
-    host, port = taken.address
+def address_of(claim: Taken) -> str:
+    host, port = claim.address
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 

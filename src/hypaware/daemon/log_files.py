@@ -1,9 +1,9 @@
-"""Where the daemon's log lines go: `logs/daemon.log`, and stderr where somebody may be looking.
+"""The daemon's log: `logs/daemon.log`, and stderr unless `--quiet` is given.
 
-A line is `2026-11-15T22:53:53Z INFO what happened`, in UTC. The file is for its user only (0600) and is begun anew at
-5 MB; five older ones stay beside it. It has one writer, because it is opened with the first line, and the first line
-is written by whoever has the home's lock. A line that cannot be written, as on a full disk, is counted and the next
-one that can be says how many are missing: nothing of the daemon depends on its log.
+A line is `2026-11-15T22:53:53Z INFO <message>`, in UTC. The file has mode 0600 and is rotated at 5 MB; five older files
+are kept. It has one writer: it is opened with the first line, which is logged after the daemon took its lock. A line
+that cannot be written, for example on a full disk, is counted, and the next line that can be written is preceded by the
+number of missing lines. The daemon never fails because of its log.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def log_file(home: Home) -> Path:
 
 
 def last_lines(home: Home) -> str:
-    """The end of the log; nothing if there is none."""
+    """Return the last lines of the log, or an empty string if there is no log."""
     try:
         with log_file(home).open("rb") as log:
             log.seek(max(0, log.seek(0, os.SEEK_END) - _LAST_BYTES))
@@ -44,27 +44,27 @@ def last_lines(home: Home) -> str:
 
 @contextmanager
 def logging_to(home: Home, *, quiet: bool) -> Iterator[None]:
-    """Everything that the program logs from INFO on, and the warnings of the libraries that it uses."""
+    """Log the program's messages from INFO on, and the warnings of its libraries, within the block."""
     handlers: list[logging.Handler] = [RotatingLog(log_file(home))]
     if not quiet:
         handlers.append(logging.StreamHandler(sys.stderr))
-    root, ours = logging.getLogger(), logging.getLogger("hypaware")
-    before = ours.level
-    ours.setLevel(logging.INFO)
+    root, program = logging.getLogger(), logging.getLogger("hypaware")
+    level = program.level
+    program.setLevel(logging.INFO)
     for handler in handlers:
         handler.setFormatter(Line())
         root.addHandler(handler)
     try:
         yield
     finally:
-        ours.setLevel(before)
+        program.setLevel(level)
         for handler in handlers:
             root.removeHandler(handler)
             handler.close()
 
 
 class Line(logging.Formatter):
-    """What a destination answered must not act on the terminal that shows it."""
+    """Formats a line and escapes control characters, so that logged responses cannot act on a terminal."""
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)s %(message)s", "%Y-%m-%dT%H:%M:%SZ")
@@ -80,9 +80,9 @@ class RotatingLog(RotatingFileHandler):
         self._missing = 0
 
     def emit(self, record: logging.LogRecord) -> None:
-        """A file that was removed or moved away by somebody is made again, in a folder that is still there."""
+        """Write the record, reopening a log file that was removed or moved away."""
         if self.stream is not None and not _is_at(Path(self.baseFilename), self.stream):
-            self._drop()
+            self._discard_stream()
         missing = self._missing
         if missing:
             super().emit(_gap(missing))
@@ -93,8 +93,8 @@ class RotatingLog(RotatingFileHandler):
 
     def handleError(self, record: logging.LogRecord) -> None:
         self._missing += 1
-        # What is still in its buffer would be written before the line that tells of the gap.
-        self._drop()
+        # Otherwise the buffered text would be written before the line that reports the gap.
+        self._discard_stream()
 
     def _open(self) -> TextIOWrapper:
         path = Path(self.baseFilename)
@@ -104,13 +104,13 @@ class RotatingLog(RotatingFileHandler):
         file = os.fdopen(fd, "ab")
         try:
             if (size := os.fstat(fd).st_size) and os.pread(fd, 1, size - 1) != b"\n":
-                os.write(fd, b"\n")  # a full disk took the end of the line
+                os.write(fd, b"\n")  # a full disk cut off the last line
         except OSError:
             file.close()
             raise
         return TextIOWrapper(file, encoding="utf-8", errors="replace")
 
-    def _drop(self) -> None:
+    def _discard_stream(self) -> None:
         stream, self.stream = self.stream, None
         if stream is not None:
             with suppress(OSError):
@@ -125,5 +125,5 @@ def _is_at(path: Path, stream: TextIOWrapper) -> bool:
 
 
 def _gap(lines: int) -> logging.LogRecord:
-    text = "%d lines are missing here: they could not be written"
+    text = "%d log lines are missing here because they could not be written"
     return logging.LogRecord("hypaware.daemon", logging.WARNING, __file__, 0, text, (lines,), None)

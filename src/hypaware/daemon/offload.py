@@ -1,7 +1,7 @@
-"""Work that blocks, beside the event loop.
+"""Run blocking calls outside the event loop.
 
-Each piece has a thread of its own that nobody waits for at the end of the process: the loop's executor would, and a
-shutdown must not hang on an engine that is just starting.
+Each call gets its own daemon thread, which does not delay the end of the process. The loop's executor would: a shutdown
+must not hang on an engine that is just starting.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ T = TypeVar("T")
 
 
 def on_thread(work: Callable[[], T], name: str) -> asyncio.Future[T]:
-    """Its result or its error; work whose future was cancelled goes on unheard."""
+    """Return a future of the call's result. Cancelling the future does not stop the call; its result is dropped."""
     loop = asyncio.get_running_loop()
     done: asyncio.Future[T] = loop.create_future()
 
-    def tell(result: T | None, error: BaseException | None) -> None:
+    def resolve(result: T | None, error: BaseException | None) -> None:
         if done.done():
             return
         if error is not None:
@@ -33,9 +33,9 @@ def on_thread(work: Callable[[], T], name: str) -> asyncio.Future[T]:
             outcome: tuple[T | None, BaseException | None] = (work(), None)
         except BaseException as error:
             outcome = (None, error)
-        # The loop may be closed by now: then there is nobody left to hear it.
+        # A closed loop raises RuntimeError; nothing waits for the result then.
         with suppress(RuntimeError):
-            loop.call_soon_threadsafe(tell, *outcome)
+            loop.call_soon_threadsafe(resolve, *outcome)
 
     threading.Thread(target=run, name=name, daemon=True).start()
     return done

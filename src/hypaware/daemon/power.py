@@ -1,7 +1,7 @@
-"""Whether this machine runs on its battery, where the platform can tell.
+"""Detect whether this machine runs on battery.
 
-Linux: `/sys/class/power_supply/*/{type,online,status,scope}`; a mouse has a battery too, and its scope says so. macOS:
-`pmset -g batt`.
+Linux: `/sys/class/power_supply/*/{type,online,status,scope}`, without peripherals such as a mouse, whose batteries have
+the scope `Device`. macOS: `pmset -g batt`.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ _PMSET_SECONDS = 5.0
 
 
 def on_battery() -> bool | None:
-    """None where nobody can tell."""
+    """Return whether the machine runs on battery, or None if the platform does not say."""
     try:
         if sys.platform == "darwin":
-            asked = ["pmset", "-g", "batt"]
-            done = subprocess.run(asked, capture_output=True, text=True, timeout=_PMSET_SECONDS, check=True)
-            return _told_by_pmset(done.stdout)
-        return _told_by_supplies(_SUPPLIES)
+            command = ["pmset", "-g", "batt"]
+            done = subprocess.run(command, capture_output=True, text=True, timeout=_PMSET_SECONDS, check=True)
+            return _parse_pmset(done.stdout)
+        return _read_supplies(_SUPPLIES)
     except (OSError, subprocess.SubprocessError):
         return None
 
 
-def _told_by_pmset(text: str) -> bool | None:
+def _parse_pmset(text: str) -> bool | None:
     first, _, _ = text.partition("\n")
     if "'Battery Power'" in first:
         return True
     return False if "'AC Power'" in first else None
 
 
-def _told_by_supplies(folder: Path) -> bool | None:
+def _read_supplies(folder: Path) -> bool | None:
     mains, batteries = [], []
     for supply in sorted(folder.iterdir()):
         kind = _line(supply / "type")

@@ -1,8 +1,8 @@
-"""The rounds of one sink, one after the other, by its schedule; each sink has a task of its own.
+"""Export to one sink on its schedule, one round after the other; each sink has its own task.
 
-Whether there is anything to do is told from the state alone: only then is the engine asked. A destination that asked
-for patience is visited again at the time that it named, an engine that died is tried again after a moment, both
-without waiting for the schedule. Nothing that goes wrong here ends the rounds, and no sink waits for another.
+A round reads the state first and calls the engine only if something is due. If the destination asked for a delay, the
+next round runs at the time it named; if the engine failed, it runs after a short backoff. Neither waits for the
+schedule. No error ends the task, and no sink waits for another.
 """
 
 from __future__ import annotations
@@ -26,75 +26,75 @@ from hypaware.home import Home
 
 log = logging.getLogger("hypaware.daemon")
 
-# A machine that slept, or a clock that jumped, is noticed within this time.
-_LOOK_SECONDS = 15.0
-# The rest of a wait is not waited out in the engine: it is written down, and the round comes back for it.
+# A sleep of the machine or a jump of the clock is noticed within this time.
+_POLL_SECONDS = 15.0
+# Longer waits do not block the engine: the state records the time, and a later round continues.
 _MAX_WAIT_SECONDS = 2.0
-# Intents of each stream in one job: between two jobs a new config takes effect.
+# Intents per stream in one job. A changed config takes effect between two jobs.
 _BUDGET = 20
 
 
 class Rounds:
-    def __init__(self, engine: Engine, config: Config, sink: str, condition: Condition, clock: Clock) -> None:
+    def __init__(self, engine: Engine, config: Config, sink: str, status_file: Condition, clock: Clock) -> None:
         self._engine = engine
         self._home: Home = engine.home
         self._config = config
         self._sink = sink
-        self._condition = condition
+        self._status_file = status_file
         self._clock = clock
         self._backoff = Backoff()
-        self._anew = True
-        self._said: str | None = None
+        self._first_check = True
+        self._last_error: str | None = None
 
     async def run(self) -> None:
         timer = Timer(self._config.sinks[self._sink].schedule, self._clock.now())
-        again: datetime | None = None
+        retry_at: datetime | None = None
         while True:
-            self._condition.awaits(self._sink, timer.next if again is None else min(timer.next, again))
-            await self._until(timer, again)
-            again = await self._guarded_round()
+            self._status_file.set_next_round(self._sink, timer.next if retry_at is None else min(timer.next, retry_at))
+            await self._wait_for(timer, retry_at)
+            retry_at = await self._run_round()
 
-    async def _until(self, timer: Timer, again: datetime | None) -> None:
+    async def _wait_for(self, timer: Timer, retry_at: datetime | None) -> None:
         while True:
             now = self._clock.now()
-            if timer.is_due(now) or (again is not None and now >= again):
+            if timer.is_due(now) or (retry_at is not None and now >= retry_at):
                 return
-            following = timer.next if again is None else min(timer.next, again)
-            await self._clock.sleep(min(_LOOK_SECONDS, (following - now).total_seconds()))
+            following = timer.next if retry_at is None else min(timer.next, retry_at)
+            await self._clock.sleep(min(_POLL_SECONDS, (following - now).total_seconds()))
 
-    async def _guarded_round(self) -> datetime | None:
-        """When to come back before the schedule says so."""
+    async def _run_round(self) -> datetime | None:
+        """Run a round, log its errors, and return when to retry ahead of the schedule."""
         try:
-            again = await self._round()
+            retry_at = await self._export()
             self._backoff.succeeded()
-            self._said = None
-            return again
-        except (Retryable, NotReady) as trouble:
+            self._last_error = None
+            return retry_at
+        except (Retryable, NotReady) as error:
             pause = self._backoff.failed()
-            self._say(trouble, f"; again in {pause:.0f} s")
-            self._condition.had_round(self._sink, self._clock.now(), "failed")
+            self._log_error(error, f"; retrying in {pause:.0f} s")
+            self._status_file.record_round(self._sink, self._clock.now(), "failed")
             return self._clock.now() + timedelta(seconds=pause)
-        except HypError as trouble:
-            self._say(trouble)
+        except HypError as error:
+            self._log_error(error)
         except Exception:
-            log.exception("%s: the round failed; the next one comes by schedule", self._sink)
-        self._condition.had_round(self._sink, self._clock.now(), "failed")
+            log.exception("%s: the round failed; the next one follows the schedule", self._sink)
+        self._status_file.record_round(self._sink, self._clock.now(), "failed")
         return None
 
-    async def _round(self) -> datetime | None:
-        moves = True
+    async def _export(self) -> datetime | None:
+        is_progressing = True
         while True:
             due = await on_thread(self._due_at, f"state {self._sink}")
-            self._anew = False
+            self._first_check = False
             if due is None or due > self._clock.now():
                 return due
-            if not moves:
+            if not is_progressing:
                 return None
-            report = await run_job(self._engine, "export", self._args(), self._heard)
+            report = await run_job(self._engine, "export", self._args(), self._on_event)
             (done,) = report["sinks"]
-            self._tell(done)
-            # A budget ends a job before its time: what is left goes on at once, unless nothing went at all.
-            moves = any(stream["chunks"] for stream in done["streams"])
+            self._report(done)
+            # A job may end because its budget is used up. Continue immediately, unless it delivered nothing.
+            is_progressing = any(stream["chunks"] for stream in done["streams"])
 
     def _args(self) -> dict[str, Any]:
         return {"sinks": [self._sink], "max_wait": _MAX_WAIT_SECONDS, "budget": _BUDGET, "patient": True}
@@ -104,15 +104,15 @@ class Rounds:
         from hypaware.opening import open_home
 
         if not self._home.state.is_file():
-            return None  # it would be made, in a home that may just have been removed
+            return None  # opening it would create a state in a home that may just have been removed
         with closing(open_home(self._home, make=False).store) as store:
-            return due_at(self._home, self._config, store, self._sink, self._clock.now(), anew=self._anew)
+            return due_at(self._home, self._config, store, self._sink, self._clock.now(), config_changed=self._first_check)
 
-    def _heard(self, event: Event) -> None:
+    def _on_event(self, event: Event) -> None:
         if not isinstance(event, bytes) and event["event"] == "note":
             log.info("%s: %s", self._sink, event["message"])
 
-    def _tell(self, done: dict[str, Any]) -> None:
+    def _report(self, done: dict[str, Any]) -> None:
         rows = sum(stream["rows"] for stream in done["streams"])
         size = sum(stream["bytes"] for stream in done["streams"])
         log.info("%s: %s, %s rows delivered (%.1f MB)", self._sink, done["status"], f"{rows:,}", size / 1e6)
@@ -121,12 +121,12 @@ class Rounds:
         for stream in done["streams"]:
             if (error := stream.get("error")) and error != done.get("error"):
                 log.warning("%s: %s of %s: %s", self._sink, stream["dataset"], stream["source"], error["message"])
-        self._condition.had_round(self._sink, self._clock.now(), done["status"])
+        self._status_file.record_round(self._sink, self._clock.now(), done["status"])
 
-    def _say(self, trouble: HypError, what_now: str = "") -> None:
-        """What was said already is not said at every tick."""
-        repair = f" (try: {trouble.repair[0]})" if trouble.repair else ""
-        said = f"{trouble.message}{what_now}{repair}"
-        if said != self._said:
-            log.warning("%s: %s", self._sink, said)
-        self._said = said
+    def _log_error(self, error: HypError, retry: str = "") -> None:
+        """Log an error, unless it repeats the previous one."""
+        repair = f" (try: {error.repair[0]})" if error.repair else ""
+        message = f"{error.message}{retry}{repair}"
+        if message != self._last_error:
+            log.warning("%s: %s", self._sink, message)
+        self._last_error = message

@@ -1,9 +1,9 @@
-"""The daemon itself: the gateway, a task for each sink, and one each for spool, history and lake.
+"""The daemon process: the gateway, an export task per sink, and one task each for flush, import and maintenance.
 
-It follows the config until its end. A config that is broken when it changes leaves the old one in force, and says so. A
-new one takes effect at once: the rounds of sinks that it changes are cancelled, which is safe at any moment, and begun
-anew; the gateway changes without a break. One part's trouble is its own. At the end the gateway has its grace, so that
-answers under way arrive whole, and what it recorded is committed if that is quick.
+The daemon follows config changes. An invalid config is logged and the previous one stays in force. A valid one takes
+effect immediately: the export tasks of changed sinks are cancelled, which is safe at any moment, and restarted; the
+gateway changes its routes without dropping connections. Tasks fail independently of each other. On shutdown the gateway
+gives open responses time to finish, and the rows it recorded are flushed if that is quick.
 """
 
 from __future__ import annotations
@@ -35,22 +35,22 @@ from hypaware.spool.writer import Spool
 
 log = logging.getLogger("hypaware.daemon")
 
-_LOOK_SECONDS = 1.0
+_POLL_SECONDS = 1.0
 
 Seen = tuple[int, int, int] | None
 
 
 def run(home: Home, engine: Engine | None = None, clock: Clock | None = None) -> None:
-    """In the foreground, until SIGTERM or SIGINT; raises NotReady where a daemon of the home runs already."""
+    """Run in the foreground until SIGTERM or SIGINT. Raise NotReady if the home's daemon is already running."""
     os.umask(0o077)
-    # The loop takes this over; until then a stop ends in peace as well.
+    # Until the event loop handles SIGTERM, exit cleanly on it as well.
     signal.signal(signal.SIGTERM, _leave)
-    seen = _seen(home)
+    signature = _seen(home)
     config = configuration.load(home)
     open_home(home).store.close()
     streams_come_first()
     with Spool(home) as spool, instance.only_one(home) as is_ours:
-        asyncio.run(Service(engine or Engine(home), spool, config, seen, is_ours, clock or Clock()).run())
+        asyncio.run(Service(engine or Engine(home), spool, config, signature, is_ours, clock or Clock()).run())
 
 
 def _leave(_number: int, _frame: object) -> None:
@@ -59,99 +59,98 @@ def _leave(_number: int, _frame: object) -> None:
 
 class Service:
     def __init__(
-        self, engine: Engine, spool: Spool, config: Config, seen: Seen, is_ours: Callable[[], bool], clock: Clock
+        self, engine: Engine, spool: Spool, config: Config, signature: Seen, is_ours: Callable[[], bool], clock: Clock
     ) -> None:
         self._engine = engine
         self._home = engine.home
         self._config = config
-        self._seen = seen
+        self._signature = signature
         self._is_ours = is_ours
         self._clock = clock
-        self._condition = Condition(self._home, clock.now())
-        self._listening = Listening(spool, lambda: self._config, self._condition, clock)
+        self._status_file = Condition(self._home, clock.now())
+        self._gateway = Listening(spool, lambda: self._config, self._status_file, clock)
         self._sinks: dict[str, asyncio.Task[None]] = {}
-        self._woken = asyncio.Event()
-        self._stopping = self._reload_wanted = False
+        self._wakeup = asyncio.Event()
+        self._stopping = self._reload_requested = False
 
     async def run(self) -> None:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.stop)
         loop.add_signal_handler(signal.SIGHUP, self.reload)
-        log.info("the daemon of %s runs as process %d", self._home.root, os.getpid())
-        parts = (self._engine, lambda: self._config, self._condition, self._clock)
-        listening, flushing = self._listening, Flushing(*parts)
-        # Whoever waits for a daemon takes the first word of its condition for "ready": so the gateway comes first.
-        await listening.begin()
-        catching_up = CatchingUp(*parts, lambda: listening.rows_came_at)
-        own = (listening.run(), flushing.run(), catching_up.run(), Upkeep(*parts).run())
-        tasks = [asyncio.create_task(each) for each in own]
+        log.info("the daemon of %s is running as process %d", self._home.root, os.getpid())
+        context = (self._engine, lambda: self._config, self._status_file, self._clock)
+        gateway, flush = self._gateway, Flushing(*context)
+        # The first write of the status file means "ready" to other processes, so open the gateway first.
+        await gateway.begin()
+        imports = CatchingUp(*context, lambda: gateway.last_rows_at)
+        tasks = [asyncio.create_task(each.run()) for each in (gateway, flush, imports, Upkeep(*context))]
         try:
             for sink in self._config.sinks:
-                self._begin_rounds(sink)
+                self._start_export(sink)
             while not self._stopping:
-                await self._look_around()
+                await self._check_config()
         finally:
-            log.info("the daemon ends")
-            await _end([*tasks, *self._sinks.values()])
-            await listening.end()
-            await flushing.finish()
+            log.info("the daemon is stopping")
+            await _cancel([*tasks, *self._sinks.values()])
+            await gateway.close()
+            await flush.finish()
             if self._is_ours():
-                self._condition.remove()
+                self._status_file.remove()
 
     def stop(self) -> None:
         self._stopping = True
-        self._woken.set()
+        self._wakeup.set()
 
     def reload(self) -> None:
-        self._reload_wanted = True
-        self._woken.set()
+        self._reload_requested = True
+        self._wakeup.set()
 
-    async def _look_around(self) -> None:
+    async def _check_config(self) -> None:
         with suppress(TimeoutError):
-            await asyncio.wait_for(self._woken.wait(), _LOOK_SECONDS)
-        self._woken.clear()
+            await asyncio.wait_for(self._wakeup.wait(), _POLL_SECONDS)
+        self._wakeup.clear()
         if not self._is_ours():
-            log.warning("the home is gone, or another one took its place")
+            log.warning("the home was removed or replaced")
             self._stopping = True
-        elif self._reload_wanted or _seen(self._home) != self._seen:
-            self._reload_wanted = False
+        elif self._reload_requested or _seen(self._home) != self._signature:
+            self._reload_requested = False
             await self._reload()
 
     async def _reload(self) -> None:
-        self._seen = _seen(self._home)
+        self._signature = _seen(self._home)
         try:
             config = configuration.load(self._home)
         except HypError as error:
-            log.error("the config is broken, so the old one stays in force: %s", error.message)
+            log.error("the config is invalid; the previous one stays in force: %s", error.message)
             return
         before, self._config = self._config, config
-        self._listening.reload()
+        self._gateway.reload()
         changed = [sink for sink in self._sinks if before.sinks[sink] != config.sinks.get(sink)]
-        await _end([self._sinks.pop(sink) for sink in changed])
+        await _cancel([self._sinks.pop(sink) for sink in changed])
         for sink in changed:
-            self._condition.forget(sink)
+            self._status_file.remove_sink(sink)
         for sink in config.sinks:
             if sink not in self._sinks:
-                self._begin_rounds(sink)
-        log.info("the config was read anew")
+                self._start_export(sink)
+        log.info("the config was reloaded")
 
-    def _begin_rounds(self, sink: str) -> None:
-        rounds = Rounds(self._engine, self._config, sink, self._condition, self._clock)
-        self._sinks[sink] = asyncio.create_task(rounds.run())
-        log.info("%s: delivers by schedule %s (UTC)", sink, self._config.sinks[sink].schedule)
+    def _start_export(self, sink: str) -> None:
+        task = Rounds(self._engine, self._config, sink, self._status_file, self._clock)
+        self._sinks[sink] = asyncio.create_task(task.run())
+        log.info("%s: exports on schedule %s (UTC)", sink, self._config.sinks[sink].schedule)
 
 
-async def _end(tasks: list[asyncio.Task[Any]]) -> None:
+async def _cancel(tasks: list[asyncio.Task[Any]]) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _seen(home: Home) -> Seen:
-    """What tells one config file from another without reading it."""
+    """Return a value that changes when the config file is replaced or edited."""
     try:
-        found = home.config.stat()
+        stat = home.config.stat()
     except OSError:
         return None
-    return found.st_ino, found.st_size, found.st_mtime_ns
+    return stat.st_ino, stat.st_size, stat.st_mtime_ns

@@ -1,7 +1,7 @@
-"""Starts the daemon of a home in the background, and waits until it is ready.
+"""Start a home's daemon in the background, and wait until it is ready.
 
-Ready is a daemon that holds the home's lock and has written how it is (`run/daemon.json`). Two starts at once are one
-after the other, by the lock on `run/daemon-start.lock`: the second finds the daemon of the first.
+A daemon is ready when it holds its lock and has written its status file (`run/daemon.json`). The lock on
+`run/daemon-start.lock` serialises concurrent starts: the second one finds the daemon of the first.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from hypaware.home import Home
 from hypaware.opening import identify
 
 READY_SECONDS = 15.0
-# Where nothing else is to be done: a machine may be busy, and a home that was moved takes its time.
+# For an installation: the machine may be busy, and a moved home takes longer to open.
 PATIENT_SECONDS = 60.0
 _POLL_SECONDS = 0.02
-_ASK_SECONDS = 0.5
-_LEAST_ROOM = 64 << 10
+_SUPERVISOR_SECONDS = 0.5
+_MIN_FREE_BYTES = 64 << 10
 
 
-def start(home: Home, wait: float = READY_SECONDS, tell: Tell = unheard) -> int:
-    """The pid of the home's daemon, which is ready. Raises NotReady where it dies first, or is not ready in time.
+def start(home: Home, wait: float = READY_SECONDS, notify: Tell = unheard) -> int:
+    """Start the daemon if necessary, and return its pid once it is ready.
 
-    What would end it at once, a broken config or a home that cannot be used, is raised as what it is. `tell` hears what
-    the user should know of the way that was taken.
+    Raises NotReady if the daemon ends first or is not ready in time. A broken config or an unusable home raises its own
+    error before anything is started. `notify` receives messages for the user.
     """
     deadline = time.monotonic() + wait
     check(home)
@@ -42,51 +42,53 @@ def start(home: Home, wait: float = READY_SECONDS, tell: Tell = unheard) -> int:
             return pid
         if instance.running(home) is not None:
             return _until_ready(home, deadline)
-        if (through := supervisor.in_charge(home, tell)) is not None:
-            return _supervised(home, through, deadline)
-        return _detached(home, deadline)
+        if (service := supervisor.in_charge(home, notify)) is not None:
+            return _start_supervised(home, service, deadline)
+        return _start_detached(home, deadline)
 
 
 def check(home: Home) -> None:
-    """Raises what would keep a daemon from starting, as far as it can be known before."""
+    """Raise the errors that would keep a daemon from starting, as far as they can be detected beforehand."""
     identify(home)
     configuration.load(home)
-    if shutil.disk_usage(home.root).free < _LEAST_ROOM:
-        # It could not even write down why it ends.
-        raise NotReady(f"there is no room left on the disk of {home.root}", kind="disk_full", repair="hyp status")
+    if shutil.disk_usage(home.root).free < _MIN_FREE_BYTES:
+        # The daemon could not even log why it ends.
+        raise NotReady(f"the disk of {home.root} is full", kind="disk_full", repair="hyp status")
 
 
 def ready(home: Home) -> int | None:
-    """The pid of a daemon that is up."""
+    """Return the pid of a daemon that is ready, or None."""
     pid = instance.running(home)
     return pid if pid is not None and condition.read(home).get("pid") == pid else None
 
 
-def _detached(home: Home, deadline: float) -> int:
+def _start_detached(home: Home, deadline: float) -> int:
     process = Detached(home)
     while (pid := ready(home)) is None:
-        if (end := process.end()) is not None:
+        if (reason := process.exit_reason()) is not None:
             if instance.running(home) is not None:
-                return _until_ready(home, deadline)  # somebody ran one by hand in this moment
-            raise _failed(home, f"{end}\n{process.last_words() or log_files.last_lines(home)}", _look(home))
+                return _until_ready(home, deadline)  # a daemon was started by hand at the same moment
+            raise _failed(home, f"{reason}\n{process.output() or log_files.last_lines(home)}", _log_command(home))
         _pause(home, deadline)
     return pid
 
 
-def _supervised(home: Home, through: Supervisor, deadline: float) -> int:
-    through.start()
-    asked = time.monotonic()
+def _start_supervised(home: Home, service: Supervisor, deadline: float) -> int:
+    service.start()
+    checked_at = time.monotonic()
     while (pid := ready(home)) is None:
-        if time.monotonic() - asked > _ASK_SECONDS:
-            if (trouble := through.trouble()) is not None:
-                raise _failed(home, trouble, through.look)
-            asked = time.monotonic()
+        if time.monotonic() - checked_at > _SUPERVISOR_SECONDS:
+            if (failure := service.failure()) is not None:
+                raise _failed(home, failure, service.log_command)
+            checked_at = time.monotonic()
         _pause(home, deadline)
     return pid
 
 
-def _failed(home: Home, what: str, look: str) -> NotReady:
-    return NotReady(f"the daemon of {home.root} ended while starting: {what}", kind="daemon_failed", repair=look)
+def _failed(home: Home, reason: str, log_command: str) -> NotReady:
+    return NotReady(
+        f"the daemon of {home.root} ended while starting: {reason}", kind="daemon_failed", repair=log_command
+    )
 
 
 def _until_ready(home: Home, deadline: float) -> int:
@@ -98,15 +100,15 @@ def _until_ready(home: Home, deadline: float) -> int:
 def _pause(home: Home, deadline: float) -> None:
     if time.monotonic() > deadline:
         raise NotReady(
-            f"the daemon of {home.root} is still starting, and not ready yet",
+            f"the daemon of {home.root} is starting but not ready yet",
             kind="daemon_not_ready",
-            repair=["hyp daemon status", _look(home)],
+            repair=["hyp daemon status", _log_command(home)],
         )
     time.sleep(_POLL_SECONDS)
 
 
-def _look(home: Home) -> str:
-    """The command that shows more."""
+def _log_command(home: Home) -> str:
+    """Return the command that shows the daemon's logs."""
     return shlex.join(["tail", "-n", "50", str(detached.start_log(home)), str(log_files.log_file(home))])
 
 

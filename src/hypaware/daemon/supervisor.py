@@ -1,7 +1,7 @@
-"""What starts the daemon with the user's login, and again when it dies: systemd or launchd, behind one seam.
+"""Supervisors start the daemon at login and restart it when it fails: systemd or launchd behind one protocol.
 
-A supervisor has one file for each home, named after it, and answers through its own command. It may be there and not
-answer, as in a container or over a bare `su`: then it counts as not there.
+A supervisor has one service file per home and is controlled through its own command. If that command does not work, as
+in a container or after a bare `su`, the supervisor is treated as absent.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _CALL_SECONDS = 60.0
 Tell = Callable[[str], None]
 Answer = subprocess.CompletedProcess[str]
 
-# Longer than a daemon takes to end in peace; then the supervisor may kill it.
+# How long a supervisor waits for the daemon to end before it kills it; a clean stop takes less.
 STOP_SECONDS = 120
 
 
@@ -32,44 +32,44 @@ class Supervisor(Protocol):
 
     @property
     def name(self) -> str:
-        """What it calls the daemon of this home."""
+        """The name of this home's service."""
 
     @property
     def path(self) -> Path:
-        """Its file."""
+        """The service file."""
 
     def text(self) -> bytes:
-        """What belongs in the file today."""
+        """Return the contents that the service file should have."""
 
-    def command_in(self, text: bytes) -> tuple[str, ...] | None:
-        """The command in such a file, if we wrote it for this home."""
+    def parse_command(self, text: bytes) -> tuple[str, ...] | None:
+        """Return the command in a service file, or None if we did not write it for this home."""
 
-    def why_not(self) -> str | None:
-        """Why it cannot be used; None if it can."""
+    def unavailable_reason(self) -> str | None:
+        """Return why the supervisor cannot be used, or None if it can."""
 
     def enable(self) -> None:
-        """The file is there, new or changed: from now on the daemon starts with the login."""
+        """Start the daemon at every login from now on. The service file is new or changed."""
 
     def disable(self) -> None:
-        """No more; the daemon itself is stopped already."""
+        """Stop starting the daemon at login. The daemon itself is already stopped."""
 
-    def forget(self) -> None:
-        """The file is gone: so is what else is left of it. Also where the supervisor does not answer."""
+    def clean_up(self) -> None:
+        """Remove what is left after the service file was removed, even if the supervisor does not answer."""
 
     def start(self) -> None: ...
 
     def stop(self) -> None:
-        """Asks the daemon to end, and does not wait for it; nothing is started again until `start`."""
+        """Ask the daemon to end without waiting for it; it is not restarted until `start`."""
 
     def pid(self) -> int | None:
-        """Of the daemon that it started."""
+        """Return the pid of the daemon that the supervisor started."""
 
-    def trouble(self) -> str | None:
-        """That the daemon died and what of it is known; None while nothing is known of that."""
+    def failure(self) -> str | None:
+        """Return how the daemon failed, or None if the supervisor knows of no failure."""
 
     @property
-    def look(self) -> str:
-        """The command that shows what the daemon said."""
+    def log_command(self) -> str:
+        """The command that shows the daemon's output."""
 
 
 def unheard(_: str) -> None:
@@ -86,35 +86,35 @@ def of_this_machine(home: Home) -> Supervisor:
     return Systemd(home)
 
 
-def text_of(found: Supervisor) -> bytes | None:
-    """What is in its file; None if there is none."""
+def text_of(service: Supervisor) -> bytes | None:
+    """Return the contents of the service file, or None if it does not exist."""
     try:
-        return found.path.read_bytes()
+        return service.path.read_bytes()
     except (FileNotFoundError, NotADirectoryError):
         return None
 
 
-def in_charge(home: Home, tell: Tell) -> Supervisor | None:
-    """The supervisor that the daemon is installed with, where it answers. `tell` hears that it does not."""
-    found = of_this_machine(home)
-    text = text_of(found)
-    if text is None or found.command_in(text) is None:
+def in_charge(home: Home, notify: Tell) -> Supervisor | None:
+    """Return the supervisor that the daemon is installed with, or None. Notify the user if it does not answer."""
+    service = of_this_machine(home)
+    text = text_of(service)
+    if text is None or service.parse_command(text) is None:
         return None
-    if (why := found.why_not()) is not None:
-        tell(f"the daemon is installed as {found.name}, but {found.kind} does not answer ({why}): done without it")
+    if (why := service.unavailable_reason()) is not None:
+        notify(f"the daemon is installed as {service.name}, but {service.kind} does not answer ({why}); not using it")
         return None
-    return found
+    return service
 
 
 def suffix(home: Home) -> str:
-    """Tells homes apart where all lie in one folder; nothing for the home that a user has by default."""
+    """Return a suffix that distinguishes the service files of several homes; empty for the default home."""
     if home.root == (Path.home() / ".hyp").resolve():
         return ""
     return hashlib.sha256(os.fsencode(home.root)).hexdigest()[:8]
 
 
 def ask(*command: str) -> Answer:
-    """In the language that programs speak. A command that is not there has failed like any other."""
+    """Run a command in the C locale. A missing command or a timeout counts as a failed command."""
     try:
         return subprocess.run(
             command,
@@ -127,14 +127,14 @@ def ask(*command: str) -> Answer:
             check=False,
         )
     except FileNotFoundError:
-        return subprocess.CompletedProcess(command, 127, "", f"there is no {command[0]} here")
+        return subprocess.CompletedProcess(command, 127, "", f"{command[0]} is not installed")
     except subprocess.TimeoutExpired:
         return subprocess.CompletedProcess(command, 124, "", f"{command[0]} does not answer")
 
 
 def tell(*command: str) -> None:
-    """Raises where it fails."""
+    """Run a command; raise Retryable if it fails."""
     done = ask(*command)
     if done.returncode:
-        said = done.stderr.strip() or done.stdout.strip() or f"exit code {done.returncode}"
-        raise Retryable(f"`{' '.join(command)}` failed: {said}", kind="supervisor_failed")
+        reason = done.stderr.strip() or done.stdout.strip() or f"exit code {done.returncode}"
+        raise Retryable(f"`{' '.join(command)}` failed: {reason}", kind="supervisor_failed")

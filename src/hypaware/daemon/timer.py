@@ -1,7 +1,7 @@
-"""When a schedule is due, by a wall clock that may jump: over a sleep of the machine, forward, or back.
+"""Decide when a schedule is due, by a wall clock that may jump forward or back or skip a sleep of the machine.
 
-A time that was missed is due once, however many have passed. A clock that went back does not make the next time later
-than the schedule says for the new present.
+Missed times are due once, however many have passed. If the clock is set back, the next time follows the schedule from
+the new present.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ class Timer:
         self.next = next_round(schedule, now)
 
     def is_due(self, now: datetime) -> bool:
-        """True once for what has come; the next time is then later than now."""
+        """Return whether a scheduled time has passed, and advance to the next one."""
         due = now >= self.next
         following = next_round(self._schedule, now)
         if due or following < self.next:

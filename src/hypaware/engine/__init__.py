@@ -1,2 +1,1 @@
-"""The Spark engine of a home: its jars, its JVM, its session, and the jobs that other processes send to
-it."""
+"""The Spark engine of a home: its jars, its JVM, its session, and the jobs that other processes send to it."""

@@ -1,11 +1,12 @@
-"""The class archive: Spark's classes as the JVM has them in memory, parsed and linked once. It halves the start.
+"""The class archive (CDS): Spark's classes, parsed and linked once, which halves the start time of the JVM.
 
-`<cache>/archives/<group>-<key>.jsa`. Group: which Spark. Key: the build of Java and name, size and mtime of every jar
-on the class path; the JVM makes the same checks and goes on without an archive that is not its own. It does not
-survive one that was cut (Java 17: SIGBUS), so `<name>.stamp` records size and mtime, and another file is not used.
-Written under another name, fsynced and renamed. Builders take turns on `.lock`; `<name>.failed` keeps the background
-from trying again for a day. Archives of the same Spark with another key go when a new one is built, and so do those
-that no session has used (touched the stamp of) for a month.
+The file is `<cache>/archives/<group>-<key>.jsa`. The group identifies the Spark installation. The key is a hash of the
+Java build and of the name, size and mtime of every jar on the class path. The JVM makes the same checks and ignores an
+archive that does not match, but a truncated archive crashes it (Java 17: SIGBUS). So `<name>.stamp` records the size
+and mtime, and a file that differs is not used. An archive is written under a temporary name, fsynced and renamed.
+A lock on `.lock` serializes builds; after a failed build, `<name>.failed` prevents background builds for a day. A new
+build removes archives of the same Spark with another key, and archives that no session has used for a month, going by
+the mtime of the stamp.
 """
 
 from __future__ import annotations
@@ -27,24 +28,24 @@ from hypaware import durable
 from hypaware.engine import jars, java, spark_home
 from hypaware.engine.java import Java
 
-_BUILDING: Final = "preparing a fast start"
+_BUILDING: Final = "preparing the class archive"
 _RETRY_AFTER: Final = 24 * 3600.0
 _UNUSED_AFTER: Final = 30 * 24 * 3600.0
 
 
-def locate(cache: Path, found: Java, class_path: Sequence[Path]) -> Path:
-    """Where the archive for this Java and class path is, or would be."""
+def locate(cache: Path, java_found: Java, class_path: Sequence[Path]) -> Path:
+    """Return the path of the archive for this Java and class path, whether or not it exists."""
     group = hashlib.sha256(os.fsencode(spark_home.spark_jars())).hexdigest()[:8]
-    key = hashlib.sha256(f"{found.executable} {found.build}\n".encode())
+    key = hashlib.sha256(f"{java_found.executable} {java_found.build}\n".encode())
     for jar in class_path:
-        seen = jar.stat()
-        key.update(f"{jar} {seen.st_size} {seen.st_mtime_ns}\n".encode())
+        status = jar.stat()
+        key.update(f"{jar} {status.st_size} {status.st_mtime_ns}\n".encode())
     return cache / "archives" / f"{group}-{key.hexdigest()[:16]}.jsa"
 
 
 def options(archive: Path) -> tuple[str, ...]:
-    """How the JVM is told to use it; nothing where it is not there, or not as it was built."""
-    if not _is_whole(archive):
+    """Return the JVM options that use the archive, or none if it is missing or differs from its stamp."""
+    if not _is_intact(archive):
         return ()
     with suppress(OSError):
         os.utime(_stamp(archive))
@@ -52,24 +53,25 @@ def options(archive: Path) -> tuple[str, ...]:
 
 
 def ensure(cache: Path, progress: jars.Progress) -> Path | None:
-    """Builds the archive unless it is there. None where this Java cannot make one; sessions then start without."""
+    """Build the archive if it is missing. Return None if this Java cannot build one; sessions then start without it."""
     archive = locate(cache, java.find(), spark_home.class_path(jars.installed(cache)))
-    if _is_whole(archive):
+    if _is_intact(archive):
         return archive
     durable.make_dir(archive.parent)
-    with _turn(archive.parent / ".lock", wait=True):
-        if not _is_whole(archive):
+    with _locked(archive.parent / ".lock", wait=True):
+        if not _is_intact(archive):
             progress(_BUILDING, 0.0, 1.0)
             _build(cache, archive)
             progress(_BUILDING, 1.0, 1.0)
-    return archive if _is_whole(archive) else None
+    return archive if _is_intact(archive) else None
 
 
 def ensure_in_background(cache: Path) -> None:
-    """Starts a process that builds the archive, at low priority, unless it is there or was tried within a day.
-    Any number of callers: one builds, the others' processes end at once."""
+    """Start a low-priority process that builds the archive, unless it exists or a build failed within the last day.
+
+    If several processes are started, one builds and the others exit at once."""
     archive = locate(cache, java.find(), spark_home.class_path(jars.installed(cache)))
-    if _is_whole(archive) or _tried_lately(archive):
+    if _is_intact(archive) or _failed_recently(archive):
         return
     durable.make_dir(archive.parent)
     process = subprocess.Popen(
@@ -84,25 +86,25 @@ def ensure_in_background(cache: Path) -> None:
 
 
 def build_in_turn(cache: Path) -> None:
-    """The background process: gives way to whoever builds already."""
+    """Build the archive in the background process, unless another process is building it."""
     os.nice(15)
     archive = locate(cache, java.find(), spark_home.class_path(jars.installed(cache)))
-    with suppress(BlockingIOError), _turn(archive.parent / ".lock", wait=False):
-        if not _is_whole(archive) and not _tried_lately(archive):
+    with suppress(BlockingIOError), _locked(archive.parent / ".lock", wait=False):
+        if not _is_intact(archive) and not _failed_recently(archive):
             _build(cache, archive)
 
 
 def _build(cache: Path, archive: Path) -> None:
-    """In a process of its own: this one may have a session already, and there is one for each process."""
+    """Build in a separate process, because this one may already have a session, and a process can have only one."""
     _sweep(archive)
     temporary = archive.with_name(f".building-{os.getpid()}.jsa")
     command = [sys.executable, "-P", "-m", "hypaware.engine.training", str(cache), str(temporary)]
     try:
         with (archive.parent / "build.log").open("wb") as log:
-            done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd="/", check=False)
-        if done.returncode == 0 and temporary.is_file():
+            build = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd="/", check=False)
+        if build.returncode == 0 and temporary.is_file():
             durable.fsync_file(temporary)
-            durable.write_file(_stamp(archive), _facts(temporary))
+            durable.write_file(_stamp(archive), _fingerprint(temporary))
             durable.rename(temporary, archive)
         else:
             _failed(archive).touch()
@@ -110,16 +112,16 @@ def _build(cache: Path, archive: Path) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def _is_whole(archive: Path) -> bool:
+def _is_intact(archive: Path) -> bool:
     try:
-        return _stamp(archive).read_bytes() == _facts(archive)
+        return _stamp(archive).read_bytes() == _fingerprint(archive)
     except OSError:
         return False
 
 
-def _facts(archive: Path) -> bytes:
-    seen = archive.stat()
-    return f"{seen.st_size} {seen.st_mtime_ns}\n".encode()
+def _fingerprint(archive: Path) -> bytes:
+    status = archive.stat()
+    return f"{status.st_size} {status.st_mtime_ns}\n".encode()
 
 
 def _stamp(archive: Path) -> Path:
@@ -130,7 +132,7 @@ def _failed(archive: Path) -> Path:
     return archive.with_suffix(".failed")
 
 
-def _tried_lately(archive: Path) -> bool:
+def _failed_recently(archive: Path) -> bool:
     try:
         return time.time() - _failed(archive).stat().st_mtime < _RETRY_AFTER
     except FileNotFoundError:
@@ -138,9 +140,9 @@ def _tried_lately(archive: Path) -> bool:
 
 
 def _sweep(archive: Path) -> None:
-    """What the next build makes useless; only called by the holder of the lock."""
-    for left in archive.parent.glob(".training-*"):
-        shutil.rmtree(left, ignore_errors=True)
+    """Remove files that the next build makes obsolete. The caller must hold the lock."""
+    for leftover in archive.parent.glob(".training-*"):
+        shutil.rmtree(leftover, ignore_errors=True)
     group = archive.name.split("-")[0]
     for other in archive.parent.glob("*.jsa"):
         stamp = _stamp(other)
@@ -151,7 +153,7 @@ def _sweep(archive: Path) -> None:
 
 
 @contextmanager
-def _turn(path: Path, *, wait: bool) -> Iterator[None]:
+def _locked(path: Path, *, wait: bool) -> Iterator[None]:
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))

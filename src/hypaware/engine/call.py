@@ -1,8 +1,8 @@
-"""The caller's half of one job: sends it, passes its events on, brings back its result or raises its error.
+"""The client side of one job: sends the request, forwards its events, and returns its result or raises its error.
 
-Ctrl-C may come while half a frame has been read. So the handler only writes into a pipe that the caller
-waits on together with the socket, and the frames stay whole; within the caller's own `on_event` it
-interrupts at once. The first Ctrl-C cancels the job and waits a little for its end, the second gives up.
+Ctrl-C can arrive while a frame is partly read. So the signal handler only writes to a pipe that the caller polls
+together with the socket, and frames are always read completely. Within the caller's `on_event` it interrupts at once.
+The first Ctrl-C cancels the job and waits a short time for its end; the second stops waiting.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ CANCEL_SECONDS = 5.0
 
 
 class NotAccepted(Exception):
-    """The engine went away before it took the job: nothing was done, it may be sent again."""
+    """The engine ended before it accepted the job. Nothing was done, and the job can be sent again."""
 
 
 class HandedOver(Exception):
-    """Nothing was done here: the job belongs to the engine that has the lake."""
+    """Nothing was done here. The job must be sent to the engine that owns the lake."""
 
 
 def call(connection: Connection, job: str, request: Message, on_event: OnEvent) -> dict[str, Any]:
@@ -57,7 +57,7 @@ def _follow(
             raise
         if isinstance(message, bytes) or (message and message["type"] in ("progress", "note")):
             try:
-                with interrupts.at_once():
+                with interrupts.immediately():
                     on_event(_event(message))
             except BaseException:
                 _cancel(connection, interrupts)
@@ -76,7 +76,7 @@ def _follow(
                 raise NotAccepted
             case _:
                 raise Retryable(
-                    f"the engine died in the middle of {job}; nothing acknowledged is lost: run it again",
+                    f"the engine died while running {job}; no acknowledged data is lost, run the command again",
                     kind="engine_died",
                 )
 
@@ -95,7 +95,7 @@ def _event(message: Message | bytes) -> Event:
 
 
 def _cancel(connection: Connection, interrupts: _Interrupts) -> None:
-    """Reads on, so that a job which is blocked in sending can end; what it still says is of no interest."""
+    """Cancel the job. Keep reading, so that a job that is blocked while sending can end, and ignore the rest."""
     deadline = time.monotonic() + CANCEL_SECONDS
     try:
         connection.send({"type": "cancel"})
@@ -108,48 +108,46 @@ def _cancel(connection: Connection, interrupts: _Interrupts) -> None:
 
 
 class _Interrupts:
-    """Ctrl-C within a call. Where the call is not on the main thread, or SIGINT is ignored, nothing
-    changes."""
+    """Handles Ctrl-C during a call. Has no effect outside the main thread, or if SIGINT is ignored."""
 
     def __init__(self) -> None:
         self._pipe: tuple[int, int] | None = None
-        self._before: Any = None
-        self._at_once = False
+        self._previous_handler: Any = None
+        self._immediate = False
 
     def __enter__(self) -> _Interrupts:
         on_main_thread = threading.current_thread() is threading.main_thread()
         if on_main_thread and signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
             self._pipe = os.pipe()
             os.set_blocking(self._pipe[0], False)
-            self._before = signal.signal(signal.SIGINT, self._interrupted)
+            self._previous_handler = signal.signal(signal.SIGINT, self._interrupted)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._pipe is not None:
-            signal.signal(signal.SIGINT, self._before)
+            signal.signal(signal.SIGINT, self._previous_handler)
             for end in self._pipe:
                 os.close(end)
 
     def _interrupted(self, number: int, frame: FrameType | None) -> None:
-        if self._at_once:
+        if self._immediate:
             raise KeyboardInterrupt
         assert self._pipe is not None
         os.write(self._pipe[1], b"\0")
 
     @contextmanager
-    def at_once(self) -> Iterator[None]:
-        self._at_once = True
+    def immediately(self) -> Iterator[None]:
+        self._immediate = True
         try:
             self._raise_pending()
             yield
         finally:
-            self._at_once = False
+            self._immediate = False
 
     def wait(self, sock: socket.socket, deadline: float | None) -> None:
-        """Returns when the socket can be read; raises KeyboardInterrupt or, past the deadline,
-        TimeoutError."""
+        """Wait until the socket is readable. Raise KeyboardInterrupt on Ctrl-C, or TimeoutError at the deadline."""
         poll = select.poll()
         poll.register(sock, select.POLLIN)
         if self._pipe is not None:

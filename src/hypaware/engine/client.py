@@ -1,10 +1,10 @@
-"""What everything outside the engine uses of it: run a job, see, start and stop the engine of a home.
+"""The engine's interface for other packages: run a job, and show, start or stop the engine of a home.
 
-A job goes to the live engine of this home; else it runs in this process under `HYP_ENGINE=inline`; else an
-engine is started for it. A job that the engine did not take (it was just ending) is sent again; a job that
-it took and did not bring to an end is an error `engine_died`, never silently repeated.
+A job is sent to the running engine of the home. If there is none, it runs in this process under `HYP_ENGINE=inline`, or
+else an engine is started. A job that the engine did not accept, because it was about to stop, is sent again. A job that
+it accepted and did not finish raises the error `engine_died`; it is never repeated silently.
 
-Imported by every command: nothing heavy may be imported here.
+Every command imports this module, so it must not import anything slow.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def run_job(
     *,
     engine: Engine | None = None,
 ) -> dict[str, Any]:
-    """Raises what the job raised; Cancelled after Ctrl-C. `on_event` is called on this thread."""
+    """Run a job and return its result. Raise its error, or Cancelled after Ctrl-C. Events are passed on this thread."""
     engine = engine or Engine(home)
     request = {
         "type": "job",
@@ -50,18 +50,18 @@ def run_job(
         "crash_at": os.environ.get("HYP_CRASH_AT"),
         "run_id": telemetry.dev_run_id(),
     }
-    run = _run_inline if _inline_wanted() else _run_in_engine
+    run = _run_inline if _is_inline() else _run_in_engine
     try:
         for _ in range(ATTEMPTS):
             with suppress(NotAccepted, HandedOver):
                 return run(engine, config, name, request, on_event)
     except KeyboardInterrupt:
         raise Cancelled(f"{name} was cancelled") from None
-    raise _never_taken(home, name)
+    raise _never_accepted(home, name)
 
 
 def status(home: Home) -> dict[str, Any]:
-    """`{"state": "running", pid, version, jobs, …}`, or `{"state": "stopped" | "not_answering"}`."""
+    """Return `{"state": "running", pid, version, jobs, ...}` or `{"state": "stopped" | "not_answering"}`."""
     try:
         found = launch.connect(home)
         if found is None:
@@ -81,19 +81,18 @@ def status(home: Home) -> dict[str, Any]:
 
 
 def start(home: Home, config: Config, on_event: OnEvent = unheard, *, engine: Engine | None = None) -> dict[str, Any]:
-    """Starts the engine if there is none and opens Spark in it, so that the next job finds it warm."""
+    """Start the engine if it is not running, and open Spark in it, so that the next job starts fast."""
     engine = engine or Engine(home)
     request = {"type": "job", "job": "warm", "args": {}}
     for _ in range(ATTEMPTS):
         with suppress(NotAccepted):
             _run_in_engine(engine, config, "warm", request, on_event)
             return status(home)
-    raise _never_taken(home, "warm")
+    raise _never_accepted(home, "warm")
 
 
 def stop(home: Home) -> bool:
-    """Ends the engine and waits until it is gone; one that does not react is killed. False when there was
-    none."""
+    """Stop the engine and wait until it has ended. Kill it if it does not react. Return False if none was running."""
     if not home.engine_lock.exists() or singleton.is_free(home):
         return False
     asked: int | None = None
@@ -109,10 +108,10 @@ def stop(home: Home) -> bool:
     return True
 
 
-def _inline_wanted() -> bool:
+def _is_inline() -> bool:
     chosen = os.environ.get("HYP_ENGINE", "")
     if chosen not in ("", "inline"):
-        raise UsageError(f'HYP_ENGINE={chosen} is unknown: it is "inline" or not set')
+        raise UsageError(f'HYP_ENGINE={chosen} is invalid; set it to "inline" or unset it')
     return chosen == "inline"
 
 
@@ -124,7 +123,7 @@ def _run_in_engine(engine: Engine, config: Config, name: str, request: Message, 
 def _run_inline(engine: Engine, config: Config, name: str, request: Message, on_event: OnEvent) -> dict[str, Any]:
     from hypaware.engine import inline
 
-    # A lake that this very process holds would be waited for in vain by an engine.
+    # An engine would wait forever for a lake that this process owns.
     if not inline.owns_lake(engine.home) and (found := launch.connect(engine.home)) is not None:
         connection, greeting = found
         with connection:
@@ -136,7 +135,7 @@ def _run_inline(engine: Engine, config: Config, name: str, request: Message, on_
 
 
 def _ask_to_stop(home: Home) -> int | None:
-    """The process that was asked, or that does not listen. None while it is still starting, or ending."""
+    """Ask the engine to stop and return its pid, even if it does not answer. None while it is starting or ending."""
     try:
         found = launch.connect(home)
     except NotReady:
@@ -151,13 +150,13 @@ def _ask_to_stop(home: Home) -> int | None:
 
 def _kill(home: Home, pid: int | None) -> None:
     if pid is None:
-        raise NotReady(f"something holds {home.engine_lock} without being an engine", kind="engine_unknown")
+        raise NotReady(f"{home.engine_lock} is locked by a process that is not an engine", kind="engine_unknown")
     with suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
 
 
-def _never_taken(home: Home, job: str) -> Retryable:
+def _never_accepted(home: Home, job: str) -> Retryable:
     return Retryable(
-        f"engines of {home.root} keep ending before they take {job}; the log is {launch.log_file(home)}",
+        f"the engine of {home.root} repeatedly ended before it accepted {job}; see {launch.log_file(home)}",
         kind="engine_failed",
     )

@@ -1,7 +1,7 @@
-"""What Spark needs beside the usual when `engine.master` names a cluster and not this machine's own threads.
+"""The additional Spark settings if `engine.master` is a cluster.
 
-The jobs are the same. Executors fetch the jars from the driver; the Python of the engine with hypaware in it, and the
-home, must be there under the same paths (the tasks write data files, the driver secures and commits them).
+The jobs are the same. Executors fetch the jars from the driver. The engine's Python with hypaware, and the home, must
+be available on the executors under the same paths: tasks write data files, and the driver fsyncs and commits them.
 
 @ref engine#cluster
 """
@@ -41,7 +41,7 @@ def settings(master: str, jars: Sequence[Path], memory: str) -> dict[str, str]:
 
 @contextmanager
 def reaching(master: str) -> Iterator[None]:
-    """Says which master it was that could not be used."""
+    """Raise NotReady, which names the master, if the master cannot be used."""
     try:
         yield
     except (Py4JError, OSError) as error:
@@ -51,23 +51,25 @@ def reaching(master: str) -> Iterator[None]:
 
 
 def _address_towards(master: str) -> str:
-    """Where executors find the driver: this machine's address on the way to a master that answers. Spark itself would
-    try for a minute, and then end the JVM."""
-    place = urlsplit(master.partition(",")[0])
-    if place.scheme != _STANDALONE or not place.hostname:
+    """Return this machine's address on the network of the master, for executors to connect to.
+
+    Fails early if the master does not answer, because Spark would retry for a minute and then end the JVM.
+    """
+    url = urlsplit(master.partition(",")[0])
+    if url.scheme != _STANDALONE or not url.hostname:
         return socket.getfqdn()
     try:
-        with socket.create_connection((place.hostname, place.port or _PORT), timeout=_SECONDS) as towards:
-            return str(towards.getsockname()[0])
+        with socket.create_connection((url.hostname, url.port or _PORT), timeout=_SECONDS) as sock:
+            return str(sock.getsockname()[0])
     except (OSError, ValueError) as error:
         raise _unreachable(master, error) from error
 
 
 def _unreachable(master: str, error: Exception) -> HypError:
-    # While the JVM is there to be asked.
-    said = str(error.java_exception if isinstance(error, Py4JJavaError) else error).strip().splitlines()
+    # Read the exception while the JVM is still running.
+    lines = str(error.java_exception if isinstance(error, Py4JJavaError) else error).strip().splitlines()
     return NotReady(
-        f"the Spark master {master} could not be used: {said[0] if said else type(error).__name__}",
+        f"cannot use the Spark master {master}: {lines[0] if lines else type(error).__name__}",
         kind="master_unreachable",
         repair="hyp config set engine.master 'local[*]'",
     )

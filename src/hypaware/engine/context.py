@@ -1,5 +1,4 @@
-"""What a job holds while it runs, in an engine and inline alike: its way to Spark, to its caller and to its
-end."""
+"""The context of a running job, in an engine or inline: its access to Spark, to its caller and to cancellation."""
 
 from __future__ import annotations
 
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Context:
-    """The `JobContext` of one run. A caller that is gone counts as one that cancelled."""
+    """The `JobContext` of one run. If the caller disconnects, the job is cancelled."""
 
     def __init__(
         self,
@@ -42,29 +41,29 @@ class Context:
     @property
     def spark(self) -> SparkSession:
         if self._spark is None:
-            _refuse_other_lakes(self.config.lake)
+            _require_embedded_lake(self.config.lake)
             self._spark = self._driver.spark(self)
             try:
-                # Of this thread, which py4j pins to one of the JVM's.
+                # The job group applies to this thread, which py4j pins to a thread of the JVM.
                 self._spark.sparkContext.setJobGroup(self._run_id, self._job)
-                self._driver.adopt_thread()
+                self._driver.activate_session()
                 self.check_cancelled()
-                self._driver.settle(self)
+                self._driver.recover(self)
             except BaseException:
                 self._spark = None
                 raise
         return self._spark
 
     def progress(self, message: str, done: float | None = None, total: float | None = None, **facts: object) -> None:
-        shown = {name: fact if isinstance(fact, _PLAIN) else str(fact) for name, fact in facts.items()}
-        self._send({"type": "progress", "message": message, "done": done, "total": total, **shown})
+        fields = {name: fact if isinstance(fact, _PLAIN) else str(fact) for name, fact in facts.items()}
+        self._send({"type": "progress", "message": message, "done": done, "total": total, **fields})
 
     def emit(self, chunk: bytes) -> None:
         self.check_cancelled()
         try:
             self._connection.send_bytes(chunk)
         except OSError:
-            self._caller_is_gone()
+            self._cancel_without_caller()
 
     def note(self, message: str) -> None:
         self._send({"type": "note", "message": message})
@@ -78,9 +77,9 @@ class Context:
         try:
             self._connection.send(message)
         except OSError:
-            self._caller_is_gone()
+            self._cancel_without_caller()
 
-    def _caller_is_gone(self) -> None:
+    def _cancel_without_caller(self) -> None:
         self._cancelled.set()
         self.check_cancelled()
 
@@ -88,13 +87,13 @@ class Context:
 _PLAIN = (str, int, float, bool, type(None))
 
 
-def _refuse_other_lakes(lake: LakeConfig) -> None:
-    """Rather than to pass over it: no row may lie elsewhere than its owner was told."""
-    for name, chosen, built in (("catalog", lake.catalog, "embedded"), ("warehouse", lake.warehouse, "")):
-        if chosen != built:
+def _require_embedded_lake(lake: LakeConfig) -> None:
+    """Reject unsupported settings instead of ignoring them, so that rows are never stored in an unexpected place."""
+    for name, value, supported in (("catalog", lake.catalog, "embedded"), ("warehouse", lake.warehouse, "")):
+        if value != supported:
             raise NotReady(
-                f"lake.{name} is set, but this version keeps its tables below the home, in the embedded catalog; "
-                "rows wait in the spool meanwhile",
+                f"lake.{name} is set, but this version supports only the embedded catalog below the home; "
+                "rows stay in the spool until this is fixed",
                 kind="lake_elsewhere",
-                repair=f"hyp config set lake.{name} '{built}'",
+                repair=f"hyp config set lake.{name} '{supported}'",
             )

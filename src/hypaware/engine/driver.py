@@ -1,8 +1,8 @@
-"""The one Spark session of a process, and through its JVM the lake: opened when the first job asks for it.
+"""The Spark session of a process and its ownership of the lake. Both are opened for the first job that needs them.
 
-Order of things: session, lake lock (held by the JVM for its life), the `on_open` step, and only then any
-job's use of the lake. A step that fails leaves the ones before it in place, and the next job goes on from
-there. While one job opens, the others wait and stay cancellable.
+The order is: session, lake lock (which the JVM holds for its lifetime), the `on_open` step, and then the job. If a step
+fails, the earlier ones stay done and the next job continues from there. While one job opens the lake, the others wait
+and can be cancelled.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ if TYPE_CHECKING:
     from hypaware.engine.jobs import JobContext
     from hypaware.engine.session import EngineSession
 
-_SAY_AFTER_SECONDS = 1.0
-_LOOK_AROUND_SECONDS = 0.5
-_LOOK_UP_SECONDS = 0.1
+_NOTE_AFTER_SECONDS = 1.0
+_ENGINE_POLL_SECONDS = 0.5
+_POLL_SECONDS = 0.1
 _DYING_SECONDS = 1.0
 
 Wait = Callable[[float], None]
-"""Called again and again with the seconds waited so far; gives up by raising."""
+"""Called repeatedly with the seconds waited so far. Raises to stop waiting."""
 
 
 class Spark(Protocol):
-    """A Spark session and its JVM's hold on the lake. `open_spark` gives the real one."""
+    """A Spark session, and the lake lock of its JVM. `spark_opener` provides the real one."""
 
     @property
     def session(self) -> SparkSession: ...
@@ -57,7 +57,7 @@ class Spark(Protocol):
 
 
 class GiveWay(BaseException):
-    """Leaves a job that has not touched the lake yet, because an engine has it. No job may catch this."""
+    """Ends a job that has not used the lake yet, because an engine owns the lake. Jobs must not catch it."""
 
 
 class Driver:
@@ -66,17 +66,17 @@ class Driver:
         home: Home,
         open_spark: Callable[[], Spark],
         on_open: Callable[[JobContext], None],
-        give_way: Callable[[], bool] = lambda: False,
+        should_yield: Callable[[], bool] = lambda: False,
     ) -> None:
         self._home = home
         self._open_spark = open_spark
         self._on_open = on_open
-        self._give_way = give_way
+        self._should_yield = should_yield
         self._opening = threading.Lock()
-        self._settling = threading.Lock()
+        self._recovering = threading.Lock()
         self._spark: Spark | None = None
         self._owns_lake = False
-        self._settled = False
+        self._recovered = False
 
     @property
     def jvm_pid(self) -> int | None:
@@ -88,18 +88,18 @@ class Driver:
 
     @property
     def lost(self) -> bool:
-        """Its JVM died. Other jobs may hold objects of it, so that only a new process starts clean."""
+        """Whether the JVM died. Other jobs may hold references into it, so only a new process can start again."""
         return self._spark is not None and not self._spark.alive
 
-    def lost_after_all(self) -> bool:
-        """For a job that failed on its way to the JVM: a dying JVM hangs up a moment before it is gone."""
+    def confirm_lost(self) -> bool:
+        """Check, for a job that failed, whether the JVM died: it closes its connections shortly before it exits."""
         deadline = time.monotonic() + _DYING_SECONDS
         while self._spark is not None and not self.lost and time.monotonic() < deadline:
-            time.sleep(_LOOK_UP_SECONDS)
+            time.sleep(_POLL_SECONDS)
         return self.lost
 
     def spark(self, job: JobContext) -> SparkSession:
-        """The session, with the lake owned by its JVM. `settle` must follow before the lake is used."""
+        """Return the session of the JVM that owns the lake. Call `recover` before the lake is used."""
         with _turn(self._opening, job):
             if self.lost:
                 raise died()
@@ -107,30 +107,30 @@ class Driver:
                 job.progress("starting Spark")
                 self._spark = self._open_spark()
             if not self._owns_lake:
-                self._spark.own_lake(self._patience(job))
+                self._spark.own_lake(self._wait_for_lake(job))
                 self._owns_lake = True
                 owner = {"pid": os.getpid(), "jvm_pid": self._spark.jvm_pid}
                 durable.make_dir(self._home.lake_owner.parent)
                 durable.write_file(self._home.lake_owner, json.dumps(owner).encode())
             return self._spark.session
 
-    def adopt_thread(self) -> None:
-        """Every job has a thread of its own, and so has the JVM for it: that one knows no session until it is told."""
+    def activate_session(self) -> None:
+        """Set the active session of the JVM thread that belongs to this job's thread."""
         if self._spark is not None:
             self._spark.make_active()
 
-    def settle(self, job: JobContext) -> None:
-        """Runs the `on_open` step, unless a job before this one has brought it to its end."""
-        with _turn(self._settling, job):
-            if not self._settled:
+    def recover(self, job: JobContext) -> None:
+        """Run the `on_open` step, unless an earlier job has completed it."""
+        with _turn(self._recovering, job):
+            if not self._recovered:
                 self._on_open(job)
-                self._settled = True
+                self._recovered = True
 
     def cancel(self, group: str) -> None:
-        """Ends the Spark jobs of a group, also those that it is about to start."""
+        """Cancel the running and future Spark jobs of a group."""
         if self._spark is None or self.lost:
             return
-        # A JVM that dies just now has cancelled everything.
+        # If the JVM dies now, everything is cancelled anyway.
         with suppress(Exception):
             self._spark.session.sparkContext._jsc.sc().cancelJobGroupAndFutureJobs(group)
 
@@ -142,36 +142,38 @@ class Driver:
         self._spark.close()
         if self._owns_lake:
             _close_catalog(self._home.catalog)
-        self._spark, self._owns_lake, self._settled = None, False, False
+        self._spark, self._owns_lake, self._recovered = None, False, False
 
-    def _patience(self, job: JobContext) -> Wait:
-        said = False
-        look_again = 0.0
+    def _wait_for_lake(self, job: JobContext) -> Wait:
+        noted = False
+        next_check = 0.0
 
         def wait(seconds: float) -> None:
-            nonlocal said, look_again
+            nonlocal noted, next_check
             job.check_cancelled()
-            if seconds >= look_again:
-                look_again = seconds + _LOOK_AROUND_SECONDS
-                if self._give_way():
+            if seconds >= next_check:
+                next_check = seconds + _ENGINE_POLL_SECONDS
+                if self._should_yield():
                     raise GiveWay
-            if seconds >= _SAY_AFTER_SECONDS and not said:
-                said = True
-                job.note(f"waiting for {_owner(self._home)} that is using this lake")
+            if seconds >= _NOTE_AFTER_SECONDS and not noted:
+                noted = True
+                job.note(f"waiting for {_owner(self._home)}, which is using the lake")
 
         return wait
 
 
 def _close_catalog(path: Path) -> None:
-    """A JVM ends without closing its databases. Whoever looks into the catalog afterwards would have to write into what
-    it left beside it, and a dry run must not: so that is written back and removed, as the last to close does."""
+    """Write back and remove the side files of the catalog, which a JVM leaves behind because it exits without closing.
+
+    Otherwise the next reader would have to write to them, which a dry run must not do.
+    """
     with suppress(sqlite3.Error), closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=rw", uri=True)) as catalog:
         catalog.execute("SELECT 1 FROM sqlite_master").fetchone()
 
 
 def died() -> Retryable:
     return Retryable(
-        "Spark's JVM died (engine/jvm.log in the home may say why); nothing acknowledged is lost: run it again",
+        "Spark's JVM died (see engine/jvm.log in the home); no acknowledged data is lost, run the command again",
         kind="engine_died",
     )
 
@@ -185,7 +187,7 @@ def _owner(home: Home) -> str:
 
 @contextmanager
 def _turn(lock: threading.Lock, job: JobContext) -> Iterator[None]:
-    while not lock.acquire(timeout=_LOOK_UP_SECONDS):
+    while not lock.acquire(timeout=_POLL_SECONDS):
         job.check_cancelled()
     try:
         yield
@@ -194,7 +196,7 @@ def _turn(lock: threading.Lock, job: JobContext) -> Iterator[None]:
 
 
 class LocalSpark:
-    """A session of this home, started by this process."""
+    """A session of this home that this process started."""
 
     def __init__(self, home: Home, opened: EngineSession) -> None:
         self._home = home
@@ -232,7 +234,7 @@ def spark_opener(home: Home, engine: EngineConfig) -> Callable[[], Spark]:
         from hypaware.home import cache_dir
 
         opened = LocalSpark(home, open_session(home, master=engine.master, memory=engine.memory))
-        # Where the install step had none, or another Java or Spark has come since: the next start is quick again.
+        # Builds a missing archive, for example after an update of Java or Spark, so that the next start is fast.
         archive.ensure_in_background(cache_dir())
         return opened
 

@@ -1,7 +1,7 @@
-"""The engine's unix socket on disk: made by the engine that holds the home's lock, found by its callers.
+"""The engine's Unix socket. The engine that holds the home's lock creates it, and callers connect to it.
 
-It lies in the home, or in a folder in the temporary directory where the home's path is too long for a socket
-address. Anybody may create names there, so that folder counts only if it is ours alone.
+It is in the home or, if the path of the home is too long for a socket address, in a folder in `/tmp`. Any user can
+create files there, so that folder is used only if it is private to this user.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _BACKLOG = 128
 
 
 def listen(home: Home) -> socket.socket:
-    """Only with the home's lock held: what lies at the path is then left over from a dead engine."""
+    """Create the socket. The caller must hold the home's lock, so an existing socket is that of a dead engine."""
     path = home.engine_socket
     _make_folder(home, path.parent)
     path.unlink(missing_ok=True)
@@ -43,11 +43,11 @@ def remove(home: Home) -> None:
 
 
 def connect(home: Home, timeout: float) -> socket.socket | None:
-    """None when nobody listens."""
+    """Connect to the engine, or return None if it is not listening."""
     path = home.engine_socket
     if not _in_home(home):
         try:
-            _check_ours(path.parent)
+            _require_private(path.parent)
         except FileNotFoundError:
             return None
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -60,7 +60,7 @@ def connect(home: Home, timeout: float) -> socket.socket | None:
     except PermissionError:
         sock.close()
         raise NotReady(
-            f"{path}, the engine's socket, may not be opened by you: was the engine started as another user?",
+            f"no permission to open the engine's socket {path}; was the engine started by another user?",
             kind="engine_socket_unsafe",
             repair=f"ls -l {path}",
         ) from None
@@ -81,15 +81,15 @@ def _make_folder(home: Home, folder: Path) -> None:
     try:
         folder.mkdir(mode=0o700)
     except FileExistsError:
-        _check_ours(folder)
+        _require_private(folder)
 
 
-def _check_ours(folder: Path) -> None:
-    found = folder.lstat()
-    if stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077:
+def _require_private(folder: Path) -> None:
+    status = folder.lstat()
+    if stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & 0o077:
         return
     raise NotReady(
-        f"{folder}, where the engine's socket belongs, is not a private folder of yours; remove it",
+        f"{folder}, the folder of the engine's socket, is not private to you; remove it",
         kind="engine_socket_unsafe",
         repair=f"ls -ld {folder}",
     )

@@ -1,12 +1,12 @@
-"""One import at a time, of what every job has a thread of its own to import.
+"""A lock for imports, because each job imports modules in its own thread.
 
-A package that imports its own submodules, as PySpark does, must not be entered from two of its ends at once: Python
-sees that the two threads would wait for each other for ever, and gives one of them half a module.
+A package that imports its own submodules, as PySpark does, must not be imported by two threads at once. Python detects
+the deadlock and gives one of them a partially initialized module.
 """
 
 from __future__ import annotations
 
 import threading
 
-# Whoever imports may be told to import more.
+# Reentrant, because an import can trigger further imports.
 alone = threading.RLock()

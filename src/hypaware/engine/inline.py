@@ -1,9 +1,9 @@
-"""Jobs in the process of the command that asks for them (`HYP_ENGINE=inline`).
+"""Runs jobs in the process of the command (`HYP_ENGINE=inline`).
 
-The same server as the engine's, over a socket pair with ourselves: events, errors and Ctrl-C mean the same.
-Spark stays open for the process's next job and is closed at its exit; a process has one Spark session, so
-asking for another home closes the first. While we wait for the lake and an engine of this home turns up,
-the job is its: it may keep the lake for long, and would do the job at once.
+It uses the engine's server over a socket pair within the process, so events, errors and Ctrl-C work in the same way.
+Spark stays open for the next job and is closed when the process exits. A process can have only one Spark session, so a
+job for another home closes the first session. If an engine of the home starts while a job waits for the lake, the job
+is sent to that engine, which may hold the lake for a long time.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class Inline:
-    """The server of this process, and the Spark session behind it."""
+    """The job server of this process and its Spark session."""
 
     def __init__(
         self, home: Home, config: Config, jobs: JobTable, open_spark: Callable[[], Spark] | None = None
@@ -43,16 +43,16 @@ class Inline:
             home,
             open_spark or spark_opener(home, config.engine),
             jobs.on_open,
-            give_way=self._engine_is_alive,
+            should_yield=self._engine_is_alive,
         )
         self._server = Server(home, jobs, lambda: self.config, self.driver, launch.log_file(home))
         self._log = _LogFile(home)
 
     def run(self, job: str, request: Message, on_event: OnEvent) -> dict[str, Any]:
-        """Raises HandedOver when the job must go to the engine instead."""
-        ours, theirs = socket.socketpair()
-        with Connection(ours) as connection:
-            self._server.attach(theirs)
+        """Run a job. Raise HandedOver if it must be sent to the engine instead."""
+        client_end, server_end = socket.socketpair()
+        with Connection(client_end) as connection:
+            self._server.attach(server_end)
             connection.receive()
             return call(connection, job, request, on_event)
 
@@ -71,7 +71,7 @@ class Inline:
 
 
 class _LogFile(logging.FileHandler):
-    """Where the tracebacks of failed jobs go: the engine's log, made when there is something to write."""
+    """Writes the tracebacks of failed jobs to the engine's log, which is created on the first write."""
 
     def __init__(self, home: Home) -> None:
         super().__init__(launch.log_file(home), encoding="utf-8", delay=True)
@@ -94,7 +94,7 @@ _current: Inline | None = None
 
 
 def run(engine: launch.Engine, config: Config, job: str, request: Message, on_event: OnEvent) -> dict[str, Any]:
-    """Raises HandedOver, with Spark closed, when an engine of this home has come between."""
+    """Run a job. Close Spark and raise HandedOver if an engine of this home has started."""
     global _current
     if _current is None or _current.home != engine.home:
         close()
@@ -113,15 +113,15 @@ def owns_lake(home: Home) -> bool:
 
 
 def close() -> None:
-    """Ends Spark in this process, and with it our hold on the lake."""
+    """Close Spark in this process, and release the lake."""
     global _current
     if _current is not None:
-        closing, _current = _current, None
-        closing.close()
+        inline, _current = _current, None
+        inline.close()
 
 
 @atexit.register
 def _close_at_exit() -> None:
-    # Who presses Ctrl-C once more does not want to wait: the JVM ends by itself when this process is gone.
+    # A second Ctrl-C stops waiting. The JVM exits when this process has ended.
     with suppress(KeyboardInterrupt):
         close()

@@ -1,8 +1,8 @@
-"""Fetches jars with the Apache Ivy that PySpark carries. No repository is named here: Ivy's own default applies.
+"""Downloads jars with the Apache Ivy that PySpark includes, from Ivy's default repository.
 
-A user's Ivy is honoured: `~/.ivy2/ivysettings.xml` (mirrors, credentials) is used where it exists, and so is an
-existing `~/.ivy2` as the cache; without one, the cache is a temporary folder and the home stays clean. Proxies come
-from the usual environment variables.
+The user's Ivy configuration applies: `~/.ivy2/ivysettings.xml` (mirrors, credentials) is used if it exists, and an
+existing `~/.ivy2` is used as the cache. Otherwise the cache is a temporary folder. Proxies are taken from the usual
+environment variables.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from hypaware.errors import NotReady
 if TYPE_CHECKING:
     from hypaware.engine.jars import Jar, Progress
 
-_LOOK_EVERY = 0.2
+_POLL_SECONDS = 0.2
 _CONNECT_MS, _READ_MS = 20_000, 60_000
-# A mirror that is busy, or a connection that was cut, is asked again.
-_PAUSES = (1.0, 5.0)
+# Delays before retries, for a busy mirror or a lost connection.
+_RETRY_DELAYS = (1.0, 5.0)
 _NO_NETWORK = "UnknownHost"
 
 
 def fetch(jars: Sequence[Jar], into: Path, progress: Progress, *, settings: Path | None = None) -> None:
-    """Leaves the jars in `into` under their file names, unverified."""
+    """Download the jars into the folder `into`, under their file names, without verifying them."""
     work = into / ".ivy"
     work.mkdir()
     (work / "ivy.xml").write_text(_module(jars), encoding="utf-8")
-    users = Path.home() / ".ivy2"
-    if settings is None and (users / "ivysettings.xml").is_file():
-        settings = users / "ivysettings.xml"
+    user_ivy = Path.home() / ".ivy2"
+    if settings is None and (user_ivy / "ivysettings.xml").is_file():
+        settings = user_ivy / "ivysettings.xml"
     command = [
         str(java.find().executable),
         f"-Duser.home={Path.home()}",
@@ -47,41 +47,41 @@ def fetch(jars: Sequence[Jar], into: Path, progress: Progress, *, settings: Path
         *proxy_options(urllib.request.getproxies()),
         *("-cp", str(_ivy_jar()), "org.apache.ivy.Main"),
         *(("-settings", str(settings)) if settings else ()),
-        *(() if users.is_dir() else ("-cache", str(work / "cache"))),
+        *(() if user_ivy.is_dir() else ("-cache", str(work / "cache"))),
         *("-ivy", str(work / "ivy.xml"), "-types", "jar", "-warn"),
         *("-retrieve", f"{_literal(into)}/[artifact]-[revision].[ext]"),
     ]
-    for pause in (*_PAUSES, None):
+    for pause in (*_RETRY_DELAYS, None):
         code, output = _run(command, jars, into, progress)
         if code == 0:
             return
         if pause is None or _NO_NETWORK in output:
             break
-        progress("fetching the engine's jars again", _bytes_arrived(into), _size(jars))
+        progress("retrying the download of the engine's jars", _bytes_arrived(into), _size(jars))
         time.sleep(pause)
     raise NotReady(
-        f"the engine's jars could not be fetched: {reason(output)}. It needs the network once; behind a proxy "
-        "set HTTPS_PROXY, for a mirror write your own ~/.ivy2/ivysettings.xml",
+        f"the engine's jars could not be downloaded: {reason(output)}. This needs network access once; behind a proxy "
+        "set HTTPS_PROXY, or configure a mirror in ~/.ivy2/ivysettings.xml",
         kind="jars_unavailable",
         repair="hyp engine install",
     )
 
 
 def _module(jars: Sequence[Jar]) -> str:
-    wanted = "".join(
+    dependencies = "".join(
         f"<dependency org={quoteattr(jar.organisation)} name={quoteattr(jar.name)} rev={quoteattr(jar.version)} "
         'transitive="false" conf="*->master"/>\n'
         for jar in jars
     )
     return (
         '<ivy-module version="2.0"><info organisation="hypaware" module="engine"/>\n'
-        f"<dependencies>\n{wanted}</dependencies></ivy-module>\n"
+        f"<dependencies>\n{dependencies}</dependencies></ivy-module>\n"
     )
 
 
 def _run(command: Sequence[str], jars: Sequence[Jar], into: Path, progress: Progress) -> tuple[int, str]:
     total = _size(jars)
-    # Its own session: Ctrl-C reaches us alone, and we end it.
+    # In its own session, so that Ctrl-C reaches only this process, which then ends Ivy.
     with subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
@@ -98,9 +98,9 @@ def _run(command: Sequence[str], jars: Sequence[Jar], into: Path, progress: Prog
         reader.start()
         try:
             while True:
-                progress("fetching the engine's jars", min(_bytes_arrived(into), total), total)
+                progress("downloading the engine's jars", min(_bytes_arrived(into), total), total)
                 try:
-                    code = process.wait(_LOOK_EVERY)
+                    code = process.wait(_POLL_SECONDS)
                     break
                 except subprocess.TimeoutExpired:
                     continue
@@ -116,41 +116,41 @@ def _size(jars: Sequence[Jar]) -> float:
 
 
 def _bytes_arrived(into: Path) -> float:
-    """Jars on their way lie in Ivy's cache as `.jar.part`, and for a moment both there and in the target."""
-    done = 0
+    """Return the bytes downloaded so far. Partial jars are in Ivy's cache as `.jar.part`."""
+    size = 0
     for path in (into / ".ivy").rglob("*.jar*"):
         try:
-            done += path.stat().st_size
+            size += path.stat().st_size
         except FileNotFoundError:
             continue
-    return float(done)
+    return float(size)
 
 
 def _ivy_jar() -> Path:
     for found in sorted(spark_jars().glob("ivy-*.jar")):
         return found
     raise NotReady(
-        f"there is no Ivy in {spark_jars()}", kind="pyspark_missing", repair="pip install --force-reinstall pyspark"
+        f"Ivy is missing in {spark_jars()}", kind="pyspark_missing", repair="pip install --force-reinstall pyspark"
     )
 
 
 def reason(output: str) -> str:
-    """What Ivy said went wrong, without its table and its dots."""
+    """Extract the error from Ivy's output."""
     lines = [line.strip(" \t:") for line in output.splitlines()]
-    telling = [
+    errors = [
         line
         for line in lines
         if any(sign in line for sign in ("not found", "UnknownHost", "Exception", "refused", "timed out"))
     ]
-    return "; ".join(dict.fromkeys(telling[:3])) or "Ivy gave no reason"
+    return "; ".join(dict.fromkeys(errors[:3])) or "Ivy gave no reason"
 
 
 def _literal(path: Path) -> str:
-    """Ivy reads [..] and (..) in a pattern as its own."""
+    """Reject a path with brackets, which have a special meaning in Ivy patterns."""
     text = str(path)
     if any(sign in text for sign in "[]()"):
         raise NotReady(
-            f"the cache folder {text} must not have brackets in its name",
+            f"the path of the cache folder {text} must not contain brackets",
             kind="jars_unavailable",
             repair="export HYP_CACHE=…",
         )

@@ -1,8 +1,8 @@
-"""The jars that the engine adds to Spark's own: pinned in `jars.lock.toml`, fetched once, then offline for ever.
+"""The jars that the engine adds to Spark's own: pinned in `jars.lock.toml`, downloaded once, then used offline.
 
-They lie in `<cache>/jars/<key>/`, the key made of versions and hashes, beside `verified.json`, which records size
-and mtime of each file at the moment its hash was found right. The folder appears by one rename when all of it is
-verified and durable, so it is whole or absent; installers take turns on `<cache>/jars/.lock`.
+They are in `<cache>/jars/<key>/`. The key is a hash of their versions and hashes. `verified.json` in the same folder
+records the size and mtime of each file when its hash was verified. The folder is renamed into place after all files are
+verified and durable, so it is complete or absent. A lock on `<cache>/jars/.lock` serializes installations.
 
 @ref engine#start
 """
@@ -28,7 +28,7 @@ from hypaware.engine import ivy
 from hypaware.errors import NotReady
 
 Progress = Callable[[str, float, float], None]
-"""What is going on, bytes done, bytes in all."""
+"""Called with a message, the bytes done and the total bytes."""
 
 _STAMP = "verified.json"
 _STAGING = ".staging-"
@@ -48,14 +48,14 @@ class Jar:
 
 
 Fetch = Callable[[Sequence[Jar], Path, Progress], None]
-"""Brings the jars into the folder under their file names, or raises NotReady("jars_unavailable")."""
+"""Downloads the jars into the folder under their file names, or raises NotReady (`jars_unavailable`)."""
 
 
 @dataclass(frozen=True)
 class Installed:
     paths: tuple[Path, ...]
     fetched: bool
-    """False where they were all there already."""
+    """False if all of them were already installed."""
 
 
 @once
@@ -70,13 +70,13 @@ def folder(cache: Path, jars: Sequence[Jar]) -> Path:
 
 
 def installed(cache: Path, jars: Sequence[Jar] | None = None) -> tuple[Path, ...]:
-    """The installed jars. Touches no network, and hashes only what changed since it was verified."""
+    """Return the installed jars, without network access. Only files changed since verification are hashed."""
     jars = locked() if jars is None else jars
     where = folder(cache, jars)
-    wrong = _unverified(where, jars)
-    if wrong:
+    problems = _unverified(where, jars)
+    if problems:
         raise NotReady(
-            f"the engine's jars are not installed in {where} ({', '.join(wrong)})",
+            f"the engine's jars are not installed in {where} ({', '.join(problems)})",
             kind="engine_not_installed",
             repair="hyp engine install",
         )
@@ -84,19 +84,19 @@ def installed(cache: Path, jars: Sequence[Jar] | None = None) -> tuple[Path, ...
 
 
 def install(
-    cache: Path, progress: Progress, *, fetch: Fetch = ivy.fetch, jars: Sequence[Jar] | None = None
+    cache: Path, progress: Progress, *, fetch: Fetch | None = None, jars: Sequence[Jar] | None = None
 ) -> Installed:
-    """Fetches and verifies what is missing; a damaged installation is replaced."""
+    """Download and verify missing jars. A damaged installation is replaced."""
     jars = locked() if jars is None else jars
     durable.make_dir(cache / "jars")
-    with _turn(cache / "jars" / ".lock"):
+    with _locked(cache / "jars" / ".lock"):
         where = folder(cache, jars)
         if not _unverified(where, jars):
             return Installed(tuple(where / jar.file_name for jar in jars), fetched=False)
         _sweep(cache / "jars")
         staging = Path(tempfile.mkdtemp(prefix=_STAGING, dir=cache / "jars"))
         try:
-            fetch(jars, staging, progress)
+            (fetch or ivy.fetch)(jars, staging, progress)
             verify(staging, jars)
             for jar in jars:
                 durable.fsync_file(staging / jar.file_name)
@@ -113,44 +113,44 @@ def install(
 
 
 def verify(where: Path, jars: Sequence[Jar]) -> None:
-    """Reads every jar in full and compares its hash with the lock file's."""
+    """Compare the hash of every jar with the lock file."""
     for jar in jars:
         path = where / jar.file_name
         try:
             found = _sha256(path)
         except FileNotFoundError:
             raise NotReady(
-                f"{jar.file_name} was not delivered by the repository",
+                f"the repository did not provide {jar.file_name}",
                 kind="jars_unavailable",
                 repair="hyp engine install",
             ) from None
         if found != jar.sha256:
             raise NotReady(
-                f"{jar.file_name} has the hash {found}, the lock file says {jar.sha256}: it is not the released file "
-                "and was not installed. Look at what delivered it (mirror, proxy, Ivy cache), then try again",
+                f"{jar.file_name} has the hash {found}, but the lock file has {jar.sha256}: it is not the released "
+                "file and was not installed. Check the mirror, the proxy or the Ivy cache, then try again",
                 kind="jars_hash_mismatch",
                 repair="hyp engine install",
             )
 
 
 def _unverified(where: Path, jars: Sequence[Jar]) -> list[str]:
-    """Names of jars that are missing or wrong. Hashes only where size and mtime are not those of the stamp."""
+    """Return a description of each missing or damaged jar. A file that matches the stamp is not hashed."""
     try:
         stamp = json.loads((where / _STAMP).read_bytes())
     except (OSError, ValueError):
         stamp = {}
-    wrong = []
+    problems = []
     for jar in jars:
         path = where / jar.file_name
         try:
-            seen = path.stat()
+            status = path.stat()
         except FileNotFoundError:
-            wrong.append(f"{jar.file_name} is missing")
+            problems.append(f"{jar.file_name} is missing")
             continue
-        unchanged = stamp.get(jar.file_name) == [seen.st_size, seen.st_mtime_ns]
-        if seen.st_size != jar.size or not (unchanged or _sha256(path) == jar.sha256):
-            wrong.append(f"{jar.file_name} is damaged")
-    return wrong
+        unchanged = stamp.get(jar.file_name) == [status.st_size, status.st_mtime_ns]
+        if status.st_size != jar.size or not (unchanged or _sha256(path) == jar.sha256):
+            problems.append(f"{jar.file_name} is damaged")
+    return problems
 
 
 def _stamp(where: Path, jars: Sequence[Jar]) -> None:
@@ -165,13 +165,13 @@ def _sha256(path: Path) -> str:
 
 
 def _sweep(parent: Path) -> None:
-    """Removes what a killed installer left; only called by the holder of the lock."""
-    for left in parent.glob(f"{_STAGING}*"):
-        shutil.rmtree(left, ignore_errors=True)
+    """Remove the leftovers of a killed installation. The caller must hold the lock."""
+    for leftover in parent.glob(f"{_STAGING}*"):
+        shutil.rmtree(leftover, ignore_errors=True)
 
 
 @contextmanager
-def _turn(path: Path) -> Iterator[None]:
+def _locked(path: Path) -> Iterator[None]:
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)

@@ -1,7 +1,7 @@
-"""Finds the Java that runs Spark, and says how to get one where there is none.
+"""Finds a Java that can run Spark, or the command that installs one.
 
-Looked for in this order: `JAVA_HOME`, `PATH`, and on macOS the system's registry of Javas. The version comes from
-the `release` file that every JDK and JRE carries, because asking the program costs a start of a JVM.
+The search order is `JAVA_HOME`, `PATH` and, on macOS, the system's registry. The version is read from the `release`
+file of the JDK or JRE, because running `java -version` starts a JVM.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 from hypaware.errors import NotReady
 
 OLDEST = 17
-# From 23 on, Java refuses Subject.getSubject, which the Hadoop within Spark 4.1 calls for every file system.
+# Java 23 removed Subject.getSubject, which Hadoop in Spark 4.1 calls for every file system.
 NEWEST = 22
 
 
@@ -28,7 +28,7 @@ class Java:
     executable: Path
     version: str
     build: str
-    """Vendor and exact build: class archives are only valid for the one that wrote them."""
+    """Vendor and exact build. A class archive is valid only for the build that wrote it."""
 
     @property
     def major(self) -> int:
@@ -36,7 +36,7 @@ class Java:
 
 
 def find(environment: Mapping[str, str] = os.environ) -> Java:
-    """The first usable Java; the error names what was found instead, and the command that installs a right one."""
+    """Return the first usable Java. The error names the unusable ones and the install command."""
     unusable: list[Java] = []
     for executable in _candidates(environment):
         java = describe(executable)
@@ -48,17 +48,17 @@ def find(environment: Mapping[str, str] = os.environ) -> Java:
     if unusable:
         found = ", ".join(f"{java.version} at {java.executable}" for java in unusable)
         raise NotReady(
-            f"Spark needs Java 17 or 21; found only {found}", kind="java_unsupported", repair=install_command()
+            f"Spark requires Java 17 or 21, but found only {found}", kind="java_unsupported", repair=install_command()
         )
     raise NotReady(
-        "Spark needs Java 17 or 21, and there is none in JAVA_HOME or on the PATH",
+        "Spark requires Java 17 or 21, but none was found in JAVA_HOME or PATH",
         kind="java_missing",
         repair=install_command(),
     )
 
 
 def describe(executable: Path) -> Java | None:
-    """None where the program is not a working Java (macOS has a /usr/bin/java that only offers an installer)."""
+    """Return the Java, or None if it does not work (on macOS /usr/bin/java may only offer an installer)."""
     executable = executable.resolve()
     try:
         release = (executable.parent.parent / "release").read_text(encoding="utf-8", errors="replace")
@@ -73,7 +73,7 @@ def describe(executable: Path) -> Java | None:
 
 
 def major_version(version: str) -> int:
-    """17 of "17.0.15+6", 21 of "21-ea", 8 of "1.8.0_292"; 0 where it cannot be told."""
+    """Return 17 for "17.0.15+6", 21 for "21-ea", 8 for "1.8.0_292", and 0 if it is unknown."""
     numbers = [int(number) for number in re.findall(r"\d+", version)[:2]]
     if numbers[:1] == [1] and len(numbers) == 2:
         return numbers[1]
@@ -95,7 +95,7 @@ def install_command(system: str | None = None, os_release: Mapping[str, str] | N
 
 
 def _debian_package(facts: Mapping[str, str]) -> int:
-    """Debian 13 no longer has Java 17; Debian 12 has no other."""
+    """Return the Java version to install: Debian 13 has no Java 17, and Debian 12 has only 17."""
     debian_major = major_version(facts.get("VERSION_ID", ""))
     return 21 if facts.get("ID") == "debian" and debian_major >= 13 else 17
 

@@ -1,9 +1,8 @@
-"""The seam between whoever asks for a job, the engine that runs it, and the job itself.
+"""The interface between the caller of a job, the engine that runs it, and the job.
 
-A job is a plain function. The engine does not know what jobs mean: it is given the dotted name of a module
-with `resolve(name) -> Job` and `on_open(context)`, which the first job of a session calls once the lake is
-ours and before anything reads it. Whoever asks sees the events of a job in the order in which it produced
-them.
+A job is a plain function. The engine does not depend on the jobs: it gets the dotted name of a module with
+`resolve(name) -> Job` and `on_open(context)`. The first job of a session calls `on_open` after the lake lock is
+acquired and before the lake is read. The caller receives the events of a job in order.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ class JobContext(Protocol):
 
     @property
     def spark(self) -> SparkSession:
-        """Opened on first use; the lake's lock is held by its JVM from then on."""
+        """The session, which is opened on first use. Its JVM holds the lake lock from then on."""
         ...
 
     def progress(
@@ -40,31 +39,30 @@ class JobContext(Protocol):
     ) -> None: ...
 
     def emit(self, chunk: bytes) -> None:
-        """Result bytes, in order. Blocks while the reader is behind."""
+        """Send result bytes, in order. Blocks while the reader is behind."""
         ...
 
     def note(self, message: str) -> None:
-        """A line for the user's stderr."""
+        """Send a line for the user's stderr."""
         ...
 
     def check_cancelled(self) -> None:
-        """Raises errors.Cancelled."""
+        """Raise errors.Cancelled if the job was cancelled."""
         ...
 
 
 Job = Callable[[JobContext, dict[str, Any]], dict[str, Any]]
-"""Arguments and result are JSON."""
+"""A job. Its arguments and its result are JSON."""
 
 
 Event = Mapping[str, Any] | bytes
-"""`{"event": "progress", "message", "done", "total", …facts}`, `{"event": "note", "message"}`, or result
-bytes."""
+"""`{"event": "progress", "message", "done", "total", ...}`, `{"event": "note", "message"}`, or result bytes."""
 
 OnEvent = Callable[[Event], None]
 
 
 def unheard(event: Event) -> None:
-    """For callers that only want the result."""
+    """Ignore events, for callers that need only the result."""
 
 
 @dataclass(frozen=True)
@@ -74,8 +72,7 @@ class JobTable:
 
 
 def load_table(module: str) -> JobTable:
-    """Imports the module only when the first job comes: an engine that is only asked for its status stays
-    small."""
+    """Return the jobs of a module, which is imported when the first job arrives. Until then the engine stays small."""
     from importlib import import_module
 
     def resolve(name: str) -> Job:

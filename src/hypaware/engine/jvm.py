@@ -1,8 +1,8 @@
-"""Starts and ends the driver JVM, without spark-submit (its shell script and its launcher JVM cost a second).
+"""Starts and stops the driver JVM without spark-submit, whose shell script and launcher JVM take a second.
 
-The JVM runs PySpark's own gateway and lives exactly as long as this process: it exits when its standard input
-closes, however we die. It has its own session, so Ctrl-C in the terminal does not reach it; its output goes to a log
-file; its working folder and all its temporary files are in `scratch`, which is gone when it is.
+The JVM runs PySpark's gateway and exits when its standard input closes, so it ends with this process even if this
+process is killed. It runs in its own session, so Ctrl-C in the terminal does not reach it. Its output is written to a
+log file. Its working folder and its temporary files are in `scratch`, which is removed afterwards.
 
 @ref engine#lock
 """
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 MAIN = "org.apache.spark.api.python.PythonGatewayServer"
 
-# What Spark's launcher adds (org.apache.spark.launcher.JavaModuleOptions; a test compares them), but for the
+# The options of Spark's launcher (org.apache.spark.launcher.JavaModuleOptions; a test compares them), without the
 # incubating vector module, which only MLlib uses.
 MODULE_OPTIONS = (
     "-XX:+IgnoreUnrecognizedVMOptions",
@@ -56,8 +56,8 @@ MODULE_OPTIONS = (
     "--enable-native-access=ALL-UNNAMED",
 )
 
-# Measured (docs/performance.md): the serial collector starts soonest and stays smallest; C1 alone halves the work of
-# the first minutes, and scans, which wait for zstd and Parquet, are hardly faster with C2.
+# Measured (docs/performance.md): the serial collector starts fastest and uses the least memory. C1 alone halves the
+# work of the first minutes, and scans, which are bound by zstd and Parquet, are hardly faster with C2.
 _RUNTIME_OPTIONS = (
     "-XX:+UseSerialGC",
     "-XX:TieredStopAtLevel=1",
@@ -82,7 +82,7 @@ _LOG_LIMIT = 8 * 1024 * 1024
 
 @dataclass(frozen=True)
 class Launch:
-    """Everything that decides how the JVM starts."""
+    """The parameters with which the JVM is started."""
 
     java: Java
     class_path: Sequence[Path]
@@ -91,7 +91,7 @@ class Launch:
     log: Path
     archive_options: Sequence[str] = ()
     keep_open: Sequence[int] = ()
-    """Descriptors that the JVM holds for its life."""
+    """Descriptors that the JVM keeps open for its lifetime."""
 
     def command(self) -> list[str]:
         logging = resources.files("hypaware.engine").joinpath("log4j2.properties")
@@ -127,12 +127,12 @@ class Jvm:
         return self._process.poll() is None
 
     def connect(self) -> JavaGateway:
-        """Waits until the JVM's gateway listens, and connects to it."""
+        """Wait until the JVM's gateway listens, and connect to it."""
         deadline = time.monotonic() + _START_SECONDS
         while not self._connection.is_file():
             if not self.alive:
                 raise Retryable(
-                    f"Spark's JVM ended while starting (exit code {self._process.returncode}): {self._last_words()}",
+                    f"Spark's JVM failed to start (exit code {self._process.returncode}): {self._first_log_lines()}",
                     kind="jvm_failed",
                 )
             if time.monotonic() > deadline:
@@ -143,12 +143,12 @@ class Jvm:
         self._connection.unlink()
         return _gateway(port, secret)
 
-    def close(self, patience: float = EXIT_SECONDS) -> None:
-        """Asks it to exit and waits; a JVM that hangs in its shutdown is killed."""
+    def close(self, timeout: float = EXIT_SECONDS) -> None:
+        """Ask the JVM to exit and wait. Kill it if it does not exit in time."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         try:
-            self._process.wait(patience)
+            self._process.wait(timeout)
         except subprocess.TimeoutExpired:
             self.kill()
         faults.spare(self._process.pid)
@@ -158,13 +158,13 @@ class Jvm:
         self._process.wait()
         faults.spare(self._process.pid)
 
-    def _last_words(self) -> str:
+    def _first_log_lines(self) -> str:
         lines = self._log.read_bytes()[self._log_start :].decode(errors="replace").splitlines()
-        return " / ".join(line.strip() for line in lines[:3]) or f"no word in {self._log}"
+        return " / ".join(line.strip() for line in lines[:3]) or f"no output in {self._log}"
 
 
 def start(launch: Launch) -> Jvm:
-    """Returns at once: what follows (importing PySpark) goes on beside the JVM's own start."""
+    """Start the JVM and return at once, so that PySpark can be imported while the JVM starts."""
     connection = launch.scratch / "gateway"
     with _open_log(launch.log) as log:
         log_start = log.seek(0, os.SEEK_END)
@@ -184,36 +184,36 @@ def start(launch: Launch) -> Jvm:
 
 
 def heap(memory: str) -> str:
-    """The setting `engine.memory` as -Xmx takes it."""
+    """Convert the setting `engine.memory` to the form of -Xmx."""
     if not re.fullmatch(r"[1-9]\d*[kmgt]", memory, re.IGNORECASE):
         raise ConfigError(
-            f'engine.memory = "{memory}" is not a size for Java: a whole number with k, m or g, as in "1g"',
+            f'engine.memory = "{memory}" is not a valid Java heap size; use an integer with k, m or g, such as "1g"',
             repair="hyp config set engine.memory 1g",
         )
     return memory.lower()
 
 
-def _environment(ours: Mapping[str, str]) -> dict[str, str]:
-    """The user's, without settings for another Spark, and with what Spark would look up on the network."""
-    kept = {name: value for name, value in ours.items() if not name.startswith(("SPARK_", "PYSPARK_", "HADOOP_"))}
+def _environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the user's environment without the settings of another Spark, and with fixed host names and user."""
+    kept = {name: value for name, value in environ.items() if not name.startswith(("SPARK_", "PYSPARK_", "HADOOP_"))}
     kept["PYSPARK_PYTHON"] = kept["PYSPARK_DRIVER_PYTHON"] = sys.executable
     kept["SPARK_LOCAL_IP"] = "127.0.0.1"
     kept["SPARK_LOCAL_HOSTNAME"] = "localhost"
     kept["SPARK_USER"] = str(os.getuid())
     if "PYTHONPATH" in kept:
-        # The JVM, and with it the Python workers, run in another folder.
+        # The JVM and the Python workers run in another folder.
         kept["PYTHONPATH"] = os.pathsep.join(
             str(Path(part).absolute()) for part in kept["PYTHONPATH"].split(os.pathsep) if part
         )
     locale = kept.get("LC_ALL") or kept.get("LC_CTYPE") or kept.get("LANG") or ""
     if sys.platform != "darwin" and "utf" not in locale.lower():
-        # Java takes the encoding of file names from the locale.
+        # Java derives the encoding of file names from the locale.
         kept["LC_ALL"] = "C.UTF-8"
     return kept
 
 
 def _read_connection(body: bytes) -> tuple[int, str]:
-    """What the gateway wrote: its port and its secret, the latter with its length before it."""
+    """Parse the file that the gateway wrote: its port, and its secret with the length before it."""
     port, length = struct.unpack(">ii", body[:8])
     return port, body[8 : 8 + length].decode()
 

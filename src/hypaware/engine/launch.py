@@ -1,8 +1,8 @@
-"""Finds the engine of a home or starts it, and waits until it answers.
+"""Finds or starts the engine of a home, and waits until it answers.
 
-The engine runs detached: a session of its own, `/` as its folder, nothing on stdin, stdout and stderr in
-`engine/engine.log`. Whoever starts it holds the home's lock first (see `singleton`), so at most one caller
-starts one, and the others wait for the same socket.
+The engine runs detached: in its own session, with `/` as its working folder, no stdin, and stdout and stderr in
+`engine/engine.log`. A caller must hold the home's lock to start it (see `singleton`), so only one caller starts an
+engine, and the others wait for its socket.
 
 @ref engine#jobs
 """
@@ -33,13 +33,13 @@ GRACE_SECONDS: Final = 5.0
 ANSWER_SECONDS: Final = 20.0
 _POLL_SECONDS: Final = 0.01
 LOG_LIMIT: Final = 8 * 1024 * 1024
-_LAST_WORDS: Final = 2000
-# These belong to the job that a caller asks for, and travel with it.
-_OF_THE_CALLER: Final = ("HYP_CRASH_AT", "HYP_ENGINE", "DEV_RUN_ID")
+_LOG_TAIL_BYTES: Final = 2000
+# These are sent with each job, and do not apply to the engine process.
+_JOB_VARIABLES: Final = ("HYP_CRASH_AT", "HYP_ENGINE", "DEV_RUN_ID")
 
 
 def check_installed() -> None:
-    """Raises NotReady with what to do, before a process is started that could only fail."""
+    """Raise NotReady, with the command to run, if the engine could not start."""
     from hypaware.engine import jars, java
 
     java.find()
@@ -48,7 +48,7 @@ def check_installed() -> None:
 
 @dataclass(frozen=True)
 class Engine:
-    """How the engine of a home is started. `check` comes first and raises NotReady."""
+    """How to start the engine of a home. `check` runs first and may raise NotReady."""
 
     home: Home
     jobs: str = JOBS_MODULE
@@ -64,7 +64,7 @@ def pid_file(home: Home) -> Path:
 
 
 def connect(home: Home) -> tuple[Connection, Message] | None:
-    """A connection that has been greeted, and the greeting. None when no engine answers, or one just ends."""
+    """Return a connection and the engine's greeting, or None if no engine is running or it is about to end."""
     sock = endpoint.connect(home, ANSWER_SECONDS)
     if sock is None:
         return None
@@ -88,11 +88,11 @@ def connect(home: Home) -> tuple[Connection, Message] | None:
 
 
 def ensure(engine: Engine, on_event: OnEvent) -> Connection:
-    """A connection to the engine of this home, which is started where there is none. One that another
-    version of this program left running is asked to make room."""
+    """Return a connection to the engine of this home, and start one if necessary. An engine of another version is
+    asked to stop."""
     home = engine.home
     started: Started | None = None
-    said = False
+    announced = False
     deadline = time.monotonic() + START_SECONDS
     while True:
         if found := connect(home):
@@ -101,7 +101,7 @@ def ensure(engine: Engine, on_event: OnEvent) -> Connection:
                 return connection
             with connection:
                 retire(connection)
-        if started is not None and started.ended():
+        if started is not None and started.has_exited():
             started = None
         if started is None and not found and (lock := singleton.take(home)) is not None:
             try:
@@ -109,12 +109,12 @@ def ensure(engine: Engine, on_event: OnEvent) -> Connection:
                 started = _start(engine, lock)
             finally:
                 os.close(lock)
-        if not said:
-            said = True
+        if not announced:
+            announced = True
             on_event({"event": "progress", "message": "starting the engine", "done": None, "total": None})
         if time.monotonic() > deadline:
             raise Retryable(
-                f"the engine of {home.root} neither answers nor ends; its log is {log_file(home)}",
+                f"the engine of {home.root} does not answer and does not end; see {log_file(home)}",
                 kind="engine_not_answering",
                 repair="hyp engine stop",
             )
@@ -122,36 +122,36 @@ def ensure(engine: Engine, on_event: OnEvent) -> Connection:
 
 
 def retire(connection: Connection) -> None:
-    """Asks an engine to end when its jobs have, however long they take."""
+    """Ask an engine to stop after its running jobs, however long they take."""
     with suppress(ConnectionError):
         connection.send({"type": "stop", "grace": None})
 
 
 class Started:
-    """An engine on its way up. Detached as it is, its death must be seen at once."""
+    """An engine that is starting. Its exit must be noticed at once, although it runs detached."""
 
     def __init__(self, process: Popen[bytes], log: Path, log_start: int) -> None:
         self._process = process
         self._log = log
         self._log_start = log_start
 
-    def ended(self) -> bool:
-        """True when it has come and gone in peace (idle at once); raises when it failed."""
+    def has_exited(self) -> bool:
+        """Return whether the engine has exited normally (it was idle). Raise Retryable if it failed."""
         code = self._process.poll()
         if code is None:
             return False
         if code == 0:
             return True
         raise Retryable(
-            f"the engine ended while starting ({_describe(code)}). The end of {self._log}:\n{self._tail()}",
+            f"the engine failed to start ({_describe(code)}). The last lines of {self._log}:\n{self._tail()}",
             kind="engine_failed",
         )
 
     def _tail(self) -> str:
         with self._log.open("rb") as log:
             size = log.seek(0, os.SEEK_END)
-            log.seek(max(self._log_start, size - _LAST_WORDS))
-            return log.read().decode(errors="replace").strip() or "(nothing)"
+            log.seek(max(self._log_start, size - _LOG_TAIL_BYTES))
+            return log.read().decode(errors="replace").strip() or "(empty)"
 
 
 def _describe(code: int) -> str:
@@ -181,19 +181,19 @@ def _start(engine: Engine, lock: int) -> Started:
         )
     finally:
         os.close(fd)
-    # A caller that lives on (the daemon) must not keep the dead engine as a zombie.
+    # A long-running caller (the daemon) must not leave the exited engine as a zombie process.
     threading.Thread(target=process.wait, name="engine reaper", daemon=True).start()
     return Started(process, log, log_start)
 
 
 def _rotate(log: Path) -> None:
-    """Only with the home's lock held: nobody writes to it now."""
+    """Rotate the log. The caller must hold the home's lock, so no engine is writing to it."""
     if log.exists() and log.stat().st_size > LOG_LIMIT:
         log.replace(log.with_name(f"{log.name}.1"))
 
 
 def _environment(home: Home) -> dict[str, str]:
-    kept = {name: value for name, value in os.environ.items() if name not in _OF_THE_CALLER}
+    kept = {name: value for name, value in os.environ.items() if name not in _JOB_VARIABLES}
     if path := kept.get("PYTHONPATH"):
         kept["PYTHONPATH"] = os.pathsep.join(str(Path(part).absolute()) for part in path.split(os.pathsep) if part)
     return {**kept, "HYP_HOME": str(home.root)}

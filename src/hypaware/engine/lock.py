@@ -1,8 +1,8 @@
-"""The lake's lock, held by the JVM that commits, not by Python: it is free exactly when that JVM can commit no more.
+"""The lake lock. The JVM that commits holds it, not Python, so it is released exactly when that JVM cannot commit.
 
-A `FileChannel` lock (POSIX, per process). Closing any second handle on the file within the JVM would free it
-silently, so each JVM opens the file once and keeps that channel for its life; nothing else ever opens it. The
-channel is referenced from here, because a collected one is closed.
+It is a `FileChannel` lock (POSIX, per process). Closing any second handle on the file within the JVM would release the
+lock silently. So each JVM opens the file once, and keeps the channel open for its lifetime. The channel is referenced
+here, because the garbage collector would close it otherwise.
 """
 
 from __future__ import annotations
@@ -32,8 +32,10 @@ _held: dict[tuple[int, Path], LakeLock] = {}
 
 
 def acquire(jvm: JVMView, path: Path, wait: Callable[[float], None]) -> LakeLock:
-    """Takes the lock for the rest of the JVM's life. While another JVM has it, `wait` is called again and again with
-    the seconds waited so far; it gives up by raising. A JVM that has the lock already gets the one that it has."""
+    """Acquire the lock for the rest of the JVM's lifetime, or return the one that the JVM already holds.
+
+    While another JVM holds it, `wait` is called repeatedly with the seconds waited so far, and may raise to stop.
+    """
     owner = (_pid(jvm), path)
     if owner in _held:
         return _held[owner]

@@ -1,10 +1,9 @@
-"""The engine process: `python -m hypaware.engine.process --home H`. Started by `launch`, one for each home.
+"""The engine process: `python -m hypaware.engine.process --home H`. `launch` starts one for each home.
 
-It lives from the home's lock to its own exit. It ends when no job came for `engine.idle_timeout`, when
-asked to (stop message, SIGTERM, SIGINT), when its JVM died, and when its home is gone. At its end it stops
-listening first, then lets its jobs end, closes Spark, and leaves the lock to the kernel. What it logs goes
-to stderr, which `launch` has pointed at `engine/engine.log`. The pid file is for people; nothing depends on
-it.
+It holds the home's lock for its lifetime. It ends after `engine.idle_timeout` without a job, on request (stop message,
+SIGTERM, SIGINT), when its JVM has died, and when its home was removed. It then stops listening, waits for its jobs,
+closes Spark, and exits, which releases the lock. It logs to stderr, which `launch` redirects to `engine/engine.log`.
+The pid file is informational; nothing depends on it.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from hypaware.engine.server import LOG_FORMAT, Server, log
 from hypaware.errors import HypError
 from hypaware.home import Home
 
-_LOOK_AROUND_SECONDS = 1.0
+_POLL_SECONDS = 1.0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -40,12 +39,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         if lock is None:
             return 0
     else:
-        # From whoever started us. Spark's JVM must not inherit it: it may outlive us by a moment.
+        # Inherited from the parent. Spark's JVM must not inherit it, because it may exit slightly later.
         lock = args.lock_fd
         os.set_inheritable(lock, False)
     singleton.sign(lock)
     _log_to_stderr()
-    telemetry.configure(home)
+    telemetry.configure(home.telemetry)
     stopper = Stopper()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopper.stop(GRACE_SECONDS))
@@ -54,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except HypError as error:
         log.error("%s", error.message)
         return 1
-    log.info("the engine ends")
+    log.info("the engine exits")
     return 0
 
 
@@ -69,11 +68,11 @@ def run(home: Home, lock: int, jobs_module: str, stopper: Stopper) -> None:
     listener = endpoint.listen(home)
     try:
         pid_file(home).write_text(f"{os.getpid()}\n")
-        log.info("the engine of %s listens at %s", home.root, home.engine_socket)
+        log.info("the engine of %s is listening on %s", home.root, home.engine_socket)
         grace = _accept_until_end(listener, server, stopper, engine.idle_timeout, lambda: singleton.holds(home, lock))
     finally:
         listener.close()
-        # Another home in the place of ours may have an engine of its own.
+        # A new home at the same path may have its own engine.
         if singleton.holds(home, lock):
             endpoint.remove(home)
             pid_file(home).unlink(missing_ok=True)
@@ -86,21 +85,19 @@ def _accept_until_end(
     server: Server,
     stopper: Stopper,
     idle_timeout: float,
-    home_is_ours: Callable[[], bool],
+    is_home_unchanged: Callable[[], bool],
 ) -> float | None:
-    """Returns how long the jobs that still run may go on (None: as long as they take)."""
+    """Serve connections until the engine must end. Return the grace period for running jobs (None: unlimited)."""
     while True:
-        ready, _, _ = select.select(
-            [listener.fileno(), stopper.fileno()], [], [], min(_LOOK_AROUND_SECONDS, idle_timeout)
-        )
+        ready, _, _ = select.select([listener.fileno(), stopper.fileno()], [], [], min(_POLL_SECONDS, idle_timeout))
         if stopper.fileno() in ready:
-            log.info("asked to stop")
+            log.info("stop requested")
             return stopper.grace
         if listener.fileno() in ready:
             sock, _ = listener.accept()
             server.attach(sock)
-        if not home_is_ours():
-            log.warning("the home is gone, or another one took its place")
+        if not is_home_unchanged():
+            log.warning("the home was removed or replaced")
             return 0.0
         if server.driver.lost:
             log.error("Spark's JVM died")
@@ -111,7 +108,7 @@ def _accept_until_end(
 
 
 class Stopper:
-    """Wakes the accepting loop from a signal handler or a connection's thread."""
+    """Wakes the accept loop from a signal handler or a connection's thread."""
 
     def __init__(self) -> None:
         self.grace: float | None = GRACE_SECONDS
@@ -126,10 +123,10 @@ class Stopper:
 
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="hypaware.engine.process", description="The Spark engine of one home.")
+    parser = argparse.ArgumentParser(prog="hypaware.engine.process", description="Run the Spark engine of a home.")
     parser.add_argument("--home", type=Path, required=True)
-    parser.add_argument("--jobs", default=JOBS_MODULE, help="module that knows the jobs")
-    parser.add_argument("--lock-fd", type=int, help="the home's lock, taken by the process that starts this one")
+    parser.add_argument("--jobs", default=JOBS_MODULE, help="module that provides the jobs")
+    parser.add_argument("--lock-fd", type=int, help="descriptor of the home's lock, inherited from the parent process")
     return parser.parse_args(argv)
 
 

@@ -1,4 +1,4 @@
-"""What travels over the engine's socket.
+"""The protocol of the engine's socket.
 
 A frame is one type byte, four bytes of length (big endian) and the payload: `J`, a JSON object with a
 `type`, or `B`, raw result bytes. One connection carries one request.
@@ -6,12 +6,11 @@ A frame is one type byte, four bytes of length (big endian) and the payload: `J`
     engine  → hello {protocol, version, pid}
     caller  → job {job, args, crash_at, run_id} | status | stop {grace}
     engine  → accepted {id}, then progress, note and bytes in the job's order, then result or error
-            | refused: the engine is about to end and has not taken the job | handover: see `inline`
-    caller  → cancel, at any time; closing the connection is the same
+            | refused: the engine is about to end and did not accept the job | handover: see `inline`
+    caller  → cancel, at any time; closing the connection has the same effect
 
-`hello`, `status` and `stop` stay as they are in every protocol version, so that a newer program can see off
-an engine that was started by an older one. An error travels with the name of its class in
-`hypaware.errors`.
+`hello`, `status` and `stop` are the same in every protocol version, so that a newer program can stop an engine that an
+older one started. An error is sent with the name of its class in `hypaware.errors`.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ Message = dict[str, Any]
 
 
 class ProtocolError(Exception):
-    """What came is no frame of this protocol: the connection is of no further use."""
+    """The received data is not a valid frame. The connection cannot be used any more."""
 
 
 def _no_wait() -> None:
@@ -45,7 +44,7 @@ def _no_wait() -> None:
 
 
 class Connection:
-    """Frames over a stream socket. Any thread may send; one thread receives."""
+    """Sends and receives frames over a stream socket. Any thread may send; only one thread may receive."""
 
     def __init__(self, sock: socket.socket) -> None:
         self.socket = sock
@@ -55,9 +54,9 @@ class Connection:
     def send(self, message: Message) -> None:
         self.send_frame(frame(message))
 
-    def send_frame(self, whole: bytes) -> None:
+    def send_frame(self, data: bytes) -> None:
         with self._sending:
-            self.socket.sendall(whole)
+            self.socket.sendall(data)
 
     def send_bytes(self, data: bytes) -> None:
         view = memoryview(data)
@@ -68,10 +67,10 @@ class Connection:
                 self.socket.sendall(part)
 
     def receive(self, wait: Callable[[], None] = _no_wait) -> Message | bytes | None:
-        """The next frame, or None when the other side is gone.
+        """Return the next frame, or None if the other side has disconnected.
 
-        `wait` is called before each read and may raise: whatever has arrived by then is kept, so that the
-        caller can go on receiving afterwards.
+        `wait` is called before each read and may raise. Data received so far is kept, so that the caller can continue
+        to receive afterwards.
         """
         if not self._fill(_HEADER.size, wait):
             return None
@@ -96,8 +95,8 @@ class Connection:
             self._received += data
         return True
 
-    def cut(self) -> None:
-        """Ends it for both sides, also for a thread of ours that is blocked in it."""
+    def shut_down(self) -> None:
+        """Shut the connection down for both sides, and unblock a thread that is waiting on it."""
         try:
             self.socket.shutdown(socket.SHUT_RDWR)
         except OSError:
@@ -114,11 +113,10 @@ class Connection:
 
 
 def frame(message: Message) -> bytes:
-    """Raises before anything is sent: TypeError or ValueError for what JSON cannot say, ProtocolError for too
-    much of it."""
+    """Encode a message. Raise TypeError or ValueError if it is not valid JSON, ProtocolError if it is too large."""
     payload = json.dumps(message, separators=(",", ":")).encode()
     if len(payload) > MAX_FRAME:
-        raise ProtocolError(f"a {message['type']} of {len(payload)} bytes is larger than a frame may be")
+        raise ProtocolError(f"a {message['type']} of {len(payload)} bytes is larger than the maximum frame")
     return _HEADER.pack(_JSON, len(payload)) + payload
 
 
@@ -146,12 +144,12 @@ def error_message(error: errors.HypError) -> Message:
 
 
 def error_from(message: Message) -> errors.HypError:
-    """The error that the job raised, as the class that it was there (or the nearest in `hypaware.errors`)."""
-    found = getattr(errors, str(message.get("class")), errors.HypError)
-    if not (isinstance(found, type) and issubclass(found, errors.HypError)):
-        found = errors.HypError
-    if found is errors.Cancelled:
+    """Return the error that the job raised, as its class or the nearest base class in `hypaware.errors`."""
+    error_class = getattr(errors, str(message.get("class")), errors.HypError)
+    if not (isinstance(error_class, type) and issubclass(error_class, errors.HypError)):
+        error_class = errors.HypError
+    if error_class is errors.Cancelled:
         return errors.Cancelled(message["message"])
-    error: errors.HypError = found(message["message"], kind=message["kind"], repair=message.get("repair"))
+    error: errors.HypError = error_class(message["message"], kind=message["kind"], repair=message.get("repair"))
     error.exit_code = message["exit_code"]
     return error

@@ -1,7 +1,7 @@
-"""A folder for the temporary files of one session: `<home>/engine/tmp/spark-*`.
+"""The folder for the temporary files of one session: `<home>/engine/tmp/spark-*`.
 
-It is locked (flock) through one descriptor that our process and its JVM share, so it is somebody's as long as either
-lives. What nobody holds is removed by the next session.
+It is locked (flock) through a descriptor that this process and its JVM share, so it stays locked while either of them
+runs. The next session removes folders that are not locked.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ class Scratch:
     fd: int
 
     @classmethod
-    def make(cls, parent: Path) -> Scratch:
+    def create(cls, parent: Path) -> Scratch:
         _sweep(parent)
         while True:
             path = Path(tempfile.mkdtemp(prefix="spark-", dir=parent))
             with suppress(FileNotFoundError):
                 fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
                 fcntl.flock(fd, fcntl.LOCK_EX)
-                # Another session may have swept it away before it was locked.
+                # Another session may have removed it before it was locked.
                 if path.exists():
                     return cls(path, fd)
                 os.close(fd)

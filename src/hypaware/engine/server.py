@@ -1,11 +1,10 @@
-"""Runs the jobs that come in over connections, each in a thread of its own, until it is told to end.
+"""Runs the jobs that arrive over connections, each in its own thread.
 
-Used by the engine process, for what its socket accepts, and by an inline command, for a socket pair with
-itself.
+The engine process uses it for connections to its socket, and an inline command for a socket pair within the process.
 
-A job is taken or refused under one lock: `accepted` goes out before the job begins, and once `ending` is
-set every job is refused. So a caller that was not told `accepted` knows that nothing was done, and no job
-is ever lost between a caller that finds an engine and the engine that is about to stop.
+A job is accepted or refused under one lock: `accepted` is sent before the job begins, and every job is refused once
+`_ending` is set. So a caller that did not receive `accepted` knows that nothing was done, and no job is lost when an
+engine stops.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ _FIRST_JOB_SECONDS = 10.0
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """One job on its way."""
+    """One job that is running."""
 
     id: str
     name: str
@@ -49,7 +48,7 @@ class Run:
     began: float = field(default_factory=time.monotonic)
     cancelled: threading.Event = field(default_factory=threading.Event)
     done: threading.Event = field(default_factory=threading.Event)
-    """All but the sending of its outcome."""
+    """Set when only the result remains to be sent."""
 
 
 class Server:
@@ -77,35 +76,35 @@ class Server:
         self._began = time.monotonic()
 
     def attach(self, sock: socket.socket) -> None:
-        """Serves one connection, in a thread of its own."""
+        """Serve one connection in its own thread."""
         connection = Connection(sock)
         threading.Thread(target=self._serve, args=(connection,), name="connection", daemon=True).start()
 
     def end_if_idle(self, seconds: float) -> bool:
-        """Ends the taking of jobs, if there has been none for so long. The first one is waited for a little
-        longer: whoever started this engine has one."""
+        """Stop accepting jobs if none has run for this time. The wait for the first job is longer, because the caller
+        that started the engine is about to send one."""
         with self._changed:
-            patience = seconds if self._served else max(seconds, _FIRST_JOB_SECONDS)
-            if self._runs or time.monotonic() - self._idle_since < patience:
+            timeout = seconds if self._served else max(seconds, _FIRST_JOB_SECONDS)
+            if self._runs or time.monotonic() - self._idle_since < timeout:
                 return False
             self._ending = True
             return True
 
     def drain(self, grace: float | None, cancel_seconds: float = CANCEL_SECONDS) -> None:
-        """Takes no more jobs, lets the running ones end by themselves for a while (None: as long as it
-        takes), then cancels them and waits a little longer, and hangs up."""
+        """Stop accepting jobs and wait for the running ones for `grace` seconds (None: unlimited). Then cancel them,
+        wait a short time, and close the connections."""
         with self._changed:
             self._ending = True
             self._changed.wait_for(lambda: not self._runs, grace)
-            left = list(self._runs.values())
-        for run in left:
-            log.info("cancelling %s %s: the engine stops", run.name, run.id)
+            remaining = list(self._runs.values())
+        for run in remaining:
+            log.info("cancelling %s %s because the engine is stopping", run.name, run.id)
             self._cancel(run)
         with self._changed:
             self._changed.wait_for(lambda: not self._runs, cancel_seconds)
             connections = list(self._connections)
         for connection in connections:
-            connection.cut()
+            connection.shut_down()
 
     def status(self) -> dict[str, Any]:
         now = time.monotonic()
@@ -144,14 +143,14 @@ class Server:
                     case {"type": "stop"}:
                         self._on_stop(message.get("grace"))
                     case _:
-                        raise ProtocolError(f"a {message['type']} here")
+                        raise ProtocolError(f"unexpected message {message['type']}")
         except (OSError, ProtocolError) as error:
-            log.info("a connection ended: %s", error)
+            log.info("connection closed: %s", error)
         finally:
             if run is not None and not run.done.is_set():
-                log.info("the caller of %s %s is gone", run.name, run.id)
+                log.info("the caller of %s %s disconnected", run.name, run.id)
                 self._cancel(run)
-            connection.cut()
+            connection.shut_down()
             with self._changed:
                 self._connections.discard(connection)
             connection.close()
@@ -172,20 +171,20 @@ class Server:
         return run
 
     def _run(self, run: Run, request: Message) -> None:
-        log.info("%s %s begins", run.name, run.id)
+        log.info("%s %s started", run.name, run.id)
         try:
             outcome = self._outcome(run, request)
             run.done.set()
             run.connection.send_frame(outcome)
-            log.info("%s %s ends", run.name, run.id)
+            log.info("%s %s finished", run.name, run.id)
         except OSError:
-            log.info("%s %s ends: nobody is left to hear it", run.name, run.id)
+            log.info("%s %s finished after its caller had disconnected", run.name, run.id)
         finally:
             self._forget(run)
             telemetry.flush()
 
     def _outcome(self, run: Run, request: Message) -> bytes:
-        """The last frame of a job. A result that cannot be sent is a failure of the job."""
+        """Run the job and return its last frame. A result that cannot be encoded is a failure of the job."""
         try:
             crash_at = request.get("crash_at")
             with faults.armed(crash_at), telemetry.joined_to(request.get("run_id")):
@@ -206,16 +205,16 @@ class Server:
         return _BUILT_IN.get(name) or self._jobs.resolve(name)
 
     def _failure(self, run: Run, error: BaseException) -> HypError:
-        """What the caller is told. Only what nobody foresaw is written down with its traceback."""
+        """Return the error for the caller. Only an unexpected error is logged with its traceback."""
         if run.cancelled.is_set():
             return Cancelled(f"{run.name} was cancelled")
         if isinstance(error, HypError):
             return error
         log.error("%s %s failed", run.name, run.id, exc_info=error)
-        if self.driver.lost_after_all():
+        if self.driver.confirm_lost():
             return died()
         return HypError(
-            f"{run.name} failed with an unforeseen {type(error).__name__}; {self._log_file} has the details",
+            f"{run.name} failed with an unexpected {type(error).__name__}; see {self._log_file}",
             kind="internal",
         )
 
@@ -236,7 +235,7 @@ def _ping(context: JobContext, args: dict[str, Any]) -> dict[str, Any]:
 
 
 def _warm(context: JobContext, args: dict[str, Any]) -> dict[str, Any]:
-    """Opens Spark and the lake, so that the next job finds them open."""
+    """Open Spark and the lake, so that the next job starts fast."""
     return {"pid": os.getpid(), "spark": context.spark.version}
 
 

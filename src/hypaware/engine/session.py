@@ -1,4 +1,4 @@
-"""The Spark session of a home: the embedded catalog, quiet, on the loopback only, nothing outside the home."""
+"""The Spark session of a home: it uses the embedded catalog, listens only on loopback, and writes only to the home."""
 
 from __future__ import annotations
 
@@ -41,15 +41,15 @@ class EngineSession:
 
     @property
     def jvm(self) -> JVMView:
-        """The gateway to the JVM's classes (py4j)."""
+        """The py4j view of the JVM's classes."""
         return self.spark.sparkContext._jvm
 
-    def close(self, patience: float = EXIT_SECONDS) -> None:
-        """Ends the JVM, and with it the lake's lock. Safe to call twice, and when the JVM is dead already."""
+    def close(self, timeout: float = EXIT_SECONDS) -> None:
+        """Stop the JVM, which releases the lake lock. Can be called twice, and after the JVM has died."""
         if not self._closed:
             self._closed = True
-            _forget(self.process.alive)
-            self.process.close(patience)
+            _reset_pyspark(self.process.alive)
+            self.process.close(timeout)
             self._scratch.remove()
 
 
@@ -63,24 +63,26 @@ def open_session(
     app_name: str = "hypaware",
     archive_options: Sequence[str] | None = None,
 ) -> EngineSession:
-    """Starts the JVM and the session. Takes no lock on the lake: `lock.acquire` does, before anything is read.
-    `extra` is for Spark; `archive_options` replaces the use of the class archive."""
-    if _active():
-        raise RuntimeError("this process has a Spark session already: PySpark keeps one for each process")
+    """Start the JVM and the session. The lake lock must be acquired afterwards, before the lake is read.
+
+    `extra` holds further Spark settings; `archive_options` replaces the options that use the class archive.
+    """
+    if _has_session():
+        raise RuntimeError("this process already has a Spark session; PySpark supports only one for each process")
     cache = cache_dir() if cache is None else cache
     home = Home(home.root.absolute())
-    found = java.find()
-    ours = jars.installed(cache)
-    beyond = cluster.settings(master, ours, memory)
-    class_path = spark_home.class_path(ours)
+    java_found = java.find()
+    own_jars = jars.installed(cache)
+    master_settings = cluster.settings(master, own_jars, memory)
+    class_path = spark_home.class_path(own_jars)
     if archive_options is None:
-        archive_options = archive.options(archive.locate(cache, found, class_path))
+        archive_options = archive.options(archive.locate(cache, java_found, class_path))
     for folder in (home.engine / "tmp", home.warehouse):
         durable.make_dir(folder)
-    scratch = Scratch.make(home.engine / "tmp")
+    scratch = Scratch.create(home.engine / "tmp")
     process = start_jvm(
         Launch(
-            java=found,
+            java=java_found,
             class_path=class_path,
             memory=memory,
             scratch=scratch.path,
@@ -91,7 +93,7 @@ def open_session(
     )
     settings = {
         **settings_for(home, scratch.path),
-        **beyond,
+        **master_settings,
         "spark.master": master,
         "spark.app.name": app_name,
         **(extra or {}),
@@ -101,7 +103,7 @@ def open_session(
             spark = _connect(process, settings)
     except BaseException:
         process.kill()
-        _forget(alive=False)
+        _reset_pyspark(alive=False)
         scratch.remove()
         raise
     return EngineSession(spark, process, scratch)
@@ -119,7 +121,7 @@ def settings_for(home: Home, scratch: Path) -> dict[str, str]:
         f"{catalog}.cache-enabled": "false",
         "spark.sql.extensions": "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions",
         "spark.sql.catalogImplementation": "in-memory",
-        # The one namespace that views can have: queries may write it before a dataset's name, as the catalog has it.
+        # The only namespace that views can have. Queries may qualify a dataset with it, as in the catalog.
         "spark.sql.globalTempDatabase": NAMESPACE,
         "spark.sql.runSQLOnFiles": "false",
         "spark.sql.session.timeZone": "UTC",
@@ -131,7 +133,7 @@ def settings_for(home: Home, scratch: Path) -> dict[str, str]:
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
-        # Kept also without a UI, and by default a hundred thousand tasks of them.
+        # Retained even without a UI; by default a hundred thousand tasks.
         "spark.ui.retainedJobs": "50",
         "spark.ui.retainedStages": "50",
         "spark.ui.retainedTasks": "1000",
@@ -149,45 +151,45 @@ def _connect(process: Jvm, settings: Mapping[str, str]) -> SparkSession:
     conf = SparkConf(_jvm=gateway.jvm)
     for key, value in settings.items():
         conf.set(key, value)
-    with _ctrl_c_as_it_was():
+    with _keep_sigint_handler():
         context = SparkContext(conf=conf, gateway=gateway)
     context.pythonExec = sys.executable
-    _write_no_checksum_files(context)
+    _disable_checksum_files(context)
     return SparkSession(context)
 
 
 @contextmanager
-def _ctrl_c_as_it_was() -> Iterator[None]:
-    """PySpark's context takes SIGINT over in the main thread, to cancel every job there is."""
-    before = signal.getsignal(signal.SIGINT)
+def _keep_sigint_handler() -> Iterator[None]:
+    """Restore the SIGINT handler, which PySpark's context replaces in the main thread."""
+    previous = signal.getsignal(signal.SIGINT)
     try:
         yield
     finally:
         if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGINT, before)
+            signal.signal(signal.SIGINT, previous)
 
 
-def _write_no_checksum_files(context: SparkContext) -> None:
-    """Hadoop puts a `.crc` beside every local file. After a power cut a stale one makes a sound file unreadable, and
-    nobody fsyncs them; Parquet and Avro carry their own checksums. The JVM has one (cached) local file system."""
+def _disable_checksum_files(context: SparkContext) -> None:
+    """Disable Hadoop's `.crc` files for local files. They are not fsynced, so after a power cut a stale one makes an
+    intact file unreadable. Parquet and Avro have their own checksums. The JVM caches one local file system."""
     local = context._jvm.org.apache.hadoop.fs.FileSystem.getLocal(context._jsc.hadoopConfiguration())
     local.setWriteChecksum(False)
     local.setVerifyChecksum(False)
 
 
-def _active() -> bool:
+def _has_session() -> bool:
     with importing.alone:
         loaded = sys.modules.get("pyspark")
     return loaded is not None and loaded.SparkContext._active_spark_context is not None
 
 
-def _forget(alive: bool) -> None:
-    """Leaves PySpark's own globals as they were before the session, so that the next one starts its own JVM."""
+def _reset_pyspark(alive: bool) -> None:
+    """Reset PySpark's globals, so that the next session starts its own JVM."""
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
     context = SparkContext._active_spark_context
-    # A JVM that dies just now has stopped everything there is to stop.
+    # If the JVM dies now, everything is stopped anyway.
     with suppress(Exception):
         if context is not None and alive:
             context.stop()

@@ -1,12 +1,11 @@
-"""One engine per home: whoever holds the flock on `run/engine.lock` is it, or is about to start it.
+"""The engine lock, which ensures one engine per home: a flock on `run/engine.lock`.
 
-The file holds the pid of the engine as soon as that knows it is the one, and nothing before: whoever takes
-the lock empties it. So, unlike a pid file, it never names a stranger while the lock is held.
+The engine, or a process that is about to start it, holds the lock. Acquiring the lock empties the file, and the engine
+writes its pid to it. So, unlike a pid file, it never names another process while the lock is held.
 
-A caller that finds the lock free takes it and hands the locked descriptor down to the engine that it
-starts. So there is never a moment in which two engines could start, a waiting caller sees an engine's end
-as a free lock, and nothing that is left on disk (socket, pid file, the lock file itself) can block
-anything.
+A caller that acquires the lock passes the locked descriptor to the engine that it starts. So two engines can never
+start at the same time, a waiting caller notices the end of an engine as a free lock, and no leftover file (socket, pid
+file, lock file) blocks anything.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from hypaware.home import Home
 
 
 def take(home: Home) -> int | None:
-    """The locked descriptor, or None while somebody else has it."""
+    """Return the locked descriptor, or None if the lock is held elsewhere."""
     durable.make_dir(home.run)
     while True:
         fd = os.open(home.engine_lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -35,12 +34,12 @@ def take(home: Home) -> int | None:
 
 
 def sign(lock: int) -> None:
-    """Says that this process is the engine."""
+    """Write the pid of this process, the engine, to the lock file."""
     os.pwrite(lock, b"%d\n" % os.getpid(), 0)
 
 
 def holder(home: Home) -> int | None:
-    """The engine's process, while the lock is held; None while it is only about to start."""
+    """Return the pid of the engine that holds the lock, or None if it is only about to start."""
     try:
         return int(home.engine_lock.read_bytes())
     except (FileNotFoundError, ValueError):
@@ -48,12 +47,12 @@ def holder(home: Home) -> int | None:
 
 
 def holds(home: Home, fd: int) -> bool:
-    """Whether the locked file is still the one at the path: not after the home was removed or replaced."""
+    """Report whether the locked file is still the one at the path, and the home was not removed or replaced."""
     try:
-        there = home.engine_lock.stat()
+        status = home.engine_lock.stat()
     except FileNotFoundError:
         return False
-    return os.path.samestat(there, os.fstat(fd))
+    return os.path.samestat(status, os.fstat(fd))
 
 
 def is_free(home: Home) -> bool:

@@ -1,7 +1,7 @@
-"""The run that a class archive is made from: what the engine does in its first seconds, on a lake that is thrown away.
+"""The workload from which a class archive is built: the first operations of an engine, on a temporary lake.
 
-`python -m hypaware.engine.training CACHE ARCHIVE`. The JVM writes the archive when it exits. What matters is only
-which classes get loaded; a class that is missed here is loaded the slow way.
+`python -m hypaware.engine.training CACHE ARCHIVE`. The JVM writes the archive when it exits. Only the set of loaded
+classes matters; a class that is not used here is loaded in the normal, slower way.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def main(cache: Path, archive: Path) -> None:
             lock.acquire(opened.jvm, home.lake_lock, lambda _: None)
             train(opened.spark)
         finally:
-            opened.close(patience=_DUMP_SECONDS)
+            opened.close(timeout=_DUMP_SECONDS)
 
 
 def train(spark: SparkSession) -> None:
@@ -66,7 +66,7 @@ def train(spark: SparkSession) -> None:
 
 
 def _append(spark: SparkSession) -> None:
-    """A commit through Iceberg's own API, as the flush makes it: here of a file that the table has already."""
+    """Commit through Iceberg's API, as the flush does, here with a file that the table already has."""
     iceberg: Any = spark._jvm.org.apache.iceberg
     table = iceberg.spark.Spark3Util.loadIcebergTable(spark._jsparkSession, _TABLE)
     (path, *_), *_ = spark.sql(f"SELECT file_path FROM {_TABLE}.files").collect()

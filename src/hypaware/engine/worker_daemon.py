@@ -1,7 +1,7 @@
-"""The parent of Spark's Python workers, with what they need already imported: forked workers start warm.
+"""The parent process of Spark's Python workers. It imports their modules first, so that forked workers start fast.
 
-Spark runs it as `python -m hypaware.engine.worker_daemon` (`spark.python.daemon.module`). It is PySpark's own daemon
-with imports before it; what is imported here is shared by all workers, memory included.
+Spark runs it as `python -m hypaware.engine.worker_daemon` (`spark.python.daemon.module`). It is PySpark's daemon,
+preceded by imports. All workers share the memory of the imported modules.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ WARM = (
 
 
 def main() -> None:
-    # A cluster's worker was not started by us.
+    # On a cluster, this process does not inherit the engine's umask.
     os.umask(0o077)
     for name in WARM:
         importlib.import_module(name)
     from pyspark.daemon import manager
 
-    # Objects made so far never die: keep the collector of each worker from touching, and so copying, their pages.
+    # Objects created so far are never freed. Freezing them keeps the garbage collector from copying their pages.
     gc.collect()
     gc.freeze()
     manager()

@@ -1,5 +1,5 @@
-"""Delivery: what the lake holds, once to each destination.
+"""Deliver the rows of the lake to each sink exactly once.
 
-A stream is (sink, dataset, source). Its rows are cut into chunks by sequence; a chunk's identity is its range and
-nothing else, written down before its first byte leaves. `driver` runs the rounds, `sinks/` know destinations.
+A stream is (sink, dataset, source). Its rows are cut into chunks by sequence. A chunk's identity is its range alone,
+and the range is durable before the first byte leaves. `driver` runs the rounds; `sinks/` has the kinds of destination.
 """

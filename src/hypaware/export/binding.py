@@ -1,7 +1,7 @@
-"""The user's word on a sink that points elsewhere: `adopt` goes on from here, `resend` sends all of it.
+"""Apply the user's decision about a sink that points elsewhere: `adopt` continues, `resend` sends all rows.
 
-Both change every stream of the sink that the state knows, under their locks and in one transaction, and then the side
-file. Whoever dies in between leaves a side file that is a step behind, which the next change brings up to date.
+Both change every known stream of the sink, under their locks and in one transaction, and then write the mirror. A crash
+in between leaves a mirror that is one step behind; the next change updates it.
 """
 
 from __future__ import annotations
@@ -28,53 +28,53 @@ if TYPE_CHECKING:
     from hypaware.state.store import Store
 
 Change = Callable[[Connection, Stream], int]
-"""What happens to a stream before it is bound anew; the dead letters that are dropped by it."""
+"""Changes a stream before it is bound to its new address. Returns the number of dead letters dropped."""
 
 
 @dataclass(frozen=True)
 class Bound:
-    """What became of one stream."""
+    """The change made to one stream."""
 
     key: StreamKey
-    was: str
+    previous_address: str
     address: str
     watermark: int | None
-    """None: the destination is asked; what it does not have is sent."""
-    was_held: str | None
+    """None: the destination is queried, and rows that it lacks are sent."""
+    previous_hold: str | None
     letters_dropped: int
 
     def as_json(self) -> dict[str, object]:
         return {
             "dataset": self.key.dataset,
             "source": self.key.source,
-            "was": self.was,
+            "was": self.previous_address,
             "address": self.address,
             "watermark": self.watermark,
-            "was_held": self.was_held,
+            "was_held": self.previous_hold,
             "letters_dropped": self.letters_dropped,
         }
 
 
 def adopt(home: Home, config: Config, store: Store, sink: str) -> list[Bound]:
-    """The streams go on where they are, at the address that the config says now; where a sink that is gone delivered
-    there before, they go on from what it delivered.
+    """Continue the streams at the address that the config has now.
 
-    What an intent has not delivered yet goes there under its ids. A stream of which nobody knows what was delivered
-    takes everything that came before its memory was lost as delivered. A chunk that may have arrived and is refused
-    now becomes a dead letter: it is not lost, and it is not sent under other ids.
+    If a removed sink delivered to that address before, its watermarks apply. Undelivered chunks of a pending intent are
+    sent there under their ids. If the delivery record was lost, every row that existed at that moment is treated as
+    delivered. A chunk that may have arrived and is refused now becomes a dead letter: it is neither lost nor sent under
+    other ids.
     """
 
     def change(connection: Connection, stream: Stream) -> int:
         if stream.held == OUTCOME:
             _set_aside(connection, stream)
-        # Only where that is what it waits for: a destination that can be asked says itself what it has.
+        # Only if it is held for this: a destination that can be queried reports what it has.
         if stream.watermark is None and stream.held == HISTORY:
             high_water = flushes.high_water(connection, stream.key.dataset).get(stream.key.dataset, {})
             identity = whose.load(connection)
             assert identity is not None
-            # What came since is known not to have been sent.
-            taken = min(high_water.get(stream.key.source, 0), identity.epochs()[-1].after)
-            streams.raise_watermark(connection, stream.key, taken)
+            # Rows after the last fork are known not to have been sent.
+            skipped_to = min(high_water.get(stream.key.source, 0), identity.incarnation_ranges()[-1].after)
+            streams.raise_watermark(connection, stream.key, skipped_to)
         return 0
 
     return _rebind(home, config, store, sink, change, recall=True)
@@ -93,7 +93,7 @@ def _set_aside(connection: Connection, stream: Stream) -> None:
 
 
 def resend(home: Home, config: Config, store: Store, sink: str) -> list[Bound]:
-    """The streams begin anew at the address that the config says now; plans and dead letters are among all rows."""
+    """Restart the streams at the address that the config has now. Pending intents and dead letters are dropped."""
 
     def change(connection: Connection, stream: Stream) -> int:
         letters = [each for each in dead_letters.all_letters(connection, sink) if each.key == stream.key]
@@ -111,11 +111,11 @@ def _rebind(
     configured.chosen(config, [sink])
     with store.reading() as connection:
         identity = whose.load(connection)
-    assert identity is not None, "a home that was opened has an identity"
+    assert identity is not None, "an opened home has an identity"
     address = configured.address(home, config, identity, sink)
     if others := _also_there(home, config, identity, sink, address):
         raise HypError(
-            f"the sink {others[0]} delivers to {address} too: two sinks to one destination would deliver each row "
+            f"the sink {others[0]} also delivers to {address}: two sinks with one destination would deliver each row "
             "twice. Nothing was changed",
             kind="destination_taken",
             repair="hyp config show",
@@ -126,14 +126,14 @@ def _rebind(
         with store.transaction() as connection:
             for key, other in remembered.items():
                 streams.exchange(connection, key, other)
-            bound = [_rebound(connection, key, address, change) for key in sorted(keys)]
-        if bound:
+            changes = [_rebound(connection, key, address, change) for key in sorted(keys)]
+        if changes:
             mirror.write(home.mirror, store)
-    return bound
+    return changes
 
 
 def _also_there(home: Home, config: Config, identity: Identity, sink: str, address: str) -> list[str]:
-    """Other sinks of the config with rows of the same datasets to the same place."""
+    """Return the other configured sinks that deliver rows of the same datasets to the address."""
     found = []
     for name, other in config.sinks.items():
         if name != sink and set(other.datasets) & set(config.sinks[sink].datasets):
@@ -144,7 +144,7 @@ def _also_there(home: Home, config: Config, identity: Identity, sink: str, addre
 
 
 def _remembered(store: Store, keys: set[StreamKey], address: str) -> dict[StreamKey, StreamKey]:
-    """Of streams that are bound elsewhere: those of the same rows that know what was delivered to the address."""
+    """Map each stream that is bound elsewhere to the stream of the same rows that was delivered to the address."""
     with store.reading() as connection:
         known = {stream.key: stream for stream in streams.all_streams(connection)}
     found = {}
@@ -162,7 +162,7 @@ def _remembered(store: Store, keys: set[StreamKey], address: str) -> dict[Stream
 def _rebound(connection: Connection, key: StreamKey, address: str, change: Change) -> Bound:
     before = streams.load(connection, key)
     if before is None:
-        raise Retryable(f"{key} was renamed in this moment: nothing was changed", kind="stream_renamed")
+        raise Retryable(f"{key} was renamed at the same time; nothing was changed", kind="stream_renamed")
     dropped = change(connection, before)
     streams.bind(connection, key, address, None)
     streams.release(connection, key)

@@ -1,11 +1,11 @@
-"""What may leave this machine: the one gate that every row passes on its way to a sink.
+"""The privacy gate: every row passes it on its way to a sink.
 
-Rows of folders and sessions that are to stay here are left out, and texts lose their secrets, by what the config, the
-folders and the opt-outs say at that moment. A range is delivered without the rows that were left out, as without those
-that were purged: they are passed over for good, unless the user has everything sent again. A chunk is known by its
-range, so it may be sent once with such a row and once without: it arrives once all the same.
+It leaves out the rows of folders and sessions that must stay on this machine and replaces secrets in texts, as config,
+folders and opt-outs say at that moment. A range is delivered without the rows left out, as it is without purged rows:
+they are skipped for good, unless the user resends everything. A chunk is identified by its range, so it may be sent
+once with such a row and once without, and still arrives once.
 
-The only module of delivery that knows where folders' classes and the rules of redaction come from.
+No other module of delivery knows folder classes or redaction rules.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Audit:
-    """What was done to rows before they left; by their sequences, so that it can be told of a part of them."""
+    """The effect of the gate on a set of rows, by sequence, so that it can be cut like the rows."""
 
     withheld: tuple[int, ...] = ()
     secrets: Mapping[int, Counter[str]] = field(default_factory=dict)
-    """How often each rule spoke; never what it saw."""
+    """Sequence → number of replacements by each rule; never the replaced text."""
 
-    def part(self, after: int, last: int) -> Audit:
+    def slice(self, after: int, last: int) -> Audit:
         return Audit(
             tuple(seq for seq in self.withheld if after < seq <= last),
             {seq: counts for seq, counts in self.secrets.items() if after < seq <= last},
@@ -55,42 +55,42 @@ class Audit:
 @dataclass(frozen=True)
 class Clearance:
     is_withheld: Withheld
-    secrets_in: Callable[[str], Mapping[str, Redact]] = lambda _dataset: {}
-    """Dataset → its columns that may hold a secret; nothing, where secrets may leave."""
-    check: Callable[[], object] = lambda: None
-    """Raises HypError where nobody can say what may leave: rows must neither leave then nor be passed over."""
+    redactors: Callable[[str], Mapping[str, Redact]] = lambda _dataset: {}
+    """Dataset → redactors of the columns that may hold secrets; empty if redaction is off for exports."""
+    check_policy: Callable[[], object] = lambda: None
+    """Raises HypError if the policy is unknown: then rows must be neither delivered nor skipped."""
 
-    def cleared(self, dataset: str, table: pa.Table) -> tuple[pa.Table, Audit]:
-        """The rows that may leave now, in the form in which they may. The table has the sequence (`SEQ`)."""
-        self.check()
+    def filter_rows(self, dataset: str, table: pa.Table) -> tuple[pa.Table, Audit]:
+        """Return the rows that may leave now, without secrets. The table holds the sequence (`SEQ`)."""
+        self.check_policy()
         withheld: tuple[int, ...] = ()
-        if (leaves := may_leave(table, self.is_withheld)) is not None:
-            withheld = tuple(table.column(SEQ).filter(pc.invert(leaves)).to_pylist())
-            table = table.filter(leaves)
-        table, spoke = redacted(table, self.secrets_in(dataset), HINT)
+        if (mask := may_leave(table, self.is_withheld)) is not None:
+            withheld = tuple(table.column(SEQ).filter(pc.invert(mask)).to_pylist())
+            table = table.filter(mask)
+        table, matches = redacted(table, self.redactors(dataset), HINT)
         seqs = table.column(SEQ)
-        return table, Audit(withheld, {seqs[place].as_py(): counts for place, counts in sorted(spoke.items())})
+        return table, Audit(withheld, {seqs[row].as_py(): counts for row, counts in sorted(matches.items())})
 
-    def still_holds(self, table: pa.Table) -> bool:
-        """Whether all rows that were cleared before may leave now."""
-        self.check()
+    def still_allowed(self, table: pa.Table) -> bool:
+        """Return whether all these rows, which passed the gate before, may still leave."""
+        self.check_policy()
         return not any_withheld(table, self.is_withheld)
 
-    def without_secrets(self, dataset: str, table: pa.Table) -> pa.Table:
-        """Rows to be shown as they would leave."""
-        return redacted(table, self.secrets_in(dataset), HINT)[0]
+    def redact(self, dataset: str, table: pa.Table) -> pa.Table:
+        """Return the rows without secrets, as they would leave this machine."""
+        return redacted(table, self.redactors(dataset), HINT)[0]
 
 
 def of(home: Home, config: Config) -> Clearance:
-    is_withheld = Privacy.of(home, config.privacy, remembers=True).withheld
+    is_withheld = Privacy.from_config(home, config.privacy, remember=True).is_withheld
     check = partial(privacy.check, home)
     if not config.redaction.exported:
-        return Clearance(is_withheld, check=check)
-    off = frozenset(config.redaction.rules_off)
+        return Clearance(is_withheld, check_policy=check)
+    rules_off = frozenset(config.redaction.rules_off)
 
     @cache
-    def secrets_in(dataset: str) -> Mapping[str, Redact]:
+    def redactors(dataset: str) -> Mapping[str, Redact]:
         columns = columns_with_text(datasets.get(dataset))
-        return {name: partial(redact, rules_off=off) for name, redact in columns.items()}
+        return {name: partial(redact, rules_off=rules_off) for name, redact in columns.items()}
 
-    return Clearance(is_withheld, secrets_in, check)
+    return Clearance(is_withheld, redactors, check)

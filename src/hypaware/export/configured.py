@@ -1,6 +1,6 @@
-"""The sinks of the config, each with its kind and the address that the config gives it.
+"""The configured sinks, their kinds, and the address that the config gives each of them.
 
-Asks nobody and imports nothing heavy: rounds that have nothing to do are decided with it.
+Uses no network and imports nothing heavy: whether a round has anything to do is decided with this module.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from hypaware.state.identity import Identity
 
 
 def chosen(config: Config, names: Iterable[str]) -> list[str]:
-    """The named sinks, each once, or all; a name that the config does not have is an error."""
-    wanted = list(dict.fromkeys(names)) or list(config.sinks)
-    for name in wanted:
+    """Return the named sinks, each once, or all sinks if no name is given. Raises HypError for an unknown name."""
+    selected = list(dict.fromkeys(names)) or list(config.sinks)
+    for name in selected:
         if name not in config.sinks:
-            known = nearest(name, list(config.sinks)) if config.sinks else " The config declares none."
-            raise HypError(f"there is no sink {name!r}.{known}", kind="unknown_sink", repair="hyp config show")
-    return wanted
+            hint = nearest(name, list(config.sinks)) if config.sinks else " The config has no sinks."
+            raise HypError(f"unknown sink {name!r}.{hint}", kind="unknown_sink", repair="hyp config show")
+    return selected
 
 
 def settings(
     home: Home, config: Config, identity: Identity, sink: str, on_spark: OnSpark | None = None
 ) -> SinkSettings:
-    declared = config.sinks[sink]
+    sink_config = config.sinks[sink]
     return SinkSettings(
         name=sink,
         home=home,
-        options=declared.options,
-        datasets=declared.datasets,
+        options=sink_config.options,
+        datasets=sink_config.datasets,
         gateway_id=identity.gateway_id,
         incarnation=identity.incarnation,
         on_spark=on_spark,
@@ -44,7 +44,7 @@ def settings(
 
 
 def address(home: Home, config: Config, identity: Identity, sink: str) -> str:
-    """Where the config says that the sink's rows go; HypError where nothing can tell."""
+    """Return the configured destination of the sink. Raises HypError if its kind cannot determine it."""
     kind = kind_of(config.sinks[sink].kind)
     try:
         return kind.address(settings(home, config, identity, sink))
@@ -52,24 +52,24 @@ def address(home: Home, config: Config, identity: Identity, sink: str) -> str:
         raise
     except Exception as error:
         raise HypError(
-            f"the sink {sink} has no address: {kind.name} failed with {type(error).__name__}: {error}",
+            f"the address of the sink {sink} is unknown: {kind.name} failed with {type(error).__name__}: {error}",
             kind="sink_kind_unusable",
             repair="hyp config show",
         ) from error
 
 
 def kind_of(name: str) -> SinkType:
-    """Raises HypError with the reason where the kind is not installed, or broken."""
+    """Return the kind of that name. Raises HypError with the reason if it is not installed or broken."""
     if (found := _kinds().get(name)) is not None:
         return found
     broken = [plugin.error for plugin, _ in plugins.inspect(plugins.SINKS) if plugin.name == name]
-    why = f"is broken: {broken[0]}" if broken else "is not installed"
-    raise HypError(f"the kind of sink {name!r} {why}", kind="sink_kind_unusable", repair="hyp plugin list")
+    reason = f"is broken: {broken[0]}" if broken else "is not installed"
+    raise HypError(f"the sink kind {name!r} {reason}", kind="sink_kind_unusable", repair="hyp plugin list")
 
 
 @contextmanager
 def also(kind: SinkType) -> Iterator[None]:
-    """Within it, this process knows one more kind, or another one of that name: for tests of sinks."""
+    """Register a kind in this process, or replace the one of that name, within the context: for tests of sinks."""
     before = dict(_kinds())
     _kinds()[kind.name] = kind
     try:
@@ -81,5 +81,5 @@ def also(kind: SinkType) -> Iterator[None]:
 
 @cache
 def _kinds() -> dict[str, SinkType]:
-    """Looked for once: a round that has nothing to do must not search the disk for plugins."""
+    """Load the kinds once: a round without work must not search the disk for plugins."""
     return {kind.name: kind for kind in plugins.load(plugins.SINKS, SinkType)}

@@ -1,4 +1,4 @@
-"""All rounds of a delivery: every chosen sink, its streams side by side; one's trouble never holds another."""
+"""Run the deliveries: every selected sink, its streams in parallel. One failure never stops another stream."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# Each has a page or two in memory.
-_STREAMS_AT_ONCE = 4
+# Each of them holds one or two pages of rows in memory.
+_CONCURRENT_STREAMS = 4
 
 
 @dataclass(frozen=True)
@@ -38,27 +38,28 @@ class Terms:
 
     max_wait: float = 60.0
     budget: int | None = None
+    """Intents per stream; None for all."""
     patient: bool = False
-    """Whether a stream whose destination asked for time is left in peace until then; a user's command is not."""
+    """Whether to skip a stream until its destination's retry time. A user's command tries at once."""
 
 
-async def _all_of(works: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """Their results when all have ended, also if one of them failed: none goes on alone, with a lock that it holds."""
-    ended = await asyncio.gather(*works, return_exceptions=True)
-    for each in ended:
-        if isinstance(each, BaseException):
-            raise each
-    return [each for each in ended if not isinstance(each, BaseException)]
+async def _all_of(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """Gather the results when all have ended, even if one failed: none continues alone while it holds a lock."""
+    results = await asyncio.gather(*coroutines, return_exceptions=True)
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+    return [result for result in results if not isinstance(result, BaseException)]
 
 
-def _asked_for_time(standing: Standing) -> StreamReport | None:
-    """What to say of a stream that is to be left in peace for now; None if it may be tried."""
+def _asked_for_time(state: Standing) -> StreamReport | None:
+    """Return the report of a stream that must not be tried before its retry time; None if it may be tried now."""
     now = datetime.now(UTC)
-    due = standing.due_at(now, anew=True)
-    if due is None or due <= now or standing.stream is None:
+    due = state.due_at(now, config_changed=True)
+    if due is None or due <= now or state.stream is None:
         return None
-    error = {"kind": "waiting", "message": f"not before {due.isoformat()}: {standing.stream.last_error}"}
-    return StreamReport(standing.key, standing.watermark, standing.watermark, error=error)
+    error = {"kind": "waiting", "message": f"next attempt at {due.isoformat()}: {state.stream.last_error}"}
+    return StreamReport(state.key, state.watermark, state.watermark, error=error)
 
 
 def _unheard(_sink: str, _rows: int, _bytes: int) -> None:
@@ -70,27 +71,27 @@ class Driver:
     opened: OpenHome
     config: Config
     lake: Lake
-    terms: Terms = Terms()
+    options: Terms = Terms()
     on_spark: OnSpark | None = None
     on_rows: Callable[[str, int, int], None] = _unheard
 
     @cached_property
-    def clearance(self) -> clearance.Clearance:
-        """By this driver's config: whoever delivers cannot do it without."""
+    def gate(self) -> clearance.Clearance:
+        """The privacy gate of this driver's config. No delivery bypasses it."""
         return clearance.of(self.home, self.config)
 
-    async def deliver(self, chosen: Sequence[str]) -> list[SinkReport]:
-        return await _all_of(self._deliver_to(name) for name in chosen)
+    async def deliver(self, sinks: Sequence[str]) -> list[SinkReport]:
+        return await _all_of(self._deliver_to_sink(name) for name in sinks)
 
-    async def _deliver_to(self, name: str) -> SinkReport:
+    async def _deliver_to_sink(self, name: str) -> SinkReport:
         report = SinkReport(name)
         due: list[Standing] = []
         with telemetry.span("sink.tick", component="export", operation="tick", sink=name) as span:
             try:
-                await self._tick(name, report, due)
-            except (Denied, GaveUp) as trouble:
-                repair = {"repair": [trouble.repair]} if trouble.repair else {}
-                report.error = {"kind": trouble.kind, "message": str(trouble), **repair}
+                await self._deliver_streams(name, report, due)
+            except (Denied, GaveUp) as error:
+                repair = {"repair": [error.repair]} if error.repair else {}
+                report.error = {"kind": error.kind, "message": str(error), **repair}
             except Cancelled:
                 raise
             except HypError as error:
@@ -99,56 +100,56 @@ class Driver:
                 report.error = {"kind": "delivery_failed", "message": f"{type(error).__name__}: {error}"}
             span.set(streams=len(report.streams), row_count=sum(stream.rows for stream in report.streams))
             if report.error:
-                # A sink that could not even be opened: each of its streams has failed with it.
-                told = {stream.key for stream in report.streams}
-                untold = [each for each in due if each.key not in told]
+                # The sink could not be opened: each of its remaining streams failed with it.
+                reported = {stream.key for stream in report.streams}
                 report.streams += [
                     StreamReport(each.key, each.watermark or 0, each.watermark or 0, error=report.error)
-                    for each in untold
+                    for each in due
+                    if each.key not in reported
                 ]
                 telemetry.count("hyp_sink_export_failures_total", 1, status="failed", sink=name)
-            self._tell_lag(name)
+            self._record_lag(name)
             span.status({"ok": "ok", "partial": "degraded", "held": "skipped"}.get(report.status, "failed"))  # type: ignore[arg-type]
         return report
 
-    def _tell_lag(self, name: str) -> None:
-        """What each stream of the sink has still to deliver, however the round went."""
+    def _record_lag(self, name: str) -> None:
+        """Record the rows that each stream of the sink has still to deliver, whatever the outcome of the round."""
         if not telemetry.is_on():
             return
-        # A lake that cannot be counted fails whoever reads it for its rows, not whoever measures.
+        # Only the delivery itself fails on a lake that cannot be read; a measurement does not.
         with suppress(HypError, OSError):
             for each in status.report(self.home, self.config, self.opened.store, datetime.now(UTC), [name]):
-                key = each.standing.key
+                key = each.state.key
                 telemetry.gauge(
                     "hyp_sink_lag_rows", each.lag_rows, sink=name, hyp_dataset=key.dataset, source=key.source
                 )
 
-    async def _tick(self, name: str, report: SinkReport, due: list[Standing]) -> None:
-        """`due` becomes the streams that have something to do."""
-        for standing in standings(self.home, self.config, self.opened.store, [name]):
-            if standing.trouble:
-                raise standing.trouble
-            if not standing.is_settled:
-                if self.terms.patient and (asked := _asked_for_time(standing)):
-                    report.streams.append(asked)
+    async def _deliver_streams(self, name: str, report: SinkReport, due: list[Standing]) -> None:
+        """Deliver the streams of one sink. Fills `due` with those that have something to deliver."""
+        for state in standings(self.home, self.config, self.opened.store, [name]):
+            if state.error:
+                raise state.error
+            if not state.is_idle:
+                if self.options.patient and (skipped := _asked_for_time(state)):
+                    report.streams.append(skipped)
                 else:
-                    due.append(standing)
-            elif not standing.removed:
-                report.streams.append(StreamReport(standing.key, standing.watermark, standing.watermark))
+                    due.append(state)
+            elif not state.removed:
+                report.streams.append(StreamReport(state.key, state.watermark, state.watermark))
         if not due:
             return
-        async with self.made(name) as sink:
-            destination = await self._reach(sink, due)
+        async with self.create_sink(name) as sink:
+            destination = await self._connect(sink, due)
             rounds = Round(
-                self.home, self.opened.store, self.opened.identity, self.lake, self.clearance, sink, destination,
-                self._declared(), self.terms.max_wait, self.terms.budget, asyncio.Semaphore(_STREAMS_AT_ONCE),
-                lambda rows, sent: self.on_rows(name, rows, sent),
+                self.home, self.opened.store, self.opened.identity, self.lake, self.gate, sink, destination,
+                self._configured_addresses(), self.options.max_wait, self.options.budget,
+                asyncio.Semaphore(_CONCURRENT_STREAMS), lambda rows, sent: self.on_rows(name, rows, sent),
             )  # fmt: skip
-            report.streams += await _all_of(self._locked(rounds, standing.key) for standing in due)
+            report.streams += await _all_of(self._run_locked(rounds, state.key) for state in due)
 
     @asynccontextmanager
-    async def made(self, name: str) -> AsyncIterator[Sink]:
-        """The sink of that name, not opened yet."""
+    async def create_sink(self, name: str) -> AsyncIterator[Sink]:
+        """Create the configured sink, not opened yet, and close it at the end."""
         kind = configured.kind_of(self.config.sinks[name].kind)
         settings = configured.settings(self.home, self.config, self.opened.identity, name, self.on_spark)
         sink = guarded.made(kind, settings)
@@ -157,33 +158,33 @@ class Driver:
         finally:
             await sink.close()
 
-    async def _reach(self, sink: Sink, due: Sequence[Standing]) -> Destination:
-        """A destination that is not there fails all its streams alike, and each remembers it."""
-        patience = Patience(self.terms.max_wait, max(each.stream.attempts if each.stream else 0 for each in due))
+    async def _connect(self, sink: Sink, due: Sequence[Standing]) -> Destination:
+        """Open the sink. If its destination is unreachable, record the failure with each of its streams."""
+        retries = Patience(self.options.max_wait, max(each.stream.attempts if each.stream else 0 for each in due))
         try:
-            return await patience.until_answered(sink.open)
-        except (Denied, GaveUp, HypError) as trouble:
-            wait = trouble.retry_after if isinstance(trouble, GaveUp) else None
+            return await retries.retry(sink.open)
+        except (Denied, GaveUp, HypError) as error:
+            wait = error.retry_after if isinstance(error, GaveUp) else None
             retry_at = waiting.time_after(wait) if wait else None
             keys = [each.key for each in due]
             bearings.remember_failure(
-                self.opened.store, keys, self._declared(), str(trouble), retry_at, patience.failures
+                self.opened.store, keys, self._configured_addresses(), str(error), retry_at, retries.failures
             )
             raise
 
-    def _declared(self) -> dict[tuple[str, str], str | None]:
-        found: dict[tuple[str, str], str | None] = {}
-        for name, declared in self.config.sinks.items():
+    def _configured_addresses(self) -> dict[tuple[str, str], str | None]:
+        addresses: dict[tuple[str, str], str | None] = {}
+        for name, sink_config in self.config.sinks.items():
             address: str | None = None
             with suppress(HypError):
                 address = configured.address(self.home, self.config, self.opened.identity, name)
-            found |= {(name, dataset): address for dataset in declared.datasets}
-        return found
+            addresses |= {(name, dataset): address for dataset in sink_config.datasets}
+        return addresses
 
-    async def _locked(self, rounds: Round, key: StreamKey) -> StreamReport:
-        """Another round may be at work on the stream: it is waited for, as long as this one may wait."""
+    async def _run_locked(self, rounds: Round, key: StreamKey) -> StreamReport:
+        """Run one round of the stream under its lock; wait up to `max_wait` for another round to release it."""
         try:
-            lock = await locks.waited_for(self.home, key, self.terms.max_wait)
+            lock = await locks.waited_for(self.home, key, self.options.max_wait)
             if lock is None:
                 return StreamReport(key, error=locks.busy(self.home, key).as_json())
             with lock:
@@ -191,7 +192,7 @@ class Driver:
         except Cancelled:
             raise
         except HypError as error:
-            # Not even the failure could be written down: the disk is full, or the state is not there.
+            # The failure could not be recorded: the disk is full, or the state is missing.
             return StreamReport(key, error=error.as_json())
 
     @property

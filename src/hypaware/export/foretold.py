@@ -1,4 +1,4 @@
-"""The report of a round that is not run: nothing is new (`at_rest`), or it is only asked for (`would_deliver`)."""
+"""Reports of rounds that are not run: the round is idle (`at_rest`), or it is a dry run (`would_deliver`)."""
 
 from __future__ import annotations
 
@@ -16,33 +16,33 @@ if TYPE_CHECKING:
     from hypaware.state.store import Store
 
 
-def at_rest(sinks: Sequence[str], resting: Sequence[Standing]) -> dict[str, Any]:
-    """Of streams that have nothing to do."""
+def at_rest(sinks: Sequence[str], idle_streams: Sequence[Standing]) -> dict[str, Any]:
+    """Return the report of a round whose streams have nothing to deliver."""
     reports = {sink: SinkReport(sink) for sink in sinks}
-    for standing in resting:
-        if not standing.removed:
-            reports[standing.key.sink].streams.append(_report(standing, 0))
+    for state in idle_streams:
+        if not state.removed:
+            reports[state.key.sink].streams.append(_report(state, 0))
     return {"sinks": [report.as_json() for report in reports.values()]}
 
 
 def would_deliver(
     home: Home, config: Config, store: Store | None, sinks: Sequence[str], now: datetime
 ) -> dict[str, Any]:
-    """Counted from the state and the lake's metadata; bytes and chunks are known only when rows are read."""
+    """Return the report of a dry run, from state and metadata. No row is read, so bytes and chunks are 0."""
     reports = {sink: SinkReport(sink) for sink in sinks}
     for found in status.report(home, config, store, now, sinks) if store else ():
-        standing = found.standing
-        if standing.removed:
+        state = found.state
+        if state.removed:
             continue
-        report = reports[standing.key.sink]
-        report.streams.append(_report(standing, found.lag_rows))
-        if standing.trouble:
-            report.error = standing.trouble.as_json()
+        report = reports[state.key.sink]
+        report.streams.append(_report(state, found.lag_rows))
+        if state.error:
+            report.error = state.error.as_json()
     return {"sinks": [report.as_json() for report in reports.values()]}
 
 
-def _report(standing: Standing, rows: int) -> StreamReport:
-    report = StreamReport(standing.key, after=standing.watermark, last=standing.high_water, rows=rows)
-    if standing.held is not None and standing.stream is not None:
-        report.held, report.error = True, {"kind": "held", "message": standing.stream.last_error or standing.held}
+def _report(state: Standing, rows: int) -> StreamReport:
+    report = StreamReport(state.key, after=state.watermark, last=state.high_water, rows=rows)
+    if state.held is not None and state.stream is not None:
+        report.held, report.error = True, {"kind": "held", "message": state.stream.last_error or state.held}
     return report

@@ -1,8 +1,4 @@
-"""A sink whose trouble speaks the contract's words, whatever it is made of.
-
-What a sink raises beside them says nothing about the chunk, so it counts as no answer, and so does silence without
-end. One that fails to encode has failed for good: that is an error of its own, which holds up nobody else.
-"""
+"""Wrap a sink so that every failure is one of the exceptions of the sink interface."""
 
 from __future__ import annotations
 
@@ -23,22 +19,29 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# Far longer than any sink's own patience: one that has none must not keep its stream for ever.
-_LONGEST_SILENCE = 900.0
-_ANSWERS = (Busy, Unreachable, Denied)
-_OF_A_CHUNK = (*_ANSWERS, Refused, Overlap)
+# Far longer than any timeout of a sink: a sink without timeouts must not block its stream forever.
+_CALL_TIMEOUT = 900.0
+_CALL_ERRORS = (Busy, Unreachable, Denied)
+_SHIP_ERRORS = (*_CALL_ERRORS, Refused, Overlap)
 
 
 def made(kind: SinkType, settings: SinkSettings) -> Sink:
+    """Create a sink of that kind and wrap it. Raises HypError (`sink_failed`) if the plugin fails."""
     try:
         return Guarded(kind.make(settings), settings.name)
     except HypError:
         raise
     except Exception as error:
-        raise _broken(settings.name, "could not be made", error) from error
+        raise _broken(settings.name, "could not be created", error) from error
 
 
 class Guarded(Sink):
+    """A sink that raises only the exceptions of the interface.
+
+    Any other exception says nothing about the chunk, so it counts as Unreachable; so does a call that never returns. A
+    sink that fails to encode cannot recover: that is a terminal error of this sink and does not affect others.
+    """
+
     def __init__(self, sink: Sink, name: str) -> None:
         self._sink = sink
         self._name = name
@@ -52,16 +55,16 @@ class Guarded(Sink):
         return self._sink.wants_sequence
 
     async def open(self) -> Destination:
-        return await _answered(self._sink.open(), _ANSWERS)
+        return await _normalise_errors(self._sink.open(), _CALL_ERRORS)
 
-    async def landed(self, chunk: Chunk) -> bool | None:
-        return await _answered(self._sink.landed(chunk), _ANSWERS)
+    async def has_chunk(self, chunk: Chunk) -> bool | None:
+        return await _normalise_errors(self._sink.has_chunk(chunk), _CALL_ERRORS)
 
-    async def delivered(self, stream: StreamKey, gateway_id: str, incarnation: str) -> Delivered | None:
-        return await _answered(self._sink.delivered(stream, gateway_id, incarnation), _ANSWERS)
+    async def coverage(self, stream: StreamKey, gateway_id: str, incarnation: str) -> Delivered | None:
+        return await _normalise_errors(self._sink.coverage(stream, gateway_id, incarnation), _CALL_ERRORS)
 
     async def ship(self, chunk: Chunk, payload: Payload, acked_to: int) -> int:
-        return await _answered(self._sink.ship(chunk, payload, acked_to), _OF_A_CHUNK)
+        return await _normalise_errors(self._sink.ship(chunk, payload, acked_to), _SHIP_ERRORS)
 
     def encode(self, rows: pa.Table) -> Payload:
         try:
@@ -72,18 +75,18 @@ class Guarded(Sink):
             raise _broken(self._name, f"could not encode {len(rows)} rows", error) from error
 
     async def close(self) -> None:
-        """What is delivered stays delivered, however the farewell goes."""
+        """Close the sink. A failure is only logged: delivered rows stay delivered."""
         try:
             await self._sink.close()
         except Exception as error:
             telemetry.event("sink.close_failed", component="export", sink=self._name, error=str(error))
 
 
-async def _answered(work: Awaitable[T], answers: tuple[type[Exception], ...]) -> T:
+async def _normalise_errors(call: Awaitable[T], expected: tuple[type[Exception], ...]) -> T:
     try:
-        async with asyncio.timeout(_LONGEST_SILENCE):
-            return await work
-    except answers:
+        async with asyncio.timeout(_CALL_TIMEOUT):
+            return await call
+    except expected:
         raise
     except HypError:
         raise
@@ -91,11 +94,11 @@ async def _answered(work: Awaitable[T], answers: tuple[type[Exception], ...]) ->
         task = asyncio.current_task()
         if task is None or task.cancelling():
             raise
-        # It was not us who were cancelled: something inside the sink gave up.
-        raise Unreachable("the sink broke off by itself") from cancelled
+        # This task was not cancelled: something inside the sink cancelled itself.
+        raise Unreachable("the sink cancelled its own request") from cancelled
     except Exception as error:
         raise Unreachable(f"{type(error).__name__}: {error}" if str(error) else type(error).__name__) from error
 
 
-def _broken(name: str, what: str, error: Exception) -> HypError:
-    return HypError(f"the sink {name} {what}: {type(error).__name__}: {error}", kind="sink_failed")
+def _broken(name: str, problem: str, error: Exception) -> HypError:
+    return HypError(f"the sink {name} {problem}: {type(error).__name__}: {error}", kind="sink_failed")

@@ -1,4 +1,4 @@
-"""The jobs `export` and `replay` of an engine."""
+"""The engine's jobs `export` and `replay`."""
 
 from __future__ import annotations
 
@@ -21,33 +21,37 @@ from hypaware.spool import reader
 if TYPE_CHECKING:
     from hypaware.opening import OpenHome
 
-_TELL_SECONDS = 0.5
+_PROGRESS_SECONDS = 0.5
 
 
 def export(context: JobContext, args: dict[str, Any]) -> dict[str, Any]:
-    """args: `sinks` (all if None), `max_wait` (seconds), `budget` (intents per stream, None for all), `patient`."""
-    chosen = configured.chosen(context.config, args.get("sinks") or ())
+    """Deliver to the sinks.
+
+    args: `sinks` (all if None), `max_wait` (seconds), `budget` (intents per stream, None for all), `patient`.
+    """
+    sinks = configured.chosen(context.config, args.get("sinks") or ())
     opened = open_home(context.home)
     if opened.rebuilt:
         context.note(opened.rebuilt)
     try:
-        # What goes out under this incarnation must be asked for under it, should state and side file be lost.
+        # The lake records this incarnation before anything leaves under it: if state and mirror are lost, the
+        # destination must still be queried under it.
         remember(context, opened.identity)
-        troubles = _flush_first(context, chosen, patient=bool(args.get("patient")))
+        errors = _flush_first(context, sinks, patient=bool(args.get("patient")))
         thread = SparkThread(context)
-        terms = Terms(float(args.get("max_wait", 60.0)), args.get("budget"), bool(args.get("patient")))
-        progress = _Progress(context, opened, chosen)
-        driver = Driver(opened, context.config, LakeRows(context.home), terms, thread.on_spark, progress.delivered)
-        reports = thread.run(driver.deliver(chosen))
+        options = Terms(float(args.get("max_wait", 60.0)), args.get("budget"), bool(args.get("patient")))
+        progress = _Progress(context, opened, sinks)
+        driver = Driver(opened, context.config, LakeRows(context.home), options, thread.on_spark, progress.add)
+        reports = thread.run(driver.deliver(sinks))
     finally:
         opened.store.close()
-    if troubles:
-        raise troubles[0]
+    if errors:
+        raise errors[0]
     return {"sinks": [report.as_json() for report in reports]}
 
 
 def replay(context: JobContext, args: dict[str, Any]) -> dict[str, Any]:
-    """args: `id` of a dead letter. Result: `{id, status: delivered | refused | failed, reason?}`."""
+    """Send a dead letter again. args: its `id`. Result: `{id, status: delivered | refused | failed, reason?}`."""
     opened = open_home(context.home)
     try:
         thread = SparkThread(context)
@@ -58,51 +62,51 @@ def replay(context: JobContext, args: dict[str, Any]) -> dict[str, Any]:
 
 
 class _Progress:
-    """Told from the loop's thread; the caller sees all sinks together, at most twice a second."""
+    """Progress of all sinks together, reported from the loop's thread at most twice a second."""
 
-    def __init__(self, context: JobContext, opened: OpenHome, chosen: list[str]) -> None:
+    def __init__(self, context: JobContext, opened: OpenHome, sinks: list[str]) -> None:
         self._context = context
-        self._told = time.monotonic()
+        self._reported_at = time.monotonic()
         self._rows = self._bytes = 0
-        lag = {name: sum(map(self._lag, _configured_streams(context, opened, name))) for name in chosen}
+        lag = {name: sum(map(self._lag, _configured_streams(context, opened, name))) for name in sinks}
         self._total = sum(lag.values())
-        self._message = f"delivering to {', '.join(name for name in chosen if lag[name]) or ', '.join(chosen)}"
-        self.tell()
+        self._message = f"delivering to {', '.join(name for name in sinks if lag[name]) or ', '.join(sinks)}"
+        self._report()
 
-    def delivered(self, _sink: str, rows: int, sent: int) -> None:
+    def add(self, _sink: str, rows: int, sent: int) -> None:
         self._rows += rows
         self._bytes += sent
-        if time.monotonic() - self._told >= _TELL_SECONDS:
-            self.tell()
+        if time.monotonic() - self._reported_at >= _PROGRESS_SECONDS:
+            self._report()
 
-    def tell(self) -> None:
-        self._told = time.monotonic()
+    def _report(self) -> None:
+        self._reported_at = time.monotonic()
         total = max(self._total, self._rows)
         self._context.progress(self._message, self._rows, total, unit="rows", rows=self._rows, bytes=self._bytes)
 
-    def _lag(self, standing: Standing) -> int:
-        key, after = standing.key, standing.watermark or 0
+    def _lag(self, state: Standing) -> int:
+        key, after = state.key, state.watermark or 0
         try:
-            return counting.rows_between(self._context.home, key.dataset, key.source, after, standing.high_water)
+            return counting.rows_between(self._context.home, key.dataset, key.source, after, state.high_water)
         except (OSError, ValueError):
-            return 0  # a damaged lake: its own stream will say so
+            return 0  # a damaged lake: the round of that stream reports it
 
 
-def _flush_first(context: JobContext, chosen: list[str], *, patient: bool) -> list[HypError]:
-    """What waits in the spool is on its way too. Its trouble does not keep back what the lake already has.
+def _flush_first(context: JobContext, sinks: list[str], *, patient: bool) -> list[HypError]:
+    """Commit the spooled rows of the delivered datasets. A failure does not stop the delivery of committed rows.
 
-    A round that nobody asked for leaves rows that may wait: they go out under their own ids then.
+    A `patient` round leaves rows in the spool that may wait, so that they are delivered under their final ids.
     """
-    wanted = sorted({dataset for name in chosen for dataset in context.config.sinks[name].datasets})
-    waiting = [dataset for dataset in wanted if reader.waiting(context.home, dataset, patient=patient).segments]
+    wanted = sorted({dataset for name in sinks for dataset in context.config.sinks[name].datasets})
+    spooled = [dataset for dataset in wanted if reader.waiting(context.home, dataset, skip_deferred=patient).segments]
     try:
-        if waiting:
-            flush_datasets(context, waiting, patient=patient)
+        if spooled:
+            flush_datasets(context, spooled, skip_deferred=patient)
     except Cancelled:
         raise
-    except HypError as trouble:
-        context.note(f"what waits in the spool could not be committed, and is not delivered now: {trouble.message}")
-        return [trouble]
+    except HypError as error:
+        context.note(f"rows in the spool could not be committed and are not delivered now: {error.message}")
+        return [error]
     return []
 
 

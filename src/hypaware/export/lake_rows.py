@@ -1,4 +1,4 @@
-"""The home's own lake as a source of deliveries."""
+"""Read the rows to deliver from the home's own lake."""
 
 from __future__ import annotations
 
@@ -15,10 +15,12 @@ if TYPE_CHECKING:
 
 
 class LakeRows:
+    """Rows from the home's own lake."""
+
     def __init__(self, home: Home) -> None:
         self._home = home
         self.scanned = 0
-        """Rows that were read to find those that were asked for."""
+        """Rows read in total, including those that did not match."""
 
     async def page(self, dataset: str, source: str, after: int, until: int, most: int) -> Page:
         found = await asyncio.to_thread(since.page, self._home, dataset, source, after, until, most)

@@ -1,13 +1,8 @@
-"""Dead letters with their rows: packed into the state, shown to the user, and sent again.
-
-A replay is the same chunk under the same id: asked for first, and counted once however often it is tried.
-"""
+"""The rows of dead letters: pack them into the state, unpack them, format them for the user."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
-
-import pyarrow as pa
 
 from hypaware.model.columns import Type
 from hypaware.state import streams
@@ -16,6 +11,8 @@ from hypaware.state.intents import PlannedChunk
 from hypaware.state.stream_key import StreamKey
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from hypaware.model.datasets import Dataset
 
 
@@ -24,7 +21,10 @@ def of_chunk(key: StreamKey, chunk: PlannedChunk, reason: str) -> DeadLetter:
 
 
 def packed(rows: pa.Table) -> bytes:
-    # Copied first: Arrow writes buffers out to the next 64 bytes, and behind a slice lies its neighbours' text.
+    # Imported here: listing dead letters must not load Arrow.
+    import pyarrow as pa
+
+    # Copied first: Arrow pads buffers to 64 bytes, and the padding of a slice holds text of the neighbouring rows.
     rows = rows.combine_chunks().take(pa.array(range(rows.num_rows), pa.int64()))
     out = pa.BufferOutputStream()
     with pa.ipc.new_stream(out, rows.schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as writer:
@@ -34,12 +34,14 @@ def packed(rows: pa.Table) -> bytes:
 
 
 def unpacked(body: bytes) -> pa.Table:
+    import pyarrow as pa
+
     with pa.ipc.open_stream(body) as reader:
         return reader.read_all()
 
 
 def shown(dataset: Dataset, rows: pa.Table) -> list[dict[str, Any]]:
-    """Rows for people: JSON columns as JSON, times as text, nulls left out."""
+    """Format rows for people: JSON columns as JSON, times as text, nulls left out."""
     import orjson
 
     json_columns = {column.name for column in dataset.columns if column.type is Type.JSON}

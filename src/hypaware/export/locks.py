@@ -1,8 +1,7 @@
-"""The lock of a stream: one round, adoption, resending or replay at a time, whoever starts it.
+"""The lock of a stream: one round, adopt, resend or replay at a time, in any process.
 
-`delivery/locks/<16 hex of the sha256 of the stream's exact names>.lock`. Two names that look alike (`a b`, `a_b`) have
-two locks. Several locks are taken in the order of their keys, so that two who want the same ones cannot each wait for
-the other.
+The file is `delivery/locks/<16 hex of the sha256 of the stream's exact names>.lock`, so names that look alike (`a b`,
+`a_b`) have separate locks. Several locks are taken in the order of their keys, so that two processes cannot deadlock.
 """
 
 from __future__ import annotations
@@ -21,14 +20,14 @@ from hypaware.errors import Retryable
 from hypaware.home import Home
 from hypaware.state.stream_key import StreamKey
 
-# How long a command of the user waits for a round to be done.
+# How long a user's command waits for a running round.
 PATIENCE_SECONDS = 10.0
 _POLL_SECONDS = 0.02
 _LOOP_POLL_SECONDS = 0.05
 
 
 class StreamLock:
-    """A lock that is held until it is released, once; also as `with try_lock(…) as lock`."""
+    """A held lock; released once, explicitly or by a `with` statement."""
 
     def __init__(self, fd: int) -> None:
         self._fd: int | None = fd
@@ -48,13 +47,13 @@ class StreamLock:
 
 
 def try_lock(home: Home, key: StreamKey) -> StreamLock | None:
-    """At once: the lock, or None while somebody else has it."""
+    """Take the lock without waiting; None if another process holds it."""
     fd = lock_file.take(path_of(home, key))
     return None if fd is None else StreamLock(fd)
 
 
 async def waited_for(home: Home, key: StreamKey, wait: float) -> StreamLock | None:
-    """Waits on the event loop, where others go on meanwhile and a cancellation ends it; None if it is still taken."""
+    """Wait for the lock without blocking the event loop; None if it is still held after `wait` seconds."""
     deadline = time.monotonic() + wait
     while (lock := try_lock(home, key)) is None and time.monotonic() < deadline:
         await asyncio.sleep(_LOOP_POLL_SECONDS)
@@ -63,7 +62,7 @@ async def waited_for(home: Home, key: StreamKey, wait: float) -> StreamLock | No
 
 @contextmanager
 def stream_lock(home: Home, key: StreamKey, wait: float = 0.0) -> Iterator[None]:
-    """Waits on this thread, up to so many seconds; raises Retryable (`stream_busy`) when it is still taken."""
+    """Hold the lock. Blocks up to `wait` seconds, then raises Retryable (`stream_busy`)."""
     deadline = time.monotonic() + wait
     while (lock := try_lock(home, key)) is None:
         if time.monotonic() >= deadline:
@@ -75,7 +74,7 @@ def stream_lock(home: Home, key: StreamKey, wait: float = 0.0) -> Iterator[None]
 
 @contextmanager
 def stream_locks(home: Home, keys: Iterable[StreamKey]) -> Iterator[None]:
-    """All of them, or none: for a command, which waits a little for the rounds that have them."""
+    """Hold all these locks, for a user's command. Raises Retryable (`stream_busy`) if a round takes too long."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     with ExitStack() as held:
         for key in sorted(set(keys)):
@@ -85,8 +84,8 @@ def stream_locks(home: Home, keys: Iterable[StreamKey]) -> Iterator[None]:
 
 def busy(home: Home, key: StreamKey) -> Retryable:
     pid = lock_file.holder(path_of(home, key))
-    who = f"process {pid}" if pid else "another process"
-    return Retryable(f"{key} is being delivered by {who}: try again when that is done", kind="stream_busy")
+    holder = f"process {pid}" if pid else "another process"
+    return Retryable(f"{key} is being delivered by {holder}; try again later", kind="stream_busy")
 
 
 def path_of(home: Home, key: StreamKey) -> Path:

@@ -1,18 +1,18 @@
-"""Rows as they travel: one JSON object a line, without the columns that are null.
+"""Encode rows as NDJSON: one JSON object per line, without null columns.
 
 | column | on the wire |
 |---|---|
-| text, whole number, boolean | as JSON has it; a whole number beyond ±(2^53−1) as text |
-| timestamp | `"2026-11-15T07:15:08.256000Z"`, the one written form of `model.columns` |
-| JSON | the value itself, not text that holds it; with the exceptions below |
+| text, integer, boolean | the JSON value; an integer beyond ±(2^53−1) as text |
+| timestamp | `"2026-11-15T07:15:08.256000Z"`, the canonical form of `model.columns` |
+| JSON | the value itself, not text that contains it; with the exceptions below |
 
-A receiver takes text in a JSON column for the JSON that it holds, so a value travels as text *in JSON notation* where
-it would otherwise arrive as another: `null` (would be no value), a string that reads as JSON (`"12"` would be a
-number), and a value that holds a whole number beyond ±(2^53−1) (a reader in JavaScript would bend its digits).
-`coerce_row` of a line gives exactly the row that was stored; a property test says so.
+A receiver parses text in a JSON column as JSON. A value is therefore sent as text *in JSON notation* if it would
+otherwise change: `null` (would be a missing value), a string that parses as JSON (`"12"` would become a number), and a
+value that contains an integer beyond ±(2^53−1) (a JavaScript reader would lose digits). `coerce_row` of a line gives
+exactly the stored row; a property test checks this.
 
-Built column by column in Arrow, which copies each value twice and looks at no cell in Python unless it must be
-escaped: a tenth of the time that rows as dictionaries take.
+Lines are built column by column in Arrow, which copies each value twice and passes a cell to Python only if it must be
+escaped. This takes a tenth of the time that rows as dictionaries take.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from hypaware.export.payload import Lines
 from hypaware.model.columns import Type, coercer
 
 MAX_SAFE = 2**53 - 1
-# Put together at once: few enough for the processor's cache, and for the 2 GiB that an Arrow array of bytes can hold.
+# Encoded in blocks that fit the processor's cache and the 2 GiB limit of an Arrow byte array.
 _BLOCK_ROWS = 4096
 _BLOCK_BYTES = 64 << 20
 _CONTROLS = frozenset(range(0x20))
 _ESCAPED_ALIKE = bytes.maketrans(bytes(_CONTROLS) + b'"\\', b"\0" * 34)
 _CONTROLS_AND_DIGITS_ALIKE = bytes.maketrans(bytes(_CONTROLS) + b"0123456789", b"\0" * 32 + b"0" * 10)
-# As many digits as the first number beyond MAX_SAFE has.
+# The number of digits of the first integer beyond MAX_SAFE.
 _LONG_NUMBER = b"0" * 16
 _as_json_column = coercer(Type.JSON)
 
@@ -49,7 +49,7 @@ class _Column:
 
 
 def encode(rows: pa.Table, json_columns: Collection[str]) -> Lines:
-    """`json_columns`: those whose text is canonical JSON."""
+    """Encode each row as one line. `json_columns` are the columns whose text is canonical JSON."""
     step = max(1, min(_BLOCK_ROWS, len(rows) * _BLOCK_BYTES // max(rows.nbytes, 1)))
     lines: list[bytes] = []
     for start in range(0, len(rows), step):
@@ -63,8 +63,8 @@ def _block(rows: pa.Table, json_columns: Collection[str]) -> list[bytes]:
         for name, values in zip(rows.column_names, rows.columns, strict=True)
         if values.null_count < len(values)
     ]
-    # The text between two columns without nulls is the same in all rows, so it is one piece; a column with nulls brings
-    # its comma along. Always in the order of the schema: a row's line does not depend on the rows beside it.
+    # The text between two columns without nulls is the same in all rows, so it is one piece; a column with nulls has
+    # its own comma. Columns keep the order of the schema, so a row's line does not depend on the rows around it.
     pieces: list[Any] = []
     between = b""
     for column in columns:
@@ -79,7 +79,7 @@ def _block(rows: pa.Table, json_columns: Collection[str]) -> list[bytes]:
         pieces[0] = b"{" + pieces[0][1:]
         line = _joined(*pieces, between + b"}\n")
     else:
-        # The first comma stands in another place in each row.
+        # The position of the first comma differs from row to row.
         inside = _joined(*pieces, between, pa.nulls(len(rows), pa.binary()))
         line = _joined(b"{", pc.binary_replace_slice(inside, 0, 1, b""), b"}\n")
     lines: list[bytes] = line.to_pylist()
@@ -102,16 +102,16 @@ def _column(name: str, values: Any, is_json: bool) -> _Column:
         return _Column(key, _numbers(values), b"")
     if pa.types.is_boolean(kind):
         return _Column(key, values.cast(pa.string()).cast(pa.binary()), b"")
-    raise TypeError(f"column {name} has the type {kind}, which no dataset has")
+    raise TypeError(f"column {name} has the unsupported type {kind}")
 
 
 def _escaped(values: Any) -> Any:
-    """The inside of JSON strings."""
+    """Return the contents of JSON strings."""
     if b"\0" not in _bytes_of(values).translate(_ESCAPED_ALIKE):
         return values
     present = values.drop_null()
-    # One call for all: a call for each takes twenty times as long. No line feed stands within a written string, so
-    # the ends of lines separate them.
+    # One call for all values: a call for each takes twenty times as long. An escaped string contains no line feed, so
+    # line ends separate them.
     written = orjson.dumps(present.cast(pa.string()).to_pylist(), option=orjson.OPT_INDENT_2)
     return _put(values, values.is_valid(), written[len('[\n  "') : -len('"\n]')].split(b'",\n  "'))
 
@@ -130,9 +130,9 @@ def _numbers(values: Any) -> Any:
 
 
 def _json(values: Any) -> Any:
-    looked_at = _bytes_of(values).translate(_CONTROLS_AND_DIGITS_ALIKE)
+    classes = _bytes_of(values).translate(_CONTROLS_AND_DIGITS_ALIKE)
     suspect = pc.or_(pc.starts_with(values, b'"'), pc.equal(values, b"null"))
-    if b"\0" in looked_at or _LONG_NUMBER in looked_at:
+    if b"\0" in classes or _LONG_NUMBER in classes:
         suspect = pc.or_(suspect, pc.match_substring_regex(values, rb"[\x00-\x1f]|[0-9]{16}"))
     suspect = pc.fill_null(suspect, False)
     if not suspect.true_count:
@@ -141,7 +141,7 @@ def _json(values: Any) -> Any:
 
 
 def _json_on_the_wire(text: bytes) -> bytes:
-    """The value itself where it arrives as what it is, else as text in JSON notation."""
+    """Return the value itself if it survives parsing unchanged, otherwise text in JSON notation."""
     try:
         value = orjson.loads(text)
     except ValueError:
@@ -149,23 +149,23 @@ def _json_on_the_wire(text: bytes) -> bytes:
     if isinstance(value, str):
         safe = _as_json_column(value).encode() == text
     else:
-        # A line feed between its parts would end the row's line.
+        # A line feed inside the value would end the row's line.
         safe = value is not None and not _CONTROLS.intersection(text) and not _holds_unsafe(value)
     return text if safe else orjson.dumps(text.decode())
 
 
 def _holds_unsafe(value: Any) -> bool:
-    """Whether a number in it would lose digits in a reader that knows only floating point.
+    """Return whether a number in the value would lose digits in a reader that has only floating point.
 
-    A whole number beyond 64 bits was read as a float here, which is why floats of that size count as well.
+    An integer beyond 64 bits is parsed as a float here, so floats of that size count as well.
     """
-    waiting = [value]
-    while waiting:
-        item = waiting.pop()
+    pending = [value]
+    while pending:
+        item = pending.pop()
         if isinstance(item, dict):
-            waiting.extend(item.values())
+            pending.extend(item.values())
         elif isinstance(item, list):
-            waiting.extend(item)
+            pending.extend(item)
         elif isinstance(item, int | float) and not -MAX_SAFE <= item <= MAX_SAFE:
             return True
     return False
@@ -176,11 +176,11 @@ def _put(values: Any, where: Any, replaced: list[bytes]) -> Any:
 
 
 def _bytes_of(values: Any) -> bytes:
-    """All values in one piece."""
+    """Return all values concatenated."""
     _, offsets, data = values.buffers()
     if data is None:
         return b""
-    at = memoryview(offsets).cast("i")
-    start, stop = at[values.offset], at[values.offset + len(values)]
+    positions = memoryview(offsets).cast("i")
+    start, stop = positions[values.offset], positions[values.offset + len(values)]
     whole: bytes = data.slice(start, stop - start).to_pybytes()
     return whole

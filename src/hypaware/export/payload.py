@@ -1,14 +1,14 @@
-"""Rows in the form in which they travel: cut by size into chunks, sent, and sent again."""
+"""Encoded rows. The driver cuts them into chunks by size and can send them more than once."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-import pyarrow as pa
-import pyarrow.compute as pc
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 
 class Payload(Protocol):
@@ -17,12 +17,12 @@ class Payload(Protocol):
         """Bytes of each row, as `Limits.bytes` counts them."""
         ...
 
-    def part(self, start: int, stop: int) -> Payload: ...
+    def slice(self, start: int, stop: int) -> Payload: ...
 
 
 @dataclass(frozen=True)
 class Lines:
-    """One encoded row each, with its line end."""
+    """One encoded row per line, line end included."""
 
     lines: Sequence[bytes]
 
@@ -30,18 +30,22 @@ class Lines:
     def sizes(self) -> Sequence[int]:
         return [len(line) for line in self.lines]
 
-    def part(self, start: int, stop: int) -> Lines:
+    def slice(self, start: int, stop: int) -> Lines:
         return Lines(self.lines[start:stop])
 
 
 @dataclass(frozen=True)
 class Rows:
-    """A table whose encoding covers all its rows at once; sizes are those of its values in memory."""
+    """A table that is encoded as a whole. Sizes are those of its values in memory."""
 
     table: pa.Table
 
     @cached_property
     def sizes(self) -> Sequence[int]:
+        # Imported here: commands that only look at the configured sinks must not load Arrow.
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
         total = pa.array([0] * len(self.table), pa.int64())
         for column in self.table.columns:
             if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
@@ -52,5 +56,5 @@ class Rows:
         sizes: list[int] = total.to_pylist()
         return sizes
 
-    def part(self, start: int, stop: int) -> Rows:
+    def slice(self, start: int, stop: int) -> Rows:
         return Rows(self.table.slice(start, stop - start))

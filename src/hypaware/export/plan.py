@@ -1,6 +1,6 @@
-"""Cutting what is new into chunks: in the order of the sequence, by rows and bytes, never across two incarnations.
+"""Cut new rows into chunks: in sequence order, by rows and bytes, never across two incarnations.
 
-The ranges of a plan lie end to end, so a destination's ranges have no gaps but what it refused.
+The ranges of a plan are contiguous, so the only gaps at a destination are ranges that it refused.
 
 @ref delivery#plan
 """
@@ -21,10 +21,10 @@ from hypaware.state.stream_key import StreamKey
 def cut(
     key: StreamKey, identity: Identity, after: int, last: int, seqs: Sequence[int], payload: Payload, limits: Limits
 ) -> list[PlannedChunk]:
-    """Chunks that cover (after, last] and the rows with the given sequences."""
+    """Return chunks that together cover (after, last] and hold the rows with the given sequences."""
     chunks: list[PlannedChunk] = []
     start = 0
-    for stop in _ends(seqs, payload.sizes, limits, identity.epochs()):
+    for stop in _ends(seqs, payload.sizes, limits, identity.incarnation_ranges()):
         through = seqs[stop - 1] if stop < len(seqs) else last
         epoch = _epoch_of(identity, seqs[start])
         if epoch.through is not None and through > epoch.through:
@@ -36,24 +36,24 @@ def cut(
 
 
 def _ends(seqs: Sequence[int], sizes: Sequence[int], limits: Limits, epochs: Sequence[Epoch]) -> Iterator[int]:
-    """Where each chunk stops; a row that is larger than a chunk may be stands alone."""
+    """Yield the row index at which each chunk stops. A row larger than the limit gets a chunk of its own."""
     borders = [epoch.through for epoch in epochs if epoch.through is not None]
     start = weight = border = 0
-    for place, size in enumerate(sizes):
+    for index, size in enumerate(sizes):
         crosses = False
-        while border < len(borders) and seqs[place] > borders[border]:
+        while border < len(borders) and seqs[index] > borders[border]:
             border, crosses = border + 1, True
-        full = place - start >= limits.rows or weight + size > limits.bytes
-        if place > start and (full or crosses):
-            yield place
-            start, weight = place, 0
+        full = index - start >= limits.rows or weight + size > limits.bytes
+        if index > start and (full or crosses):
+            yield index
+            start, weight = index, 0
         weight += size
     if len(seqs) > start:
         yield len(seqs)
 
 
 def halved(key: StreamKey, gateway_id: str, chunk: PlannedChunk, seqs: Sequence[int]) -> list[PlannedChunk]:
-    """The chunk cut between its middle rows."""
+    """Split the chunk between its two middle rows."""
     middle = len(seqs) // 2
     border = seqs[middle - 1]
     return [
@@ -65,7 +65,7 @@ def halved(key: StreamKey, gateway_id: str, chunk: PlannedChunk, seqs: Sequence[
 def lacking(
     key: StreamKey, gateway_id: str, chunk: PlannedChunk, seqs: Sequence[int], covered: Delivered
 ) -> list[PlannedChunk]:
-    """What of the chunk the destination does not have: holes below what it has, and what lies beyond."""
+    """Return the parts of the chunk that the destination lacks: its holes, and everything above its last sequence."""
     ranges = [(max(after, chunk.after), min(last, chunk.last)) for after, last in covered.holes]
     ranges.append((max(covered.last, chunk.after), chunk.last))
     return [
@@ -81,9 +81,9 @@ def part_of(key: StreamKey, gateway_id: str, chunk: PlannedChunk, after: int, la
 
 
 def as_chunk(key: StreamKey, gateway_id: str, planned: PlannedChunk) -> Chunk:
-    """As the sink sees it: under the id that was written down, whatever the sink is called now."""
+    """Return the planned chunk for the sink, under its recorded id even if the sink was renamed since."""
     return Chunk(planned.id, key, gateway_id, planned.incarnation, planned.after, planned.last)
 
 
 def _epoch_of(identity: Identity, seq: int) -> Epoch:
-    return next(epoch for epoch in identity.epochs() if epoch.through is None or seq <= epoch.through)
+    return next(epoch for epoch in identity.incarnation_ranges() if epoch.through is None or seq <= epoch.through)

@@ -1,4 +1,4 @@
-"""A dead letter goes again: the same chunk under the same id, so that it arrives once however often this is tried."""
+"""Send a dead letter again: the same chunk under the same id, so that it arrives once, however often it is tried."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from hypaware.export.supply import Supply
 
 _after_answer = faults.point("export.replay.after-answer", "a dead letter arrived, the state does not know")
-_after_commit = faults.point("export.replay.after-commit", "a dead letter was delivered and is gone")
+_after_commit = faults.point("export.replay.after-commit", "a dead letter was delivered and is deleted")
 
 _MAX_WAIT = 60.0
 
@@ -31,20 +31,20 @@ _MAX_WAIT = 60.0
 async def replay(driver: Driver, letter_id: str) -> dict[str, Any]:
     letter = _named(driver, letter_id)
     if letter.key.sink not in driver.config.sinks:
-        raise HypError(f"the dead letter belongs to the sink {letter.key.sink}, which the config no longer has")
+        raise HypError(f"the dead letter belongs to the sink {letter.key.sink}, which is not in the config")
     lock = await locks.waited_for(driver.home, letter.key, _MAX_WAIT)
     if lock is None:
         raise locks.busy(driver.home, letter.key)
     with lock:
-        # Whoever had the lock may have delivered or dropped it.
+        # Load it again: the previous holder of the lock may have delivered or dropped it.
         letter = _named(driver, letter.id)
-        async with driver.made(letter.key.sink) as sink:
+        async with driver.create_sink(letter.key.sink) as sink:
             try:
-                reason = await _send(driver, sink, letter)
-            except (Held, GaveUp, Denied) as trouble:
-                return {"id": letter.id, "status": "failed", "reason": str(trouble)}
-    if reason:
-        return {"id": letter.id, "status": "refused", "reason": reason}
+                refusal = await _send(driver, sink, letter)
+            except (Held, GaveUp, Denied) as error:
+                return {"id": letter.id, "status": "failed", "reason": str(error)}
+    if refusal:
+        return {"id": letter.id, "status": "refused", "reason": refusal}
     return {"id": letter.id, "status": "delivered"}
 
 
@@ -54,9 +54,9 @@ def _named(driver: Driver, letter_id: str) -> DeadLetter:
 
 
 async def _send(driver: Driver, sink: Sink, letter: DeadLetter) -> str | None:
-    """Why it was refused again; None if it is at the destination now."""
-    patience = Patience(_MAX_WAIT)
-    destination = await patience.until_answered(sink.open)
+    """Send the letter. Returns the reason if it was refused again, None if the destination has it now."""
+    retries = Patience(_MAX_WAIT)
+    destination = await retries.retry(sink.open)
     with driver.opened.store.reading() as connection:
         stream = streams.load(connection, letter.key)
         body = dead_letters.payload(connection, letter.id)
@@ -65,20 +65,22 @@ async def _send(driver: Driver, sink: Sink, letter: DeadLetter) -> str | None:
     planned = PlannedChunk(letter.chunk_id, letter.incarnation, letter.after, letter.last, letter.rows)
     chunk = plan.as_chunk(letter.key, driver.opened.gateway_id, planned)
     rows = letter.rows
-    if not await patience.until_answered(lambda: sink.landed(chunk)):
-        supply = await _supply(driver, sink, letter, body)
-        rows = len(supply.seqs)
-        if not rows and supply.audit.withheld:
-            raise GaveUp("withheld", "its folder or its session is not to leave this machine now; it is kept")
+    if not await retries.retry(lambda: sink.has_chunk(chunk)):
+        prepared = await _supply(driver, sink, letter, body)
+        rows = len(prepared.seqs)
+        if not rows and prepared.gate_report.withheld:
+            raise GaveUp(
+                "withheld", "the privacy settings exclude its folder or session from export; the dead letter is kept"
+            )
         if rows:
             acked_to = min(stream.watermark or 0, letter.after)
             try:
-                await patience.until_answered(lambda: sink.ship(chunk, supply.payload, acked_to))
+                await retries.retry(lambda: sink.ship(chunk, prepared.payload, acked_to))
             except Refused as reason:
-                _still_dead(driver, letter, supply.table, str(reason))
+                _still_dead(driver, letter, prepared.table, str(reason))
                 return str(reason)
             except Overlap as overlap:
-                if plan.lacking(letter.key, chunk.gateway_id, planned, supply.seqs, overlap.covered):
+                if plan.lacking(letter.key, chunk.gateway_id, planned, prepared.seqs, overlap.covered):
                     raise GaveUp("destination_contradicts", "the destination has a part of the dead letter") from None
     _after_answer()
     with driver.opened.store.transaction() as connection:
@@ -95,7 +97,7 @@ async def _supply(driver: Driver, sink: Sink, letter: DeadLetter, body: bytes | 
         table: pa.Table = letters.unpacked(body)
     else:
         table = await driver.lake.between(letter.key.dataset, letter.key.source, letter.after, letter.last)
-    return await ready(driver.clearance, sink, letter.key.dataset, table, letter.after, letter.last)
+    return await ready(driver.gate, sink, letter.key.dataset, table, letter.after, letter.last)
 
 
 def _still_dead(driver: Driver, letter: DeadLetter, rows: pa.Table, reason: str) -> None:

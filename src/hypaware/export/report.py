@@ -1,4 +1,4 @@
-"""What a round did, as the commands and the telemetry show it."""
+"""The report of a round, for commands and telemetry."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ class StreamReport:
     chunks: int = 0
     dead_letters: int = 0
     withheld: int = 0
-    """Rows that stay on this machine; the stream has passed them."""
+    """Rows that the privacy gate excluded; the watermark passes them."""
     redacted: Counter[str] = field(default_factory=Counter)
-    """Rule → secrets that were replaced in what was delivered."""
+    """Redaction rule → secrets replaced in the delivered rows."""
     error: dict[str, Any] | None = None
     held: bool = False
     drained: bool = True
-    """Whether everything that was there has been delivered; a budget may end a round before."""
+    """Whether no row was left to deliver; a budget may end a round earlier."""
 
-    def count(self, audit: Audit) -> None:
-        """Of rows that the stream has passed."""
-        rules = audit.rules
-        self.withheld += len(audit.withheld)
+    def add_gate_report(self, gate_report: Audit) -> None:
+        """Count the withheld rows and redactions of rows that were delivered or passed."""
+        rules = gate_report.rules
+        self.withheld += len(gate_report.withheld)
         self.redacted.update(rules)
-        if audit.withheld:
-            telemetry.count("hyp_sink_rows_withheld_total", len(audit.withheld), sink=self.key.sink)
+        if gate_report.withheld:
+            telemetry.count("hyp_sink_rows_withheld_total", len(gate_report.withheld), sink=self.key.sink)
         for rule, count in rules.items():
             telemetry.count("hyp_redactions_total", count, sink=self.key.sink, rule=rule)
 

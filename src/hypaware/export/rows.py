@@ -1,6 +1,7 @@
-"""Where the rows to deliver come from: a seam, so that delivery can be proved over any lake.
+"""The rows to deliver, as the driver reads them.
 
-Tables hold the sequence (`_hyp_ingest_seq`) first, then the public columns, in the order of the sequence.
+Tables begin with the sequence (`_hyp_ingest_seq`), followed by the public columns, in sequence order. `Lake` is a
+protocol so that delivery can be tested without Spark and Iceberg.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Page:
-    """All rows in (after, reached] of a stream's source; as many as fit into memory at once."""
+    """All rows of a source in (after, reached]; as many as fit into memory at once."""
 
     table: pa.Table
     after: int
@@ -23,13 +24,13 @@ class Page:
 
 class Lake(Protocol):
     async def page(self, dataset: str, source: str, after: int, until: int, most: int) -> Page:
-        """The next rows, `most` of them or fewer, at least one sequence further; never beyond `until`."""
+        """Return the next rows, at most `most` of them. Advances by at least one sequence and never beyond `until`."""
         ...
 
     async def between(self, dataset: str, source: str, after: int, last: int) -> pa.Table:
-        """All rows in (after, last]."""
+        """Return all rows in (after, last]."""
         ...
 
     def count(self, dataset: str, source: str, after: int, last: int) -> int:
-        """How many rows lie in (after, last]."""
+        """Count the rows in (after, last]."""
         ...

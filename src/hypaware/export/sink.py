@@ -1,9 +1,9 @@
-"""What a sink is: the seam between delivery and one kind of destination.
+"""The interface between delivery and one kind of destination.
 
-The driver owns plans, retries, watermarks and dead letters. A sink knows how to reach its destination, what the
-destination already has, and how to hand it one chunk. Its one duty: *the same chunk twice is stored once*, whether
-the first try's answer was lost or not. Everything is awaited and may be cancelled at any await; a cancelled `ship`
-may or may not have landed, and the driver treats it so.
+The driver owns plans, retries, watermarks and dead letters. A sink connects to its destination, reports which rows the
+destination has, and sends it one chunk. It has one duty: *the same chunk sent twice is stored once*, even if the
+response to the first attempt was lost. Every method except `encode` is awaited and can be cancelled at any await; a
+cancelled `ship` may or may not have stored the chunk, and the driver assumes neither.
 
 A plugin registers a `SinkType` by an entry point in the group `hypaware.sinks`.
 """
@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Chunk:
-    """The rows of a stream whose sequence lies in (after, last]: what a destination takes or refuses as one."""
+    """The rows of a stream with a sequence in (after, last]. A destination accepts or refuses them together."""
 
     id: str
     stream: StreamKey
@@ -41,13 +41,13 @@ class Chunk:
 
 @dataclass(frozen=True)
 class Destination:
-    """Where rows really end up. `address` is what the config says; `id` is what the destination calls itself."""
+    """The place that receives the rows: `address` as configured, `id` as the destination reports it."""
 
     address: str
     id: str | None = None
 
     def is_same(self, bound: Destination) -> bool:
-        """What calls itself by the same name is the same, wherever it is found now."""
+        """Compare by id if both have one, otherwise by address. A destination that moved keeps its id."""
         if self.id and bound.id:
             return self.id == bound.id
         return self.address == bound.address
@@ -55,28 +55,28 @@ class Destination:
 
 @dataclass(frozen=True)
 class Delivered:
-    """What a destination has of one stream under one incarnation, by its own account."""
+    """The rows of one stream and one incarnation that a destination reports to have."""
 
     last: int
     holes: tuple[tuple[int, int], ...] = ()
-    """Ranges (after, last] below `last` that it does not have, also what lies below the first that it has. Chunks come
-    in order, so these were refused, or somebody did without them: they are offered again."""
+    """Ranges (after, last] below `last` that are missing, including the range below the first chunk. Chunks arrive in
+    order, so a hole was refused, or a user skipped it. The driver sends holes again."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """How much one chunk holds at most; a single row may be larger."""
+    """Maximum size of a chunk. A single row may exceed it."""
 
     rows: int
     bytes: int
 
 
 class Refused(Exception):
-    """The chunk is poison: as it is, it will never be taken, and nothing of it was stored."""
+    """The destination will never accept this chunk. Nothing of it was stored."""
 
 
 class Busy(Exception):
-    """The destination asks for patience; nothing was stored. `after` in seconds if it said for how long."""
+    """The destination asks to wait. Nothing was stored. `after` is the requested delay in seconds, if any."""
 
     def __init__(self, message: str, after: float | None = None) -> None:
         super().__init__(message)
@@ -84,11 +84,11 @@ class Busy(Exception):
 
 
 class Unreachable(Exception):
-    """No answer, or one that says nothing about the chunk: it may have landed."""
+    """No response, or one that does not say whether the chunk was stored."""
 
 
 class Denied(Exception):
-    """Nothing can be delivered before a person acts: wrong token, no permission, no such bucket."""
+    """A user must act before anything can be delivered: wrong token, no permission, no such bucket."""
 
     def __init__(self, message: str, *, kind: str = "denied", repair: str | None = None) -> None:
         super().__init__(message)
@@ -97,40 +97,40 @@ class Denied(Exception):
 
 
 class Overlap(Exception):
-    """The destination does not know the chunk's id but has rows of its range; nothing was stored now."""
+    """The destination does not know the chunk's id but has rows in its range. Nothing was stored by this attempt."""
 
     def __init__(self, covered: Delivered) -> None:
-        super().__init__(f"delivered through {covered.last} already")
+        super().__init__(f"already delivered up to {covered.last}")
         self.covered = covered
 
 
 class Sink(ABC):
     limits: Limits
     wants_sequence = False
-    """Whether the tables to encode shall begin with the sequence (`_hyp_ingest_seq`); else they hold public columns."""
+    """Whether tables passed to `encode` begin with the sequence (`_hyp_ingest_seq`); otherwise public columns only."""
 
     @abstractmethod
     async def open(self) -> Destination:
-        """Reaches the destination and says which one it is. Called once, before anything else."""
+        """Connect to the destination and identify it. Called once, before any other method."""
 
     @abstractmethod
-    async def landed(self, chunk: Chunk) -> bool | None:
-        """Whether the destination has this very chunk; None if it cannot be asked."""
+    async def has_chunk(self, chunk: Chunk) -> bool | None:
+        """Return whether the destination has exactly this chunk, or None if it cannot answer."""
 
     @abstractmethod
-    async def delivered(self, stream: StreamKey, gateway_id: str, incarnation: str) -> Delivered | None:
-        """What it has of the stream, all of it, under that incarnation; None if it cannot be asked."""
+    async def coverage(self, stream: StreamKey, gateway_id: str, incarnation: str) -> Delivered | None:
+        """Return everything the destination has of the stream under that incarnation, or None if it cannot answer."""
 
     @abstractmethod
     def encode(self, rows: pa.Table) -> Payload:
-        """Public columns in the order of the sequence, in the form in which they travel. Runs on a thread."""
+        """Encode rows, given in sequence order, for transport. Runs on a worker thread."""
 
     @abstractmethod
     async def ship(self, chunk: Chunk, payload: Payload, acked_to: int) -> int:
-        """Durable at the destination when it returns; the bytes that it took.
+        """Send the chunk and return the number of bytes accepted. The chunk is durable when this returns.
 
-        `acked_to`: the client will never ask again about what lies at or below it.
-        Raises Refused, Busy, Unreachable, Denied or Overlap; anything else counts as Unreachable.
+        `acked_to`: the client will never query again for a sequence at or below it.
+        Raises Refused, Busy, Unreachable, Denied or Overlap. Any other exception counts as Unreachable.
         """
 
     @abstractmethod
@@ -139,13 +139,13 @@ class Sink(ABC):
 
 class OnSpark(Protocol):
     def __call__(self, work: Callable[[SparkSession], T]) -> Awaitable[T]:
-        """Runs the work on the thread that belongs to Spark."""
+        """Run the work on the thread that owns the Spark session."""
         ...
 
 
 @dataclass(frozen=True)
 class SinkSettings:
-    """What a sink is made of."""
+    """Everything a sink is created from."""
 
     name: str
     home: Home
@@ -158,10 +158,10 @@ class SinkSettings:
 
 @dataclass(frozen=True)
 class SinkType:
-    """A kind of sink, as it is registered."""
+    """A registered kind of sink."""
 
     name: str
     about: str
     address: Callable[[SinkSettings], str]
-    """The destination as the config names it, in one spelling; asks nobody and imports nothing heavy."""
+    """Return the configured destination in one canonical spelling. Uses no network and imports nothing heavy."""
     make: Callable[[SinkSettings], Sink]

@@ -1,8 +1,4 @@
-"""Two threads for one job: delivery runs on an event loop, and Spark on the thread that the engine gave the job.
-
-py4j ties a Python thread to one of the JVM's, with the job's group on it, so the loop hands its work for Spark over.
-A cancelled job cancels the loop, which ends every wait and every request at once.
-"""
+"""Run delivery on an event loop while Spark stays on the thread that the engine gave the job."""
 
 from __future__ import annotations
 
@@ -21,21 +17,25 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 T = TypeVar("T")
-_LOOK_SECONDS = 0.1
+_POLL_SECONDS = 0.1
 
 
 class SparkThread:
-    """Runs a coroutine elsewhere and, on the calling thread, the work that it wants done on Spark's thread."""
+    """Runs a coroutine on another thread, and its Spark work on the calling thread.
+
+    py4j ties a Python thread to a JVM thread, which carries the job group, so the event loop hands its Spark work over.
+    Cancelling the job cancels the loop, which ends every wait and every request at once.
+    """
 
     def __init__(self, context: JobContext) -> None:
         self._context = context
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
 
-    def run(self, wanted: Coroutine[Any, Any, T]) -> T:
+    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         result: Future[T] = Future()
         loop = asyncio.new_event_loop()
-        task = loop.create_task(wanted)
-        # In the context of the job: its telemetry and its crash point belong to both threads.
+        task = loop.create_task(coroutine)
+        # In the job's context, so that both threads share its telemetry and its crash point.
         run = contextvars.copy_context().run
         thread = threading.Thread(target=run, args=(self._drive, loop, task, result), name="export", daemon=True)
         thread.start()
@@ -83,7 +83,7 @@ class SparkThread:
         while True:
             self._context.check_cancelled()
             try:
-                work = self._work.get(timeout=_LOOK_SECONDS)
+                work = self._work.get(timeout=_POLL_SECONDS)
             except queue.Empty:
                 continue
             if work is None:
@@ -91,6 +91,6 @@ class SparkThread:
             work()
 
     def _serve_until_end(self) -> None:
-        """The loop is ending; what it still asks for is answered, so that nothing waits for ever."""
+        """Serve requests until the cancelled loop has ended, so that none of its tasks waits forever."""
         while (work := self._work.get()) is not None:
             work()

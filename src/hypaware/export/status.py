@@ -1,6 +1,6 @@
-"""`hyp export status`, and the question that comes before every round: is there anything to do?
+"""The status of every stream for `hyp export status`, and the check before each round for anything to do.
 
-Told from the state, and where a stream lags from the lake's metadata; without Spark and without a network.
+Reads the state, and for streams that lag the metadata of the lake; needs no Spark and no network.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class StreamStatus:
-    standing: Standing
+    state: Standing
     lag_rows: int
     lag_seconds: float | None
-    """Age of the oldest commit that is not delivered; None where there is one and nobody remembers when."""
+    """Age of the oldest undelivered commit; None if its time is not recorded."""
     next_round: datetime | None
 
     def as_json(self) -> dict[str, Any]:
-        standing, stream, pending = self.standing, self.standing.stream, self.standing.pending
+        state, stream, pending = self.state, self.state.stream, self.state.pending
         body: dict[str, Any] = {
-            "sink": standing.key.sink,
-            "dataset": standing.key.dataset,
-            "source": standing.key.source,
-            "watermark": standing.watermark,
-            "high_water": standing.high_water,
+            "sink": state.key.sink,
+            "dataset": state.key.dataset,
+            "source": state.key.source,
+            "watermark": state.watermark,
+            "high_water": state.high_water,
             "lag_rows": self.lag_rows,
             "lag_seconds": self.lag_seconds,
             "exported_rows": stream.exported_rows if stream else 0,
@@ -46,11 +46,11 @@ class StreamStatus:
             "pending": None,
             "last_success_at": stream.last_success_at if stream else None,
             "last_error": stream.last_error if stream else None,
-            "held": standing.held,
+            "held": state.held,
             "retry_at": stream.retry_at if stream else None,
             "next_round": self.next_round,
-            "dead_letters": standing.dead_letters,
-            "address": standing.address,
+            "dead_letters": state.dead_letters,
+            "address": state.address,
             "delivered_to": stream.address if stream else None,
         }
         if pending:
@@ -60,9 +60,9 @@ class StreamStatus:
                 "chunks_total": pending.chunks_total,
                 "chunks_acked": pending.chunks_acked,
             }
-        if standing.trouble:
-            body["last_error"] = standing.trouble.message
-        if standing.removed:
+        if state.error:
+            body["last_error"] = state.error.message
+        if state.removed:
             body["removed"] = True
         return body
 
@@ -70,55 +70,55 @@ class StreamStatus:
 def report(
     home: Home, config: Config, store: Store, now: datetime, sinks: Sequence[str] | None = None
 ) -> list[StreamStatus]:
-    return [_status(home, config, store, standing, now) for standing in standings(home, config, store, sinks)]
+    return [_status(home, config, store, state, now) for state in standings(home, config, store, sinks)]
 
 
 def idle(home: Home, config: Config, store: Store, sinks: Sequence[str]) -> list[Standing] | None:
-    """The streams of the sinks if a round of them has nothing to do; None if it has, or might have.
+    """Return the streams of the sinks if a round has nothing to do; None if it has or may have.
 
-    Nothing is new: no row behind a watermark, no intent under way, no row in the spool, no flush left unfinished; and
-    nothing is wrong: every stream is where the config says, and none is held.
+    Idle means: no row above a watermark, no pending intent, no spooled row and no unfinished flush; and every stream is
+    bound to its configured address and none is held.
     """
-    chosen = {dataset for sink in sinks for dataset in config.sinks[sink].datasets}
-    if any(reader.waiting(home, dataset).segments for dataset in chosen):
+    datasets = {dataset for sink in sinks for dataset in config.sinks[sink].datasets}
+    if any(reader.waiting(home, dataset).segments for dataset in datasets):
         return None
     with store.reading() as connection:
-        if any(flush.dataset in chosen for flush in flushes.unfinished(connection)):
+        if any(flush.dataset in datasets for flush in flushes.unfinished(connection)):
             return None
     found = standings(home, config, store, sinks)
-    return found if all(standing.is_settled for standing in found) else None
+    return found if all(state.is_idle for state in found) else None
 
 
 def due_at(
-    home: Home, config: Config, store: Store, sink: str, now: datetime, *, anew: bool = False
+    home: Home, config: Config, store: Store, sink: str, now: datetime, *, config_changed: bool = False
 ) -> datetime | None:
-    """From when on a round of the sink makes sense; None while it has nothing to do.
+    """Return the time from which a round of the sink makes sense, or None if it has nothing to do.
 
-    Rows in the spool do not count: they are delivered when a flush has committed them. Raises what is wrong with the
-    sink where its address cannot be told.
+    Spooled rows do not count: they are delivered after a flush has committed them. Raises the HypError of a sink
+    without a valid address.
     """
     found = standings(home, config, store, [sink])
-    for standing in found:
-        if standing.trouble:
-            raise standing.trouble
-    times = [standing.due_at(now, anew=anew) for standing in found]
+    for state in found:
+        if state.error:
+            raise state.error
+    times = [state.due_at(now, config_changed=config_changed) for state in found]
     return min((time for time in times if time is not None), default=None)
 
 
-def _status(home: Home, config: Config, store: Store, standing: Standing, now: datetime) -> StreamStatus:
-    following = None if standing.removed else next_round(config.sinks[standing.key.sink].schedule, now)
-    after = standing.watermark or 0
-    if after >= standing.high_water:
-        return StreamStatus(standing, 0, 0.0, following)
-    # Only here: a lake is opened by those who have rows to count.
+def _status(home: Home, config: Config, store: Store, state: Standing, now: datetime) -> StreamStatus:
+    upcoming = None if state.removed else next_round(config.sinks[state.key.sink].schedule, now)
+    after = state.watermark or 0
+    if after >= state.high_water:
+        return StreamStatus(state, 0, 0.0, upcoming)
+    # Imported here: only a stream that lags needs to open the lake.
     from hypaware.lake.counting import rows_between
 
-    lag = rows_between(home, standing.key.dataset, standing.key.source, after, standing.high_water)
+    lag = rows_between(home, state.key.dataset, state.key.source, after, state.high_water)
     if not lag:
-        return StreamStatus(standing, 0, 0.0, following)
+        return StreamStatus(state, 0, 0.0, upcoming)
     with store.reading() as connection:
-        oldest = _first_commit_above(connection, standing.key.dataset, after)
-    return StreamStatus(standing, lag, None if oldest is None else _age(oldest, now), following)
+        oldest = _first_commit_above(connection, state.key.dataset, after)
+    return StreamStatus(state, lag, None if oldest is None else _age(oldest, now), upcoming)
 
 
 def _first_commit_above(connection: Connection, dataset: str, seq: int) -> datetime | None:

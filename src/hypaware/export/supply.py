@@ -1,4 +1,4 @@
-"""Rows at hand, ready to travel: cleared to leave, then encoded. No sink is given anything else."""
+"""Prepare rows for a sink: apply the privacy gate, then encode. A sink never receives other rows."""
 
 from __future__ import annotations
 
@@ -22,35 +22,35 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Supply:
-    """All of (after, reached] that may leave, with sequences, in the form in which it travels."""
+    """The rows of (after, reached] that may leave this machine, with their sequences and their encoded form."""
 
     table: pa.Table
     payload: Payload
     after: int
     reached: int
-    audit: Audit
+    gate_report: Audit
 
     @cached_property
     def seqs(self) -> Sequence[int]:
-        found: list[int] = self.table.column(SEQ).to_pylist()
-        return found
+        seqs: list[int] = self.table.column(SEQ).to_pylist()
+        return seqs
 
-    def holds(self, chunk: PlannedChunk) -> bool:
+    def contains(self, chunk: PlannedChunk) -> bool:
         return self.after <= chunk.after and chunk.last <= self.reached
 
-    def part(self, chunk: PlannedChunk) -> Supply:
+    def slice(self, chunk: PlannedChunk) -> Supply:
         after, last = chunk.after, chunk.last
         start, stop = bisect_right(self.seqs, after), bisect_right(self.seqs, last)
-        rows, payload = self.table.slice(start, stop - start), self.payload.part(start, stop)
-        return Supply(rows, payload, after, last, self.audit.part(after, last))
+        rows, payload = self.table.slice(start, stop - start), self.payload.slice(start, stop)
+        return Supply(rows, payload, after, last, self.gate_report.slice(after, last))
 
 
-async def ready(clearance: Clearance, sink: Sink, dataset: str, rows: pa.Table, after: int, reached: int) -> Supply:
-    """Of all rows in (after, reached]: those that may leave, as they may, as the sink wants them."""
+async def ready(gate: Clearance, sink: Sink, dataset: str, rows: pa.Table, after: int, reached: int) -> Supply:
+    """Gate and encode all rows in (after, reached], on a worker thread."""
 
-    def prepared() -> Supply:
-        table, audit = clearance.cleared(dataset, rows)
-        wanted = table if sink.wants_sequence else table.drop_columns([SEQ])
-        return Supply(table, sink.encode(wanted), after, reached, audit)
+    def prepare() -> Supply:
+        table, gate_report = gate.filter_rows(dataset, rows)
+        to_encode = table if sink.wants_sequence else table.drop_columns([SEQ])
+        return Supply(table, sink.encode(to_encode), after, reached, gate_report)
 
-    return await asyncio.to_thread(prepared)
+    return await asyncio.to_thread(prepare)

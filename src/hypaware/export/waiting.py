@@ -1,8 +1,8 @@
-"""How long to wait before the next try, and how much waiting a round may do.
+"""Retry policy: how long to wait before the next attempt, and how much waiting a round may do.
 
-A positive Retry-After is obeyed; a destination that only says "busy" gets 30, 60, 120, 300 s; one that does not answer
-gets 1, 2, 4 … 300 s, the first of them at once. `hyp export` waits itself as long as its `--max-wait` goes; what is
-longer is written down, and the daemon comes back for it.
+A positive Retry-After is obeyed. A destination that only reports "busy" is retried after 30, 60, 120, 300 s; one that
+does not respond after 1, 2, 4 … 300 s. `hyp export` itself waits up to `--max-wait`; a longer delay is stored with the
+stream, and the daemon retries then.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from hypaware.export.sink import Busy, Unreachable
 
 T = TypeVar("T")
 
-_BUSY_LADDER = (30.0, 60.0, 120.0, 300.0)
-_LONGEST = 300.0
-# A destination that wants to be left alone for years has made a mistake: it is asked again tomorrow.
-_LONGEST_ASKED = 86_400.0
-# A round does not try longer than this against a destination that is silent; the next one does.
-_QUICK_TRIES = 3
+_BUSY_DELAYS = (30.0, 60.0, 120.0, 300.0)
+_LONGEST_BACKOFF = 300.0
+# A destination that asks for a delay of years is wrong: retry it the next day.
+_LONGEST_RETRY_AFTER = 86_400.0
+# Attempts per round at a destination that does not respond; the next round tries again.
+_ATTEMPTS_PER_ROUND = 3
 
 
 class GaveUp(Exception):
-    """The round ends here for this stream; `retry_after` says when another try makes sense."""
+    """Ends the round of one stream. `retry_after` says in how many seconds another attempt makes sense."""
 
     def __init__(self, kind: str, message: str, retry_after: float | None = None, repair: str | None = None) -> None:
         super().__init__(message)
@@ -35,14 +35,14 @@ class GaveUp(Exception):
         self.repair = repair
 
 
-def after_busy(asked: float | None, failures: int) -> float:
-    if asked is not None and asked > 0:
-        return min(asked, _LONGEST_ASKED)
-    return _BUSY_LADDER[min(failures, len(_BUSY_LADDER) - 1)]
+def after_busy(requested: float | None, failures: int) -> float:
+    if requested is not None and requested > 0:
+        return min(requested, _LONGEST_RETRY_AFTER)
+    return _BUSY_DELAYS[min(failures, len(_BUSY_DELAYS) - 1)]
 
 
 def after_silence(failures: int) -> float:
-    return min(2.0 ** min(failures, 10), _LONGEST)
+    return min(2.0 ** min(failures, 10), _LONGEST_BACKOFF)
 
 
 def time_after(seconds: float) -> datetime:
@@ -51,30 +51,30 @@ def time_after(seconds: float) -> datetime:
 
 @dataclass
 class Patience:
-    """What is left of the waiting that a round may do for one stream."""
+    """The waiting time that a round has left for one stream."""
 
     seconds: float
     failures: int = 0
-    """In a row, this round's and those before it."""
+    """Consecutive failures, those of earlier rounds included."""
 
-    async def until_answered(self, work: Callable[[], Awaitable[T]]) -> T:
-        """Tries until there is an answer, or it would take too long. A cancellation ends every wait at once."""
+    async def retry(self, call: Callable[[], Awaitable[T]]) -> T:
+        """Call until the destination responds. Raises GaveUp if the next delay exceeds the time left."""
         silences = 0
         while True:
             try:
-                answer = await work()
+                result = await call()
             except Busy as busy:
-                pause = after_busy(busy.after, self.failures)
+                delay = after_busy(busy.after, self.failures)
                 self.failures += 1
-                if pause > self.seconds:
-                    raise GaveUp("destination_busy", f"the destination asks to wait: {busy}", pause) from None
+                if delay > self.seconds:
+                    raise GaveUp("destination_busy", f"the destination asks to wait: {busy}", delay) from None
             except Unreachable as silence:
-                pause, silences = after_silence(self.failures), silences + 1
+                delay, silences = after_silence(self.failures), silences + 1
                 self.failures += 1
-                if silences >= _QUICK_TRIES or pause > self.seconds:
-                    raise GaveUp("destination_unreachable", str(silence), pause) from None
+                if silences >= _ATTEMPTS_PER_ROUND or delay > self.seconds:
+                    raise GaveUp("destination_unreachable", str(silence), delay) from None
             else:
                 self.failures = 0
-                return answer
-            self.seconds -= pause
-            await asyncio.sleep(pause)
+                return result
+            self.seconds -= delay
+            await asyncio.sleep(delay)

@@ -1,7 +1,7 @@
-"""Of a table of rows: those that may leave this machine, and their texts without secrets.
+"""Table operations of the privacy gate: select the rows that may leave, and redact their texts.
 
-Which rows stay here, and what a secret is, comes in as functions: nothing here knows folders or rules. Arrow looks at
-all texts for a hint of a secret; only those that have one are seen by Python.
+Which rows stay and which texts are secrets is passed in as functions; this module knows neither folders nor rules.
+Arrow searches all texts for a hint of a secret; Python sees only those that have one.
 
 @ref delivery#withheld
 """
@@ -16,20 +16,20 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 Withheld = Callable[[str | None, str | None], bool]
-"""(cwd, session id) → whether their rows stay here."""
+"""(cwd, session id) → whether their rows must stay on this machine."""
 Redact = Callable[[str], tuple[str, "Counter[str]"]]
-"""Text → the text without its secrets, and how often each rule spoke."""
+"""Text → the text without secrets, and the number of replacements by each rule."""
 
 _FOLDER, _SESSION = "cwd", "session_id"
 
 
 def any_withheld(table: pa.Table, is_withheld: Withheld) -> bool:
-    """Each pair of folder and session is asked about once."""
+    """Return whether any row must stay. Each pair of folder and session is checked once."""
     return any(is_withheld(*pair) for pair in _distinct(table))
 
 
 def may_leave(table: pa.Table, is_withheld: Withheld) -> Any:
-    """For each row whether it may: an Arrow array, or None where all may."""
+    """Return an Arrow mask of the rows that may leave, or None if all may."""
     verdicts = {pair: is_withheld(*pair) for pair in _distinct(table)}
     if not any(verdicts.values()):
         return None
@@ -50,41 +50,42 @@ def _texts(table: pa.Table, name: str) -> Any:
 
 
 def redacted(table: pa.Table, columns: Mapping[str, Redact], hint: str) -> tuple[pa.Table, dict[int, Counter[str]]]:
-    """The table with the texts of these columns redacted, and of each row that had a secret how often each rule spoke.
+    """Redact the texts of these columns.
 
-    `hint`: an expression that every text with a secret matches.
+    `hint` is a regular expression that every text with a secret matches. Returns the table, and for each row that had
+    a secret the number of replacements by each rule.
     """
-    spoke: dict[int, Counter[str]] = {}
+    matches: dict[int, Counter[str]] = {}
     for name, redact in columns.items():
-        place = table.schema.get_field_index(name)
-        if place < 0:
+        index = table.schema.get_field_index(name)
+        if index < 0:
             continue
-        column = table.column(place)
+        column = table.column(index)
         chunks, start = [], 0
         for chunk in column.chunks:
-            chunks.append(_redacted(chunk, redact, hint, start, spoke))
+            chunks.append(_redacted(chunk, redact, hint, start, matches))
             start += len(chunk)
         if any(new is not old for new, old in zip(chunks, column.chunks, strict=True)):
-            table = table.set_column(place, table.schema.field(place), pa.chunked_array(chunks, column.type))
-    return table, spoke
+            table = table.set_column(index, table.schema.field(index), pa.chunked_array(chunks, column.type))
+    return table, matches
 
 
-def _redacted(texts: Any, redact: Redact, hint: str, start: int, spoke: dict[int, Counter[str]]) -> Any:
-    # As bytes: an ASCII expression goes through them faster than through characters.
+def _redacted(texts: Any, redact: Redact, hint: str, start: int, matches: dict[int, Counter[str]]) -> Any:
+    # As bytes: an ASCII expression searches bytes faster than characters.
     as_bytes = texts.cast(pa.large_binary() if pa.types.is_large_string(texts.type) else pa.binary())
     suspects = pc.fill_null(pc.match_substring_regex(as_bytes, hint), False)
     if not suspects.true_count:
         return texts
-    places = pc.indices_nonzero(suspects).to_pylist()
-    found = texts.take(pa.array(places, pa.int64())).to_pylist()
-    # Many rows share a text: each is looked at once.
-    seen = {text: redact(text) for text in dict.fromkeys(found)}
+    rows = pc.indices_nonzero(suspects).to_pylist()
+    found = texts.take(pa.array(rows, pa.int64())).to_pylist()
+    # Many rows share a text: redact each text once.
+    results = {text: redact(text) for text in dict.fromkeys(found)}
     changed = [False] * len(texts)
     values: list[str] = []
-    for place, text in zip(places, found, strict=True):
-        new, counts = seen[text]
+    for row, text in zip(rows, found, strict=True):
+        new, counts = results[text]
         if counts:
-            changed[place] = True
+            changed[row] = True
             values.append(new)
-            spoke.setdefault(start + place, Counter()).update(counts)
+            matches.setdefault(start + row, Counter()).update(counts)
     return pc.replace_with_mask(texts, pa.array(changed), pa.array(values, texts.type)) if values else texts

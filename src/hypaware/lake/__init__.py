@@ -1,5 +1,5 @@
-"""The lake: Iceberg tables, and the one way into them.
+"""The lake: Iceberg tables, and the single path by which rows enter them.
 
-`flush` is that way: recover · reserve · build · commit · secure · record · remove. What runs it (Spark, or a light
-stand-in in tests) stands behind the protocols of `committer`.
+Every flush and every import takes the same steps: recover, reserve, build, commit, fsync, record, remove. Spark runs
+them in production and a lightweight substitute runs them in tests; both implement the protocols of `committer`.
 """

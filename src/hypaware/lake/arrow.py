@@ -1,4 +1,4 @@
-"""Datasets as Arrow: the schema of a table's Parquet files, and coerced rows as columns of it."""
+"""Arrow schemas of datasets, and conversion of coerced rows to Arrow tables."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _TYPES: dict[Type, pa.DataType] = {
     Type.JSON: pa.string(),
 }
 
-# The sequence stands first, so that file statistics always cover it. They are never null in what we write, and
-# nullable all the same: a taken-over table has rows without a sequence.
+# The sequence comes first, so that file statistics always cover it. HypAware never writes null here, but the columns
+# are nullable because an adopted table has rows without a sequence.
 INTERNAL_COLUMNS = (
-    Column(SEQ, Type.BIGINT, "Place of the row in the order of this home; unique, never given out again."),
+    Column(SEQ, Type.BIGINT, "Position of the row in this home's order; unique, never reused."),
     Column(SOURCE, Type.STRING, "Logical partition of the row."),
     Column(ROW_ID, Type.STRING, "sha256 of the coerced row."),
     Column(BATCH_ID, Type.STRING, "The flush that wrote the row."),
@@ -35,7 +35,7 @@ def table_columns(dataset: Dataset) -> tuple[Column, ...]:
 
 
 def file_schema(dataset: Dataset, field_ids: Mapping[str, int]) -> pa.Schema:
-    """The schema of a data file; Iceberg knows a file's columns by their ids, not by their names."""
+    """Return the schema of a data file. Iceberg identifies columns by field id, not by name."""
     return pa.schema(
         pa.field(
             column.name,
@@ -48,14 +48,14 @@ def file_schema(dataset: Dataset, field_ids: Mapping[str, int]) -> pa.Schema:
 
 
 def read_schema(dataset: Dataset) -> pa.Schema:
-    """Of rows as they are read for others: the sequence, then the public columns."""
+    """Return the schema of a page of rows: the sequence, then the public columns."""
     return pa.schema([(SEQ, pa.int64()), *((column.name, _TYPES[column.type]) for column in dataset.columns)])
 
 
 def from_json_lines(schema: pa.Schema, lines: Sequence[bytes], internal: Mapping[str, pa.Array]) -> pa.Table:
-    """Rows as a table: the public columns from coerced rows in JSON, the internal ones as they are.
+    """Convert rows to a table: public columns from coerced rows in JSON, internal columns from `internal`.
 
-    Arrow reads the JSON that the row id was computed over in half the time that a list for each column takes.
+    Parsing the JSON that the row id was computed from takes Arrow half as long as building a list per column.
     """
     data = b"\n".join(lines)
     read = pj.read_json(
@@ -72,7 +72,7 @@ def from_json_lines(schema: pa.Schema, lines: Sequence[bytes], internal: Mapping
 
 
 def _read_schema(schema: pa.Schema) -> pa.Schema:
-    """Times are read as text and cast: the reader knows no zones."""
+    """Return the schema to parse JSON with. Timestamps are parsed as text and cast, because Arrow ignores zones."""
     return pa.schema(
         (field.name, pa.string() if field.type == _TIMESTAMP else field.type)
         for field in schema

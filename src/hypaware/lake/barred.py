@@ -1,7 +1,7 @@
-"""Keeping out of the lake what was purged, for every row that is on its way into it.
+"""Find purged rows among the rows that a build has written or rejected.
 
-Rows of closed sessions and closed times are left out where they are read; here those go whose part was purged under
-whatever name, and what is refused and would be kept with its text. Nothing of it is silent: all are counted.
+A build skips rows of purged sessions and periods while it reads them. This module finds the remaining ones: rows whose
+part was purged under any session, and rejects that would otherwise be kept with their text. All of them are counted.
 """
 
 from __future__ import annotations
@@ -19,50 +19,54 @@ from hypaware.model.datasets import Dataset
 @dataclass(frozen=True)
 class KeptOut:
     written: frozenset[int]
-    """Sequences of rows that stand in the files, and must be taken out of them."""
-    dropped: frozenset[int]
-    """Sequences of those that were not written at all."""
-    refused: list[Reject]
-    """What is left of the refused rows."""
-    rejects: int
-    """How many of those were kept out."""
+    """Sequences of rows that the built files contain and that must be removed from them."""
+    skipped: frozenset[int]
+    """Sequences of rows that the build did not write."""
+    rejects: list[Reject]
+    """Rejects that were not purged."""
+    purged_rejects: int
+    """Number of rejects that were purged."""
 
     @property
     def all(self) -> frozenset[int]:
-        return self.written | self.dropped
+        return self.written | self.skipped
 
 
 def settle(stones: Tombstones, dataset: Dataset, own_gateway: str | None, built: Sequence[Built]) -> KeptOut:
-    """Without a change anywhere: a dry run asks the same."""
+    """Find the purged rows of a build. Changes nothing, so a dry run calls it too."""
     written: set[int] = set()
     if stones.has_parts:
         found = [pair for each in built for pair in pairs(each.keys, each.seqs)]
-        gone = stones.find({key for key, _ in found})
-        written = {seq for key, seq in found if key in gone} | _under_other_ids(stones, built)
-    refused = [reject for each in built for reject in each.rejects]
-    kept = [reject for reject in refused if not bars(stones, dataset, own_gateway, reject.line)]
-    dropped = frozenset(seq for each in built for seq in each.purged)
-    return KeptOut(frozenset(written), dropped, kept, len(refused) - len(kept))
+        purged = stones.find({key for key, _ in found})
+        written = {seq for key, seq in found if key in purged} | _under_other_ids(stones, built)
+    rejects = [reject for each in built for reject in each.rejects]
+    kept = [reject for reject in rejects if not bars(stones, dataset, own_gateway, reject.line)]
+    skipped = frozenset(seq for each in built for seq in each.purged)
+    return KeptOut(frozenset(written), skipped, kept, len(rejects) - len(kept))
 
 
 def _under_other_ids(stones: Tombstones, built: Sequence[Built]) -> set[int]:
-    """Records of purged parts that do not have their ids. What was said after the purge may be the same words again."""
-    met = [each for result in built for each in result.meetings]
-    gone = stones.buried_at({each.buried_as for each in met})
+    """Find other records of purged parts by match key.
+
+    A text that is equal to a purged one is kept if it was said after the purge.
+    """
+    match_keys = [each for result in built for each in result.match_keys]
+    purged_at = stones.purged_at({each.tombstone_hash for each in match_keys})
     return {
         each.seq
-        for each in met
-        if (at := gone.get(each.buried_as)) is not None and (each.exact or each.late or each.at <= at)
+        for each in match_keys
+        if (at := purged_at.get(each.tombstone_hash)) is not None
+        and (each.is_exact or each.is_time_uncertain or each.at <= at)
     }
 
 
 def bars(stones: Tombstones, dataset: Dataset, own_gateway: str | None, line: bytes) -> bool:
-    """Whether a line that nobody could take belongs to what was purged, as far as it can be read."""
-    bar = stones.closed.bar(dataset)
-    if bar is None and not stones.has_parts:
+    """Tell whether a rejected line belongs to a purge, as far as the line can be parsed."""
+    is_in_purged_range = stones.purge_filter.predicate(dataset)
+    if is_in_purged_range is None and not stones.has_parts:
         return False
     row = loosely.fitted(dataset, loosely.row_in(line))
-    if bar is not None and bar(row):
+    if is_in_purged_range is not None and is_in_purged_range(row):
         return True
     key = row_key(dataset, row, own_gateway)
     return key is not None and bool(stones.find({key}))

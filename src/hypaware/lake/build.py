@@ -1,9 +1,8 @@
-"""Build: pieces of something that holds rows become Parquet files. Runs in Spark's tasks; touches only its own files.
+"""Build: write rows to Parquet files. Runs in Spark tasks and touches only the task's own files.
 
-A piece gives its rows with their sequences, the same ones each time it is asked: lines of a segment (`slices`), or
-what an import reads (`backfill`). A task stamps them, writes one file per (source, day), synced, and returns what it
-wrote, the dedupe keys it saw and what was refused. The driver decides which rows are duplicates; `thin` takes those
-out of the files again.
+An input yields rows with their sequences and is deterministic: lines of a segment (`slices`), or the rows of an import
+(`backfill`). A task adds the internal columns, writes one fsynced file per (source, day), and returns the files, the
+dedupe keys and the rejects. The driver then finds the duplicates; `thin` removes them from the files.
 
 @ref flush#build
 """
@@ -32,18 +31,18 @@ KEY_BYTES = 16
 class Piece(Protocol):
     @property
     def first_seq(self) -> int:
-        """No row of the piece has a lower one."""
+        """The lowest sequence that a row of this input can have."""
 
     @property
-    def suspects(self) -> tuple[str, ...]:
-        """Segments to blame if the piece cannot be built."""
+    def blamed_segments(self) -> tuple[str, ...]:
+        """The segments to blame if this input cannot be built."""
 
     def rows(self, dataset: Dataset, built: Built) -> Iterator[tuple[int, Row]]:
-        """(sequence, coerced row); what is refused or worth telling goes straight into `built`."""
+        """Yield (sequence, coerced row). Add rejects and reports to `built`."""
 
 
 class Task(Protocol):
-    """What an executor is given."""
+    """A unit of work for an executor."""
 
     def run(self) -> Built: ...
 
@@ -62,15 +61,15 @@ class Built:
     rejects: list[Reject] = field(default_factory=list)
     seqs: array[int] = field(default_factory=lambda: array("q"))
     keys: bytearray = field(default_factory=bytearray)
-    """The key hash of each row in `seqs`, KEY_BYTES each. Rows without a key are in neither."""
-    notes: list[Any] = field(default_factory=list)
-    """What the pieces tell whoever made them."""
+    """The key hash of each row in `seqs`, KEY_BYTES bytes each. Rows without a key are in neither."""
+    reports: list[Any] = field(default_factory=list)
+    """Values that inputs and tasks pass back to their creator."""
     withdrawn: list[range] = field(default_factory=list)
-    """Sequences of rows that a piece gave and then took back; they are taken out of the files again."""
+    """Sequences of rows that an input yielded and then withdrew. They are removed from the files again."""
     purged: array[int] = field(default_factory=lambda: array("q"))
-    """Sequences of rows that belong to what was purged; they were not written."""
-    meetings: Meetings = field(default_factory=Meetings)
-    """By what rows can meet other records of the same thing."""
+    """Sequences of purged rows, which were not written."""
+    match_keys: Meetings = field(default_factory=Meetings)
+    """Match keys: what live and native rows of the same part share."""
 
     @property
     def rows(self) -> int:
@@ -85,32 +84,32 @@ class BuildTask:
     data_root: Path
     field_ids: Mapping[str, int]
     bytes: int = 0
-    """How much it reads, for whoever watches."""
+    """Bytes to read, for progress reports."""
     own_gateway: str | None = None
-    """Whose home this is: rows of other gateways have keys of their own."""
-    closed: Closed = NOTHING
-    """What was purged for good: such rows are counted, and not written."""
-    meets_all: bool = False
-    """Whether native rows are noted in `Built.meetings`, too."""
+    """The gateway id of this home. Rows of other gateways are deduplicated separately."""
+    purge_filter: Closed = NOTHING
+    """Purged sessions and periods. Their rows are counted and not written."""
+    match_native: bool = False
+    """Whether `Built.match_keys` also covers native rows."""
     facts: late_facts.Facts = field(default_factory=dict)
-    """What was noted of sessions since their rows were recorded."""
+    """Facts about sessions that became known after their rows were recorded."""
 
     @property
-    def suspects(self) -> tuple[str, ...]:
-        return tuple(name for piece in self.pieces for name in piece.suspects)
+    def blamed_segments(self) -> tuple[str, ...]:
+        return tuple(name for piece in self.pieces for name in piece.blamed_segments)
 
     def run(self) -> Built:
         dataset = datasets.get(self.dataset)
         built = Built()
         place = Place(self.data_root, self.flush_id, self.pieces[0].first_seq)
         writer = PartitionWriter(dataset, place, self.field_ids)
-        bar = self.closed.bar(dataset)
-        note = noting(dataset, self.own_gateway, self.meets_all, built.meetings)
+        is_purged = self.purge_filter.predicate(dataset)
+        record_match_keys = noting(dataset, self.own_gateway, self.match_native, built.match_keys)
         try:
             with _no_garbage_collection():
                 for piece in self.pieces:
                     for seq, row in piece.rows(dataset, built):
-                        if bar is not None and bar(row):
+                        if is_purged is not None and is_purged(row):
                             built.purged.append(seq)
                             continue
                         if self.facts:
@@ -118,8 +117,8 @@ class BuildTask:
                         if (key := row_key(dataset, row, self.own_gateway)) is not None:
                             built.seqs.append(seq)
                             built.keys += key
-                        if note is not None:
-                            note(row, seq)
+                        if record_match_keys is not None:
+                            record_match_keys(row, seq)
                         writer.add(row, seq)
                 built.files = writer.close()
         except BaseException:
@@ -130,27 +129,25 @@ class BuildTask:
 
 @dataclass(frozen=True)
 class BuildFailure:
-    """A task that could not build its rows, and why. The rows are at fault unless `surroundings` is set."""
+    """A failed build task. Its rows are to blame unless `is_environmental` is set."""
 
     reason: str
-    surroundings: bool = False
+    is_environmental: bool = False
     segment: str | None = None
-    """The one whose file could not be read."""
+    """The segment whose file could not be read."""
 
 
 class Unreadable(Exception):
-    """A segment's file cannot be read."""
-
     def __init__(self, segment: str, error: OSError) -> None:
         super().__init__(f"segment {segment} cannot be read: {error}")
         self.segment = segment
 
 
 def row_key(dataset: Dataset, row: Mapping[str, Any], own_gateway: str | None) -> bytes | None:
-    """The hash of a row's dedupe key; None for a row without one, which is never dropped.
+    """Hash a row's dedupe key. Return None for a row without one, which is never dropped.
 
-    A row that came from another gateway is known by that gateway and its key, so that no gateway can claim, or hide,
-    another's rows. Without `own_gateway` every row counts as the home's own.
+    The hash of a row from another gateway includes that gateway's id, so that no gateway can claim or hide another's
+    rows. If `own_gateway` is None, every row counts as the home's own.
     """
     if (key := dataset.key_of(row)) is None:
         return None
@@ -159,32 +156,32 @@ def row_key(dataset: Dataset, row: Mapping[str, Any], own_gateway: str | None) -
 
 
 def key_hash(dataset: str, key: str, gateway: str | None = None) -> bytes:
-    """Half a sha256, so that Spark SQL can compute the same over the lake's own rows."""
-    # No dataset has an @ in its name, and the length says where the gateway's id ends.
-    whose = dataset if gateway is None else f"{dataset}@{len(gateway)}:{gateway}"
-    return sha256(f"{whose}:{key}".encode()).digest()[:KEY_BYTES]
+    """Hash a dedupe key to half a sha256, which Spark SQL can compute over the lake's rows too."""
+    # No dataset name contains an @, and the length marks the end of the gateway id.
+    scope = dataset if gateway is None else f"{dataset}@{len(gateway)}:{gateway}"
+    return sha256(f"{scope}:{key}".encode()).digest()[:KEY_BYTES]
 
 
 def run_or_say_why(task: Task) -> Built | BuildFailure:
-    """For the executors: a failure is a result, so that one task's rows do not take its neighbours' down."""
+    """Run a task in an executor. Return a failure as a result, so that it does not fail the other tasks."""
     try:
         return task.run()
     except Unreadable as error:
-        return BuildFailure(str(error), surroundings=True, segment=error.segment)
+        return BuildFailure(str(error), is_environmental=True, segment=error.segment)
     except (OSError, MemoryError) as error:
-        return BuildFailure(f"{type(error).__name__}: {error}", surroundings=True)
+        return BuildFailure(f"{type(error).__name__}: {error}", is_environmental=True)
     except Exception as error:
         return BuildFailure(f"{type(error).__name__}: {error}")
 
 
 def workers_run(_: object) -> bool:
-    """For the executors: an answer shows that a worker starts and has this module."""
+    """Return True in an executor, which proves that workers start and can import this module."""
     return True
 
 
 @contextmanager
 def _no_garbage_collection() -> Iterator[None]:
-    """Rows are trees that reference counting frees; looking for cycles among a million of them doubles the time."""
+    """Disable the cycle collector. Reference counting frees rows; scanning millions of them doubles the time."""
     was_on = gc.isenabled()
     gc.disable()
     try:

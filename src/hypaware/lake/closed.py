@@ -1,7 +1,7 @@
-"""What purges have closed for good: sessions, and all time before a moment. A small value that travels to the tasks.
+"""The purged sessions and the time before which everything is purged, as a small value that is sent to tasks.
 
-A session is known by its mark, half a sha256: whoever searches the disk for a purged session finds nothing. Whatever
-dataset a row belongs to, it is judged by its `session_id`, where there is such a column, and by its time.
+Sessions are stored as half a sha256, so that the id of a purged session is nowhere on disk. The filter applies to every
+dataset: it checks the row's `session_id`, if the dataset has that column, and its time.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ SESSION = "session_id"
 MARK_BYTES = 16
 
 Bar = Callable[[Mapping[str, Any]], bool]
-"""Whether a coerced row stays out."""
+"""Tells whether a coerced row is purged."""
 
 
 def mark_of(kind: str, value: str) -> bytes:
-    """What is kept of a purge's words."""
+    """Hash the value that a purge names; only the hash is stored."""
     return sha256(f"{kind}:{value}".encode("utf-8", "surrogatepass")).digest()[:MARK_BYTES]
 
 
@@ -29,18 +29,18 @@ def mark_of(kind: str, value: str) -> bytes:
 class Closed:
     sessions: frozenset[bytes] = frozenset()
     before: str | None = None
-    """As `timestamp_text` writes it, which sorts by time."""
+    """In the form of `timestamp_text`, which sorts by time."""
 
-    def bar(self, dataset: Dataset) -> Bar | None:
-        """None where nothing is closed to the dataset's rows, so that it costs them nothing."""
+    def predicate(self, dataset: Dataset) -> Bar | None:
+        """Return the check for rows of a dataset, or None if it has nothing to check."""
         sessions = self.sessions if SESSION in dataset.coercers else frozenset[bytes]()
         before, time_column = self.before, dataset.time_column
         if not sessions and before is None:
             return None
-        # Rows of one session follow each other: a hash for each session, not for each row.
+        # Rows of a session are adjacent: hash each session once, not each row.
         known: dict[Any, bool] = {}
 
-        def bar(row: Mapping[str, Any]) -> bool:
+        def is_purged(row: Mapping[str, Any]) -> bool:
             if sessions:
                 session = row.get(SESSION)
                 if session not in known:
@@ -49,7 +49,7 @@ class Closed:
                     return True
             return before is not None and (at := row.get(time_column)) is not None and at < before
 
-        return bar
+        return is_purged
 
 
 NOTHING = Closed()

@@ -1,4 +1,4 @@
-"""The seam between the flush protocol and what carries it out: Spark and Iceberg, or a light stand-in in tests."""
+"""Protocols of a lake and its tables: implemented by Spark and Iceberg, and by a lightweight substitute in tests."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from hypaware.state.flushes import Flush
 
 
 class NotCommitted(Retryable):
-    """A commit failed, and the lake was asked: it did not land."""
+    """A commit failed, and the table confirms that it did not happen."""
 
     kind = "commit_failed"
 
 
 @dataclass(frozen=True)
 class Landed:
-    """What the lake holds of a flush: per source the highest sequence and the number of rows."""
+    """The rows of a flush that the lake holds: per source the highest sequence and the row count."""
 
     by_source: Mapping[str, tuple[int, int]]
 
@@ -38,33 +38,33 @@ class Landed:
 
 @dataclass(frozen=True)
 class Change:
-    """A change that brings no news: files take the place of others, or of nothing. One atomic commit."""
+    """A change that adds no new rows: replaces or removes files in one atomic commit."""
 
-    why: Literal["compact", "retain", "purge", "rebuild"]
-    gone: Sequence[DataFile]
-    come: Sequence[BuiltFile] = ()
+    operation: Literal["compact", "retain", "purge", "rebuild"]
+    removed: Sequence[DataFile]
+    added: Sequence[BuiltFile] = ()
     properties: Mapping[str, str] = field(default_factory=dict)
-    """Table properties that move with it."""
+    """Table properties to set in the same commit."""
     summary: Mapping[str, str] = field(default_factory=dict)
 
 
 class LakeTable(Protocol):
-    """One dataset's table, as it is now."""
+    """The table of one dataset."""
 
     @property
     def uuid(self) -> str: ...
 
     @property
     def floor(self) -> int:
-        """The end of the newest range that landed: the table's `hyp.seq-floor`."""
+        """The end of the newest committed range: the table's `hyp.seq-floor`."""
 
     @property
     def gateway_id(self) -> str | None:
-        """Whose table it is (`hyp.gateway-id`): rows of other gateways have keys of their own."""
+        """The gateway id of the home (`hyp.gateway-id`)."""
 
     @property
     def rebuilt_from(self) -> str | None:
-        """The table that this one took the place of (`hyp.rebuilt-from`)."""
+        """The uuid of the table that this one replaced (`hyp.rebuilt-from`)."""
 
     @property
     def field_ids(self) -> Mapping[str, int]: ...
@@ -72,32 +72,32 @@ class LakeTable(Protocol):
     @property
     def data_root(self) -> Path: ...
 
-    def landed(self, flush: Flush) -> Landed | None:
-        """Whether this flush's rows are in the table: by its id, which no other flush has, never by its range alone."""
+    def find_flush(self, flush: Flush) -> Landed | None:
+        """Return the rows of a flush, or None. Finds them by the unique flush id, never by range alone."""
 
     def commit(self, flush: Flush, files: Sequence[BuiltFile]) -> None:
-        """One atomic change: the files, the flush's id, range and segments in the summary, and the raised floor.
+        """Add the files, record flush id, range and segments in the summary, and raise the floor, atomically.
 
-        Raises NotCommitted where it surely did not happen; after any other error nobody knows.
+        Raises NotCommitted if the commit certainly did not happen. After any other error the outcome is unknown.
         """
 
-    def change(self, change: Change) -> None:
-        """Commits it; the caller has the table's turn (`turns.changing`), and secures it afterwards.
+    def replace_files(self, change: Change) -> None:
+        """Commit a change. The caller holds `turns.changing` for the table and calls `secure.secure` afterwards.
 
-        Raises NotCommitted where it surely did not happen, also if one of the files that should go is not there any
-        more; after any other error nobody knows, and whoever comes next looks at the files that are live.
+        Raises NotCommitted if the commit certainly did not happen, for instance because a file to remove is no longer
+        part of the table. After any other error the outcome is unknown, and the next job reads the live files.
         """
 
     def expire(self, horizon: float, keep: int = 1) -> int:
-        """Removes what `expiry.expirable` names, and may remove the files that only those name: how many snapshots."""
+        """Remove the snapshots that `expiry.expirable` lists, and files only they reference. Return their number."""
 
     def key_hashes(self, after: int) -> Iterator[Iterable[tuple[bytes, int]]]:
-        """(key hash, sequence) of every row above a sequence, in bounded lots."""
+        """Yield (key hash, sequence) of every row above a sequence, in bounded batches."""
 
 
 class Lake(Protocol):
     def table(self, dataset: Dataset) -> LakeTable:
-        """Creates it, or brings it to the dataset's columns, if need be."""
+        """Return the dataset's table. Create it or add its missing columns if necessary."""
 
     def run(self, tasks: Sequence[Task]) -> list[Built | BuildFailure]:
-        """Runs the tasks side by side: a result for each, in their order."""
+        """Run the tasks in parallel. Return their results in the same order."""

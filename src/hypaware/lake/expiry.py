@@ -1,8 +1,8 @@
-"""Which snapshots of a table may go. There is one rule, for all who remove some: flushes in passing, and expiry.
+"""Decide which snapshots of a table may be removed. Flushes and `hyp maintain` use the same rule.
 
-A snapshot is current until the next one is committed, and who began to read then reads that one to its end. So what was
-current when the oldest running job began stays, and so does what readers outside the engine (PyIceberg, DuckDB), whom
-nobody can ask, may have found an hour ago.
+A snapshot is current until the next one is committed, and a reader keeps using the snapshot that it started with. So
+the snapshot that was current when the oldest running job started is kept, and so is every snapshot that a reader
+outside the engine (PyIceberg, DuckDB) may have opened within the last hour.
 """
 
 from __future__ import annotations
@@ -13,30 +13,30 @@ from hypaware.lake import turns
 from hypaware.lake.metadata import Metadata, Snapshot
 
 GRACE = 3_600.0
-# A snapshot is dated before its commit ends: who began to read in between has found the one before.
+# A snapshot is dated before its commit ends: a reader that starts in between gets the previous one.
 COMMIT_TAKES = 10.0
-# A burst of commits must not make each further one slow: beyond so many snapshots ten minutes have to do.
+# Many snapshots slow down every commit: above this number the grace period is ten minutes.
 CROWDED = 300
 _GRACE_WHEN_CROWDED = 600.0
-# A commit for each old snapshot would be one more to keep.
+# Expiry is a commit too: wait until it removes this many snapshots.
 _WORTH_A_COMMIT = 20
 _REPLACING = ("replace", "overwrite", "delete")
 
 
 def horizon(known: Metadata, force: bool = False, coming: int = 0) -> float:
-    """What was current then, or later, stays. With `force` nobody outside the engine is waited for.
+    """Return the time from which on every current snapshot is kept.
 
-    `coming`: so many snapshots more are there by then.
+    `force` ignores readers outside the engine. `coming` is the number of snapshots that will be added before expiry.
     """
-    began = turns.oldest_running() - COMMIT_TAKES
+    oldest_start = turns.oldest_running() - COMMIT_TAKES
     if force:
-        return began
+        return oldest_start
     grace = GRACE if len(known.snapshots) + coming <= CROWDED else _GRACE_WHEN_CROWDED
-    return min(began, time.time() - grace)
+    return min(oldest_start, time.time() - grace)
 
 
 def current_at(known: Metadata, moment: float) -> Snapshot | None:
-    """None if the oldest snapshot that is left is younger."""
+    """Return the snapshot that was current at a time, or None if all remaining ones are newer."""
     return max(
         (snapshot for snapshot in known.snapshots if snapshot.at <= moment),
         key=lambda snapshot: snapshot.at,
@@ -45,20 +45,20 @@ def current_at(known: Metadata, moment: float) -> Snapshot | None:
 
 
 def expirable(known: Metadata, moment: float, keep: int = 1) -> list[Snapshot]:
-    """Snapshots that were no longer current at that time, but for the newest `keep` of all."""
-    began = current_at(known, moment)
-    if began is None:
+    """Return the snapshots that were no longer current at a time, except for the newest `keep` snapshots."""
+    oldest_kept = current_at(known, moment)
+    if oldest_kept is None:
         return []
     newest = sorted(known.snapshots, key=lambda snapshot: snapshot.at, reverse=True)[:keep]
     return [
         snapshot
         for snapshot in known.snapshots
-        if snapshot.at < began.at and snapshot not in newest and snapshot.id != known.current_id
+        if snapshot.at < oldest_kept.at and snapshot not in newest and snapshot.id != known.current_id
     ]
 
 
 def is_due(known: Metadata) -> bool:
-    """Whether enough has gathered, or space waits to be freed."""
+    """Tell whether enough snapshots have expired, or an expired one holds files that can be deleted."""
     moment = horizon(known)
     old = expirable(known, moment)
     if len(old) >= _WORTH_A_COMMIT:

@@ -1,6 +1,6 @@
-"""Flush: the spool's way into the lake. Everything here may be killed at any point and is finished or undone later.
+"""Flush: commit spooled segments to the lake. A flush may be killed at any point; it is finished or undone later.
 
-recover · reserve · build · settle · commit · secure · record · remove
+    recover · reserve · build · drop duplicates · commit · fsync · record · remove segments
 
 @ref flush#reserve
 """
@@ -29,7 +29,7 @@ from hypaware.state import flushes
 from hypaware.state.flushes import Flush, Outcome
 from hypaware.state.store import Store
 
-_after_reserve = faults.point("lake.reserve.after-commit", "a range is reserved, nothing is built")
+_after_reserve = faults.point("lake.reserve.after-commit", "a sequence range is reserved, nothing is built")
 
 _MAX_SEGMENTS = 200
 _SLICE_BYTES = 8 << 20
@@ -38,7 +38,7 @@ _WAIT_FOR_PRODUCERS = 5.0
 
 @dataclass(frozen=True)
 class Limits:
-    """How much one flush takes on; a longer spool is flushed in several."""
+    """The maximum size of one flush; a larger spool takes several."""
 
     max_rows: int = 100_000
     max_bytes: int = 128 << 20
@@ -60,9 +60,9 @@ class Report:
 
     @property
     def done(self) -> int:
-        """Rows that need nothing more."""
-        kept_out = self.rows_rejected + self.rows_purged
-        return self.rows_written + self.rows_duplicate + self.rows_settled + kept_out
+        """Rows that this flush has dealt with."""
+        excluded = self.rows_rejected + self.rows_purged
+        return self.rows_written + self.rows_duplicate + self.rows_settled + excluded
 
     def add(self, flush: Flush, outcome: Outcome) -> None:
         self.segments += len(flush.segments)
@@ -89,64 +89,64 @@ class Flusher:
     progress: Callable[[str, int, int], None] = _quiet
     check_cancelled: Callable[[], None] = _quiet
 
-    def flush(self, dataset: Dataset, wait: float = _WAIT_FOR_PRODUCERS, *, patient: bool = False) -> Report:
-        """Commits everything of the dataset that is in the spool now; with `patient`, not what may wait."""
+    def flush(self, dataset: Dataset, wait: float = _WAIT_FOR_PRODUCERS, *, skip_deferred: bool = False) -> Report:
+        """Commit all rows of a dataset that are in the spool now, except for deferred ones if `skip_deferred`."""
         try:
-            return self._flush(dataset, wait, patient)
+            return self._flush(dataset, wait, skip_deferred)
         except OSError as error:
-            message = f"{dataset.name}: {error}; the rows wait in the spool"
+            message = f"{dataset.name}: {error}; the rows remain in the spool and the next flush retries them"
             raise Retryable(message, kind="flush_failed") from error
 
-    def _flush(self, dataset: Dataset, wait: float, patient: bool) -> Report:
+    def _flush(self, dataset: Dataset, wait: float, skip_deferred: bool) -> Report:
         report = Report(dataset.name)
         folder = segments.folder(self.home, dataset.name)
         folder.create()
-        stuck = repair.wait_until_sealed(folder, wait)
-        report.still_active = [path.name for path in stuck]
-        landing = Landing(self.home, self.store, self.lake)
-        with landing.ready(dataset) as ready:
-            # What waits now: producers that never pause must not keep this flush from ending.
+        unsealed = repair.wait_until_sealed(folder, wait)
+        report.still_active = [path.name for path in unsealed]
+        session = Landing(self.home, self.store, self.lake)
+        with session.open_table(dataset) as target:
+            # Only segments that exist now: constant producers must not keep this flush from ending.
             now = time.time()
             due = {
                 segment.name: segment.rows
                 for segment in self._waiting(dataset.name)
-                if not (patient and segment.waits(now))
+                if not (skip_deferred and segment.is_deferred(now))
             }
             total = sum(due.values())
             while chosen := self._choose([each for each in self._waiting(dataset.name) if each.name in due]):
                 self.check_cancelled()
-                self._flush_once(landing, ready, dataset.name, chosen, report)
+                self._flush_once(session, target, dataset.name, chosen, report)
                 self.progress(f"committing {dataset.name}", report.done, max(total, report.done))
         return report
 
-    def _flush_once(self, landing: Landing, ready: Ready, dataset: str, chosen: list[Segment], report: Report) -> None:
+    def _flush_once(self, session: Landing, target: Ready, dataset: str, chosen: list[Segment], report: Report) -> None:
         with telemetry.span("cache.flush", component="lake", operation="flush", hyp_dataset=dataset) as span:
-            began = time.monotonic()
-            wanted = [(segment.name, segment.rows) for segment in chosen]
+            started = time.monotonic()
+            sizes = [(segment.name, segment.rows) for segment in chosen]
             with self.store.transaction() as connection:
-                flush = flushes.reserve(connection, dataset, wanted, above=ready.table.floor)
+                flush = flushes.reserve(connection, dataset, sizes, above=target.table.floor)
             _after_reserve()
             try:
                 paths = {segment.name: segment.path for segment in chosen}
-                prepared = prepare(self.home, self.lake, ready, flush, _tasks(self.home, ready.table, flush, paths))
-            except RowsAtFault as fault:
-                # Nothing is lost: the segments wait, and a third failure singles the guilty rows out.
-                recover.burn(self.home, self.store, ready.table, flush, guilty=fault.segments)
+                prepared = prepare(self.home, self.lake, target, flush, _tasks(self.home, target.table, flush, paths))
+            except RowsAtFault as error:
+                # The segments stay in the spool. After the second failure, the next try isolates the poison rows.
+                recover.burn(self.home, self.store, target.table, flush, blamed=error.segments)
                 span.status("degraded")
                 return
             except Exception:
-                recover.burn(self.home, self.store, ready.table, flush, guilty=())
+                recover.burn(self.home, self.store, target.table, flush, blamed=())
                 raise
-            outcome = landing.land(ready, flush, prepared)
+            outcome = session.commit(target, flush, prepared)
             report.add(flush, outcome)
-            telemetry.record("hyp_flush_seconds", time.monotonic() - began, hyp_dataset=dataset)
+            telemetry.record("hyp_flush_seconds", time.monotonic() - started, hyp_dataset=dataset)
             telemetry.gauge("hyp_spool_bytes", reader.waiting(self.home, dataset).bytes, hyp_dataset=dataset)
             span.set(row_count=outcome.rows_written, rows_rejected=outcome.rows_rejected)
             telemetry.count("hyp_rows_written", outcome.rows_written, hyp_dataset=dataset)
             telemetry.count("hyp_rows_rejected", outcome.rows_rejected, hyp_dataset=dataset)
 
     def _waiting(self, dataset: str) -> list[Segment]:
-        """Sealed segments whose rows are not in the lake yet, oldest first; files of committed ones go now."""
+        """Return the uncommitted sealed segments, oldest first. Remove the files of committed ones."""
         sealed = segments.sealed_segments(segments.folder(self.home, dataset))
         with self.store.reading() as connection:
             committed = flushes.committed_segments(connection, dataset, [segment.name for segment in sealed])
@@ -156,7 +156,7 @@ class Flusher:
         return [segment for segment in sealed if segment.name not in committed]
 
     def _choose(self, waiting: list[Segment]) -> list[Segment]:
-        """The oldest segments that fit into one flush. One that has failed twice goes alone, after all others."""
+        """Return the oldest segments that fit into one flush. One that failed twice comes last, alone."""
         if not waiting:
             return []
         with self.store.reading() as connection:
@@ -175,32 +175,32 @@ class Flusher:
 
 
 def _tasks(home: Home, table: LakeTable, flush: Flush, paths: dict[str, Path]) -> list[BuildTask]:
-    """Slices of about equal bytes; a large segment is shared out, small neighbours share a task."""
-    lots: list[list[Slice]] = [[]]
+    """Split segments into tasks of about equal bytes; large segments are divided, small ones share a task."""
+    groups: list[list[Slice]] = [[]]
     filled = 0
     for segment in flush.segments:
         path = paths[segment.name]
         size = path.stat().st_size
-        pieces = max(1, min(segment.rows, -(-size // _SLICE_BYTES)))
-        for start, stop in pairwise(segment.rows * piece // pieces for piece in range(pieces + 1)):
+        slices = max(1, min(segment.rows, -(-size // _SLICE_BYTES)))
+        for start, stop in pairwise(segment.rows * part // slices for part in range(slices + 1)):
             if filled >= _SLICE_BYTES:
-                lots.append([])
+                groups.append([])
                 filled = 0
-            lots[-1].append(Slice(segment.name, path, segment.base, start, stop))
-            filled += size // pieces
+            groups[-1].append(Slice(segment.name, path, segment.base, start, stop))
+            filled += size // slices
     field_ids = dict(table.field_ids)
     own = table.gateway_id
     facts = late_facts.read(home) if any(segments.may_wait(segment.name) for segment in flush.segments) else {}
     return [
-        BuildTask(flush.dataset, tuple(lot), flush.id, table.data_root, field_ids, own_gateway=own, facts=facts)
-        for lot in lots
-        if lot
+        BuildTask(flush.dataset, tuple(group), flush.id, table.data_root, field_ids, own_gateway=own, facts=facts)
+        for group in groups
+        if group
     ]
 
 
 def _counted(segment: Segment) -> Segment:
-    """Its name says how many rows it has; its sequences are reserved for what is really in it."""
+    """Return the segment with its actual row count: sequences are reserved for rows, not for the count in its name."""
     try:
         return replace(segment, rows=segments.count_lines(segment.path))
     except OSError:
-        return segment  # the build will say so, and hold it against this segment alone
+        return segment  # the build reports it and blames only this segment

@@ -1,9 +1,9 @@
-"""Intake: rows that come from somewhere else than the spool go the flush's way, without being staged first.
+"""Import rows that do not come from the spool, with the steps of a flush.
 
-    reserve · build · settle · pend · commit · secure · record
+    reserve · build · drop duplicates · mark checkpoints pending · commit · fsync · record
 
-Blocks of sequences are reserved before anything is read: as many numbers as there can be rows, gaps are free. What
-was taken of each source becomes pending after the build and counts when the flush is recorded.
+Sequences are reserved before anything is read, as many as there can be rows; gaps are allowed. The new checkpoint of
+each source is pending after the build and takes effect when the flush is recorded.
 """
 
 from __future__ import annotations
@@ -22,8 +22,10 @@ from hypaware.state import flushes, sources
 from hypaware.state.flushes import Flush, Outcome
 from hypaware.state.source_mark import SourceMark
 
-_after_reserve = faults.point("lake.intake.after-reserve", "blocks are reserved for an import, nothing is read")
-_after_pend = faults.point("lake.intake.after-pend", "what an import takes of its sources is noted, not committed")
+_after_reserve = faults.point("lake.intake.after-reserve", "sequences are reserved for an import, nothing is read")
+_after_pend = faults.point(
+    "lake.intake.after-pend", "the checkpoints of an import are pending, its rows are not committed"
+)
 
 TasksOf = Callable[[Flush, LakeTable], Sequence[BuildTask]]
 Judge = Callable[[Prepared], None]
@@ -31,31 +33,31 @@ Judge = Callable[[Prepared], None]
 
 @dataclass(frozen=True)
 class Intake:
-    landing: Landing
-    ready: Ready
+    session: Landing
+    target: Ready
 
-    def build(self, dataset: str, size: int, tasks_of: TasksOf, judge: Judge) -> tuple[Flush, Prepared]:
-        """The rows as files that nothing names yet. `judge` may refuse them; whatever is raised leaves nothing."""
-        with self.landing.store.transaction() as connection:
-            flush = flushes.reserve_blocks(connection, dataset, size, above=self.ready.table.floor)
+    def build(self, dataset: str, size: int, make_tasks: TasksOf, check: Judge) -> tuple[Flush, Prepared]:
+        """Write the rows to files that no table references yet. `check` may raise; any error discards the flush."""
+        with self.session.store.transaction() as connection:
+            flush = flushes.reserve_blocks(connection, dataset, size, above=self.target.table.floor)
         _after_reserve()
-        with self._burnt_unless_done(flush):
-            tasks = tasks_of(flush, self.ready.table)
-            prepared = prepare(self.landing.home, self.landing.lake, self.ready, flush, tasks)
-            judge(prepared)
+        with self._discarded_on_error(flush):
+            tasks = make_tasks(flush, self.target.table)
+            prepared = prepare(self.session.home, self.session.lake, self.target, flush, tasks)
+            check(prepared)
         return flush, prepared
 
-    def land(self, flush: Flush, prepared: Prepared, marks: Sequence[SourceMark]) -> Outcome:
-        """One commit, and what it took of each source."""
-        with self._burnt_unless_done(flush), self.landing.store.transaction() as connection:
+    def commit(self, flush: Flush, prepared: Prepared, marks: Sequence[SourceMark]) -> Outcome:
+        """Commit the rows together with the new checkpoints of their sources."""
+        with self._discarded_on_error(flush), self.session.store.transaction() as connection:
             sources.pend(connection, flush.id, marks)
         _after_pend()
-        return self.landing.land(self.ready, flush, prepared)
+        return self.session.commit(self.target, flush, prepared)
 
     @contextmanager
-    def _burnt_unless_done(self, flush: Flush) -> Iterator[None]:
+    def _discarded_on_error(self, flush: Flush) -> Iterator[None]:
         try:
             yield
         except Exception:
-            recover.burn(self.landing.home, self.landing.store, self.ready.table, flush, guilty=())
+            recover.burn(self.session.home, self.session.store, self.target.table, flush, blamed=())
             raise

@@ -1,8 +1,8 @@
-"""Poison: rows that make a build fail are singled out by halving, so that nothing behind them waits.
+"""Isolate poison rows, which make a build fail, by bisection, so that they do not block the rows behind them.
 
-A segment may fail PATIENCE times with its neighbours; the next time it is built alone, in halves, until the guilty
-rows stand alone. They are set aside with the reason, the rest is committed. A crash counts as a failure as well (the
-rows may have caused it), but only a build that failed under our eyes is held against a row.
+A segment may fail PATIENCE times together with others. The next time it is built alone and bisected until the poison
+rows are found. They become rejects with the reason, and the other rows are committed. A crash also counts as a failed
+attempt of the segment, because the rows may have caused it, but a row is rejected only after an observed failure.
 
 @ref flush#build
 """
@@ -21,16 +21,16 @@ PATIENCE = 2
 
 
 def build_apart(lake: Lake, tasks: Sequence[BuildTask]) -> list[Built]:
-    alone = [replace(task, pieces=(piece,)) for task in tasks for piece in task.pieces]
-    return [built for task in alone for built in _halve(lake, task)]
+    single = [replace(task, pieces=(piece,)) for task in tasks for piece in task.pieces]
+    return [built for task in single for built in _halve(lake, task)]
 
 
 def _halve(lake: Lake, task: BuildTask) -> list[Built]:
-    """Builds the task's one slice, in ever smaller halves where it fails."""
+    """Build the task's only slice, or its halves if that fails."""
     (result,) = lake.run([task])
     if isinstance(result, Built):
         return [result]
-    if result.surroundings:
+    if result.is_environmental:
         raise surroundings_failed(task, result)
     (piece,) = task.pieces
     assert isinstance(piece, Slice)
@@ -46,7 +46,8 @@ def _set_aside(piece: Slice, reason: str) -> Built:
 
 
 def surroundings_failed(task: BuildTask, failure: BuildFailure) -> Retryable:
-    """A full disk or the like: no row is to blame, they wait."""
+    """Return the error for a failure such as a full disk, for which no row is to blame."""
     return Retryable(
-        f"{task.dataset}: building the rows failed: {failure.reason}; they wait where they are", kind="build_failed"
+        f"{task.dataset}: could not write the rows ({failure.reason}); no row is lost, the next run retries them",
+        kind="build_failed",
     )

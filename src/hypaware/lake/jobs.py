@@ -1,4 +1,4 @@
-"""The lake's jobs, as an engine runs them: flush, and what an engine does first with a lake that it has taken over."""
+"""The engine's jobs on the lake: recovery when an engine acquires it, flush, and read."""
 
 from __future__ import annotations
 
@@ -27,55 +27,57 @@ from hypaware.state.store import Store
 
 
 def recover(context: JobContext) -> None:
-    """With the lock just taken: damage of a power cut, a state that lags, flushes that somebody left unfinished."""
+    """Repair the lake after its lock was acquired: damage by a power cut, an outdated state, interrupted flushes."""
     with _opened(context) as opened:
         damaged = _step_back(context, opened.store)
-        secure.secure_all(context.home, but=damaged)
+        secure.secure_all(context.home, skip=damaged)
         floor = rebuild.read_facts(context.home).floor
         with opened.store.reading() as connection:
-            lags = flushes.next_seq(connection) <= floor
-            left = flushes.unfinished(connection)
-        if lags:
-            opened = catch_up(context.home, opened.store, "the state was older than the lake and was raised to it")
+            is_behind = flushes.next_seq(connection) <= floor
+            interrupted = flushes.unfinished(connection)
+        if is_behind:
+            opened = catch_up(context.home, opened.store, "the state was older than the lake and was updated from it")
             context.note(str(opened.rebuilt))
         lake = SparkLake(context.home, context.spark, opened.identity, context.check_cancelled)
-        for name in _registered(context, sorted({flush.dataset for flush in left} - damaged)):
+        for name in _registered(context, sorted({flush.dataset for flush in interrupted} - damaged)):
             settle_unfinished(context.home, opened.store, lake.table(datasets.get(name)), name)
-        # Nobody else is at work yet, and the job that opened the lake may have the turn already.
-        _remember(context, opened.identity, lambda _: nullcontext(), but=damaged)
+        # No other job runs yet, and the job that acquired the lake may hold the lock already.
+        _remember(context, opened.identity, lambda _: nullcontext(), skip=damaged)
 
 
 def _step_back(context: JobContext, store: Store) -> set[str]:
-    """The tables that are damaged beyond that: nothing writes to them, and the others go on."""
+    """Roll back damaged commits. Return the tables that this cannot repair; nothing may write to them."""
     damaged = set()
     for found in secure.step_back_where_damaged(context.home, recorded_through(store)):
         if isinstance(found, secure.Damaged):
             damaged.add(found.table)
             context.note(found.error.message)
         else:
-            context.note(f"{found.table}: the newest commit did not survive a crash ({found.reason}); stepped back")
+            context.note(
+                f"{found.table}: the newest commit was damaged by a crash ({found.reason}) and was rolled back"
+            )
     return damaged
 
 
 def remember(context: JobContext, identity: Identity) -> None:
-    """Only a table that does not know this incarnation yet is loaded for it; else Spark is not needed."""
+    """Store the incarnation in tables that lack it. Spark is used only if there is one."""
     _remember(context, identity, lambda name: changing(name, context.check_cancelled))
 
 
 def _remember(
     context: JobContext,
     identity: Identity,
-    turn: Callable[[str], AbstractContextManager[None]],
-    but: Collection[str] = (),
+    lock: Callable[[str], AbstractContextManager[None]],
+    skip: Collection[str] = (),
 ) -> None:
     for name, known in rebuild.read_facts(context.home).tables.items():
-        if name in but:
+        if name in skip:
             continue
         if known.properties.get(INCARNATION) == identity.incarnation or name not in datasets.names():
             continue
-        with turn(name):
+        with lock(name):
             secure.secure(context.home, name)
-            if SparkTable(context.spark, datasets.get(name)).remember(identity):
+            if SparkTable(context.spark, datasets.get(name)).store_identity(identity):
                 secure.secure(context.home, name)
 
 
@@ -85,45 +87,51 @@ def recorded_through(store: Store) -> dict[str, int]:
 
 
 def flush(context: JobContext, args: dict[str, Any]) -> dict[str, Any]:
-    """args: `dataset`, or all that have a spool; `patient` leaves what may wait. Result: INTERFACE's flush document."""
+    """Run the job `flush`.
+
+    args: `dataset` (all that have a spool if missing), `patient` (skip deferred rows). Result: the flush document of
+    INTERFACE.
+    """
     wanted = [args["dataset"]] if args.get("dataset") else segments.datasets_with_spool(context.home)
-    reports = flush_datasets(context, wanted, patient=bool(args.get("patient")))
+    reports = flush_datasets(context, wanted, skip_deferred=bool(args.get("patient")))
     return {"datasets": [_as_json(report) for report in reports]}
 
 
-def flush_datasets(context: JobContext, names: list[str], *, patient: bool = False) -> list[Report]:
-    """One dataset's trouble does not hold the others up; the first is raised when all had their turn."""
+def flush_datasets(context: JobContext, names: list[str], *, skip_deferred: bool = False) -> list[Report]:
+    """Flush each dataset. An error of one does not stop the others; the first error is raised at the end."""
     limits = Limits(context.config.flush.max_rows, context.config.flush.max_bytes)
     reports: list[Report] = []
-    troubles: list[HypError] = []
+    errors: list[HypError] = []
     spark = context.spark
     with _opened(context) as opened:
         lake = SparkLake(context.home, spark, opened.identity, context.check_cancelled)
         flusher = Flusher(context.home, opened.store, lake, limits, _progress_to(context), context.check_cancelled)
         for name in _registered(context, names):
             try:
-                reports.append(_flush_table(context, flusher, lake, datasets.get(name), patient))
+                reports.append(_flush_table(context, flusher, lake, datasets.get(name), skip_deferred))
             except Cancelled:
                 raise
-            except HypError as trouble:
-                troubles.append(trouble)
-    if troubles:
-        raise troubles[0]
+            except HypError as error:
+                errors.append(error)
+    if errors:
+        raise errors[0]
     return reports
 
 
-def _flush_table(context: JobContext, flusher: Flusher, lake: SparkLake, dataset: Dataset, patient: bool) -> Report:
+def _flush_table(
+    context: JobContext, flusher: Flusher, lake: SparkLake, dataset: Dataset, skip_deferred: bool
+) -> Report:
     with changing(dataset.name, context.check_cancelled):
-        report = flusher.flush(dataset, patient=patient)
+        report = flusher.flush(dataset, skip_deferred=skip_deferred)
         if report.rows_written:
             trim(context, lake.table(dataset), dataset.name)
-    for held in report.still_active:
-        context.note(f"{dataset.name}: {held} is held by a process that does not seal it; its rows still wait")
+    for active in report.still_active:
+        context.note(f"{dataset.name}: a running process has not sealed {active}; its rows remain in the spool")
     return report
 
 
 def trim(context: JobContext, table: SparkTable, name: str) -> None:
-    """Housekeeping: its failure takes nothing away from a flush that landed."""
+    """Remove old snapshots. A failure is only reported, because the flush is already committed."""
     try:
         if table.trim():
             secure.secure(context.home, name)
@@ -132,16 +140,16 @@ def trim(context: JobContext, table: SparkTable, name: str) -> None:
 
 
 def _registered(context: JobContext, names: list[str]) -> list[str]:
-    """Rows of a dataset whose plugin is gone wait for it; they must not stop the others."""
+    """Return the datasets that are installed. Rows of the others stay in the spool until their plugin returns."""
     known = datasets.names()
     for name in names:
         if name not in known:
-            context.note(f"{name}: no such dataset is installed, its rows wait in {context.home.spool / name}")
+            context.note(f"{name}: this dataset is not installed; its rows remain in {context.home.spool / name}")
     return [name for name in names if name in known]
 
 
 def read(context: JobContext, args: dict[str, Any]) -> dict[str, Any]:
-    """One page of a dataset's rows; args as `read.Range`."""
+    """Run the job `read`: emit one page of a dataset's rows. args: the fields of `read.Range`."""
     return reading.page(context, reading.Range(**args))
 
 

@@ -1,7 +1,7 @@
-"""Settling duplicates: which rows of a flush the lake already has, or has twice among themselves.
+"""Deduplication: find rows of a flush that the lake already has, or that the flush contains twice.
 
-The lowest sequence of a key survives. Only committed rows count against a flush, never the spool: its rows *are* the
-spool, and each would meet itself.
+The row with the lowest sequence of a key is kept. A flush is compared with committed rows only, never with the spool:
+its rows come from the spool and would match themselves.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from hypaware.model.datasets import Dataset
 
 
 def opened(home: Home, lake: Lake, table: LakeTable, dataset: Dataset) -> KeyIndex:
-    """The index, brought up to the table's floor, and to the settlements that wait."""
+    """Open the key index, caught up with the table's floor and with the pending settlements."""
     index, name = KeyIndex(home.keys), dataset.name
     try:
-        through = index.through(name, table.uuid)
-        if through is None and index.made_for(name) != table.rebuilt_from:
+        through = index.indexed_through(name, table.uuid)
+        if through is None and index.table_uuid(name) != table.rebuilt_from:
             index.close()
             keys.remove(home.keys)
             index, through = KeyIndex(home.keys), 0
         elif through is None or through > table.floor:
-            index.start_over(name, table.uuid, table.floor)
+            index.restart(name, table.uuid, table.floor)
             through = 0
         if through < table.floor:
             _fill(home, lake, index, table, dataset, through)
@@ -40,27 +40,27 @@ def opened(home: Home, lake: Lake, table: LakeTable, dataset: Dataset) -> KeyInd
 
 
 def _fill(home: Home, lake: Lake, index: KeyIndex, table: LakeTable, dataset: Dataset, after: int) -> None:
-    """Takes in what the lake holds above a sequence; `through` moves last, so an interrupted fill starts over."""
-    for lot in table.key_hashes(after):
-        index.add(dataset.name, table.uuid, after, lot)
+    """Index the lake's rows above a sequence. `through` is updated last, so an interrupted run starts over."""
+    for batch in table.key_hashes(after):
+        index.add(dataset.name, table.uuid, after, batch)
     meeting.fill(home, lake, index, table, dataset, after)
     index.add(dataset.name, table.uuid, table.floor, ())
 
 
 def duplicates(index: KeyIndex, results: Sequence[Built]) -> frozenset[int]:
-    """Sequences of rows whose key a committed row has, or a row before them in this flush."""
+    """Return the sequences of rows whose key a committed row or an earlier row of this flush has."""
     seen: set[bytes] = set(index.find(key for result in results for key, _ in pairs(result.keys, result.seqs)))
-    losers = []
+    duplicate_seqs = []
     for key, seq in _by_sequence(results):
         if key in seen:
-            losers.append(seq)
+            duplicate_seqs.append(seq)
         else:
             seen.add(key)
-    return frozenset(losers)
+    return frozenset(duplicate_seqs)
 
 
 def _by_sequence(results: Sequence[Built]) -> Iterable[tuple[bytes, int]]:
-    """Sorted only where it must be: results that follow each other, each in order, are in order as they are."""
+    """Return (key, sequence) by sequence. Sort only if necessary: consecutive results usually are in order."""
     found = [pair for result in results for pair in pairs(result.keys, result.seqs)]
     if any(before[1] > after[1] for before, after in pairwise(found)):
         found.sort(key=itemgetter(1))

@@ -1,8 +1,7 @@
-"""Where a session was at work, for rows that were recorded before anybody had said so.
+"""Working directory and git facts of sessions, for rows that were recorded before these were known.
 
-Clients' hooks note it in `<HYP_HOME>/clients/<name>/session-context.jsonl` (`clients.session_notes` writes it), often
-only after the first exchange has passed. Rows that waited in the spool get it when they are built, as far as their own
-columns are empty. The first note of a session counts.
+Client hooks write them to `<HYP_HOME>/clients/<name>/session-context.jsonl` (`clients.session_notes`), often after the
+first exchange. When deferred rows are built, their empty columns are filled from the first note of their session.
 """
 
 from __future__ import annotations
@@ -15,11 +14,11 @@ from hypaware.home import Home
 from hypaware.model.datasets import Dataset, Row
 
 Facts = Mapping[str, Mapping[str, str]]
-"""Session → columns."""
+"""Session id → columns."""
 
 
 def read(home: Home) -> Facts:
-    """What cannot be read is not known; rows never wait for it."""
+    """Read the facts of all sessions. A file that cannot be read is skipped: rows do not wait for it."""
     found: dict[str, dict[str, str]] = {}
     for path in session_context.paths(home.root):
         with suppress(OSError):
@@ -29,9 +28,9 @@ def read(home: Home) -> Facts:
 
 
 def fill(dataset: Dataset, row: Row, facts: Facts) -> None:
-    """Only a row without its own id: a native one says where it was, or its client did not know."""
-    told = facts.get(row.get("session_id", ""))
-    if told and not row.get("cwd") and dataset.settling is not None and dataset.settling.may_be_fallback(row):
-        for name, value in told.items():
+    """Fill the empty columns of a live row. A native row already has all facts that its client knew."""
+    known = facts.get(row.get("session_id", ""))
+    if known and not row.get("cwd") and dataset.match_rules is not None and dataset.match_rules.may_be_live(row):
+        for name, value in known.items():
             if name in dataset.coercers and not row.get(name):
                 row[name] = value

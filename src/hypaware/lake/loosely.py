@@ -1,4 +1,4 @@
-"""Reading a row out of a line that nobody could take: enough of it to say whose it was."""
+"""Lenient parsing of rejected lines: enough to tell which session and part they belong to."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypaware.model.datasets import GATEWAY, Dataset
 
 
 def row_in(line: bytes | str) -> Mapping[str, Any]:
-    """The row of an envelope, or the line itself where that is a row; empty where it is neither."""
+    """Return the row of an envelope, or the line if it is a row itself, or an empty mapping."""
     try:
         found = canonical.parse(line.encode("utf-8", "surrogatepass") if isinstance(line, str) else line)
     except (ValueError, RecursionError):
@@ -21,19 +21,19 @@ def row_in(line: bytes | str) -> Mapping[str, Any]:
 
 
 def fitted(dataset: Dataset, row: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of its columns that can be read, in their plain form, and what follows from them."""
-    fit: dict[str, Any] = {}
+    """Return the valid columns of a row, coerced, and the columns derived from them."""
+    valid: dict[str, Any] = {}
     for name, value in row.items():
         if name in dataset.coercers and value is not None:
             try:
-                fit[name] = dataset.coercers[name](value)
+                valid[name] = dataset.coercers[name](value)
             except (ValueError, RecursionError):
                 continue
     try:
-        derived = dict(dataset.derive(fit, str(fit.get(GATEWAY, ""))))
+        derived = dict(dataset.derive(valid, str(valid.get(GATEWAY, ""))))
     except Exception:
-        # A plugin's own rule, over a row that it has not been made for.
+        # A plugin's rule may fail on an incomplete row.
         derived = {}
-    # Whose it is does not follow from anything else; without a word it is our own.
+    # The gateway cannot be derived; without one the row is our own.
     derived.pop(GATEWAY, None)
-    return {**derived, **fit}
+    return {**derived, **valid}

@@ -1,9 +1,10 @@
-"""The part of `lake/keys.db` that knows by what rows can meet another record of the same thing.
+"""The match-key tables of `lake/keys.db`.
 
-`matches` holds a key of a row (hash, sequence, mark, time), `met` the sequences of rows that have met, `matching` the
-datasets for which it is kept: from the first fallback row on that comes into a table, when all its rows are taken in
-once. `settlements` names the files that were taken in. Derived like the keys: lost, it is made anew from the rows, and
-from the settlements that wait. What it forgets then, which native row a dropped one had met, settles the same again.
+`matches` holds the match keys of rows (hash, sequence, flags, time), `met` the sequences of matched rows, `matching`
+the datasets with match keys, and `settlements` the names of the indexed settlement files. A dataset gets match keys
+when its first live row without an own id arrives; then all rows of its table are indexed once. Like the keys, these
+tables are derived and can be rebuilt from the rows and the pending settlements. A rebuild loses which native row a
+superseded live row was matched with; matching the row again gives the same result.
 """
 
 from __future__ import annotations
@@ -32,24 +33,24 @@ def keep(db: sqlite3.Connection, dataset: str) -> None:
 
 
 def free(db: sqlite3.Connection, hashes: Iterable[bytes]) -> list[Met]:
-    """Rows of the lake that have such a key, and have not met yet."""
+    """Return the match keys with one of the hashes whose rows are not matched yet, by sequence."""
     found: list[Met] = []
-    asked = sorted(set(hashes))
-    for start in range(0, len(asked), _LOOKUP):
-        some = asked[start : start + _LOOKUP]
+    wanted = sorted(set(hashes))
+    for start in range(0, len(wanted), _LOOKUP):
+        some = wanted[start : start + _LOOKUP]
         marks = ",".join("?" * len(some))
         rows = db.execute(
             f"SELECT hash, seq, mark, at FROM matches WHERE hash IN ({marks})"
             " AND NOT EXISTS (SELECT 1 FROM met WHERE met.seq = matches.seq)",
             some,
         )
-        found += (Met(bytes(hash_), seq, mark, at) for hash_, seq, mark, at in rows)
-    return sorted(found, key=lambda met: met.seq)
+        found += (Met(bytes(hash_), seq, flags, at) for hash_, seq, flags, at in rows)
+    return sorted(found, key=lambda match_key: match_key.seq)
 
 
-def add(db: sqlite3.Connection, meetings: Iterable[Met], met: Iterable[int]) -> None:
-    db.executemany("INSERT OR REPLACE INTO matches VALUES (?, ?, ?, ?)", sorted(meetings))
-    db.executemany("INSERT OR IGNORE INTO met VALUES (?)", ((seq,) for seq in met))
+def add(db: sqlite3.Connection, match_keys: Iterable[Met], matched: Iterable[int]) -> None:
+    db.executemany("INSERT OR REPLACE INTO matches VALUES (?, ?, ?, ?)", sorted(match_keys))
+    db.executemany("INSERT OR IGNORE INTO met VALUES (?)", ((seq,) for seq in matched))
 
 
 def taken_in(db: sqlite3.Connection) -> set[str]:
@@ -57,13 +58,13 @@ def taken_in(db: sqlite3.Connection) -> set[str]:
 
 
 def note_taken_in(db: sqlite3.Connection, dataset: str, names: Iterable[str]) -> None:
-    """All that are there now; those that were carried out are forgotten."""
+    """Record the pending settlements of a dataset; applied ones are dropped."""
     db.execute("DELETE FROM settlements WHERE name LIKE ?", (f"{dataset}/%",))
     db.executemany("INSERT INTO settlements VALUES (?)", ((name,) for name in sorted(names)))
 
 
 def forget(db: sqlite3.Connection, chosen: str) -> None:
-    """`chosen` is a query for the sequences of rows that go."""
+    """Remove the match keys of the rows whose sequences the query `chosen` selects."""
     db.execute(f"DELETE FROM matches WHERE seq IN ({chosen})")
     db.execute(f"DELETE FROM met WHERE seq IN ({chosen})")
 

@@ -1,7 +1,7 @@
-"""Bringing together what a flush has built and what the lake holds of the same things: the driver's side of settling.
+"""Match the rows of a flush with rows of the lake that record the same part. Runs in the driver.
 
-While no fallback row has come into a table, nothing is kept for it. The first one has all rows of the table taken in
-(`keep`), and from then on builds note native rows as well.
+A table has no match keys until its first live row without an own id arrives. Then all rows of the table are indexed
+(`keep`), and from then on builds record match keys of native rows too.
 """
 
 from __future__ import annotations
@@ -24,79 +24,80 @@ _FILES_AT_ONCE = 16
 
 
 def keep(home: Home, lake: Lake, index: KeyIndex, table: LakeTable, dataset: Dataset) -> None:
-    """From now on; all that the lake holds is taken in first, some at a time: others use the index meanwhile."""
+    """Start keeping match keys of a dataset. Index the lake's rows first, in batches, as other jobs use the index."""
     for result in _scanned(home, lake, table, dataset, after=0, every=True):
-        with index.changing() as db:
-            match_index.add(db, result.meetings, ())
-    with index.changing() as db:
+        with index.transaction() as db:
+            match_index.add(db, result.match_keys, ())
+    with index.transaction() as db:
         match_index.keep(db, dataset.name)
 
 
 def fill(home: Home, lake: Lake, index: KeyIndex, table: LakeTable, dataset: Dataset, after: int) -> None:
-    """Takes in what the lake holds above a sequence: what settled rows were before, and how others can be met."""
-    if dataset.settling is None:
+    """Index the lake's rows above a sequence: former keys of settled rows, and match keys."""
+    if dataset.match_rules is None:
         return
-    kept = index.matches(dataset.name)
-    is_met = False
-    for result in _scanned(home, lake, table, dataset, after, every=kept):
-        is_met = is_met or any(result.notes)
-        with index.staged(pairs(result.keys, result.seqs), result.meetings if kept else ()) as staged:
+    enabled = index.has_match_keys(dataset.name)
+    has_live = False
+    for result in _scanned(home, lake, table, dataset, after, every=enabled):
+        has_live = has_live or any(result.reports)
+        with index.stage(pairs(result.keys, result.seqs), result.match_keys if enabled else ()) as staged:
             staged.commit(dataset.name, table.uuid, after)
-    if is_met and not kept:
+    if has_live and not enabled:
         keep(home, lake, index, table, dataset)
 
 
 def take_in_settlements(home: Home, index: KeyIndex, table: LakeTable, dataset: Dataset) -> None:
-    """The ids that rows will have are theirs from now on."""
-    if dataset.settling is None:
+    """Index the keys that rows will have once their pending settlements are applied."""
+    if dataset.match_rules is None:
         return
-    there = {f"{dataset.name}/{path.name}": path for path in settlement_files.files(home, dataset.name)}
-    known = {name for name in index.taken_in() if name.startswith(f"{dataset.name}/")}
-    if there.keys() == known:
+    pending = {f"{dataset.name}/{path.name}": path for path in settlement_files.files(home, dataset.name)}
+    known = {name for name in index.indexed_settlements() if name.startswith(f"{dataset.name}/")}
+    if pending.keys() == known:
         return
-    told: dict[str, list[tuple[bytes, int]]] = {}
-    for name in sorted(there.keys() - known):
-        # One that cannot be read tells nothing; a compaction says so and sets it aside.
+    read: dict[str, list[tuple[bytes, int]]] = {}
+    for name in sorted(pending.keys() - known):
+        # Skip an unreadable one; the next compaction reports and quarantines it.
         with suppress(settlements.Damaged):
-            told[name] = list(settlements.keys(dataset, there[name], table.gateway_id))
-    # A row that a rollback took away is not there to be settled: its native record may come again.
-    found = sorted((key, seq) for pairs_ in told.values() for key, seq in pairs_ if seq <= table.floor)
-    with index.changing() as db:
+            read[name] = list(settlements.keys(dataset, pending[name], table.gateway_id))
+    # A row that a rollback removed cannot be settled; its native row may be imported again.
+    found = sorted((key, seq) for pairs_ in read.values() for key, seq in pairs_ if seq <= table.floor)
+    with index.transaction() as db:
         db.executemany("INSERT OR IGNORE INTO keys VALUES (?, ?)", found)
         match_index.add(db, (), [seq for _, seq in found])
-        match_index.note_taken_in(db, dataset.name, (known & there.keys()) | told.keys())
+        match_index.note_taken_in(db, dataset.name, (known & pending.keys()) | read.keys())
 
 
 def noted(lake: Lake, table: LakeTable, dataset: Dataset, results: Sequence[Built]) -> list[Built]:
-    """What a build that did not ask for it would have told of its native rows, read from what it has written."""
+    """Add the match keys of native rows to the results of a build that did not record them."""
     found = []
     for result in results:
         tasks = [MeetTask(dataset.name, file.path, 0, table.gateway_id, every=True) for file in result.files]
-        meetings = Meetings()
-        for told in _run(lake, dataset, tasks):
-            for met in told.meetings:
-                meetings.add(met)
-        found.append(replace(result, meetings=meetings))
+        match_keys = Meetings()
+        for scanned in _run(lake, dataset, tasks):
+            for match_key in scanned.match_keys:
+                match_keys.add(match_key)
+        found.append(replace(result, match_keys=match_keys))
     return found
 
 
-def settled(index: KeyIndex, results: Sequence[Built], left_out: frozenset[int]) -> Settled:
-    """Which rows of a flush are records of a thing that has a row already. `left_out` are its duplicates."""
-    if not any(len(result.meetings) for result in results):
+def settled(index: KeyIndex, results: Sequence[Built], excluded: frozenset[int]) -> Settled:
+    """Match the rows of a flush, except for the `excluded` ones, with each other and with rows of the lake."""
+    if not any(len(result.match_keys) for result in results):
         return Settled()
     new = sorted(
-        (met for result in results for met in result.meetings if met.seq not in left_out), key=lambda met: met.seq
+        (each for result in results for each in result.match_keys if each.seq not in excluded),
+        key=lambda match_key: match_key.seq,
     )
-    known = index.free(met.hash for met in new)
+    known = index.find_unmatched(match_key.hash for match_key in new)
     return settle(new, known)
 
 
 def _scanned(home: Home, lake: Lake, table: LakeTable, dataset: Dataset, after: int, *, every: bool) -> Iterator[Built]:
     entry = metadata.entry(home, dataset.name)
-    held = metadata.remembered_files(metadata.read(entry.metadata)) if entry else []
+    files = metadata.remembered_files(metadata.read(entry.metadata)) if entry else []
     tasks = [
         MeetTask(dataset.name, file.path, after, table.gateway_id, every)
-        for file in held
+        for file in files
         if file.max_seq is None or file.max_seq > after
     ]
     for start in range(0, len(tasks), _FILES_AT_ONCE):
@@ -106,5 +107,5 @@ def _scanned(home: Home, lake: Lake, table: LakeTable, dataset: Dataset, after: 
 def _run(lake: Lake, dataset: Dataset, tasks: Sequence[MeetTask]) -> Iterator[Built]:
     for result in lake.run(tasks):
         if isinstance(result, BuildFailure):
-            raise Retryable(f"{dataset.name}: its rows could not be read: {result.reason}", kind="scan_failed")
+            raise Retryable(f"{dataset.name}: could not read rows of the lake: {result.reason}", kind="scan_failed")
         yield result

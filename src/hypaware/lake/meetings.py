@@ -1,8 +1,8 @@
-"""By what rows can meet another record of the same thing, as tasks note it: a few bytes for each key of each row.
+"""Match keys: hashes that a live row and its native row share. Tasks record a few bytes per key.
 
-A build notes rows without their own id always, native ones only if asked to: while no fallback row has ever come into
-a table, nothing can meet, and an import pays nothing. `MeetTask` notes the same of rows that are in the lake, and the
-keys that settled rows had before.
+A build always records the match keys of live rows that lack their client's id. It records those of native rows
+only if asked to: as long as a table has no such live row, nothing can match, and imports need not pay for it.
+`MeetTask` records the match keys of rows in the lake, and the former keys of settled rows.
 """
 
 from __future__ import annotations
@@ -22,45 +22,45 @@ if TYPE_CHECKING:
     from hypaware.lake.build import Built
 
 HASH_BYTES = 16
-_FALLBACK, _LATE, _EXACT = 1, 2, 4
+_LIVE, _TIME_UNCERTAIN, _EXACT = 1, 2, 4
 
 Note = Callable[[Mapping[str, Any], int], None]
 
 
 class Met(NamedTuple):
-    """One key of one row."""
+    """One match key of one row."""
 
     hash: bytes
     seq: int
-    mark: int
+    flags: int
     at: int
     """The row's time, in seconds."""
 
     @property
-    def is_fallback(self) -> bool:
-        return bool(self.mark & _FALLBACK)
+    def is_live(self) -> bool:
+        return bool(self.flags & _LIVE)
 
     @property
-    def late(self) -> bool:
-        return bool(self.mark & _LATE)
+    def is_time_uncertain(self) -> bool:
+        return bool(self.flags & _TIME_UNCERTAIN)
 
     @property
-    def exact(self) -> bool:
-        return bool(self.mark & _EXACT)
+    def is_exact(self) -> bool:
+        return bool(self.flags & _EXACT)
 
     @property
-    def buried_as(self) -> bytes:
-        """What to look for among what was purged: of a native row its words count only if a live one said them."""
-        return self.hash if self.exact or self.is_fallback else said_live(self.hash)
+    def tombstone_hash(self) -> bytes:
+        """The hash to look up among tombstones. The text of a native row counts only if it was purged as a live row."""
+        return self.hash if self.is_exact or self.is_live else said_live(self.hash)
 
 
 @dataclass
 class Meetings:
-    """The keys of rows, in the order of the rows, the surest key of each first."""
+    """Match keys in row order, the most reliable key of each row first."""
 
     seqs: array[int] = field(default_factory=lambda: array("q"))
     at: array[int] = field(default_factory=lambda: array("q"))
-    marks: bytearray = field(default_factory=bytearray)
+    flags: bytearray = field(default_factory=bytearray)
     hashes: bytearray = field(default_factory=bytearray)
 
     def __len__(self) -> int:
@@ -68,70 +68,70 @@ class Meetings:
 
     def __iter__(self) -> Iterator[Met]:
         packed = bytes(self.hashes)
-        for place, (seq, mark, at) in enumerate(zip(self.seqs, self.marks, self.at, strict=True)):
-            yield Met(packed[place * HASH_BYTES : (place + 1) * HASH_BYTES], seq, mark, at)
+        for index, (seq, flags, at) in enumerate(zip(self.seqs, self.flags, self.at, strict=True)):
+            yield Met(packed[index * HASH_BYTES : (index + 1) * HASH_BYTES], seq, flags, at)
 
     @property
-    def has_fallback(self) -> bool:
-        return any(mark & _FALLBACK for mark in self.marks)
+    def has_live(self) -> bool:
+        return any(flags & _LIVE for flags in self.flags)
 
-    def note(self, dataset: Dataset, row: Mapping[str, Any], seq: int) -> None:
-        assert dataset.settling is not None
-        meeting = dataset.settling.meeting(row)
+    def record(self, dataset: Dataset, row: Mapping[str, Any], seq: int) -> None:
+        assert dataset.match_rules is not None
+        meeting = dataset.match_rules.match_keys(row)
         if meeting is None:
             return
         at = _seconds(row.get(dataset.time_column))
-        mark = (_FALLBACK if meeting.is_fallback else 0) | (_LATE if meeting.late else 0)
-        for place, key in enumerate(meeting.keys):
-            self.add(Met(hash_of(dataset.name, key), seq, mark | (_EXACT if place < meeting.exact else 0), at))
+        flags = (_LIVE if meeting.is_live else 0) | (_TIME_UNCERTAIN if meeting.time_uncertain else 0)
+        for index, key in enumerate(meeting.keys):
+            self.add(Met(hash_of(dataset.name, key), seq, flags | (_EXACT if index < meeting.exact else 0), at))
 
-    def add(self, met: Met) -> None:
-        self.seqs.append(met.seq)
-        self.at.append(met.at)
-        self.marks.append(met.mark)
-        self.hashes += met.hash
+    def add(self, match_key: Met) -> None:
+        self.seqs.append(match_key.seq)
+        self.at.append(match_key.at)
+        self.flags.append(match_key.flags)
+        self.hashes += match_key.hash
 
     def without(self, drop: Container[int]) -> Meetings:
-        """Without the keys of some rows."""
-        left = Meetings()
-        for met in self:
-            if met.seq not in drop:
-                left.add(met)
-        return left
+        """Return a copy without the keys of some rows."""
+        kept = Meetings()
+        for match_key in self:
+            if match_key.seq not in drop:
+                kept.add(match_key)
+        return kept
 
 
 def hash_of(dataset: str, key: str) -> bytes:
-    """Apart from dedupe keys, whose hashes begin with the dataset's name."""
+    """Hash a match key. The prefix separates it from hashes of dedupe keys, which start with the dataset name."""
     return sha256(f"meets:{dataset}:{key}".encode("utf-8", "surrogatepass")).digest()[:HASH_BYTES]
 
 
 def said_live(hash_: bytes) -> bytes:
-    """The words of a row without its own id; its transcript must not bring them back either."""
+    """Hash a match key once more, for the tombstone of a live row: its transcript must not restore the text."""
     return sha256(b"live:" + hash_).digest()[:HASH_BYTES]
 
 
 def noting(dataset: Dataset, own_gateway: str | None, every: bool, into: Meetings) -> Note | None:
-    """What to call for each row of a build; None where no row of the dataset can meet another.
+    """Return the function that records a row's match keys, or None if the dataset has no live rows.
 
-    Only the home's own rows can: what another gateway sends was settled there.
+    Only the home's own rows are recorded: rows of another gateway were matched there.
     """
-    settling = dataset.settling
-    if settling is None:
+    rules = dataset.match_rules
+    if rules is None:
         return None
-    may_be_fallback = settling.may_be_fallback
+    may_be_live = rules.may_be_live
 
-    def note(row: Mapping[str, Any], seq: int) -> None:
-        if (every or may_be_fallback(row)) and own_gateway in (None, row.get(GATEWAY)):
-            into.note(dataset, row, seq)
+    def record(row: Mapping[str, Any], seq: int) -> None:
+        if (every or may_be_live(row)) and own_gateway in (None, row.get(GATEWAY)):
+            into.record(dataset, row, seq)
 
-    return note
+    return record
 
 
 @dataclass(frozen=True)
 class MeetTask:
-    """Rows of a data file above a sequence: as `Built.keys` those that settled rows had before, and `Built.meetings`.
+    """Read rows of a data file above a sequence: former keys of settled rows as `Built.keys`, and `Built.match_keys`.
 
-    Without `every` only a quick look: `Built.notes` is `[True]` if there is a fallback row.
+    Without `every` it only tells whether there is a live row: `Built.reports` is `[True]` or `[False]`.
     """
 
     dataset: str
@@ -145,27 +145,27 @@ class MeetTask:
         from hypaware.lake.rewrite import read_batches
 
         dataset, built = datasets.get(self.dataset), Built()
-        settling = dataset.settling
-        assert settling is not None
-        looked_at = [dataset.time_column, *settling.columns] if self.every else [settling.telltale]
-        fallback = False
-        for batch in read_batches(self.path, list(dict.fromkeys([SEQ, GATEWAY, *looked_at]))):
+        rules = dataset.match_rules
+        assert rules is not None
+        columns = [dataset.time_column, *rules.columns] if self.every else [rules.marker_column]
+        has_live = False
+        for batch in read_batches(self.path, list(dict.fromkeys([SEQ, GATEWAY, *columns]))):
             for row in batch.to_pylist():
                 if (seq := row[SEQ]) is None or seq <= self.after or self.own_gateway not in (None, row.get(GATEWAY)):
                     continue
-                for key in settling.former_keys(row):
+                for key in rules.previous_keys(row):
                     built.seqs.append(seq)
                     built.keys += key_hash(dataset.name, key)
-                fallback = fallback or settling.may_be_fallback(row)
+                has_live = has_live or rules.may_be_live(row)
                 if self.every:
-                    built.meetings.note(dataset, row, seq)
-        built.notes = [fallback]
+                    built.match_keys.record(dataset, row, seq)
+        built.reports = [has_live]
         return built
 
 
 def _seconds(moment: Any) -> int:
     if moment is None:
-        return 0  # of a file that is older than the column
+        return 0  # the file is older than the column
     if isinstance(moment, str):
         moment = datetime.fromisoformat(moment)
     return int(moment.timestamp())

@@ -1,7 +1,8 @@
-"""Reading an embedded lake's catalog and Iceberg metadata as plain files: no Spark, nothing changed.
+"""Read the lake's catalog and Iceberg metadata as plain files, without Spark and without changing anything.
 
-`catalog.db` (SQLite, `iceberg_tables`) names each table's current and previous metadata.json; that names snapshots,
-those name manifest lists, those name manifests (Avro), those name data files with their partition and statistics.
+`catalog.db` (SQLite, table `iceberg_tables`) references each table's current and previous metadata.json. That
+references snapshots, these reference manifest lists, these reference manifests (Avro), and these list data files with
+their partition and statistics.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ REBUILT_FROM = "hyp.rebuilt-from"
 
 _DELETED = 2
 _EPOCH = date(1970, 1, 1)
-# Files that are remembered with their statistics, some hundred bytes each.
+# Data files to cache with their statistics, a few hundred bytes each.
 _REMEMBERED_FILES = 50_000
 
 
@@ -52,7 +53,7 @@ class Snapshot:
     manifest_list: Path
     summary: Mapping[str, str]
     at: float = 0.0
-    """When it was committed, in seconds since 1970. It was current until the next one was."""
+    """Commit time in seconds since 1970. The snapshot was current until the next commit."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ class Manifest:
     bytes: int
     snapshot_id: int
     deletes: bool = False
-    """Whether it lists rows that are deleted elsewhere; our own writers rewrite files instead."""
+    """Whether it lists delete files. HypAware rewrites data files instead."""
 
 
 @dataclass(frozen=True)
@@ -72,14 +73,14 @@ class DataFile:
     source: str
     max_seq: int | None
     min_seq: int | None
-    numbered: int
-    """How many of its rows have a sequence; all of them, unless another program wrote it."""
+    sequenced: int
+    """Number of rows with a sequence: all of them, unless another program wrote the file."""
     day: date | None = None
-    """The day of its rows; None for rows without a time."""
+    """The day of the rows; None for rows without a time."""
     snapshot_id: int | None = None
-    """The commit that added it."""
+    """The snapshot that added the file."""
     location: str = ""
-    """Its path, letter for letter as the table names it."""
+    """The path exactly as the table spells it."""
 
 
 @dataclass(frozen=True)
@@ -110,7 +111,7 @@ class Metadata:
 
     @property
     def floor(self) -> int:
-        """The end of the newest range that ever landed here, also when its rows are gone."""
+        """The end of the newest committed range, even if its rows have been removed."""
         return int(self.properties.get(FLOOR, 0))
 
 
@@ -125,7 +126,10 @@ def entries(home: Home, namespace: str = NAMESPACE) -> list[TableEntry]:
             " WHERE catalog_name = ? AND table_namespace = ? ORDER BY table_name",
             (CATALOG, namespace),
         ).fetchall()
-    return [TableEntry(name, local_path(now), local_path(before) if before else None) for name, now, before in found]
+    return [
+        TableEntry(name, local_path(current), local_path(previous) if previous else None)
+        for name, current, previous in found
+    ]
 
 
 def entry(home: Home, table: str, namespace: str = NAMESPACE) -> TableEntry | None:
@@ -133,19 +137,19 @@ def entry(home: Home, table: str, namespace: str = NAMESPACE) -> TableEntry | No
 
 
 def retained_from(home: Home, table: str) -> str | None:
-    """The first day that retention has kept; what is older does not come back."""
+    """Return the first day that retention keeps, or None. Older rows are not imported again."""
     found = entry(home, table)
     return read(found.metadata).properties.get(RETAINED_FROM) if found else None
 
 
 def read(path: Path) -> Metadata:
-    held = json.loads(path.read_bytes())
-    schema = next(schema for schema in held["schemas"] if schema["schema-id"] == held["current-schema-id"])
-    current = held.get("current-snapshot-id")
+    content = json.loads(path.read_bytes())
+    schema = next(schema for schema in content["schemas"] if schema["schema-id"] == content["current-schema-id"])
+    current = content.get("current-snapshot-id")
     return Metadata(
         path=path,
-        uuid=held["table-uuid"],
-        properties=held.get("properties", {}),
+        uuid=content["table-uuid"],
+        properties=content.get("properties", {}),
         snapshots=tuple(
             Snapshot(
                 found["snapshot-id"],
@@ -153,10 +157,10 @@ def read(path: Path) -> Metadata:
                 found.get("summary", {}),
                 found["timestamp-ms"] / 1000,
             )
-            for found in held.get("snapshots", [])
+            for found in content.get("snapshots", [])
         ),
         current_id=None if current in (None, -1) else current,
-        log=tuple(local_path(found["metadata-file"]) for found in held.get("metadata-log", [])),
+        log=tuple(local_path(found["metadata-file"]) for found in content.get("metadata-log", [])),
         fields={found["name"]: Field(found["id"], found["type"], found["required"]) for found in schema["fields"]},
     )
 
@@ -173,10 +177,10 @@ def manifests(snapshot: Snapshot) -> list[Manifest]:
     ]
 
 
-def data_files(metadata: Metadata, of: Manifest) -> Iterator[DataFile]:
-    """The live files of a manifest."""
+def data_files(metadata: Metadata, manifest: Manifest) -> Iterator[DataFile]:
+    """Yield the live data files of a manifest."""
     seq_field = metadata.fields[SEQ].id if SEQ in metadata.fields else None
-    for found in _avro(of.path):
+    for found in _avro(manifest.path):
         if found["status"] == _DELETED:
             continue
         file = found["data_file"]
@@ -188,10 +192,10 @@ def data_files(metadata: Metadata, of: Manifest) -> Iterator[DataFile]:
             source=str(file["partition"].get(SOURCE)),
             max_seq=_long(_of_field(file.get("upper_bounds"), seq_field)),
             min_seq=_long(_of_field(file.get("lower_bounds"), seq_field)),
-            numbered=rows - (_of_field(file.get("null_value_counts"), seq_field) or 0),
+            sequenced=rows - (_of_field(file.get("null_value_counts"), seq_field) or 0),
             day=_day(file["partition"]),
-            # An entry that was added by the manifest's own commit may leave it out.
-            snapshot_id=found["snapshot_id"] if found["snapshot_id"] is not None else of.snapshot_id,
+            # Entries that the manifest's own snapshot added may omit the id.
+            snapshot_id=found["snapshot_id"] if found["snapshot_id"] is not None else manifest.snapshot_id,
             location=file["file_path"],
         )
 
@@ -203,18 +207,18 @@ def live_files(metadata: Metadata) -> Iterator[DataFile]:
 
 
 def remembered_files(metadata: Metadata) -> Iterator[DataFile]:
-    """As `live_files`, without reading a manifest again: they never change. Not for who looks for damage."""
+    """Yield the live data files from cached manifests, which never change. Do not use it to look for damage."""
     if metadata.current:
         for manifest in manifests(metadata.current):
             yield from _memory.files(metadata, manifest)
 
 
 class _Memory:
-    """The files of manifests that were read, those used last; bounded by the files that it holds."""
+    """The data files of the manifests used last, bounded by the number of data files."""
 
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._held = 0
+    def __init__(self, max_files: int) -> None:
+        self._max_files = max_files
+        self._files = 0
         self._by_manifest: OrderedDict[tuple[str, Path], tuple[DataFile, ...]] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -228,9 +232,9 @@ class _Memory:
         with self._lock:
             if key not in self._by_manifest:
                 self._by_manifest[key] = files
-                self._held += len(files)
-            while self._held > self._most:
-                self._held -= len(self._by_manifest.popitem(last=False)[1])
+                self._files += len(files)
+            while self._files > self._max_files:
+                self._files -= len(self._by_manifest.popitem(last=False)[1])
         return files
 
 
@@ -238,7 +242,7 @@ _memory = _Memory(_REMEMBERED_FILES)
 
 
 def local_path(location: str) -> Path:
-    """The path behind a location as Iceberg writes it: `file:/x`, `file:///x` or `/x`, and never percent-encoded."""
+    """Convert an Iceberg location (`file:/x`, `file:///x` or `/x`, never percent-encoded) to a path."""
     path = location.removeprefix("file:")
     return Path("/" + path.lstrip("/"))
 
@@ -255,12 +259,12 @@ def _avro(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _of_field(by_field: Any, field: int | None) -> Any:
-    """A map with whole numbers as keys is a list of pairs in Avro."""
+    """Return the value of a field id. Avro stores a map with integer keys as a list of pairs."""
     return next((pair["value"] for pair in by_field or () if pair["key"] == field), None)
 
 
 def _day(partition: Mapping[str, Any]) -> date | None:
-    """The partition that is no source; writers give it as a date, or as the days since 1970."""
+    """Return the day of a partition. Writers store it as a date or as days since 1970."""
     day = next((value for name, value in partition.items() if name != SOURCE), None)
     return _EPOCH + timedelta(days=day) if isinstance(day, int) else day
 

@@ -1,4 +1,4 @@
-"""Writing rows as Parquet files, one per (source, day), synced, under names that no other try uses."""
+"""Write rows to fsynced Parquet files, one per (source, day), under names that no other attempt uses."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from hypaware.lake.arrow import file_schema, from_json_lines
 from hypaware.model import canonical
 from hypaware.model.datasets import BATCH_ID, ROW_ID, SEQ, SOURCE, Dataset, Row
 
-# A row group of a few MiB lets a reader skip most of a file; all buffers together bound a task's memory.
+# Row groups of a few MiB let a reader skip most of a file. The buffer limit bounds a task's memory.
 _ROW_GROUP_BYTES = 4 << 20
 _BUFFER_BYTES = 24 << 20
 _MAX_OPEN = 64
@@ -39,7 +39,7 @@ class BuiltFile:
 
 @dataclass(frozen=True)
 class Place:
-    """Where the files of one task go: under the table's data folder, with the flush's id first in their names."""
+    """Paths for the files of one task: in the table's data folder, named after the flush id."""
 
     data_root: Path
     flush_id: str
@@ -51,11 +51,11 @@ class Place:
 
 
 class PartitionWriter:
-    """One open Parquet file per (source, day), with bounded buffers. Stamps the internal columns."""
+    """Writes one Parquet file per (source, day), with bounded buffers, and sets the internal columns."""
 
-    def __init__(self, dataset: Dataset, place: Place, field_ids: Mapping[str, int]) -> None:
+    def __init__(self, dataset: Dataset, output: Place, field_ids: Mapping[str, int]) -> None:
         self._dataset = dataset
-        self._place = place
+        self._output = output
         self._schema = file_schema(dataset, field_ids)
         self._partitions: dict[tuple[str, str], _Partition] = {}
         self._finished: list[BuiltFile] = []
@@ -63,38 +63,38 @@ class PartitionWriter:
 
     def add(self, row: Row, seq: int) -> None:
         row_id, line = canonical.row_id_and_text(row)
-        where = (self._dataset.source_of(row), row[self._dataset.time_column][:10])
-        partition = self._partitions.get(where)
+        key = (self._dataset.source_of(row), row[self._dataset.time_column][:10])
+        partition = self._partitions.get(key)
         if partition is None:
-            path = self._place.new_file(self._dataset, *where)
-            partition = _Partition(path, self._schema, source=where[0], batch_id=self._place.flush_id)
-            self._partitions[where] = partition
+            path = self._output.new_file(self._dataset, *key)
+            partition = _Partition(path, self._schema, source=key[0], batch_id=self._output.flush_id)
+            self._partitions[key] = partition
         partition.lines.append(line)
         partition.seqs.append(seq)
         partition.row_ids.append(row_id)
         partition.buffered += len(line)
         self._buffered += len(line)
         if partition.buffered >= _ROW_GROUP_BYTES:
-            self._write(where)
+            self._write(key)
         elif self._buffered >= _BUFFER_BYTES:
             self._write(max(self._partitions, key=lambda each: self._partitions[each].buffered))
 
-    def _write(self, where: tuple[str, str]) -> None:
-        partition = self._partitions[where]
+    def _write(self, key: tuple[str, str]) -> None:
+        partition = self._partitions[key]
         self._buffered -= partition.write_rows()
-        # Files of many days must not use up what a process may have open: the one that was begun first is finished.
-        self._partitions[where] = self._partitions.pop(where)
-        opened = [each for each, held in self._partitions.items() if held.is_open]
+        # Limit the number of open files: finish the one that was written least recently.
+        self._partitions[key] = self._partitions.pop(key)
+        opened = [each for each, partition in self._partitions.items() if partition.is_open]
         if len(opened) > _MAX_OPEN:
             self._buffered -= self._partitions[opened[0]].buffered
             self._finish(opened[0])
 
-    def _finish(self, where: tuple[str, str]) -> None:
-        self._finished.append(self._partitions.pop(where).close(*where))
+    def _finish(self, key: tuple[str, str]) -> None:
+        self._finished.append(self._partitions.pop(key).close(*key))
 
     def close(self) -> list[BuiltFile]:
-        for where in sorted(self._partitions):
-            self._finish(where)
+        for key in sorted(self._partitions):
+            self._finish(key)
         return self._finished
 
     def discard(self) -> None:
@@ -105,7 +105,7 @@ class PartitionWriter:
 
 
 class _Partition:
-    """Rows wait as the JSON that their id was computed over: small, and quickly made into columns."""
+    """One output file. Buffers rows as the JSON their id is computed from, which is small and fast to convert."""
 
     def __init__(self, path: Path, schema: pa.Schema, source: str, batch_id: str) -> None:
         self.path = path
@@ -125,7 +125,7 @@ class _Partition:
         return self._writer is not None
 
     def write_rows(self) -> int:
-        """Writes what is buffered as one row group: the bytes that this freed."""
+        """Write the buffered rows as one row group. Return the number of buffered bytes."""
         if self._writer is None:
             self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._writer = parquet_writer(self.path, self._schema)
@@ -141,7 +141,7 @@ class _Partition:
         return freed
 
     def close(self, source: str, day: str) -> BuiltFile:
-        """Finishes the file and makes its bytes durable."""
+        """Finish the file and fsync it."""
         if self.lines:
             self.write_rows()
         assert self._writer is not None
@@ -166,7 +166,7 @@ def finish(path: Path) -> None:
 
 
 def path_name(source: str) -> str:
-    """A folder name for a source: any text, also one with slashes, dots or a thousand letters, stays one safe name."""
+    """Return a safe folder name for a source, which may contain slashes or dots and have any length."""
     name = quote(source, safe="").replace(".", "%2E")
     if len(os.fsencode(name)) <= _NAME_BYTES_MAX:
         return name

@@ -1,4 +1,4 @@
-"""What waits for a flush, told from the spool's folders and the state: no Spark is started to learn "nothing"."""
+"""Tell whether a flush has anything to do, from the spool's folders and the state, without starting Spark."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ if TYPE_CHECKING:
     from hypaware.state.store import Store
 
 
-def waits(home: Home, names: Collection[str] | None = None, *, make: bool = True, patient: bool = False) -> bool:
-    """Rows in the spool, or a flush that somebody left unfinished; the folders are asked first, they are cheap.
+def waits(home: Home, names: Collection[str] | None = None, *, make: bool = True, skip_deferred: bool = False) -> bool:
+    """Tell whether there are rows in the spool or interrupted flushes. Checks the folders first, which is cheap.
 
-    With `patient`, rows that may wait longer do not count.
+    `skip_deferred` ignores deferred rows.
     """
     wanted = segments.datasets_with_spool(home) if names is None else names
-    if any(reader.waiting(home, name, patient=patient).segments for name in wanted):
+    if any(reader.waiting(home, name, skip_deferred=skip_deferred).segments for name in wanted):
         return True
     with closing(open_home(home, make=make).store) as store:
         return any(names is None or dataset in names for dataset in unfinished(store))
 
 
 def unfinished(store: Store) -> set[str]:
-    """Datasets with a flush that somebody left unfinished."""
+    """Return the datasets that have an interrupted flush."""
     from hypaware.state import flushes
 
     with store.reading() as connection:
@@ -36,7 +36,7 @@ def unfinished(store: Store) -> set[str]:
 
 
 def recorded(store: Store) -> bool:
-    """Whether any row was ever committed."""
+    """Tell whether any row was ever committed."""
     from hypaware.state import flushes
 
     with store.reading() as connection:
@@ -44,7 +44,7 @@ def recorded(store: Store) -> bool:
 
 
 def age_of_view(home: Home) -> float | None:
-    """Seconds since the last flush that was recorded; None if there was none."""
+    """Return the seconds since the last recorded flush, or None if there was none."""
     from hypaware.state import flushes
 
     with closing(open_home(home).store) as store, store.reading() as connection:
@@ -52,5 +52,5 @@ def age_of_view(home: Home) -> float | None:
     if last is None:
         return None
     age = (datetime.now(UTC) - last).total_seconds()
-    # A flush from the future: the clock went back, and nobody knows how old the view is.
+    # The last flush is in the future because the clock was set back: the age is unknown.
     return age if age >= 0 else float("inf")

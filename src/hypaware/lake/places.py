@@ -1,7 +1,7 @@
-"""Where the files of a lake lie, as its tables name them: `file:/x`, `file:///x` or `/x`, never percent-encoded.
+"""Locations of lake files as tables spell them: `file:/x`, `file:///x` or `/x`, never percent-encoded.
 
-Every table lies in the warehouse of its home, so the part of a path from `lake/warehouse` on says where in the home a
-file lies, whatever the home was called, or through which link it was reached, when the path was written.
+Every table is in the warehouse of its home. The part of a path from `lake/warehouse` on is therefore relative to the
+home, whatever the home's path was when the location was written.
 """
 
 from __future__ import annotations
@@ -20,40 +20,40 @@ _SCHEME = re.compile(r"^(?:([a-z][a-z0-9+.-]*):)?(//(?=/))?", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class Place:
-    """A home as its tables should name it."""
+    """Translates locations to the current path of a home."""
 
     root: Path
 
     @classmethod
-    def of(cls, home: Home) -> Place:
+    def of_home(cls, home: Home) -> Place:
         return cls(home.root.resolve())
 
     def is_foreign(self, location: str) -> bool:
-        return self.here(location) != location
+        return self.localize(location) != location
 
-    def here(self, location: str) -> str:
-        """The same file in this home, written the same way. Files that lie in no folder are nobody's business."""
+    def localize(self, location: str) -> str:
+        """Return the location of the same file in this home. Locations outside the file system stay unchanged."""
         scheme, path = _split(location)
         if path is None:
             return location
         if path.is_relative_to(f"{self.root}{_IN_HOME}"):
             return location
-        _, found, within = f"{path}/".rpartition(f"{_IN_HOME}/")
+        _, found, relative = f"{path}/".rpartition(f"{_IN_HOME}/")
         if not found:
             raise LakeError(
-                f"the lake of {self.root} names {location}, which lies in no home: it cannot be told where that is now",
+                f"the lake of {self.root} references {location}, which is outside the warehouse of any home",
                 kind="lake_foreign_file",
             )
-        return f"{scheme}{self.root}{_IN_HOME}/{within}".rstrip("/")
+        return f"{scheme}{self.root}{_IN_HOME}/{relative}".rstrip("/")
 
-    def file(self, location: str) -> Path:
-        return local_path(self.here(location))
+    def local_file(self, location: str) -> Path:
+        return local_path(self.localize(location))
 
 
 def _split(location: str) -> tuple[str, Path | None]:
-    """How the location begins, and its path; None for one that is not of this machine."""
-    begin = _SCHEME.match(location)
-    assert begin is not None
-    if (begin[1] or "file").lower() != "file":
+    """Split a location into scheme and path. The path is None for a location that is not a local file."""
+    prefix = _SCHEME.match(location)
+    assert prefix is not None
+    if (prefix[1] or "file").lower() != "file":
         return "", None
-    return begin[0], local_path(location)
+    return prefix[0], local_path(location)

@@ -1,8 +1,8 @@
-"""Reads of a dataset: all of it, or what came after a sequence; internal columns stay inside.
+"""Read the public columns of a dataset through Spark: all rows, or those after a sequence.
 
-A continuation is a sequence: `(since, until]`, in order, with the source as partition filter, pruned by file and
-row-group statistics. Rows without a sequence (of a taken-over table) come first, and only when they are asked for.
-A page covers a bounded window of sequences, so neither side ever holds more than that.
+A read covers the sequences `(since, until]`, in order, with an optional source as partition filter, and is pruned by
+file and row-group statistics. Rows without a sequence (of an adopted table) come first, and only if requested. A page
+covers a bounded window of sequences, so neither side holds more than one page.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from hypaware.engine.jobs import JobContext
 
 _PAGE_ROWS = 50_000
-# As stored, compressed; rows in memory take a multiple of it.
+# Compressed size on disk; rows in memory take several times as much.
 _PAGE_BYTES = 4 << 20
 _BATCH_ROWS = 5_000
 _FAR = 2**63 - 1
@@ -41,15 +41,15 @@ class Range:
 
 
 def page(context: JobContext, wanted: Range) -> dict[str, Any]:
-    """Emits the first window of the range as Arrow IPC: `{rows, next}`, next = where to go on, None at the end."""
+    """Emit the first window of a range as Arrow IPC. Return `{rows, next}`; `next` is None at the end."""
     from hypaware.lake.spark_table import SparkTable
 
     spark = context.spark
     if not tables.exists(spark, datasets.get(wanted.dataset).name):
         return {"rows": 0, "next": None}
-    known = SparkTable(spark, datasets.get(wanted.dataset)).known
+    known = SparkTable(spark, datasets.get(wanted.dataset)).metadata
     files = [file for file in metadata.remembered_files(known) if wanted.source in (None, file.source)]
-    # Nothing in a table lies above its floor.
+    # A table has no rows above its floor.
     last = min(known.floor, wanted.until if wanted.until is not None else _FAR)
     since = wanted.since
     while True:
@@ -62,7 +62,7 @@ def page(context: JobContext, wanted: Range) -> dict[str, Any]:
 
 
 def rows_since(spark: SparkSession, wanted: Range) -> pa.Table:
-    """The rows of the range in the order of their sequence, which stands first; legacy rows before all others."""
+    """Return the rows of a range, ordered by sequence, which is the first column. Legacy rows come first."""
     from pyspark.sql import functions as F
 
     dataset = datasets.get(wanted.dataset)
@@ -70,13 +70,13 @@ def rows_since(spark: SparkSession, wanted: Range) -> pa.Table:
     if wanted.include_legacy:
         in_range |= F.col(SEQ).isNull()
     public = [column.name for column in dataset.columns]
-    # A window is small: sorting it here spares Spark a shuffle, which would read the files twice.
+    # A window is small. Sorting it here saves a shuffle, for which Spark would read the files twice.
     found = _of_source(spark, wanted).where(in_range).select(SEQ, *public).toArrow()
     return found.take(pc.sort_indices(pc.fill_null(found.column(SEQ), -1)))
 
 
 def read_page(chunks: bytes) -> Iterator[tuple[dict[str, Any], int | None]]:
-    """(row, continuation) of what `page` emitted."""
+    """Yield (row, sequence) of a page that `page` emitted."""
     if chunks:
         with pa.ipc.open_stream(chunks) as reader:
             for batch in reader:

@@ -1,7 +1,7 @@
-"""State from the lake: when the state is lost, damaged, or older than what the lake and the side file say.
+"""Rebuild the state from the lake if it is lost, damaged, or older than the lake and the mirror.
 
-It never starts again at 1: the next sequence lies above the mirror's, above every table's floor and above every row.
-A rebuilt state is a new incarnation; the old one is kept, so that a destination can still be asked under it.
+Sequences never restart at 1: the next sequence is above the mirror's, above every table's floor and above every row.
+A rebuilt state is a new incarnation. The old incarnation is kept, so that destinations can still be queried under it.
 
 @ref homes#state
 """
@@ -22,11 +22,11 @@ from hypaware.state.mirror import Mirror
 
 @dataclass(frozen=True)
 class LakeFacts:
-    """What the lake itself knows, read without Spark."""
+    """Table metadata of the lake, read without Spark."""
 
     tables: dict[str, Metadata]
     floor: int
-    """No sequence at or below it may be given out again; also what a damaged commit had used counts."""
+    """The highest sequence ever used, including those of damaged commits. None at or below it may be reused."""
 
     @property
     def property_of(self) -> dict[str, str]:
@@ -40,7 +40,7 @@ def read_facts(home: Home) -> LakeFacts:
         for path in filter(None, (entry.metadata, entry.previous)):
             with contextlib.suppress(FileNotFoundError, ValueError, KeyError):
                 floor = max(floor, metadata.read(path).floor)
-            # A damaged commit will be stepped back from: what it holds was never recorded.
+            # A damaged commit is rolled back later; its rows were never recorded.
             if not secure.damage(path):
                 tables[entry.name] = metadata.read(path)
                 break
@@ -48,7 +48,7 @@ def read_facts(home: Home) -> LakeFacts:
 
 
 def raise_to(connection: Connection, facts: LakeFacts, mirror: Mirror | None) -> None:
-    """Nothing in the state may lie below what the lake and the mirror have seen."""
+    """Raise every counter of the state to at least the values of the lake and the mirror."""
     highest = facts.floor
     for dataset, table in facts.tables.items():
         by_source: dict[str, int] = {}
@@ -57,13 +57,13 @@ def raise_to(connection: Connection, facts: LakeFacts, mirror: Mirror | None) ->
                 by_source[file.source] = max(file.max_seq, by_source.get(file.source, 0))
                 highest = max(highest, file.max_seq)
         if RETAINED_FROM in table.properties:
-            # Of the days that are gone some may have come last: a destination has rows that the lake has no more.
+            # Retention may have removed the newest rows: a destination can have rows that the lake no longer has.
             by_source = dict.fromkeys(by_source, table.floor)
         flushes.raise_high_water(connection, dataset, by_source)
-        landed = [
+        committed = [
             name for snapshot in table.snapshots for name in snapshot.summary.get(SEGMENTS, "").split(",") if name
         ]
-        flushes.mark_committed(connection, dataset, landed)
+        flushes.mark_committed(connection, dataset, committed)
     flushes.raise_next_seq(connection, highest + 1)
     if mirror:
         flushes.raise_next_seq(connection, mirror.next_seq)
@@ -72,7 +72,7 @@ def raise_to(connection: Connection, facts: LakeFacts, mirror: Mirror | None) ->
 
 
 def recall_deliveries(connection: Connection, facts: LakeFacts, mirror: Mirror | None) -> None:
-    """A state that was lost or is behind knows too little of what was delivered: the side file knows, or nobody."""
+    """Restore the delivery record from the mirror. Without a mirror, mark all deliveries as unknown."""
     if mirror and mirror.deliveries:
         deliveries.restore(connection, deliveries.from_json(mirror.deliveries))
     elif not mirror and facts.tables:
@@ -80,12 +80,13 @@ def recall_deliveries(connection: Connection, facts: LakeFacts, mirror: Mirror |
 
 
 def create_identity(home: Home, facts: LakeFacts, mirror: Mirror | None, through: int) -> identity.Identity:
-    """Of a home whose state is gone: the same gateway, born again after a sequence that none of its lives has passed.
+    """Return the identity of a home whose state was lost.
 
-    With no trace of an earlier life, a new one.
+    It has the same gateway id and a new incarnation, which begins above every sequence that was used before. Without
+    any trace of an earlier incarnation, it is a new identity.
     """
     if mirror:
-        return mirror.identity.placed(home.root).reborn(through)
+        return mirror.identity.at(home.root).next_incarnation(through)
     last, parents, forks = _last_life(facts)
     if last:
         parents, forks = (*parents, last), (*forks, through)
@@ -94,7 +95,7 @@ def create_identity(home: Home, facts: LakeFacts, mirror: Mirror | None, through
 
 
 def _noted_gateway(home: Home) -> str | None:
-    """Rows that wait in the spool carry the gateway's id: under another one they would be a stranger's."""
+    """Return the gateway id that rows in the spool carry; under another id they would count as foreign."""
     try:
         return home.gateway.read_text("utf-8").strip() or None
     except (OSError, UnicodeDecodeError):
@@ -102,7 +103,7 @@ def _noted_gateway(home: Home) -> str | None:
 
 
 def latest(known: identity.Identity, facts: LakeFacts) -> identity.Identity:
-    """The home as the lake knows it, where that has seen later lives than a restored state has."""
+    """Return the identity with the lake's incarnation if that is later than the one in a restored state."""
     last, parents, forks = _last_life(facts)
     if last and known.incarnation in parents:
         return replace(known, incarnation=last, parents=parents, forks=forks)
@@ -110,13 +111,13 @@ def latest(known: identity.Identity, facts: LakeFacts) -> identity.Identity:
 
 
 def _last_life(facts: LakeFacts) -> tuple[str | None, tuple[str, ...], tuple[int, ...]]:
-    """Incarnation, parents and forks, by the table that remembers most: they are told one after the other."""
+    """Return incarnation, parents and forks from the table with the most parents; tables are updated one by one."""
     last: str | None = None
     parents: tuple[str, ...] = ()
     forks: tuple[int, ...] = ()
     for table in facts.tables.values():
         found = tuple(filter(None, table.properties.get(metadata.PARENTS, "").split(",")))
         if (incarnation := table.properties.get(metadata.INCARNATION)) and (last is None or len(found) > len(parents)):
-            told = filter(None, table.properties.get(metadata.FORKS, "").split(","))
-            last, parents, forks = incarnation, found, identity.padded(told, found)
+            recorded = filter(None, table.properties.get(metadata.FORKS, "").split(","))
+            last, parents, forks = incarnation, found, identity.padded(recorded, found)
     return last, parents, forks

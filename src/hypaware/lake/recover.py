@@ -1,4 +1,4 @@
-"""Settling what an earlier process left unfinished: each reserved flush either landed, and is recorded, or is burnt.
+"""Recover interrupted flushes: each one was either committed, and is recorded, or is discarded.
 
 @ref flush#recover
 """
@@ -18,14 +18,14 @@ from hypaware.state.store import Store
 
 
 def settle_unfinished(home: Home, store: Store, table: LakeTable, dataset: str) -> None:
-    """With the lake's lock held: whoever reserved these is gone, and its JVM too."""
+    """Finish or discard the interrupted flushes. The caller holds the lake's lock, so their process has ended."""
     with store.reading() as connection:
-        left = flushes.unfinished(connection, dataset)
-    for flush in left:
-        if landed := table.landed(flush):
-            refused = rejects.count(home, flush)
-            duplicates = max(0, sum(segment.rows for segment in flush.segments) - landed.rows - refused)
-            record(home, store, flush, Outcome(landed.high_water, landed.rows, duplicates, refused))
+        interrupted = flushes.unfinished(connection, dataset)
+    for flush in interrupted:
+        if committed := table.find_flush(flush):
+            rejected = rejects.count(home, flush)
+            duplicates = max(0, sum(segment.rows for segment in flush.segments) - committed.rows - rejected)
+            record(home, store, flush, Outcome(committed.high_water, committed.rows, duplicates, rejected))
             remove_segments(home, flush)
         else:
             burn(home, store, table, flush)
@@ -38,23 +38,23 @@ def record(home: Home, store: Store, flush: Flush, outcome: Outcome) -> None:
 
 
 def remove_segments(home: Home, flush: Flush) -> None:
-    """An import has none."""
+    """Remove the segments of a flush. An import has none."""
     if not flush.segments:
         return
     folder = segments.folder(home, flush.dataset)
-    wanted = {segment.name for segment in flush.segments}
+    committed = {segment.name for segment in flush.segments}
     for segment in segments.sealed_segments(folder):
-        if segment.name in wanted:
+        if segment.name in committed:
             segment.path.unlink(missing_ok=True)
     durable.fsync_dir(folder.sealed)
 
 
-def burn(home: Home, store: Store, table: LakeTable, flush: Flush, guilty: Collection[str] | None = None) -> None:
-    """The flush did not land. Its data files carry its id in their names and are named by nothing."""
+def burn(home: Home, store: Store, table: LakeTable, flush: Flush, blamed: Collection[str] | None = None) -> None:
+    """Discard a flush that was not committed. Its data files have its id in their names, and no table uses them."""
     files = list(table.data_root.glob(f"*/*/{flush.id}-*.parquet"))
     rejects.discard(home, flush)
     settlements.discard(home, flush)
     for path in files:
         path.unlink(missing_ok=True)
     with store.transaction() as connection:
-        flushes.burn(connection, flush, guilty=guilty)
+        flushes.burn(connection, flush, blamed=blamed)

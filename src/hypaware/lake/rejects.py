@@ -1,9 +1,9 @@
-"""Rows that cannot be stored, kept with the reason: `spool/<dataset>/rejected/<flush id>.jsonl`.
+"""Rejects: rows that cannot be stored, kept with the reason in `spool/<dataset>/rejected/<flush id>.jsonl`.
 
-A line is `{"segment", "ordinal", "reason", "line"}`; `line` is the segment's line as text, or `line_base64` where it
-is not UTF-8. The file is durable before the flush commits, so a recorded flush never forgets what it refused.
+A line is `{"segment", "ordinal", "reason", "line"}`. `line` is the segment's line as text; a line that is not UTF-8 is
+stored as `line_base64`. The file is durable before the flush commits, so a recorded flush never loses its rejects.
 
-@ref flush#refused
+@ref flush#rejects
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from hypaware.lake.build import Reject
 from hypaware.spool import segments
 from hypaware.state.flushes import Flush
 
-_before_write = faults.point("lake.rejects.before-write", "rows were refused, they are only in their segment")
-_after_write = faults.point("lake.rejects.after-write", "refused rows are kept apart, the flush is not committed")
+_before_write = faults.point("lake.rejects.before-write", "rows were rejected, they are only in their segment")
+_after_write = faults.point("lake.rejects.after-write", "rejects are stored, the flush is not committed")
 
 
 def path_of(home: Home, flush: Flush) -> Path:
     return segments.folder(home, flush.dataset).rejected / f"{flush.id}.jsonl"
 
 
-def write(home: Home, flush: Flush, refused: Sequence[Reject]) -> None:
-    if not refused:
+def write(home: Home, flush: Flush, rejects: Sequence[Reject]) -> None:
+    if not rejects:
         return
     _before_write()
-    durable.write_file(path_of(home, flush), b"".join(map(_line, refused)))
+    durable.write_file(path_of(home, flush), b"".join(map(_line, rejects)))
     _after_write()
 
 
@@ -42,12 +42,12 @@ def count(home: Home, flush: Flush) -> int:
 
 
 def total(home: Home, dataset: str) -> int:
-    where = segments.folder(home, dataset).rejected
-    return sum(segments.count_lines(path) for path in where.glob("*.jsonl"))
+    folder = segments.folder(home, dataset).rejected
+    return sum(segments.count_lines(path) for path in folder.glob("*.jsonl"))
 
 
 def discard(home: Home, flush: Flush) -> None:
-    """The flush did not land; its segments still hold the rows."""
+    """Remove the rejects of a flush that was not committed; its segments still contain the rows."""
     if path_of(home, flush).exists():
         durable.remove(path_of(home, flush))
 

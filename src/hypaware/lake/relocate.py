@@ -1,12 +1,12 @@
-"""A lake whose home lies elsewhere now: its tables are told, before anything reads them.
+"""Point the tables of a moved or copied lake at their new location, before anything reads them.
 
-Iceberg names files by absolute paths. So metadata, manifest lists and manifests are written anew, under new names, with
-the paths of this home, and synced; one transaction of the catalog then names the new ones for all tables; the old ones,
-which name files of another place, are removed. Data files stay as they are. Killed at any point, it is done again; done
-again, it changes nothing. Only for who knows that no engine is at work here.
+Iceberg references files by absolute path. So metadata, manifest lists and manifests are rewritten under new names with
+the paths of this home and fsynced. One catalog transaction then switches all tables to the new files, and the old
+files, which reference the old location, are removed. Data files do not change. Relocation is idempotent, so it is
+repeated after a kill. The caller must know that no engine runs in this home.
 
-Of the earlier forms of a table the one before the newest is kept, which a power cut may have to step back to, and with
-them every snapshot that they know.
+The metadata before the newest one is kept, because a power cut may require a rollback to it, and so are all snapshots
+that the two reference.
 
 @ref homes#relocation
 """
@@ -31,11 +31,17 @@ from hypaware.lake.places import Place
 from hypaware.lake.rewritten import Rewriter
 from hypaware.looking import has_table, look_into
 
-_before_write = faults.point("lake.relocate.before-write", "a lake was found whose tables name another place")
-_before_update = faults.point("lake.relocate.before-update", "tables are written anew, the catalog names the old ones")
-_after_update = faults.point("lake.relocate.after-update", "the catalog names the new ones, the old are still there")
-_after_remove = faults.point("lake.relocate.after-remove", "nothing in the lake names another place")
-_after_stamp = faults.point("lake.relocate.after-stamp", "the tables of a copy know its new life, its state does not")
+_before_write = faults.point("lake.relocate.before-write", "a lake was found whose tables reference another location")
+_before_update = faults.point(
+    "lake.relocate.before-update", "table metadata is rewritten, the catalog references the old files"
+)
+_after_update = faults.point(
+    "lake.relocate.after-update", "the catalog references the new files, the old ones still exist"
+)
+_after_remove = faults.point("lake.relocate.after-remove", "nothing in the lake references another location")
+_after_stamp = faults.point(
+    "lake.relocate.after-stamp", "the tables of a copy have its new incarnation, its state does not"
+)
 
 _PATH_PROPERTY = re.compile(r"^write\..*\bpath$")
 _STATISTICS = ("statistics", "partition-statistics")
@@ -43,51 +49,51 @@ _STATISTICS = ("statistics", "partition-statistics")
 
 @dataclass(frozen=True)
 class _Row:
-    """A table as the catalog names it."""
+    """A table's row in the catalog."""
 
     namespace: str
     name: str
-    now: str
-    before: str | None
+    current: str
+    previous: str | None
 
 
 def names_another_place(home: Home) -> bool:
-    """Whether the catalog names files that do not lie in this home."""
-    place = Place.of(home)
-    return any(place.is_foreign(row.now) for row in _rows(home))
+    """Tell whether the catalog references files outside this home."""
+    locations = Place.of_home(home)
+    return any(locations.is_foreign(row.current) for row in _rows(home))
 
 
 def relocate(home: Home) -> None:
-    place = Place.of(home)
+    locations = Place.of_home(home)
     rows = _rows(home)
-    moved = [_moved(place, row) for row in rows]
-    if moved != rows:
+    relocated = [_moved(locations, row) for row in rows]
+    if relocated != rows:
         _before_update()
-        _name(home, place, moved)
+        _name(home, locations, relocated)
         _after_update()
-    for row in moved:
-        _remove_unnamed(place, row)
+    for row in relocated:
+        _remove_unnamed(locations, row)
     _after_remove()
 
 
 def stamp(home: Home, properties: Mapping[str, str]) -> None:
-    """Sets properties of every table, in one transaction, without an engine. A torn one is left to who mends it."""
-    place = Place.of(home)
+    """Set properties of every table in one transaction, without an engine. Tables with torn metadata are skipped."""
+    locations = Place.of_home(home)
     rows = _rows(home)
-    stamped = [_stamped(place, row, properties) for row in rows]
+    stamped = [_stamped(locations, row, properties) for row in rows]
     if stamped != rows:
-        _name(home, place, stamped)
+        _name(home, locations, stamped)
         _after_stamp()
         for row in stamped:
-            _remove_unnamed(place, row)
+            _remove_unnamed(locations, row)
 
 
-def _stamped(place: Place, row: _Row, properties: Mapping[str, str]) -> _Row:
-    held = _read(place, row.now)
-    if held is None or properties.items() <= held.get("properties", {}).items():
+def _stamped(locations: Place, row: _Row, properties: Mapping[str, str]) -> _Row:
+    content = _read(locations, row.current)
+    if content is None or properties.items() <= content.get("properties", {}).items():
         return row
-    now = _write(row.now, {**held, "properties": {**held.get("properties", {}), **properties}})
-    return _Row(row.namespace, row.name, now, row.before)
+    current = _write(row.current, {**content, "properties": {**content.get("properties", {}), **properties}})
+    return _Row(row.namespace, row.name, current, row.previous)
 
 
 def _rows(home: Home) -> list[_Row]:
@@ -104,74 +110,75 @@ def _rows(home: Home) -> list[_Row]:
     return [_Row(*each) for each in found]
 
 
-def _moved(place: Place, row: _Row) -> _Row:
-    if not _names_another_place(place, row):
+def _moved(locations: Place, row: _Row) -> _Row:
+    if not _names_another_place(locations, row):
         return row
     _before_write()
-    rewriter = Rewriter(place)
-    before = _version(place, rewriter, row.before, None) if row.before else None
-    return _Row(row.namespace, row.name, _version(place, rewriter, row.now, before), before)
+    rewriter = Rewriter(locations)
+    previous = _version(locations, rewriter, row.previous, None) if row.previous else None
+    return _Row(row.namespace, row.name, _version(locations, rewriter, row.current, previous), previous)
 
 
-def _names_another_place(place: Place, row: _Row) -> bool:
-    locations = filter(None, (row.now, row.before))
-    if any(place.is_foreign(location) for location in locations):
+def _names_another_place(locations: Place, row: _Row) -> bool:
+    if any(locations.is_foreign(location) for location in filter(None, (row.current, row.previous))):
         return True
-    held = _read(place, row.now)
-    return held is not None and place.is_foreign(held["location"])
+    content = _read(locations, row.current)
+    return content is not None and locations.is_foreign(content["location"])
 
 
-def _version(place: Place, rewriter: Rewriter, location: str, before: str | None) -> str:
-    """Where the new form of a metadata.json lies. One that is torn is only named as it should be named here."""
-    held = _read(place, location)
-    if held is None:
-        return place.here(location)
-    log = held.get("metadata-log", [])
+def _version(locations: Place, rewriter: Rewriter, location: str, previous: str | None) -> str:
+    """Rewrite a metadata.json. Return its new location, or the localized old one if the file is torn."""
+    content = _read(locations, location)
+    if content is None:
+        return locations.localize(location)
+    log = content.get("metadata-log", [])
     changed = {
-        **held,
-        "location": place.here(held["location"]),
-        "properties": {key: _property(place, key, value) for key, value in held.get("properties", {}).items()},
+        **content,
+        "location": locations.localize(content["location"]),
+        "properties": {key: _property(locations, key, value) for key, value in content.get("properties", {}).items()},
         "snapshots": [
             {**each, "manifest-list": rewriter.manifest_list(each["manifest-list"])}
-            for each in held.get("snapshots", [])
+            for each in content.get("snapshots", [])
         ],
-        "metadata-log": [{**log[-1], "metadata-file": before}] if log and before else [],
+        "metadata-log": [{**log[-1], "metadata-file": previous}] if log and previous else [],
     }
     for kind in _STATISTICS:
-        if kind in held:
-            changed[kind] = [{**each, "statistics-path": place.here(each["statistics-path"])} for each in held[kind]]
-    return _write(place.here(location), changed)
+        if kind in content:
+            changed[kind] = [
+                {**each, "statistics-path": locations.localize(each["statistics-path"])} for each in content[kind]
+            ]
+    return _write(locations.localize(location), changed)
 
 
-def _property(place: Place, key: str, value: str) -> str:
-    return place.here(value) if _PATH_PROPERTY.match(key) else value
+def _property(locations: Place, key: str, value: str) -> str:
+    return locations.localize(value) if _PATH_PROPERTY.match(key) else value
 
 
-def _read(place: Place, location: str) -> dict[str, Any] | None:
+def _read(locations: Place, location: str) -> dict[str, Any] | None:
     try:
-        held = json.loads(place.file(location).read_bytes())
-        return held if isinstance(held, dict) and "location" in held else None
+        content = json.loads(locations.local_file(location).read_bytes())
+        return content if isinstance(content, dict) and "location" in content else None
     except (FileNotFoundError, ValueError):
         return None
 
 
-def _write(location: str, held: Mapping[str, Any]) -> str:
-    """Beside the one at the location, under the next number: its location. The folder is synced with it."""
+def _write(location: str, content: Mapping[str, Any]) -> str:
+    """Write a metadata.json next to an existing one, with the next number. Return its location. Durable."""
     folder, _, name = location.rpartition("/")
     number = re.match(r"\d+(?=-)", name)
     new = f"{folder}/{int(number[0]) + 1 if number else 1:05d}-{uuid.uuid4()}.metadata.json"
-    durable.write_file(local_path(new), json.dumps(held).encode())
+    durable.write_file(local_path(new), json.dumps(content).encode())
     return new
 
 
-def _name(home: Home, place: Place, rows: list[_Row]) -> None:
+def _name(home: Home, locations: Place, rows: list[_Row]) -> None:
     with closing(sqlite3.connect(home.catalog, timeout=30, isolation_level=None)) as catalog:
         catalog.execute("PRAGMA synchronous=FULL")
         catalog.execute("BEGIN IMMEDIATE")
         catalog.executemany(
             "UPDATE iceberg_tables SET metadata_location = ?, previous_metadata_location = ?"
             " WHERE catalog_name = ? AND table_namespace = ? AND table_name = ?",
-            [(row.now, row.before, CATALOG, row.namespace, row.name) for row in rows],
+            [(row.current, row.previous, CATALOG, row.namespace, row.name) for row in rows],
         )
         if has_table(catalog, "iceberg_namespace_properties"):
             key = "catalog_name = ? AND property_key = 'location'"
@@ -180,32 +187,34 @@ def _name(home: Home, place: Place, rows: list[_Row]) -> None:
             ).fetchall()
             catalog.executemany(
                 f"UPDATE iceberg_namespace_properties SET property_value = ? WHERE {key} AND namespace = ?",
-                [(place.here(location), CATALOG, namespace) for location, namespace in found],
+                [(locations.localize(location), CATALOG, namespace) for location, namespace in found],
             )
         catalog.execute("COMMIT")
 
 
-def _remove_unnamed(place: Place, row: _Row) -> None:
-    """What is left of the old forms, and of one that was killed while it wrote new ones."""
-    folder = local_path(row.now).parent
-    named = {path for location in filter(None, (row.now, row.before)) for path in _named(place, location)}
+def _remove_unnamed(locations: Place, row: _Row) -> None:
+    """Remove the old metadata files, and those that a killed relocation has left."""
+    folder = local_path(row.current).parent
+    referenced = {
+        path for location in filter(None, (row.current, row.previous)) for path in _named(locations, location)
+    }
     for path in sorted(folder.iterdir()) if folder.is_dir() else []:
-        ours = path.name.endswith((".metadata.json", ".avro"))
-        # Checksums, and what a killed one had begun to write.
-        passing = path.name.startswith(".") and path.suffix in (".crc", ".tmp")
-        if passing or (ours and path not in named):
+        is_metadata = path.name.endswith((".metadata.json", ".avro"))
+        # Checksums, and unfinished files of a killed process.
+        is_temporary = path.name.startswith(".") and path.suffix in (".crc", ".tmp")
+        if is_temporary or (is_metadata and path not in referenced):
             path.unlink(missing_ok=True)
     if folder.is_dir():
         durable.fsync_dir(folder)
 
 
-def _named(place: Place, location: str) -> Iterator[Path]:
-    yield place.file(location)
-    held = _read(place, location)
-    for each in held.get("metadata-log", []) if held else []:
-        yield place.file(each["metadata-file"])
-    for each in held.get("snapshots", []) if held else []:
-        found = place.file(each["manifest-list"])
+def _named(locations: Place, location: str) -> Iterator[Path]:
+    yield locations.local_file(location)
+    content = _read(locations, location)
+    for each in content.get("metadata-log", []) if content else []:
+        yield locations.local_file(each["metadata-file"])
+    for each in content.get("snapshots", []) if content else []:
+        found = locations.local_file(each["manifest-list"])
         yield found
         try:
             yield from (entry.path for entry in metadata.manifests(metadata.Snapshot(0, found, {})))
@@ -214,5 +223,5 @@ def _named(place: Place, location: str) -> Iterator[Path]:
         except (OSError, MemoryError):
             raise
         except Exception:
-            # Torn: whoever looks for damage finds it; what it may have named goes.
+            # A torn file: the damage check reports it later.
             continue

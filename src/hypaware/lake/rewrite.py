@@ -1,8 +1,8 @@
-"""Writing the rows of data files again: in the order of their sequences, in files of a good size, less some.
+"""Rewrite data files: sort rows by sequence, write files of the target size, and optionally filter or patch rows.
 
-Runs in Spark's tasks, for whoever keeps a table: rows of one (source, day) go in, files of the same (source, day) come
-out, under names that nothing names yet. A row stays what it was, its sequence, its id and its flush included. Memory
-holds the row groups that overlap in their sequences, not the files: what a flush or an import writes hardly overlaps.
+Runs in Spark tasks for compaction, purge and rebuild. Input and output are files of one (source, day); no table
+references the new files yet. Rows keep their sequence, row id and flush id. Memory holds only row groups whose
+sequences overlap; files of flushes and imports hardly do.
 """
 
 from __future__ import annotations
@@ -32,129 +32,129 @@ _BATCH_ROWS = 2_000
 
 
 class Amend(Protocol):
-    """Changes columns of rows, never how many they are, nor their sequences. A plain value, it travels to the tasks."""
+    """Changes columns of rows, but not their number, order or sequences. A plain value that is sent to tasks."""
 
-    def of(self, rows: pa.Table) -> pa.Table:
-        """The same rows, in their order."""
+    def apply(self, rows: pa.Table) -> pa.Table:
+        """Return the patched rows in the same order."""
 
 
 class LeaveOut(Protocol):
-    """Says which rows do not go on. Travels to the tasks, so it is a plain value."""
+    """Selects rows to drop. A plain value that is sent to tasks."""
 
-    def rows(self, rows: pa.Table) -> Any:
-        """A boolean Arrow array, true where a row (all columns of the table) is left out."""
+    def select(self, rows: pa.Table) -> Any:
+        """Return a boolean Arrow array that is true for each row to drop. Rows have all columns of the table."""
 
 
 @dataclass(frozen=True)
 class Rewritten:
-    """The note of a `RewriteTask`: the balance of its rows."""
+    """The row balance of a `RewriteTask`."""
 
     rows_in: int
     rows_out: int
     sum_in: int
-    """Of the sequences, so that not only as many rows but the same rows came out."""
+    """Sum of the sequences: proves that the same rows came out, not only as many."""
     sum_out: int
-    left_out: tuple[int, ...] = ()
-    """Sequences of the rows that did not go on."""
+    dropped: tuple[int, ...] = ()
+    """Sequences of the dropped rows."""
 
     @property
     def balanced(self) -> bool:
-        return self.rows_in == self.rows_out + len(self.left_out) and self.sum_in == self.sum_out + sum(self.left_out)
+        return self.rows_in == self.rows_out + len(self.dropped) and self.sum_in == self.sum_out + sum(self.dropped)
 
 
 @dataclass(frozen=True)
 class RewriteTask:
-    """All rows of the files, of one (source, day). `Built.files` are the new files, `Built.notes` one `Rewritten`."""
+    """Rewrite files of one (source, day). `Built.files` are the new files, `Built.reports` is one `Rewritten`."""
 
     dataset: str
     source: str
     day: str
     paths: tuple[Path, ...]
-    place: Place
+    output: Place
     field_ids: Mapping[str, int]
-    leave_out: LeaveOut | None = None
-    amend: Amend | None = None
+    exclude: LeaveOut | None = None
+    patch: Amend | None = None
     target_bytes: int = TARGET_BYTES
 
     def run(self) -> Built:
         dataset = datasets.get(self.dataset)
         schema = file_schema(dataset, self.field_ids)
-        writer = Writer(lambda: self.place.new_file(dataset, self.source, self.day), schema, self.target_bytes)
-        tally = _Tally()
+        writer = Writer(lambda: self.output.new_file(dataset, self.source, self.day), schema, self.target_bytes)
+        balance = _Tally()
         try:
             for rows in in_order(self.paths, schema):
-                tally.saw(rows)
-                if self.leave_out is not None:
-                    unwanted = pc.fill_null(self.leave_out.rows(rows), False)
-                    tally.left_out += rows.filter(unwanted).column(SEQ).to_pylist()
+                balance.count_input(rows)
+                if self.exclude is not None:
+                    unwanted = pc.fill_null(self.exclude.select(rows), False)
+                    balance.dropped += rows.filter(unwanted).column(SEQ).to_pylist()
                     rows = rows.filter(pc.invert(unwanted))
-                if self.amend is not None:
-                    rows = self.amend.of(rows)
-                tally.passed(rows)
+                if self.patch is not None:
+                    rows = self.patch.apply(rows)
+                balance.count_output(rows)
                 writer.add(rows)
             files = writer.close(self.source, self.day)
         except BaseException:
             writer.discard()
             raise
-        return Built(files=files, notes=[tally.note()])
+        return Built(files=files, reports=[balance.result()])
 
 
 class _Tally:
     def __init__(self) -> None:
         self.rows_in = self.rows_out = self.sum_in = self.sum_out = 0
-        self.left_out: list[int] = []
+        self.dropped: list[int] = []
 
-    def saw(self, rows: pa.Table) -> None:
+    def count_input(self, rows: pa.Table) -> None:
         self.rows_in += rows.num_rows
         self.sum_in += _sum(rows)
 
-    def passed(self, rows: pa.Table) -> None:
+    def count_output(self, rows: pa.Table) -> None:
         self.rows_out += rows.num_rows
         self.sum_out += _sum(rows)
 
-    def note(self) -> Rewritten:
-        return Rewritten(self.rows_in, self.rows_out, self.sum_in, self.sum_out, tuple(self.left_out))
+    def result(self) -> Rewritten:
+        return Rewritten(self.rows_in, self.rows_out, self.sum_in, self.sum_out, tuple(self.dropped))
 
 
 def in_order(paths: Sequence[Path], schema: pa.Schema) -> Iterator[pa.Table]:
-    """The rows of all files in the order of their sequences, some MiB at a time or more where much overlaps.
+    """Yield the rows of all files by sequence, a few MiB at a time, or more if row groups overlap.
 
-    Row groups are read as their first sequence comes up. Rows without a sequence come with whatever comes first.
+    A row group is read when its first sequence is next. Rows without a sequence come with the first rows.
     """
     groups = sorted(((path, group) for path in paths for group in _row_groups(path)), key=lambda each: _first(each[1]))
-    waiting: list[pa.Table] = []
-    held = 0
+    buffer: list[pa.Table] = []
+    buffered = 0
     with _Reader(schema) as reader:
         for path, group in groups:
-            if held >= _GROUP_BYTES:
-                rows = pa.concat_tables(waiting)
+            if buffered >= _GROUP_BYTES:
+                rows = pa.concat_tables(buffer)
                 ready = pc.fill_null(pc.less(rows.column(SEQ), _first(group)), True)
                 if pc.any(ready).as_py():
                     yield _sorted(rows.filter(ready))
                     rows = rows.filter(pc.invert(ready))
-                waiting, held = [rows], rows.nbytes
-            waiting.append(reader.read(path, group))
-            held += waiting[-1].nbytes
-    if any(rows.num_rows for rows in waiting):
-        yield _sorted(pa.concat_tables(waiting))
+                buffer, buffered = [rows], rows.nbytes
+            buffer.append(reader.read(path, group))
+            buffered += buffer[-1].nbytes
+    if any(rows.num_rows for rows in buffer):
+        yield _sorted(pa.concat_tables(buffer))
 
 
 def read_columns(path: Path, names: Sequence[str]) -> pa.Table:
-    """Those of the columns that the file has."""
-    with _naming(path), pq.ParquetFile(path) as held:
-        present = set(held.schema_arrow.names)
-        return held.read(columns=[name for name in names if name in present], use_threads=False)
+    """Read the given columns, as far as the file has them."""
+    with _naming(path), pq.ParquetFile(path) as parquet:
+        present = set(parquet.schema_arrow.names)
+        return parquet.read(columns=[name for name in names if name in present], use_threads=False)
 
 
 def read_batches(path: Path, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """The same, some rows at a time."""
-    with _naming(path), pq.ParquetFile(path) as held:
-        present = set(held.schema_arrow.names)
-        yield from held.iter_batches(_BATCH_ROWS, columns=[name for name in names if name in present])
+    """Read the given columns in batches, as far as the file has them."""
+    with _naming(path), pq.ParquetFile(path) as parquet:
+        present = set(parquet.schema_arrow.names)
+        yield from parquet.iter_batches(_BATCH_ROWS, columns=[name for name in names if name in present])
 
 
 class _Reader:
-    """Row groups, with the file that the last one came from held open: the next one is most often in it too."""
+    """Reads row groups. Keeps the last file open, because the next group usually comes from it too."""
 
     def __init__(self, schema: pa.Schema) -> None:
         self._schema = schema
@@ -168,12 +168,12 @@ class _Reader:
             self._open[1].close()
 
     def read(self, path: Path, group: RowGroup) -> pa.Table:
-        """Columns that are younger than the file are null."""
+        """Read one row group. Columns that the file lacks are null."""
         with _naming(path):
             file = self._file(path)
             names = set(file.schema_arrow.names)
             wanted = [name for name in self._schema.names if name in names]
-            rows = file.read_row_group(group.place, columns=wanted, use_threads=False)
+            rows = file.read_row_group(group.index, columns=wanted, use_threads=False)
         columns = [
             rows.column(field.name).cast(field.type) if field.name in names else pa.nulls(len(rows), field.type)
             for field in self._schema
@@ -194,7 +194,7 @@ def _row_groups(path: Path) -> tuple[RowGroup, ...]:
 
 @contextmanager
 def _naming(path: Path) -> Iterator[None]:
-    """Whoever reads of the trouble wants to know which file it was."""
+    """Add the path to read errors."""
     try:
         yield
     except (OSError, pa.ArrowException) as error:
@@ -202,22 +202,22 @@ def _naming(path: Path) -> Iterator[None]:
 
 
 class Writer:
-    """Row groups of a few MiB, files of about the target size, the next one begun when one is full."""
+    """Writes row groups of a few MiB to files of about the target size."""
 
     def __init__(self, new_path: Callable[[], Path], schema: pa.Schema, target_bytes: int = TARGET_BYTES) -> None:
         self._new_path = new_path
         self._schema = schema
         self._target_bytes = target_bytes
-        self._waiting = schema.empty_table()
+        self._buffer = schema.empty_table()
         self._finished: list[_File] = []
         self._open: _File | None = None
 
     def add(self, rows: pa.Table) -> None:
-        self._waiting = pa.concat_tables([self._waiting, rows])
-        while self._waiting.nbytes >= _GROUP_BYTES and self._waiting.num_rows > 1:
-            count = max(1, self._waiting.num_rows * _GROUP_BYTES // self._waiting.nbytes)
-            self._write(self._waiting.slice(0, count))
-            self._waiting = self._waiting.slice(count)
+        self._buffer = pa.concat_tables([self._buffer, rows])
+        while self._buffer.nbytes >= _GROUP_BYTES and self._buffer.num_rows > 1:
+            count = max(1, self._buffer.num_rows * _GROUP_BYTES // self._buffer.nbytes)
+            self._write(self._buffer.slice(0, count))
+            self._buffer = self._buffer.slice(count)
 
     def _write(self, rows: pa.Table) -> None:
         if self._open is None:
@@ -235,8 +235,8 @@ class Writer:
             self._open = None
 
     def close(self, source: str, day: str) -> list[BuiltFile]:
-        if self._waiting.num_rows:
-            self._write(self._waiting)
+        if self._buffer.num_rows:
+            self._write(self._buffer)
         self._finish()
         return [file.built(source, day) for file in self._finished]
 
@@ -284,7 +284,7 @@ def _first(group: RowGroup) -> int:
 
 
 def _sorted(rows: pa.Table) -> pa.Table:
-    """What flushes wrote one after the other is in order already."""
+    """Sort rows by sequence, unless they are in order, as rows of consecutive flushes are."""
     seqs = rows.column(SEQ).combine_chunks()
     if pc.all(pc.less_equal(seqs.slice(0, len(seqs) - 1), seqs.slice(1)), skip_nulls=False).as_py():
         return rows

@@ -1,8 +1,7 @@
-"""Avro files of an Iceberg table, written anew with other paths in them: manifests, and the lists of them.
+"""Rewrite the paths in an Iceberg table's Avro files: manifests and manifest lists.
 
-Everything else in a file stays as it was: schema, header, statistics, sequence numbers. Each file is written once,
-under a new name, and synced. One that cannot be read (a power cut tore it) is left as it is, so that whoever looks for
-damage finds it.
+Schema, header, statistics and sequence numbers do not change. Each file is written once, under a new name, and fsynced.
+A file that cannot be read (torn by a power cut) stays unchanged, so that the damage check finds it.
 """
 
 from __future__ import annotations
@@ -22,24 +21,24 @@ _Record = dict[str, Any]
 
 
 class Torn(Exception):
-    """The file is missing, short or not what it should be."""
+    """The file is missing, truncated or malformed."""
 
 
 class Rewriter:
-    """Of one table; a manifest that several snapshots share is written once."""
+    """Rewrites the manifests of one table. A manifest that several snapshots share is written once."""
 
-    def __init__(self, place: Place) -> None:
-        self._place = place
+    def __init__(self, locations: Place) -> None:
+        self._locations = locations
         self._manifests: dict[str, tuple[str, int | None]] = {}
         self._lists: dict[str, str] = {}
 
     def manifest_list(self, location: str) -> str:
-        """Where its new form lies; a torn one is named as it should be named here."""
+        """Rewrite a manifest list. Return its new location, or the localized old one if the file is torn."""
         if location not in self._lists:
-            there = self._place.here(location)
+            localized = self._locations.localize(location)
             snapshot = Path(location).name.removeprefix("snap-").partition("-")[0]
             name = f"snap-{snapshot}-1-{uuid.uuid4()}.avro"
-            self._lists[location] = self._rewritten(there, name, self._manifest_entry)[0]
+            self._lists[location] = self._rewrite(localized, name, self._manifest_entry)[0]
         return self._lists[location]
 
     def _manifest_entry(self, entry: _Record) -> _Record:
@@ -48,16 +47,16 @@ class Rewriter:
 
     def _manifest(self, location: str) -> tuple[str, int | None]:
         if location not in self._manifests:
-            there = self._place.here(location)
-            self._manifests[location] = self._rewritten(there, f"{uuid.uuid4()}-m0.avro", self._file_entry)
+            localized = self._locations.localize(location)
+            self._manifests[location] = self._rewrite(localized, f"{uuid.uuid4()}-m0.avro", self._file_entry)
         return self._manifests[location]
 
     def _file_entry(self, entry: _Record) -> _Record:
         file = entry["data_file"]
-        return {**entry, "data_file": {**file, "file_path": self._place.here(file["file_path"])}}
+        return {**entry, "data_file": {**file, "file_path": self._locations.localize(file["file_path"])}}
 
-    def _rewritten(self, location: str, name: str, change: Callable[[_Record], _Record]) -> tuple[str, int | None]:
-        old = self._place.file(location)
+    def _rewrite(self, location: str, name: str, change: Callable[[_Record], _Record]) -> tuple[str, int | None]:
+        old = self._locations.local_file(location)
         try:
             return f"{location.rpartition('/')[0]}/{name}", rewrite(old, old.with_name(name), change)
         except Torn:
@@ -65,7 +64,7 @@ class Rewriter:
 
 
 def rewrite(old: Path, new: Path, change: Callable[[_Record], _Record]) -> int:
-    """Writes an Avro file with every record changed, synced: its size."""
+    """Write a copy of an Avro file with every record changed, fsynced. Return its size."""
     fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
         with open(fd, "wb") as out:
@@ -92,5 +91,5 @@ def _copy(old: Path, out: BinaryIO, change: Callable[[_Record], _Record]) -> Non
     except (OSError, MemoryError, HypError):
         raise
     except Exception as error:
-        # Torn Avro fails in many ways, all of them mean the same here.
+        # fastavro raises many kinds of errors for a torn file.
         raise Torn(str(old)) from error

@@ -1,8 +1,8 @@
-"""The row groups of a data file: their rows, their size and the sequences between which they lie.
+"""Row groups of a data file: row count, size and range of sequences, from the file's footer.
 
-From the file's footer, which is small beside the file; data files never change, so what was read is remembered.
-A text that every row repeats is stored once, so a group's stored size says little about its rows in memory. Our own
-writers note that in the footer as well, under `hyp.row-group-bytes`: a number for each group, with commas.
+Data files never change, so footers are cached. A text that many rows repeat is stored once, so the stored size of a
+group says little about its size in memory. HypAware's writers add that size to the footer under `hyp.row-group-bytes`:
+one number per group, separated by commas.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ _REMEMBERED_FOOTERS = 2_048
 
 @dataclass(frozen=True)
 class RowGroup:
-    place: int
+    index: int
     bytes: int
-    """Its share of the file as stored."""
+    """Share of the file size on disk."""
     unpacked: int
-    """Its rows in memory, about; at least what is stored, where nobody noted it."""
-    numbered: int
-    """Its rows that have a sequence; an upper bound where the footer does not say."""
+    """Approximate size in memory; at least the stored size if the footer does not have it."""
+    sequenced: int
+    """Number of rows with a sequence; an upper bound if not `exact`."""
     exact: bool
     min_seq: int | None
     max_seq: int | None
 
 
 def footer_note(unpacked: Sequence[int]) -> dict[str, str]:
-    """For the footer of a file whose groups have this size in memory."""
+    """Return the footer entry for groups of these sizes in memory."""
     return {_NOTE: ",".join(map(str, unpacked))}
 
 
@@ -44,25 +44,25 @@ def footer_note(unpacked: Sequence[int]) -> dict[str, str]:
 def of_file(path: Path) -> tuple[RowGroup, ...]:
     footer = pq.read_metadata(path)
     column = footer.schema.to_arrow_schema().get_field_index(SEQ)
-    groups = [footer.row_group(place) for place in range(footer.num_row_groups)]
+    groups = [footer.row_group(index) for index in range(footer.num_row_groups)]
     encoded = sum(group.total_byte_size for group in groups)
     stored_share = path.stat().st_size / max(encoded, 1)
-    note = (footer.metadata or {}).get(_NOTE.encode())
-    unpacked = [int(size) for size in note.split(b",")] if note else [0] * len(groups)
+    sizes = (footer.metadata or {}).get(_NOTE.encode())
+    unpacked = [int(size) for size in sizes.split(b",")] if sizes else [0] * len(groups)
     return tuple(
-        _row_group(place, int(group.total_byte_size * stored_share), unpacked[place], group, column)
-        for place, group in enumerate(groups)
+        _row_group(index, int(group.total_byte_size * stored_share), unpacked[index], group, column)
+        for index, group in enumerate(groups)
     )
 
 
-def _row_group(place: int, stored: int, noted: int, group: Any, column: int) -> RowGroup:
-    unpacked = max(noted, group.total_byte_size)
+def _row_group(index: int, stored: int, recorded: int, group: Any, column: int) -> RowGroup:
+    unpacked = max(recorded, group.total_byte_size)
     if column < 0:
-        # A file that is older than the column has no row with a sequence.
-        return RowGroup(place, stored, unpacked, 0, True, None, None)
-    told = group.column(column).statistics
-    if told is None:
-        return RowGroup(place, stored, unpacked, group.num_rows, False, None, None)
-    numbered = group.num_rows - (told.null_count if told.has_null_count else 0)
-    lowest, highest = (told.min, told.max) if told.has_min_max else (None, None)
-    return RowGroup(place, stored, unpacked, numbered, bool(told.has_null_count), lowest, highest)
+        # The file is older than the column: no row has a sequence.
+        return RowGroup(index, stored, unpacked, 0, True, None, None)
+    statistics = group.column(column).statistics
+    if statistics is None:
+        return RowGroup(index, stored, unpacked, group.num_rows, False, None, None)
+    sequenced = group.num_rows - (statistics.null_count if statistics.has_null_count else 0)
+    lowest, highest = (statistics.min, statistics.max) if statistics.has_min_max else (None, None)
+    return RowGroup(index, stored, unpacked, sequenced, bool(statistics.has_null_count), lowest, highest)

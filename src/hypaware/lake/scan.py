@@ -1,6 +1,6 @@
-"""Going through data files as files: a task per file, one row group in memory, and only small answers come back.
+"""Scan data files: one task per file, one row group in memory, and small results.
 
-For what must look at every row (the key index made anew, row ids computed again) and needs no SQL.
+For work that reads every row and needs no SQL: rebuilding the key index and verifying row ids.
 """
 
 from __future__ import annotations
@@ -33,10 +33,9 @@ class FileScan:
     dataset: str
     path: Path
     after: int = 0
-    most: int | None = None
-    """Stop after so many rows."""
+    max_rows: int | None = None
     own_gateway: str | None = None
-    """Whose home this is, as `build.row_key` asks."""
+    """The gateway id of this home, for `build.row_key`."""
 
 
 @dataclass
@@ -47,7 +46,7 @@ class Keys:
 
 @dataclass(frozen=True)
 class RowIds:
-    looked: int
+    checked: int
     missing: int
     wrong: int
 
@@ -55,24 +54,24 @@ class RowIds:
 def key_hashes(
     spark: SparkContext, dataset: str, files: Iterable[DataFile], after: int, own_gateway: str | None = None
 ) -> Iterator[Iterable[tuple[bytes, int]]]:
-    """(key hash, sequence) of every row above a sequence, some files at a time."""
+    """Yield (key hash, sequence) of every row above a sequence, some files at a time."""
     due = [
         FileScan(dataset, file.path, after, own_gateway=own_gateway)
         for file in files
         if file.max_seq is None or file.max_seq > after
     ]
     for start in range(0, len(due), _FILES_AT_ONCE):
-        lot = due[start : start + _FILES_AT_ONCE]
-        for found in spark.parallelize(lot, len(lot)).map(keys_of_file).collect():
+        batch = due[start : start + _FILES_AT_ONCE]
+        for found in spark.parallelize(batch, len(batch)).map(keys_of_file).collect():
             yield pairs(found.hashes, found.seqs)
 
 
 def row_ids(spark: SparkContext, scans: Sequence[FileScan]) -> RowIds:
-    """How many rows have no id, or one that their content does not give."""
+    """Count the rows without a row id, and those whose id does not match their content."""
     if not scans:
         return RowIds(0, 0, 0)
     found = spark.parallelize(scans, len(scans)).map(row_ids_of_file).collect()
-    return RowIds(sum(one.looked for one in found), sum(one.missing for one in found), sum(one.wrong for one in found))
+    return RowIds(sum(one.checked for one in found), sum(one.missing for one in found), sum(one.wrong for one in found))
 
 
 def keys_of_file(scan: FileScan) -> Keys:
@@ -89,22 +88,22 @@ def keys_of_file(scan: FileScan) -> Keys:
 
 def row_ids_of_file(scan: FileScan) -> RowIds:
     dataset = datasets.get(scan.dataset)
-    looked = missing = wrong = 0
+    checked = missing = wrong = 0
     for batch in _batches(scan, [ROW_ID, *(column.name for column in dataset.columns)]):
         for row in coerced_rows(dataset, batch):
-            told = row.pop(ROW_ID, None)
-            looked += 1
-            missing += told is None
-            # A settled row has its native columns, and the id that it was recorded under.
-            settled = dataset.settling is not None and dataset.settling.former_keys(row)
-            wrong += told is not None and not settled and told != canonical.row_id(row)
-            if looked == scan.most:
-                return RowIds(looked, missing, wrong)
-    return RowIds(looked, missing, wrong)
+            row_id = row.pop(ROW_ID, None)
+            checked += 1
+            missing += row_id is None
+            # A settled row has native columns but keeps the row id of its live row.
+            settled = dataset.match_rules is not None and dataset.match_rules.previous_keys(row)
+            wrong += row_id is not None and not settled and row_id != canonical.row_id(row)
+            if checked == scan.max_rows:
+                return RowIds(checked, missing, wrong)
+    return RowIds(checked, missing, wrong)
 
 
 def _batches(scan: FileScan, columns: list[str]) -> Iterator[pa.RecordBatch]:
-    """A file that is older than a column does not have it."""
+    """Yield batches with the given columns, as far as the file has them."""
     with pq.ParquetFile(scan.path) as file:
         present = [name for name in columns if name in file.schema_arrow.names]
         yield from file.iter_batches(_BATCH_ROWS, columns=present)

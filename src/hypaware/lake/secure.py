@@ -1,7 +1,8 @@
-"""Power cuts: Iceberg syncs none of its files, so we do, and step back if a cut came between.
+"""Make Iceberg commits durable, and roll back a commit that a power cut damaged.
 
-Every commit is made durable before the next one may follow. So only the newest commit of a table can be damaged, and
-the metadata before it is whole: if the files that the newest one added are missing or short, the catalog steps back.
+Iceberg does not fsync its files, so this module does. Every commit is durable before the next one follows. Only the
+newest commit of a table can therefore be damaged. If files that it added are missing or truncated, the catalog is
+rolled back to the previous metadata, which is intact.
 
 @ref flush#commit
 """
@@ -23,7 +24,9 @@ from hypaware.lake.metadata import TableEntry
 _before_secure = faults.point("lake.secure.before-fsync", "a commit is visible, its files are not durable")
 _after_secure = faults.point("lake.secure.after-fsync", "a commit is visible and durable")
 _before_step_back = faults.point("lake.step-back.before-update", "a damaged commit was found")
-_after_step_back = faults.point("lake.step-back.after-update", "the catalog names the metadata before the damage")
+_after_step_back = faults.point(
+    "lake.step-back.after-update", "the catalog references the metadata before the damaged commit"
+)
 
 _PARQUET_MAGIC = b"PAR1"
 
@@ -36,26 +39,26 @@ class SteppedBack:
 
 @dataclass(frozen=True)
 class Damaged:
-    """No power cut did that: stepping back would lose what was recorded."""
+    """A table that a power cut cannot have damaged: a rollback would lose recorded rows."""
 
     table: str
     error: LakeError
 
 
 def secure(home: Home, table: str, namespace: str = metadata.NAMESPACE) -> None:
-    """Makes the newest commit of a table durable; its data files' bytes already are, their writers synced them."""
+    """Make the newest commit of a table durable. The writers have already fsynced its data files."""
     _before_secure()
     found = metadata.entry(home, table, namespace)
     if found is None:
-        raise LakeError(f"the catalog {home.catalog} does not know the table {table} that was just committed")
-    now = metadata.read(found.metadata)
+        raise LakeError(f"the catalog {home.catalog} has no table {table}, which was just committed")
+    known = metadata.read(found.metadata)
     added, data = [found.metadata], []
-    if now.current:
-        added.append(now.current.manifest_list)
-        for manifest in metadata.manifests(now.current):
-            if manifest.snapshot_id == now.current_id:
+    if known.current:
+        added.append(known.current.manifest_list)
+        for manifest in metadata.manifests(known.current):
+            if manifest.snapshot_id == known.current_id:
                 added.append(manifest.path)
-                data += [file.path for file in metadata.data_files(now, manifest)]
+                data += [file.path for file in metadata.data_files(known, manifest)]
     for path in added:
         durable.fsync_file(path)
     for folder in sorted(_folders_up_to([*added, *data], home.lake)):
@@ -63,78 +66,78 @@ def secure(home: Home, table: str, namespace: str = metadata.NAMESPACE) -> None:
     _after_secure()
 
 
-def secure_all(home: Home, but: Collection[str] = ()) -> None:
-    """For whoever takes a lake over: what was committed last may not be durable yet."""
+def secure_all(home: Home, skip: Collection[str] = ()) -> None:
+    """Make the newest commit of every table durable, after the lake was acquired from another process."""
     for found in metadata.entries(home):
-        if found.name not in but:
+        if found.name not in skip:
             secure(home, found.name)
 
 
 def step_back_where_damaged(home: Home, recorded: Mapping[str, int]) -> list[SteppedBack | Damaged]:
-    """Looks at the newest commit of each table; to be called before anything loads the tables.
+    """Check the newest commit of each table and roll back damaged ones. Call it before anything loads the tables.
 
-    `recorded` is the highest sequence that the state recorded for a table. A recorded commit was synced, so no power
-    cut can have damaged it: what would lose one is not stepped back from, but told, and the other tables go on.
+    `recorded` is the highest recorded sequence of each table. A recorded commit was fsynced, so no power cut can have
+    damaged it. A table whose rollback would lose a recorded commit is not changed, but returned as `Damaged`.
     """
-    stepped: list[SteppedBack | Damaged] = []
+    results: list[SteppedBack | Damaged] = []
     for found in metadata.entries(home):
         if reason := damage(found.metadata):
             try:
                 back_to = _one_step_back(found, recorded.get(found.name, 0), reason)
             except LakeError as error:
-                stepped.append(Damaged(found.name, error))
+                results.append(Damaged(found.name, error))
                 continue
             _before_step_back()
             _step_back(home, found, back_to)
             _after_step_back()
-            stepped.append(SteppedBack(found.name, reason))
-    return stepped
+            results.append(SteppedBack(found.name, reason))
+    return results
 
 
 def refuse_damaged(home: Home, table: str) -> None:
-    """Nothing may be committed on top of a table whose newest commit is not whole."""
+    """Raise an error if a table is damaged. Nothing may be committed on top of a damaged commit."""
     found = metadata.entry(home, table)
     if found is not None and (reason := damage(found.metadata) or _unreadable(found.metadata)):
         raise _damaged(table, reason)
 
 
 def _unreadable(path: Path) -> str | None:
-    """What cannot be read of the manifests of earlier commits; those that were read once are not read again."""
+    """Return the error in reading manifests of earlier commits, or None. Cached manifests are not read again."""
     try:
         for _ in metadata.remembered_files(metadata.read(path)):
             pass
     except (PermissionError, MemoryError):
         raise
     except Exception as error:
-        # As in `damage`.
+        # See `damage`.
         return f"{type(error).__name__}: {error}"
     return None
 
 
 def _one_step_back(table: TableEntry, recorded: int, reason: str) -> Path | None:
-    """The metadata before the damaged one; None if that was the table's first. Anything more is no power cut's work."""
+    """Return the metadata before the damaged one, or None if it was the first. Raise if that would lose rows."""
     if table.previous is not None and not damage(table.previous):
-        if (kept := metadata.read(table.previous).floor) >= recorded:
+        if (floor := metadata.read(table.previous).floor) >= recorded:
             return table.previous
-        lost = f"the commit before it ends at {kept}, recorded was up to {recorded}"
+        loss = f"the previous commit ends at sequence {floor}, but rows up to {recorded} were recorded"
     else:
         others = [path for path in table.metadata.parent.glob("*.metadata.json") if path != table.metadata]
         if recorded == 0 and all(damage(path) for path in others):
             return None
-        lost = "so is the commit before it" if table.previous else f"rows up to {recorded} were recorded"
-    raise _damaged(table.name, f"{reason}; {lost}")
+        loss = "the previous commit is damaged too" if table.previous else f"rows up to {recorded} were recorded"
+    raise _damaged(table.name, f"{reason}; {loss}")
 
 
 def _damaged(table: str, reason: str) -> LakeError:
     return LakeError(
-        f"table {table} is damaged ({reason}): restore a backup (hyp restore), or save what can be read",
+        f"table {table} is damaged ({reason}); restore a backup with hyp restore, or rebuild the table from its files",
         kind="lake_damaged",
         repair=f"hyp maintain {table} --rebuild",
     )
 
 
 def damage(path: Path) -> str | None:
-    """What is missing or short of the files that a metadata.json and its newest snapshot name."""
+    """Return what is wrong with the files that a metadata.json and its newest snapshot reference, or None."""
     try:
         known = metadata.read(path)
         if known.current is None:
@@ -150,16 +153,16 @@ def damage(path: Path) -> str | None:
     except FileNotFoundError as error:
         return f"{error.filename} is missing"
     except (OSError, ImportError, MemoryError) as error:
-        # Trouble in looking is not damage.
+        # An I/O error is not damage.
         raise Retryable(f"{path} could not be checked: {error}", kind="lake_unreadable") from error
     except Exception as error:
-        # Torn JSON and torn Avro fail in many ways, all of them mean the same here.
-        return f"{path.name} or a file that it names cannot be read ({type(error).__name__}: {error})"
+        # The parsers raise many kinds of errors for torn JSON and Avro.
+        return f"{path.name} or a file that it references cannot be read ({type(error).__name__}: {error})"
     return None
 
 
 def file_damage(path: Path, size: int) -> str | None:
-    """Whether a Parquet file is missing, short, or has no end."""
+    """Return whether a Parquet file is missing, has the wrong size, or has no footer; None if it is intact."""
     if not path.is_file():
         return f"{path} is missing"
     if (found := path.stat().st_size) != size:
@@ -170,7 +173,7 @@ def file_damage(path: Path, size: int) -> str | None:
 
 
 def _step_back(home: Home, table: TableEntry, back_to: Path | None) -> None:
-    """One change of the catalog. A table of which nothing whole is left, and nothing was recorded, never existed."""
+    """Update the catalog. Remove the table if none of its commits is intact and none was recorded."""
     where = " WHERE catalog_name = ? AND table_namespace = ? AND table_name = ?"
     key = (metadata.CATALOG, metadata.NAMESPACE, table.name)
     with closing(sqlite3.connect(home.catalog, timeout=30, isolation_level=None)) as catalog:

@@ -1,13 +1,13 @@
-"""Which new rows are records of something that is recorded already, under another id: one thing, one row.
+"""Match live rows with native rows, so that each part has one row.
 
-A fallback row and a native one that share a key are one thing (`model.settling`). Of two new ones the native goes on.
-A new fallback row that meets a native one of the lake is left out. A new native row that meets a fallback row of the
-lake is left out as well: that row takes its columns over at the next compaction (`settlements`), and keeps its
+A live row and a native row that share a match key record the same part (`model.settling`). If both are new, the native
+row is kept. A new live row that matches a native row of the lake is dropped. A new native row that matches a live row
+of the lake is not added either: the next compaction gives its columns to the live row (`settlements`), which keeps its
 sequence, so nothing is delivered twice.
 
-A pure function: rows in the order of their sequences, each meets the one that fits best and is still free.
+Matching is a pure function. It goes through the rows by sequence and gives each the best match that is still available.
 
-@ref keys#meeting
+@ref keys#matching
 """
 
 from __future__ import annotations
@@ -20,79 +20,79 @@ from operator import attrgetter
 
 from hypaware.lake.meetings import Met
 
-# Equal words that are further apart are two things, unless nobody knows when they were said.
+# Equal texts that are further apart do not match, unless their time is uncertain.
 NEAR_SECONDS = 3600
-# Of very many equal ones the first that are left are looked at: they meet in their order.
+# Of very many equal texts only the first are compared; they match in order.
 _MOST = 100
 
 
 @dataclass(frozen=True)
 class Settled:
-    dropped: Mapping[int, int] = field(default_factory=dict)
-    """New fallback row → the native row that is the same, in the lake or new."""
-    settled: Mapping[int, int] = field(default_factory=dict)
-    """New native row → the fallback row of the lake that becomes it."""
+    superseded: Mapping[int, int] = field(default_factory=dict)
+    """New live row → its native row, new or in the lake."""
+    upgrades: Mapping[int, int] = field(default_factory=dict)
+    """New native row → the live row of the lake that it settles."""
 
     @property
-    def met(self) -> list[int]:
-        """Rows that have met and meet nothing any more, new or in the lake."""
-        return [*self.dropped.values(), *self.settled.values()]
+    def matched(self) -> list[int]:
+        """Rows that are matched and cannot match again, new or in the lake."""
+        return [*self.superseded.values(), *self.upgrades.values()]
 
 
 def settle(new: Iterable[Met], known: Iterable[Met]) -> Settled:
-    """`new` without duplicates, in the order of their sequences; `known` are free rows of the lake with a like key."""
-    free = _Free()
-    old = set()
-    for met in known:
-        old.add(met.seq)
-        free.add(met)
-    dropped: dict[int, int] = {}
-    settled: dict[int, int] = {}
+    """Match `new` rows (deduplicated, by sequence) with each other and with `known` unmatched rows of the lake."""
+    unmatched = _Free()
+    in_lake = set()
+    for match_key in known:
+        in_lake.add(match_key.seq)
+        unmatched.add(match_key)
+    superseded: dict[int, int] = {}
+    upgrades: dict[int, int] = {}
     for seq, keys in groupby(new, attrgetter("seq")):
-        held = list(keys)
-        partner = free.take(held)
+        row_keys = list(keys)
+        partner = unmatched.pop_best(row_keys)
         if partner is None:
-            for met in held:
-                free.add(met)
-        elif held[0].is_fallback:
-            dropped[seq] = partner.seq
-        elif partner.seq in old:
-            settled[seq] = partner.seq
+            for match_key in row_keys:
+                unmatched.add(match_key)
+        elif row_keys[0].is_live:
+            superseded[seq] = partner.seq
+        elif partner.seq in in_lake:
+            upgrades[seq] = partner.seq
         else:
-            dropped[partner.seq] = seq
-    return Settled(dropped, settled)
+            superseded[partner.seq] = seq
+    return Settled(superseded, upgrades)
 
 
 class _Free:
-    """Rows that have not met yet, by their keys."""
+    """Rows without a match yet, by match key."""
 
     def __init__(self) -> None:
         self._by_hash: defaultdict[tuple[bytes, bool], dict[int, Met]] = defaultdict(dict)
-        self._keys: defaultdict[int, list[tuple[bytes, bool]]] = defaultdict(list)
+        self._lookups: defaultdict[int, list[tuple[bytes, bool]]] = defaultdict(list)
 
-    def add(self, met: Met) -> None:
-        place = (met.hash, met.is_fallback)
-        self._by_hash[place][met.seq] = met
-        self._keys[met.seq].append(place)
+    def add(self, match_key: Met) -> None:
+        lookup = (match_key.hash, match_key.is_live)
+        self._by_hash[lookup][match_key.seq] = match_key
+        self._lookups[match_key.seq].append(lookup)
 
-    def take(self, row: list[Met]) -> Met | None:
-        """The best partner of a row; it is not free any more then."""
-        for met in row:
-            others = self._by_hash.get((met.hash, not met.is_fallback), {}).values()
-            fitting = [other for other in islice(others, _MOST) if _fit(met, other)]
-            if fitting:
-                best = min(fitting, key=lambda other: _distance(met, other))
-                for place in self._keys.pop(best.seq):
-                    self._by_hash[place].pop(best.seq, None)
+    def pop_best(self, row_keys: list[Met]) -> Met | None:
+        """Remove and return the best match of a row, or return None."""
+        for match_key in row_keys:
+            others = self._by_hash.get((match_key.hash, not match_key.is_live), {}).values()
+            candidates = [other for other in islice(others, _MOST) if _fit(match_key, other)]
+            if candidates:
+                best = min(candidates, key=lambda other: _distance(match_key, other))
+                for lookup in self._lookups.pop(best.seq):
+                    self._by_hash[lookup].pop(best.seq, None)
                 return best
         return None
 
 
 def _fit(one: Met, other: Met) -> bool:
-    return one.exact or one.late or other.late or abs(one.at - other.at) <= NEAR_SECONDS
+    return one.is_exact or one.is_time_uncertain or other.is_time_uncertain or abs(one.at - other.at) <= NEAR_SECONDS
 
 
 def _distance(one: Met, other: Met) -> tuple[bool, int, int]:
-    """Those whose time is known by their time, the others in their order."""
-    timeless = one.exact or one.late or other.late
-    return other.late, 0 if timeless else abs(one.at - other.at), other.seq
+    """Order candidates by their distance in time if it is certain, otherwise by sequence."""
+    timeless = one.is_exact or one.is_time_uncertain or other.is_time_uncertain
+    return other.is_time_uncertain, 0 if timeless else abs(one.at - other.at), other.seq

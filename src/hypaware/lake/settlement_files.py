@@ -1,4 +1,4 @@
-"""Where settlements lie: `lake/settlements/<dataset>/<flush id>-<n>.parquet`; `lake.settlements` says what they are."""
+"""Paths of settlements: `lake/settlements/<dataset>/<flush id>-<n>.parquet`. See `lake.settlements`."""
 
 from __future__ import annotations
 

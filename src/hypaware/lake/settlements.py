@@ -1,9 +1,9 @@
-"""Native rows that met a fallback row of the lake, until a compaction makes that row what they say.
+"""Pending settlements: native rows that match a live row of the lake, until a compaction applies them.
 
-`lake/settlements/<dataset>/<flush id>-<first sequence>.parquet`: the rows as a build wrote them, and in `_hyp_settles`
-the sequence of the row that each of them settles. A file is durable before its flush commits and goes if that is burnt,
-so what lies there when nothing is unfinished counts. A row that was settled has its new id and the old one, and is not
-settled again.
+`lake/settlements/<dataset>/<flush id>-<first sequence>.parquet` contains the rows as a build wrote them, and in
+`_hyp_settles` the sequence of the live row that each settles. A file is durable before its flush commits and is removed
+if the flush is discarded, so without interrupted flushes all files are valid. A settled row has its new id and its old
+one, and is not settled again.
 
 @ref keys#settlements
 """
@@ -30,38 +30,38 @@ from hypaware.model.datasets import GATEWAY, INTERNAL, SEQ, Dataset, Row
 from hypaware.state.flushes import Flush
 
 _before_remove = faults.point(
-    "lake.settlements.before-remove", "settled rows are committed, their settlements lie there"
+    "lake.settlements.before-remove", "settled rows are committed, their settlements still exist"
 )
-_after_remove = faults.point("lake.settlements.after-remove", "settlements that were carried out are gone")
+_after_remove = faults.point("lake.settlements.after-remove", "applied settlements are removed")
 
 TARGET = "_hyp_settles"
 
 
 class Damaged(LakeError):
-    """A settlement that cannot be read. Its rows are those of transcripts, which tell them again."""
+    """A settlement that cannot be read. Its rows come from transcripts, which can be imported again."""
 
     kind = "settlement_damaged"
 
 
 def write(path: Path, rows: Sequence[pa.Table], settles: Mapping[int, int]) -> None:
-    """In a task: rows of a build, and which row of the lake each of them settles."""
-    held = pa.concat_tables(rows)
-    targets = pa.array([settles[seq] for seq in held.column(SEQ).to_pylist()], pa.int64())
+    """Write rows of a build with the sequence of the row that each settles. Runs in a task."""
+    settling = pa.concat_tables(rows)
+    targets = pa.array([settles[seq] for seq in settling.column(SEQ).to_pylist()], pa.int64())
     durable.make_dir(path.parent.parent)
     durable.make_dir(path.parent)
-    _store(path, held.append_column(TARGET, targets))
+    _store(path, settling.append_column(TARGET, targets))
 
 
 def _store(path: Path, rows: pa.Table) -> None:
-    unfinished = path.with_suffix(".tmp")
-    pq.write_table(rows, unfinished, compression="zstd")
-    unfinished.chmod(0o600)
-    durable.fsync_file(unfinished)
-    durable.rename(unfinished, path)
+    temporary = path.with_suffix(".tmp")
+    pq.write_table(rows, temporary, compression="zstd")
+    temporary.chmod(0o600)
+    durable.fsync_file(temporary)
+    durable.rename(temporary, path)
 
 
 def discard(home: Home, flush: Flush) -> None:
-    """The flush did not land; whatever its rows were, they come again."""
+    """Remove the settlements of a flush that was not committed; its rows are built again."""
     found = list(folder(home, flush.dataset).glob(f"{flush.id}-*"))
     for path in found:
         path.unlink(missing_ok=True)
@@ -70,42 +70,42 @@ def discard(home: Home, flush: Flush) -> None:
 
 
 def remove(paths: Sequence[Path]) -> None:
-    """They were carried out."""
+    """Remove applied settlements."""
     _before_remove()
     for path in paths:
         path.unlink(missing_ok=True)
-    for where in {path.parent for path in paths}:
-        durable.fsync_dir(where)
+    for parent in {path.parent for path in paths}:
+        durable.fsync_dir(parent)
     _after_remove()
 
 
 def targets(dataset: Dataset, path: Path) -> dict[int, str]:
-    """Sequences of the rows that it settles, and the keys that they will have."""
+    """Return the sequences of the rows that a file settles, and the keys they will have."""
     found = _read(path, [TARGET, dataset.key_column])
     return dict(zip(found.column(TARGET).to_pylist(), found.column(dataset.key_column).to_pylist(), strict=True))
 
 
 def keys(dataset: Dataset, path: Path, own_gateway: str | None) -> Iterator[tuple[bytes, int]]:
-    """Under which keys the rows that it settles are known, too."""
+    """Yield the additional dedupe keys of the rows that a file settles, with their sequences."""
     wanted = dict.fromkeys([TARGET, GATEWAY, dataset.key_column, *dataset.key_parts])
     for row in _read(path, list(wanted)).to_pylist():
         if (key := row_key(dataset, row, own_gateway)) is not None:
             yield key, row[TARGET]
 
 
-def native_rows(dataset: Dataset, path: Path, of: Container[int]) -> list[Row]:
-    """The native rows of some targets, as a producer gives them."""
+def native_rows(dataset: Dataset, path: Path, wanted: Container[int]) -> list[Row]:
+    """Return the native rows of some targets in producer form."""
     rows = _read(path)
-    meant = pa.array([target in of for target in rows.column(TARGET).to_pylist()], pa.bool_())
+    selected = pa.array([target in wanted for target in rows.column(TARGET).to_pylist()], pa.bool_())
     public = [column.name for column in dataset.columns if column.name in rows.column_names]
-    return [row for batch in rows.filter(meant).select(public).to_batches() for row in coerced_rows(dataset, batch)]
+    return [row for batch in rows.filter(selected).select(public).to_batches() for row in coerced_rows(dataset, batch)]
 
 
-def keep_only(path: Path, left: Container[int]) -> None:
-    """The others were carried out."""
+def keep_only(path: Path, kept: Container[int]) -> None:
+    """Drop the settlements of all but some targets; the others were applied."""
     rows = _read(path)
-    meant = pa.array([target in left for target in rows.column(TARGET).to_pylist()], pa.bool_())
-    _store(path, rows.filter(meant))
+    selected = pa.array([target in kept for target in rows.column(TARGET).to_pylist()], pa.bool_())
+    _store(path, rows.filter(selected))
 
 
 def _read(path: Path, columns: list[str] | None = None) -> pa.Table:
@@ -117,26 +117,26 @@ def _read(path: Path, columns: list[str] | None = None) -> pa.Table:
 
 @dataclass(frozen=True)
 class Amendment:
-    """Carries settlements out on rows that are written again. A plain value, it travels to the tasks."""
+    """Applies settlements to rows that are rewritten. A plain value that is sent to tasks."""
 
     dataset: str
     paths: tuple[Path, ...]
 
-    def of(self, rows: pa.Table) -> pa.Table:
-        """The same rows, those that are settled with their native columns, and their own sequence."""
+    def apply(self, rows: pa.Table) -> pa.Table:
+        """Return the rows, the settled ones with native columns and their own sequence."""
         seqs = rows.column(SEQ)
         native = self._native(seqs)
         if not native:
             return rows
-        settling = datasets.get(self.dataset).settling
-        assert settling is not None
-        meant = pc.fill_null(pc.is_in(seqs, value_set=pa.array(native, pa.int64())), False)
-        amended = [
-            settling.settled(row, native[row[SEQ]]) if settling.meeting(row) is not None else row
-            for row in rows.filter(meant).to_pylist()
+        rules = datasets.get(self.dataset).match_rules
+        assert rules is not None
+        settled = pc.fill_null(pc.is_in(seqs, value_set=pa.array(native, pa.int64())), False)
+        patched = [
+            rules.settle(row, native[row[SEQ]]) if rules.match_keys(row) is not None else row
+            for row in rows.filter(settled).to_pylist()
         ]
-        others = rows.filter(pc.invert(meant))
-        both = pa.concat_tables([others, pa.Table.from_pylist(amended, schema=rows.schema)])
+        others = rows.filter(pc.invert(settled))
+        both = pa.concat_tables([others, pa.Table.from_pylist(patched, schema=rows.schema)])
         return both.take(pc.sort_indices(both.column(SEQ)))
 
     def _native(self, seqs: Any) -> dict[int, dict[str, Any]]:

@@ -1,9 +1,9 @@
-"""Rows of a range of sequences for those who deliver them, read from the data files as files.
+"""Read the rows in a range of sequences for delivery, directly from the data files.
 
-Manifests say which files of the source can hold such rows, footers say which row groups; only those are read, and no
-more than one row group of a file on each side of the range is read in vain. No SQL is needed for that, and Arrow
-reads a row for a sixth of what it costs to carry it through Spark (docs/decisions/0017). Files never change; where one
-is gone, somebody has rewritten the table, and the newest metadata is asked.
+Manifests tell which files of the source can contain such rows, and footers tell which row groups; only those are read,
+so per file at most one row group on each side of the range is read in vain. This needs no SQL, and Arrow reads a row at
+a sixth of the cost of Spark (docs/decisions/0017). Files never change; if one is missing, another job has rewritten the
+table, and the read is repeated with the newest metadata.
 """
 
 from __future__ import annotations
@@ -28,48 +28,49 @@ from hypaware.model.datasets import SEQ
 T = TypeVar("T")
 
 PAGE_ROWS = 50_000
-# As stored, compressed. Rows in memory take a multiple of it, and two pages of each stream at work are at hand.
+# Compressed size on disk. Rows in memory take several times as much, and each active stream holds two pages.
 PAGE_BYTES = 8 << 20
 
 
 @dataclass(frozen=True)
 class Found:
-    """All rows in (after, reached], the sequence first, in its order."""
+    """All rows in (after, reached], ordered by sequence, which is the first column."""
 
     rows: pa.Table
     reached: int
     scanned: int
-    """Rows of the row groups that were read."""
+    """Number of rows in the row groups that were read."""
 
 
-def page(home: Home, dataset: str, source: str, after: int, until: int, most: int = PAGE_ROWS) -> Found:
-    """The next rows, as many as fit into memory and no more than `most`, at least one sequence further."""
+def page(home: Home, dataset: str, source: str, after: int, until: int, max_rows: int = PAGE_ROWS) -> Found:
+    """Read the next rows, at most `max_rows`, limited by memory. Advances by at least one sequence."""
 
-    def look(files: list[DataFile]) -> Found:
-        end = windows.next_end(files, after, until, rows=most, bytes=PAGE_BYTES)
+    def read(files: list[DataFile]) -> Found:
+        end = windows.next_end(files, after, until, rows=max_rows, bytes=PAGE_BYTES)
         return _read(dataset, files, after, end)
 
-    return _with_files(home, dataset, source, until, look)
+    return _with_files(home, dataset, source, until, read)
 
 
 def between(home: Home, dataset: str, source: str, after: int, last: int) -> Found:
     return _with_files(home, dataset, source, last, lambda files: _read(dataset, files, after, last))
 
 
-def _with_files(home: Home, dataset: str, source: str, through: int, look: Callable[[list[DataFile]], T]) -> T:
-    # A lake that was rolled back has nothing to show for what was recorded: that is not "nothing to deliver".
+def _with_files(home: Home, dataset: str, source: str, through: int, read: Callable[[list[DataFile]], T]) -> T:
+    # A lake that was rolled back lacks recorded rows: that must not pass for "nothing to deliver".
     standing.check(home, dataset, through)
     entry = metadata.entry(home, dataset)
     while True:
         if entry is None:
-            return look([])
+            return read([])
         try:
-            return look(_files(entry, source))
+            return read(_files(entry, source))
         except FileNotFoundError as missing:
-            looked_at, entry = entry, metadata.entry(home, dataset)
-            if entry == looked_at:
+            previous, entry = entry, metadata.entry(home, dataset)
+            if entry == previous:
                 raise LakeError(
-                    f"table {dataset}: a data file is missing ({missing}): restore a backup, or save what is left",
+                    f"table {dataset}: a data file is missing ({missing}); "
+                    "restore a backup with hyp restore, or rebuild the table from its files",
                     kind="lake_damaged",
                     repair=f"hyp maintain {dataset} --rebuild",
                 ) from missing
@@ -79,7 +80,7 @@ def _files(entry: metadata.TableEntry, source: str) -> list[DataFile]:
     known = metadata.read(entry.metadata)
     if known.current and any(manifest.deletes for manifest in metadata.manifests(known.current)):
         raise LakeError(
-            f"table {entry.name} has delete files, which another program has written: they must be compacted away "
+            f"table {entry.name} has delete files, which another program wrote; compact the table with that program "
             "before its rows can be delivered",
             kind="delete_files",
         )
@@ -92,7 +93,7 @@ def _read(dataset: str, files: list[DataFile], after: int, last: int) -> Found:
     for file in files:
         if _may_hold(file.min_seq, file.max_seq, after, last):
             groups = [each for each in row_groups.of_file(file.path) if _group_may_hold(each, after, last)]
-            part = _of_groups(schema, file, [group.place for group in groups]) if groups else schema.empty_table()
+            part = _of_groups(schema, file, [group.index for group in groups]) if groups else schema.empty_table()
             scanned += len(part)
             seqs = part.column(SEQ)
             parts.append(part.filter(pc.and_(pc.greater(seqs, after), pc.less_equal(seqs, last))))
@@ -100,11 +101,11 @@ def _read(dataset: str, files: list[DataFile], after: int, last: int) -> Found:
     return Found(found.take(pc.sort_indices(found.column(SEQ))), last, scanned)
 
 
-def _of_groups(schema: pa.Schema, file: DataFile, places: list[int]) -> pa.Table:
-    """Columns that are younger than the file are null."""
-    with pq.ParquetFile(file.path) as held:
-        names = set(held.schema_arrow.names)
-        rows = held.read_row_groups(places, columns=[name for name in schema.names if name in names])
+def _of_groups(schema: pa.Schema, file: DataFile, groups: list[int]) -> pa.Table:
+    """Read row groups of a file. Columns that the file lacks are null."""
+    with pq.ParquetFile(file.path) as parquet:
+        names = set(parquet.schema_arrow.names)
+        rows = parquet.read_row_groups(groups, columns=[name for name in schema.names if name in names])
     columns = [
         rows.column(field.name).cast(field.type) if field.name in names else pa.nulls(len(rows), field.type)
         for field in schema
@@ -113,11 +114,11 @@ def _of_groups(schema: pa.Schema, file: DataFile, places: list[int]) -> pa.Table
 
 
 def _group_may_hold(group: RowGroup, after: int, last: int) -> bool:
-    return group.numbered > 0 and _may_hold(group.min_seq, group.max_seq, after, last)
+    return group.sequenced > 0 and _may_hold(group.min_seq, group.max_seq, after, last)
 
 
 def _may_hold(lowest: int | None, highest: int | None, after: int, last: int) -> bool:
-    """Where nobody knows, it may."""
+    """Tell whether rows can be in the range. True if the bounds are unknown."""
     if lowest is None or highest is None:
         return True
     return highest > after and lowest <= last

@@ -1,4 +1,4 @@
-"""How large data files should be."""
+"""Target size of data files."""
 
-# Small enough that a read since a sequence skips most of a day, large enough that a year is some hundred files.
+# Small enough for a read after a sequence to skip most of a day; large enough for a year to have few hundred files.
 TARGET_BYTES = 32 << 20

@@ -1,4 +1,4 @@
-"""Slices of sealed segments, as pieces of a build: each line is judged by the envelope's one rule."""
+"""Slices of sealed segments as inputs of a build. `envelope.read_line` decides which lines are valid."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Slice:
         return self.base + self.start
 
     @property
-    def suspects(self) -> tuple[str, ...]:
+    def blamed_segments(self) -> tuple[str, ...]:
         return (self.segment,)
 
     def rows(self, dataset: Dataset, built: Built) -> Iterator[tuple[int, Row]]:

@@ -1,4 +1,4 @@
-"""The lake through Spark: its tables, and tasks that run side by side. What `committer` asks for, for real."""
+"""The lake on Spark: opens tables and runs tasks in parallel."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class SparkLake:
             tables.create(self.spark, dataset, self.identity)
             secure.secure(self._home, name)
         table = SparkTable(self.spark, dataset)
-        if tables.evolve(table.iceberg, self.spark._jvm, dataset, table.known.fields):
+        if tables.evolve(table.iceberg, self.spark._jvm, dataset, table.metadata.fields):
             secure.secure(self._home, name)
             table = SparkTable(self.spark, dataset)
         return table
@@ -56,15 +56,15 @@ class SparkLake:
             return list(spark.parallelize(tasks, len(tasks)).map(run_or_say_why).collect())
         except (Py4JJavaError, CapturedException) as error:
             self._check_cancelled()
-            # A worker died with its task: nobody can say which rows did it, so all of these are suspects. Unless no
-            # worker can live at all.
-            reason = f"a Spark task died: {_first_line(error)}"
-            return [BuildFailure(reason, surroundings=not self._workers_run())] * len(tasks)
+            # A worker died and the guilty rows are unknown, so all tasks fail. If no worker can start at all, the
+            # environment is to blame.
+            reason = f"a Spark task failed: {_first_line(error)}"
+            return [BuildFailure(reason, is_environmental=not self._workers_run())] * len(tasks)
         except (Py4JError, OSError) as error:
             raise jvm_lost(error) from error
 
     def warm_up(self) -> None:
-        """Starts the Python workers beside what comes before the first task; whether they run, that task will tell."""
+        """Start the Python workers in the background. If they fail, the first task reports it."""
         threading.Thread(target=self._workers_run, name="warm-up", daemon=True).start()
 
     def _workers_run(self) -> bool:
@@ -76,11 +76,11 @@ class SparkLake:
 
 
 def _first_line(error: Exception) -> str:
-    told = error.java_exception.getMessage() if isinstance(error, Py4JJavaError) else str(error)
-    return (str(told).splitlines() or [type(error).__name__])[0]
+    message = error.java_exception.getMessage() if isinstance(error, Py4JJavaError) else str(error)
+    return (str(message).splitlines() or [type(error).__name__])[0]
 
 
 def known_datasets(home: Home) -> list[Dataset]:
-    """The datasets that have a table."""
+    """Return the registered datasets that have a table."""
     present = {entry.name for entry in metadata.entries(home)}
     return [dataset for dataset in datasets.all() if dataset.name in present]

@@ -1,7 +1,7 @@
-"""One table through Iceberg's Java API: what is in it, and the commits that change it.
+"""A table through Iceberg's Java API: its metadata and its commits.
 
-Tasks write the Parquet files; the driver commits them in one Iceberg transaction together with the table properties
-that must move with them, which Spark's DataFrame writer cannot do.
+Tasks write the Parquet files. The driver commits them in one Iceberg transaction together with table properties, which
+Spark's DataFrame writer cannot do.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ class SparkTable:
         )
 
     @property
-    def known(self) -> Metadata:
-        """The table's metadata, read as a file: one look instead of hundreds of calls into the JVM."""
+    def metadata(self) -> Metadata:
+        """The table's metadata, read from its file: cheaper than hundreds of calls into the JVM."""
         return metadata.read(local_path(str(self.iceberg.operations().current().metadataFileLocation())))
 
     @property
@@ -77,14 +77,14 @@ class SparkTable:
 
     @property
     def field_ids(self) -> Mapping[str, int]:
-        return self.known.field_ids
+        return self.metadata.field_ids
 
     @property
     def data_root(self) -> Path:
         return local_path(str(self.iceberg.location())) / "data"
 
-    def landed(self, flush: Flush) -> Landed | None:
-        """The rows are asked, not the snapshots: those expire, and a range alone may hold another flush's rows."""
+    def find_flush(self, flush: Flush) -> Landed | None:
+        """Query the rows, because snapshots expire, and match the flush id, because another flush may use the range."""
         found = self._spark.sql(
             f"SELECT {SOURCE}, max({SEQ}), count(*) FROM {self._name}"
             f" WHERE {SEQ} > {flush.after} AND {SEQ} <= {flush.last} AND {BATCH_ID} = '{flush.id}' GROUP BY {SOURCE}"
@@ -103,25 +103,25 @@ class SparkTable:
             transaction.commitTransaction()
             self.iceberg.refresh()
         except Exception as error:
-            # Without an answer of the JVM the commit may still be under way: nobody may ask, and recovery will.
+            # Without a response of the JVM the commit may still be running: leave the check to recovery.
             if not isinstance(error, Py4JJavaError | CapturedException):
                 raise jvm_lost(error) from error
-            # And an exception is no answer either: the commit may have landed before it was raised.
-            if not self._landed_after_all(flush):
+            # The commit may have succeeded before the exception was raised.
+            if not self._was_committed(flush):
                 raise NotCommitted(f"table {self._dataset.name}: the commit failed: {first_line(error)}") from error
 
-    def change(self, change: Change) -> None:
-        gone = {file.path for file in change.gone}
-        missing = gone - {file.path for file in metadata.remembered_files(self.known)}
+    def replace_files(self, change: Change) -> None:
+        gone = {file.path for file in change.removed}
+        missing = gone - {file.path for file in metadata.remembered_files(self.metadata)}
         if missing:
-            raise NotCommitted(f"table {self._dataset.name}: {min(missing)} is not part of it any more")
+            raise NotCommitted(f"table {self._dataset.name}: {min(missing)} is no longer part of it")
         try:
             transaction = self.iceberg.newTransaction()
-            if change.gone or change.come:
-                rewrite = self._rewriting(transaction) if change.why == "compact" else transaction.newOverwrite()
-                for old in self._live(change.gone):
+            if change.removed or change.added:
+                rewrite = self._rewriting(transaction) if change.operation == "compact" else transaction.newOverwrite()
+                for old in self._live(change.removed):
                     rewrite = rewrite.deleteFile(old)
-                for data_file in self._data_files(change.come):
+                for data_file in self._data_files(change.added):
                     rewrite = rewrite.addFile(data_file)
                 for key, value in change.summary.items():
                     rewrite = rewrite.set(key, value)
@@ -136,78 +136,79 @@ class SparkTable:
         except Exception as error:
             if not isinstance(error, Py4JJavaError | CapturedException):
                 raise jvm_lost(error) from error
-            if not self._changed_after_all(change):
+            if not self._was_changed(change):
                 raise NotCommitted(f"table {self._dataset.name}: the commit failed: {first_line(error)}") from error
 
     def _rewriting(self, transaction: Any) -> Any:
-        """Iceberg looks for deletes since a snapshot, by default since the first, which has expired some day."""
+        """Start a rewrite. By default, Iceberg checks for deletes since the first snapshot, which may have expired."""
         current = self.iceberg.currentSnapshot()
         rewrite = transaction.newRewrite()
         return rewrite if current is None else rewrite.validateFromSnapshot(current.snapshotId())
 
     def expire(self, horizon: float, keep: int = 1) -> int:
-        known = self.known
-        began = expiry.current_at(known, horizon)
-        if began is None or not expiry.expirable(known, horizon, keep):
+        known = self.metadata
+        oldest_kept = expiry.current_at(known, horizon)
+        if oldest_kept is None or not expiry.expirable(known, horizon, keep):
             return 0
         try:
-            expiring = self.iceberg.expireSnapshots().expireOlderThan(round(began.at * 1000)).retainLast(keep)
+            expiring = self.iceberg.expireSnapshots().expireOlderThan(round(oldest_kept.at * 1000)).retainLast(keep)
             expiring.cleanExpiredFiles(True).commit()
             self.iceberg.refresh()
         except (Py4JJavaError, CapturedException) as error:
-            # Whether or not it was committed, every row is where it was.
+            # Expiry never changes rows, whether or not it was committed.
             message = f"table {self._dataset.name}: old snapshots could not be removed: {first_line(error)}"
             raise Retryable(message, kind="expiry_failed") from error
         except Exception as error:
             raise jvm_lost(error) from error
-        return len(known.snapshots) - len(self.known.snapshots)
+        return len(known.snapshots) - len(self.metadata.snapshots)
 
     def trim(self) -> bool:
-        """Small commits must not pile up metadata: old snapshots go, their rows stay. Whether anything was done."""
-        known = self.known
+        """Expire old snapshots if there are too many, and tell whether any was removed. Rows are not affected."""
+        known = self.metadata
         if len(known.snapshots) <= _MAX_SNAPSHOTS:
             return False
         return self.expire(expiry.horizon(known), keep=_MAX_SNAPSHOTS // 2) > 0
 
-    def _changed_after_all(self, change: Change) -> bool:
-        """Whether it is this change that was made: another may have taken the same files away."""
+    def _was_changed(self, change: Change) -> bool:
+        """Tell whether this change was committed. Another change may have removed the same files."""
         try:
             self.iceberg.refresh()
-            known = self.known
+            known = self.metadata
             live = {file.path for file in metadata.live_files(known)}
         except Exception as error:
             raise jvm_lost(error) from error
-        made = live.isdisjoint(file.path for file in change.gone) and live.issuperset(file.path for file in change.come)
-        return made and all(known.properties.get(key) == value for key, value in change.properties.items())
+        replaced = live.isdisjoint(file.path for file in change.removed)
+        replaced = replaced and live.issuperset(file.path for file in change.added)
+        return replaced and all(known.properties.get(key) == value for key, value in change.properties.items())
 
-    def _landed_after_all(self, flush: Flush) -> bool:
+    def _was_committed(self, flush: Flush) -> bool:
         try:
             self.iceberg.refresh()
-            return self.landed(flush) is not None
+            return self.find_flush(flush) is not None
         except Exception as error:
             raise jvm_lost(error) from error
 
     def key_hashes(self, after: int) -> Iterator[Iterable[tuple[bytes, int]]]:
-        files = metadata.live_files(self.known)
+        files = metadata.live_files(self.metadata)
         return scan.key_hashes(self._spark.sparkContext, self._dataset.name, files, after, self.gateway_id)
 
-    def remember(self, identity: Identity) -> bool:
-        """Keeps the home's incarnation in the table, in case state and mirror are lost. Whether it changed."""
-        told = {
+    def store_identity(self, identity: Identity) -> bool:
+        """Store the home's incarnation in the table, in case state and mirror are lost. Tell whether it changed."""
+        properties = {
             INCARNATION: identity.incarnation,
             PARENTS: ",".join(identity.parents),
             FORKS: ",".join(map(str, identity.forks)),
         }
-        if all(self.known.properties.get(key, "") == value for key, value in told.items()):
+        if all(self.metadata.properties.get(key, "") == value for key, value in properties.items()):
             return False
         change = self.iceberg.updateProperties()
-        for key, value in told.items():
+        for key, value in properties.items():
             change = change.set(key, value)
         change.commit()
         return True
 
     def _live(self, files: Sequence[DataFile]) -> list[Any]:
-        """Files of the table, as Iceberg wants to be told which ones go: their path and partition."""
+        """Return Iceberg data files, with path and partition, for files to remove from the table."""
         iceberg = self._jvm.org.apache.iceberg
         spec, builders, make_partition = self.iceberg.spec(), iceberg.DataFiles, iceberg.PartitionData
         partition_type = spec.partitionType()
@@ -227,7 +228,7 @@ class SparkTable:
         return [live(file) for file in files]
 
     def _data_files(self, files: Sequence[BuiltFile]) -> list[Any]:
-        """Iceberg reads each file's footer for its statistics, which takes longer than anything else in a commit."""
+        """Return Iceberg data files to add. Iceberg reads each footer for statistics, the slowest part of a commit."""
         iceberg = self._jvm.org.apache.iceberg
         spec, io = self.iceberg.spec(), self.iceberg.io()
         builders, parquet = iceberg.DataFiles, iceberg.parquet.ParquetUtil
@@ -248,7 +249,7 @@ class SparkTable:
 
 
 def key_sql(dataset: Dataset) -> str:
-    """What makes a row's dedupe key in SQL: `Dataset.key_of`, and whose row it is."""
+    """Return the SQL expression of a row's dedupe key: `Dataset.key_of` with the gateway."""
     key = f"nullif({dataset.key_column}, '')"
     if dataset.key_parts:
         parts = ", '#', ".join(f"cast({part} AS STRING)" for part in dataset.key_parts)
@@ -259,11 +260,11 @@ def key_sql(dataset: Dataset) -> str:
 
 
 def first_line(error: Exception) -> str:
-    """What an exception of the JVM says, without the way that it came."""
-    told = error.java_exception.toString() if isinstance(error, Py4JJavaError) else str(error)
-    return (str(told).splitlines() or [type(error).__name__])[0]
+    """Return the message of a JVM exception without its stack trace."""
+    message = error.java_exception.toString() if isinstance(error, Py4JJavaError) else str(error)
+    return (str(message).splitlines() or [type(error).__name__])[0]
 
 
 def jvm_lost(error: Exception) -> Retryable:
-    message = f"the JVM of the engine does not answer: {error}; nothing is lost, run it again"
+    message = f"the engine's JVM does not respond ({error}); no row is lost, run the command again"
     return Retryable(message, kind="engine_died")

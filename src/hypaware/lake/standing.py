@@ -1,4 +1,4 @@
-"""Whether a lake still stands where the state says it does, told from files: no Spark is started to learn it."""
+"""Check that the lake has all recorded rows, from its files and the state, without starting Spark."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from hypaware.opening import open_home
 
 
 def check_tables(home: Home, names: Collection[str] | None = None) -> None:
-    """Before anybody answers from the tables: all are there that were recorded, and their metadata can be read.
+    """Check that all recorded tables exist and that their metadata can be read.
 
-    Else a lost catalog is an empty lake, and a torn file costs a minute of Iceberg's patience.
+    Otherwise a lost catalog would pass for an empty lake, and Iceberg would retry a torn file for a minute.
     """
     from hypaware.state import flushes
 
@@ -29,24 +29,24 @@ def check_tables(home: Home, names: Collection[str] | None = None) -> None:
 
 
 def check(home: Home, dataset: str, recorded: int) -> None:
-    """Raises unless the table holds everything up to the sequence that was recorded.
+    """Raise an error unless the table has all rows up to the recorded sequence.
 
-    A new table must not be made in the place of a lost one, and nobody may believe that rows are there which are not.
+    This keeps a lost table from being replaced by an empty one, and missing rows from being taken as delivered.
     """
     if not recorded:
         return
     entry = metadata.entry(home, dataset)
     if entry is None:
         raise LakeError(
-            f"rows of {dataset} up to sequence {recorded} were recorded, and the catalog {home.catalog} "
-            "does not know the table: restore a backup (hyp restore), or make it anew from the files that are there",
+            f"rows of {dataset} up to sequence {recorded} were recorded, but the catalog {home.catalog} "
+            "has no such table; restore a backup with hyp restore, or rebuild the table from its files",
             kind="lake_rolled_back",
             repair=f"hyp maintain {dataset} --rebuild",
         )
     if (floor := metadata.read(entry.metadata).floor) < recorded:
         raise LakeError(
-            f"the lake holds {dataset} up to sequence {floor}, but {recorded} was recorded: it was rolled "
-            "back or restored without its state. Restore both from one backup; or, to give those rows up:",
+            f"the lake has {dataset} up to sequence {floor}, but {recorded} was recorded: it was rolled "
+            "back or restored without its state. Restore both from one backup, or give up the missing rows",
             kind="lake_rolled_back",
             repair="hyp verify --accept-rollback",
         )

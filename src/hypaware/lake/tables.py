@@ -1,7 +1,8 @@
-"""Creating a dataset's table and keeping it at the dataset's columns.
+"""Create a dataset's table and add the columns that the dataset gains.
 
-Format v2, copy-on-write, partitioned by source and day; the sequence first; row groups of a few MiB, so that a read
-since a sequence skips most of a file. Evolution only adds: new columns are nullable, required ones may become so.
+Tables have format v2, are copy-on-write and partitioned by source and day. The sequence is the first column, and row
+groups have a few MiB, so that a read after a sequence skips most of a file. Schema evolution only adds nullable columns
+and makes required columns nullable.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ PROPERTIES = {
     "write.delete.mode": "copy-on-write",
     "write.update.mode": "copy-on-write",
     "write.merge.mode": "copy-on-write",
-    # Small commits must not pile up metadata; the ones kept are what a power cut can step back to.
+    # Bound the metadata of many small commits; a rollback after a power cut needs the previous version.
     "write.metadata.delete-after-commit.enabled": "true",
     "write.metadata.previous-versions-max": "20",
     "commit.manifest.min-count-to-merge": "50",
@@ -63,23 +64,23 @@ def create(
     properties = {**PROPERTIES, GATEWAY_ID: identity.gateway_id, INCARNATION: identity.incarnation}
     columns = ", ".join(_declared(column) for column in table_columns(dataset))
     listed = ", ".join(f"'{key}' = '{value}'" for key, value in properties.items())
-    placed = f"LOCATION '{sql_text(location_of(location))}' " if location else ""
+    location_clause = f"LOCATION '{sql_text(location_of(location))}' " if location else ""
     spark.sql(f"CREATE NAMESPACE IF NOT EXISTS {CATALOG}.{namespace}")
     spark.sql(
         f"CREATE TABLE IF NOT EXISTS {full_name(dataset.name, namespace)} ({columns}) USING iceberg "
-        f"PARTITIONED BY ({SOURCE}, days({dataset.time_column})) {placed}TBLPROPERTIES ({listed})"
+        f"PARTITIONED BY ({SOURCE}, days({dataset.time_column})) {location_clause}TBLPROPERTIES ({listed})"
     )
 
 
 def evolve(table: Any, jvm: Any, dataset: Dataset, known: Mapping[str, Field]) -> bool:
-    """Brings an Iceberg table (Java) whose fields are known to the dataset's columns: whether it had to change."""
+    """Add missing columns to an Iceberg table (Java object) with the known fields. Tell whether it changed."""
     added = [column for column in table_columns(dataset) if column.name not in known]
     relaxed = [column for column in table_columns(dataset) if not column.required and _is_required(column, known)]
     for column in table_columns(dataset):
         if column.name in known and known[column.name].type != _ICEBERG_TYPES[column.type]:
             raise LakeError(
                 f"table {dataset.name}: column {column.name} is {known[column.name].type} in the lake and "
-                f"{_ICEBERG_TYPES[column.type]} in the dataset; a column's type never changes",
+                f"{_ICEBERG_TYPES[column.type]} in the dataset; the type of a column cannot change",
                 kind="schema_conflict",
             )
     if not added and not relaxed:
@@ -99,7 +100,7 @@ def _is_required(column: Column, known: Mapping[str, Field]) -> bool:
 
 
 def sql_text(value: str) -> str:
-    """The inside of a SQL string in single quotes."""
+    """Escape a value for a SQL string in single quotes."""
     return value.replace("\\", "\\\\").replace("'", "\\'")
 
 

@@ -1,11 +1,12 @@
-"""`lake/tombstones.db`: what was purged and must not come back. SQLite, synchronous FULL, hashes only.
+"""Tombstones, `lake/tombstones.db`: what was purged and must not come back. SQLite, synchronous FULL, hashes only.
 
-`purges` has a row for each thing that was named (kind, mark of its value). Those of the kind `session` close the
-session, those of the kind `before` close the time before theirs. `parts` has the key hash (as in `keys.db`) of each
-purged row, so that a copy under another session's name does not come back either. `words` says what was asked for
-while a purge is unfinished, and is wiped when it is done. It lies with the lake, so it outlives state and key index.
+`purges` has a row for each purged value (kind, hash of the value in `mark`). A purge of the kind `session` excludes the
+session, one of the kind `before` excludes everything before its time. `parts` has the key hash (as in `keys.db`) of
+each purged row, so that a copy of it in another session does not come back either. `words` holds the command that
+finishes an unfinished purge and is erased when the purge is done. The file is part of the lake, so it survives the loss
+of state and key index.
 
-It cannot be made anew: where it cannot be read, nothing may enter the lake.
+It cannot be rebuilt: if it cannot be read, no row may enter the lake.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _before_commit = faults.point("lake.tombstones.before-commit", "tombstones are w
 _after_commit = faults.point("lake.tombstones.after-commit", "tombstones are durable")
 
 _LOOKUP = 500
-# More keys than this are compared in memory, where that holds all tombstones.
+# Above this number of keys, load all tombstones if they fit into memory.
 _WORTH_ALL = 20_000
 _ALL_FIT = 1_000_000
 _SCHEMA = (
@@ -41,15 +42,15 @@ _SCHEMA = (
 
 @dataclass(frozen=True)
 class Stone:
-    """One thing that was named: a session, a source, a folder or a moment."""
+    """A purged value: a session, a source, a folder or a time."""
 
     kind: str
     value: str
-    words: str
-    """The command that finishes its purge."""
+    command: str
+    """The command that finishes the purge."""
 
     @property
-    def mark(self) -> bytes:
+    def value_hash(self) -> bytes:
         return mark_of(self.kind, self.value)
 
     @property
@@ -59,31 +60,30 @@ class Stone:
 
 @dataclass(frozen=True)
 class Tombstones:
-    """As they are now, for whoever brings rows into the lake. Leaves no trace of the look."""
+    """The current tombstones. Reading them leaves no trace on disk."""
 
     path: Path
-    closed: Closed = NOTHING
+    purge_filter: Closed = NOTHING
     has_parts: bool = False
 
     def find(self, hashes: Collection[bytes]) -> set[bytes]:
-        """Those of the key hashes that were purged."""
+        """Return the key hashes that were purged."""
         if not self.has_parts or not hashes:
             return set()
         with _looking(self.path) as db:
             if len(hashes) > _WORTH_ALL:
-                some = db.execute("SELECT hash FROM parts LIMIT ?", (_ALL_FIT + 1,))
-                held = {bytes(row[0]) for row in some}
-                if len(held) <= _ALL_FIT:
-                    return held.intersection(hashes)
+                loaded = {bytes(row[0]) for row in db.execute("SELECT hash FROM parts LIMIT ?", (_ALL_FIT + 1,))}
+                if len(loaded) <= _ALL_FIT:
+                    return loaded.intersection(hashes)
             return set(_lookup(db, sorted(set(hashes))))
 
-    def buried_at(self, hashes: Collection[bytes]) -> dict[bytes, float]:
-        """Those of the hashes that were purged, and when, as a timestamp."""
-        gone = sorted(self.find(hashes))
+    def purged_at(self, hashes: Collection[bytes]) -> dict[bytes, float]:
+        """Return the hashes that were purged, with the time of the purge as a timestamp."""
+        purged = sorted(self.find(hashes))
         found: dict[bytes, float] = {}
-        if gone:
+        if purged:
             with _looking(self.path) as db:
-                for hash_ in gone:
+                for hash_ in purged:
                     found[hash_] = _when(db, hash_)
         return found
 
@@ -101,15 +101,15 @@ def read(home: Home) -> Tombstones:
     with _looking(home.tombstones) as db:
         if not has_table(db, "parts"):
             return Tombstones(home.tombstones)
-        standing = db.execute("SELECT kind, mark, before FROM purges WHERE lifted_at IS NULL").fetchall()
+        active = db.execute("SELECT kind, mark, before FROM purges WHERE lifted_at IS NULL").fetchall()
         has_parts = db.execute("SELECT 1 FROM parts LIMIT 1").fetchone() is not None
-    sessions = frozenset(bytes(mark) for kind, mark, _ in standing if kind == "session")
-    closed = Closed(sessions, max((before for *_, before in standing if before), default=None))
-    return Tombstones(home.tombstones, closed, has_parts)
+    sessions = frozenset(bytes(mark) for kind, mark, _ in active if kind == "session")
+    purge_filter = Closed(sessions, max((before for *_, before in active if before), default=None))
+    return Tombstones(home.tombstones, purge_filter, has_parts)
 
 
 def unfinished(home: Home) -> list[str]:
-    """Commands that finish what was begun."""
+    """Return the commands that finish unfinished purges."""
     if not home.tombstones.is_file():
         return []
     with _looking(home.tombstones) as db:
@@ -119,32 +119,32 @@ def unfinished(home: Home) -> list[str]:
 
 
 def set_up(home: Home, stones: Sequence[Stone], at: str) -> list[int]:
-    """One for each, durable: from now on nothing enters that they close. Those that stand already stay."""
+    """Create tombstones that exclude rows from now on. Durable. Existing ones are reactivated. Return their ids."""
     with _changing(home) as db:
         for stone in stones:
             db.execute(
                 "INSERT INTO purges (kind, mark, before, words, at) VALUES (?, ?, ?, ?, ?) ON CONFLICT (kind, mark)"
                 " DO UPDATE SET words = excluded.words, lifted_at = NULL",
-                (stone.kind, stone.mark, stone.before, stone.words, at),
+                (stone.kind, stone.value_hash, stone.before, stone.command, at),
             )
-        return [_id_of(db, stone.kind, stone.mark) for stone in stones]
+        return [_id_of(db, stone.kind, stone.value_hash) for stone in stones]
 
 
 def bury(home: Home, purge: int, hashes: Iterable[bytes]) -> None:
-    """Parts of one purge."""
+    """Add key hashes of purged rows to a purge. Durable."""
     with _changing(home) as db:
         db.executemany("INSERT OR IGNORE INTO parts VALUES (?, ?)", sorted((each, purge) for each in hashes))
 
 
 def finish(home: Home, purges: Iterable[int], rows: int, at: str) -> None:
-    """All of it is done: what was asked for is forgotten, its marks stay."""
+    """Mark purges as done and erase their commands. Their hashes stay."""
     with _changing(home) as db:
         for purge in purges:
             db.execute("UPDATE purges SET words = NULL, done_at = ?, rows = rows + ? WHERE id = ?", (at, rows, purge))
 
 
 def standing(home: Home, stones: Sequence[Stone]) -> bool:
-    """Whether there is anything to lift."""
+    """Tell whether any of the tombstones is active."""
     if not home.tombstones.is_file():
         return False
     with _looking(home.tombstones) as db:
@@ -152,38 +152,38 @@ def standing(home: Home, stones: Sequence[Stone]) -> bool:
 
 
 def lift(home: Home, stones: Sequence[Stone], at: str) -> int:
-    """What these have left may come back: how many were lifted. A moment lifts those of all moments before it."""
+    """Revoke tombstones, so that their rows may return. A time revokes all earlier times too. Return their number."""
     if not home.tombstones.is_file():
         return 0
-    lifted = 0
+    revoked = 0
     with _changing(home) as db:
         for stone in stones:
             found = _standing(db, stone)
             for purge in found:
                 db.execute("DELETE FROM parts WHERE purge = ?", (purge,))
                 db.execute("UPDATE purges SET words = NULL, lifted_at = ? WHERE id = ?", (at, purge))
-            lifted += len(found)
-    return lifted
+            revoked += len(found)
+    return revoked
 
 
 def _standing(db: sqlite3.Connection, stone: Stone) -> list[int]:
     found = db.execute(
         "SELECT id FROM purges WHERE lifted_at IS NULL AND kind = ? AND (mark = ? OR before <= ?)",
-        (stone.kind, stone.mark, stone.before),
+        (stone.kind, stone.value_hash, stone.before),
     )
     return [int(purge) for (purge,) in found]
 
 
-def parts(home: Home, most: int | None = None) -> list[bytes]:
-    """Key hashes that are kept out; some of them where there are more."""
+def parts(home: Home, limit: int | None = None) -> list[bytes]:
+    """Return the excluded key hashes, at most `limit`."""
     with _looking(home.tombstones) as db:
         return [
-            bytes(found) for (found,) in db.execute("SELECT hash FROM parts LIMIT ?", (-1 if most is None else most,))
+            bytes(found) for (found,) in db.execute("SELECT hash FROM parts LIMIT ?", (-1 if limit is None else limit,))
         ]
 
 
 def count(home: Home) -> int:
-    """Key hashes that are kept out."""
+    """Count the excluded key hashes."""
     if not home.tombstones.is_file():
         return 0
     with _looking(home.tombstones) as db:
@@ -192,10 +192,10 @@ def count(home: Home) -> int:
 
 @contextmanager
 def _changing(home: Home) -> Iterator[sqlite3.Connection]:
-    """One transaction, durable when it returned; the file and its name too."""
+    """Run one transaction. It is durable when it returns, and so is the file's directory entry."""
     path = home.tombstones
     durable.make_dir(path.parent)
-    # Made by us, so that SQLite's side files take its mode over.
+    # Create the file first, so that SQLite's side files inherit its mode.
     path.touch(mode=0o600)
     try:
         with closing(sqlite3.connect(path, timeout=30, isolation_level=None)) as db:
@@ -207,7 +207,7 @@ def _changing(home: Home) -> Iterator[sqlite3.Connection]:
             yield db
             _before_commit()
             db.execute("COMMIT")
-            # The words of a finished purge must not stay in the log either.
+            # The command of a finished purge must not remain in the write-ahead log.
             db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         durable.fsync_dir(path.parent)
         _after_commit()
@@ -238,7 +238,7 @@ def _id_of(db: sqlite3.Connection, kind: str, mark: bytes) -> int:
 
 def _unusable(path: Path, error: sqlite3.Error) -> LakeError:
     return LakeError(
-        f"{path}, which says what was purged, cannot be used ({error}): nothing enters the lake, so that nothing comes "
-        "back; restore it from a backup",
+        f"the tombstones {path} cannot be read ({error}); no rows are added to the lake, so that purged rows do not "
+        "return; restore the file from a backup",
         kind="tombstones_unusable",
     )

@@ -1,9 +1,9 @@
-"""Taking turns at a table, within the one engine that owns the lake.
+"""Locks of a table within the one engine that owns the lake.
 
-Two turns, so that long work does not hold up short work. Whoever *keeps* a table (compacts, retains, expires, purges,
-rebuilds) does so alone for as long as it takes, while flushes go on beside it. Whoever *changes* a table (a flush, or
-a keeper for the moment of its commit) does that alone. Who needs both takes `keeping` first; who needs the locks of
-streams as well takes them in between.
+There are two locks per table, so that long work does not block short work. The maintenance lock (`keeping`) is held by
+the one job that compacts, retains, expires, purges or rebuilds the table; flushes continue while it is held. The commit
+lock (`changing`) is held by the one job that commits: a flush, or a maintenance job during its commit. A job that needs
+both acquires the maintenance lock first; a job that also needs stream locks acquires those in between.
 
 @ref keeping#turns
 """
@@ -27,60 +27,60 @@ _counting = threading.Lock()
 
 @contextmanager
 def changing(dataset: str, check_cancelled: Callable[[], None]) -> Iterator[None]:
-    """Held by the one job that may change the dataset's table; who waits for it can still be cancelled."""
+    """Hold the commit lock of a dataset's table. Waiting for it can be cancelled."""
     with _turn(_changing[dataset], check_cancelled):
         yield
 
 
 @contextmanager
 def keeping(dataset: str, check_cancelled: Callable[[], None]) -> Iterator[None]:
-    """Held by the one job that replaces or removes files of the dataset's table."""
+    """Hold the maintenance lock of a dataset's table. Waiting for it can be cancelled."""
     with _turn(_keeping[dataset], check_cancelled):
         yield
 
 
 @contextmanager
 def running() -> Iterator[None]:
-    """Around every job of the engine: what a job may be reading stays until it has ended."""
-    me = object()
+    """Register a running job of the engine. Files that it may be reading are kept until it ends."""
+    job = object()
     with _counting:
-        _running[me] = time.time()
+        _running[job] = time.time()
     try:
         yield
     finally:
         with _counting:
-            del _running[me]
+            del _running[job]
 
 
 def oldest_running() -> float:
-    """When the job that has been running for the longest time began; now, if there is none."""
+    """Return the start time of the oldest running job, or the current time if there is none."""
     with _counting:
         return min(_running.values(), default=time.time())
 
 
 def others_since(moment: float) -> int:
-    """Jobs beside the one that asks that began before that time, and may be reading what was there then."""
+    """Count the other jobs that started before a time and may be reading files of that time."""
     with _counting:
-        return max(0, sum(began <= moment for began in _running.values()) - 1)
+        return max(0, sum(start <= moment for start in _running.values()) - 1)
 
 
 def wait_for_others(moment: float, seconds: float, check_cancelled: Callable[[], None]) -> bool:
-    """Waits for the jobs that began before that time, so long at most: whether all of them have ended."""
+    """Wait for the other jobs that started before a time. Tell whether all of them have ended."""
     deadline = time.monotonic() + seconds
-    while (left := others_since(moment)) and time.monotonic() < deadline:
+    while (running_jobs := others_since(moment)) and time.monotonic() < deadline:
         check_cancelled()
         time.sleep(_POLL)
-    return not left
+    return not running_jobs
 
 
 def oldest_other(mine: float) -> float:
-    """When the oldest of the other jobs began, for one that began just before `mine`; now, if there is none."""
+    """Return the start time of the oldest other job, for a job that started just before `mine`, or the current time."""
     with _counting:
-        began = sorted(_running.values())
-    own = max((each for each in began if each <= mine), default=None)
+        starts = sorted(_running.values())
+    own = max((each for each in starts if each <= mine), default=None)
     if own is not None:
-        began.remove(own)
-    return min(began, default=time.time())
+        starts.remove(own)
+    return min(starts, default=time.time())
 
 
 @contextmanager

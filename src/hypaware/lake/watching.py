@@ -1,4 +1,4 @@
-"""Watching the tasks of a build while they run: how much is done, told every so often by a thread of its own."""
+"""Progress of a build: a background thread reports how much the finished tasks amount to."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ if TYPE_CHECKING:
 _EVERY_SECONDS = 0.25
 
 Watcher = Callable[[int, int, int], None]
-"""(bytes, pieces, rows) that the finished tasks of the present run amount to."""
+"""Receives (bytes, inputs, rows) of the finished tasks of the current run."""
 
 
 @contextmanager
 def watched(spark: SparkContext, watcher: Watcher) -> Iterator[Callable[[Task], Built | BuildFailure]]:
-    """A function for the executors that runs a task and counts what it did; meanwhile the watcher is told."""
+    """Yield a function that runs a task in an executor and counts its results. Call the watcher periodically."""
     counts = [spark.accumulator(0) for _ in range(3)]
-    over = threading.Event()
+    stopped = threading.Event()
 
-    def tell() -> None:
-        while not over.wait(_EVERY_SECONDS):
+    def report() -> None:
+        while not stopped.wait(_EVERY_SECONDS):
             try:
                 watcher(*(count.value for count in counts))
             except Exception:
-                # Nobody listens any more; the job itself notices and says so.
+                # The client has disconnected; the job itself detects and reports that.
                 return
 
-    teller = threading.Thread(target=tell, name="watching", daemon=True)
-    teller.start()
+    reporter = threading.Thread(target=report, name="watching", daemon=True)
+    reporter.start()
     try:
         yield partial(_run_counted, counts)
     finally:
-        over.set()
-        teller.join()
+        stopped.set()
+        reporter.join()
 
 
 def _run_counted(counts: list[Any], task: Task) -> Built | BuildFailure:

@@ -1,14 +1,14 @@
-"""How far one read of a source may go: as many sequences as hold about so many rows and bytes.
+"""Choose the window of a read: the range of sequences that contains about so many rows and bytes.
 
-A span (a data file, or a row group of one) holds its rows somewhere between its lowest and its highest sequence;
-nobody says where. A sequence belongs to one row, so the rows of a span up to some end are at most as many as the
-sequences up to it, and at most all of them: that is how they are counted here, and a window never holds more rows
-than it was asked for. The row groups of the files that a window touches take their place, so that what is counted too
-often is a row group, not a file. Bytes follow the rows of their group, so they are off by the uneven sizes within one
-group of each file that the window cuts.
+A span is a data file or a row group. Its rows are between its lowest and its highest sequence, but their distribution
+is unknown. Each sequence belongs to one row, so up to any end a span has at most as many rows as there are sequences,
+and at most all of its rows. Counting this way, a window never contains more rows than requested. Files that a window
+reaches are replaced by their row groups, so that only a row group can be overestimated, not a file. Bytes are
+proportional to the rows of a group; they are inaccurate only by uneven row sizes within the groups that the window
+splits.
 
-Stored bytes say what a read costs, not what it holds: a text that every row repeats is stored once. So the rows in
-memory have a limit of their own, however little of the disk they take.
+Stored bytes measure the cost of a read, not its size in memory: a text that every row repeats is stored once. So rows
+in memory have a limit of their own.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _UNPACKED_MOST = 64 << 20
 
 @dataclass(frozen=True, order=True)
 class _Span:
-    """What a file or a row group may hold above `since`: rows from `first` on, none above `last`."""
+    """The rows that a file or row group can have above `since`: from `first` on, none above `last`."""
 
     first: int
     last: int
@@ -37,7 +37,7 @@ class _Span:
 
     @property
     def full_at(self) -> int:
-        """Where all its rows have been counted."""
+        """The sequence at which all rows have been counted."""
         return self.first + self.rows - 1
 
     def rows_until(self, end: int) -> int:
@@ -49,7 +49,7 @@ class _Room:
     rows: int
     bytes: int
 
-    def holds(self, spans: Iterable[_Span], end: int) -> bool:
+    def fits(self, spans: Iterable[_Span], end: int) -> bool:
         rows, stored, unpacked = 0, 0.0, 0.0
         for span in spans:
             found = span.rows_until(end)
@@ -61,7 +61,7 @@ class _Room:
         return True
 
     def reach(self, spans: Iterable[_Span]) -> int:
-        """A sequence at which the first spans alone are more than there is room for; they come sorted by `first`."""
+        """Return a sequence at which the first spans alone exceed the limit. Spans are sorted by `first`."""
         reach, seen = 0, 0
         for span in spans:
             reach, seen = max(reach, span.full_at), seen + span.rows
@@ -71,53 +71,53 @@ class _Room:
 
 
 def next_end(files: Sequence[DataFile], since: int, until: int, *, rows: int, bytes: int) -> int:
-    """The largest end <= until for which the files, all of one source, hold no more than that in (since, end].
+    """Return the largest end <= until such that (since, end] contains at most so many rows and stored bytes.
 
-    `bytes` as stored. At least one sequence further than `since`, however large its row. Gaps cost nothing.
+    All files are of one source. The end is at least one above `since`, however large that row is. Gaps cost nothing.
     """
-    room = _Room(rows, bytes)
+    limit = _Room(rows, bytes)
     due = [file for file in files if file.max_seq is None or file.max_seq > since]
-    opened: dict[Path, list[_Span]] = {}
+    group_spans: dict[Path, list[_Span]] = {}
     while True:
-        closed = [file for file in due if file.path not in opened]
-        spans = [_of_file(file, since, until) for file in closed]
-        end = _furthest(sorted(chain(spans, *opened.values())), since, until, room)
-        touched = [file for file in closed if file.min_seq is None or file.min_seq <= end]
+        whole = [file for file in due if file.path not in group_spans]
+        spans = [_of_file(file, since, until) for file in whole]
+        end = _furthest(sorted(chain(spans, *group_spans.values())), since, until, limit)
+        touched = [file for file in whole if file.min_seq is None or file.min_seq <= end]
         if not touched:
             return end
         for file in touched:
-            opened[file.path] = _of_groups(file, since, until)
+            group_spans[file.path] = _of_groups(file, since, until)
 
 
 def _of_file(file: DataFile, since: int, until: int) -> _Span:
-    return _span(file.min_seq, file.max_seq, file.numbered, file.bytes, file.bytes, since, until)
+    return _span(file.min_seq, file.max_seq, file.sequenced, file.bytes, file.bytes, since, until)
 
 
 def _of_groups(file: DataFile, since: int, until: int) -> list[_Span]:
     return [
-        _span(group.min_seq, group.max_seq, group.numbered, group.bytes, group.unpacked, since, until)
+        _span(group.min_seq, group.max_seq, group.sequenced, group.bytes, group.unpacked, since, until)
         for group in row_groups.of_file(file.path)
         if group.max_seq is None or group.max_seq > since
     ]
 
 
 def _span(
-    lowest: int | None, highest: int | None, numbered: int, stored: int, unpacked: int, since: int, until: int
+    lowest: int | None, highest: int | None, sequenced: int, stored: int, unpacked: int, since: int, until: int
 ) -> _Span:
-    """Without statistics its rows may lie anywhere."""
+    """Return a span. Without statistics its rows can have any sequence."""
     first = max(since + 1, lowest if lowest is not None else 0)
     last = highest if highest is not None else until
-    count = max(numbered, 1)
-    return _Span(first, last, max(0, min(numbered, last - first + 1)), stored / count, unpacked / count)
+    count = max(sequenced, 1)
+    return _Span(first, last, max(0, min(sequenced, last - first + 1)), stored / count, unpacked / count)
 
 
-def _furthest(spans: Sequence[_Span], since: int, until: int, room: _Room) -> int:
-    """By bisection, over the spans that a window can reach at all."""
-    near = spans[: bisect_right(spans, room.reach(spans), key=lambda span: span.first)]
+def _furthest(spans: Sequence[_Span], since: int, until: int, limit: _Room) -> int:
+    """Find the end by bisection over the spans that the window can reach."""
+    near = spans[: bisect_right(spans, limit.reach(spans), key=lambda span: span.first)]
     low, high = min(since + 1, until), until
     while low < high:
         middle = (low + high + 1) // 2
-        if room.holds(near, middle):
+        if limit.fits(near, middle):
             low = middle
         else:
             high = middle - 1

@@ -1,1 +1,1 @@
-"""Keeping a lake: compaction, retention, expiry, purge, rebuild. It knows that there are sinks, not what they are."""
+"""Maintenance of the lake: compaction, retention, expiry, rebuild, backup and restore, purge."""

@@ -1,10 +1,11 @@
-"""`hyp backup`: a consistent copy of a home, made while everything goes on.
+"""`hyp backup`: make a consistent copy of a home while the home is in use.
 
-A backup is laid out as a home. Its state, its catalog and its spool are of one moment, at which nobody commits; the
-files that the tables name at that moment never change, and are copied afterwards, while nobody may remove them. It says
-of itself that it lies nowhere: wherever it is opened, also without `hyp restore`, it is a copy, with a life of its own.
+A backup is laid out like a home. The state, the catalog and the spool are copied at one moment, while no commit can
+happen. The data files that the tables reference at that moment never change; they are copied afterwards, while no job
+may remove files. The copied state records that it has no location, so a backup that is opened, with or without `hyp
+restore`, is treated as a copy and gets its own incarnation.
 
-What a home makes anew is left out: `engine/`, `run/`, `logs/`, `telemetry/`, locks.
+Directories that a home recreates are left out: `engine/`, `run/`, `logs/`, `telemetry/`. So are locks.
 
 @ref keeping#backup
 """
@@ -35,14 +36,18 @@ from hypaware.state import flushes, mirror, whose
 from hypaware.state.identity import NOWHERE, Identity
 from hypaware.state.store import Store
 
-_after_moment = faults.point("maintain.backup.after-moment", "state, catalog and spool are copied, the tables are not")
-_after_copy = faults.point("maintain.backup.after-copy", "everything is copied, nothing says yet what it is")
-_before_rename = faults.point("maintain.backup.before-rename", "the backup is whole and has not got its name")
-_after_rename = faults.point("maintain.backup.after-rename", "the backup is there")
+_after_moment = faults.point(
+    "maintain.backup.after-moment", "state, catalog and spool are copied, the tables are not yet"
+)
+_after_copy = faults.point("maintain.backup.after-copy", "everything is copied, the manifest is not written yet")
+_before_rename = faults.point(
+    "maintain.backup.before-rename", "the backup is complete and still has its temporary name"
+)
+_after_rename = faults.point("maintain.backup.after-rename", "the backup has its final name")
 
-_MADE_ANEW = ("engine", "run", "logs", "telemetry")
-_BY_ITSELF = ("spool", "lake")
-# Names, links and folders take some space too.
+_RECREATED = ("engine", "run", "logs", "telemetry")
+_COPIED_SEPARATELY = ("spool", "lake")
+# Directory entries and links take some space too.
 _MARGIN = 1.02
 
 Progress = Callable[..., None]
@@ -51,51 +56,51 @@ Check = Callable[[], None]
 
 @dataclass(frozen=True)
 class Hold:
-    """What keeps a home still: `files` while its tables' files are copied, `commits` for the one moment."""
+    """The locks of a backup: `keep_files` while data files are copied, `block_commits` for the moment of the copy."""
 
-    files: Callable[[], AbstractContextManager[None]]
-    commits: Callable[[], AbstractContextManager[None]]
+    keep_files: Callable[[], AbstractContextManager[None]]
+    block_commits: Callable[[], AbstractContextManager[None]]
 
 
 def backup(context: JobContext, args: dict[str, Any]) -> dict[str, Any]:
-    """The job; args: `to`, an absolute path."""
-    # From here on the lake is ours.
+    """Run the job `backup`. args: `to`, an absolute path."""
+    # A Spark session means that this engine owns the lake.
     assert context.spark is not None
     check = context.check_cancelled
 
-    def all_of(turn: Callable[[str, Check], AbstractContextManager[None]]) -> AbstractContextManager[None]:
-        return _all_of(turn, _every_dataset(context.home), check)
+    def hold_all(lock: Callable[[str, Check], AbstractContextManager[None]]) -> AbstractContextManager[None]:
+        return _hold_all(lock, _every_dataset(context.home), check)
 
-    hold = Hold(lambda: all_of(turns.keeping), lambda: all_of(turns.changing))
-    return make(context.home, Path(args["to"]), hold, context.progress, check)
+    backup_locks = Hold(lambda: hold_all(turns.keeping), lambda: hold_all(turns.changing))
+    return make(context.home, Path(args["to"]), backup_locks, context.progress, check)
 
 
 @contextmanager
-def _all_of(
-    turn: Callable[[str, Check], AbstractContextManager[None]], names: list[str], check: Check
+def _hold_all(
+    lock: Callable[[str, Check], AbstractContextManager[None]], names: list[str], check: Check
 ) -> Iterator[None]:
     with ExitStack() as held:
         for name in names:
-            held.enter_context(turn(name, check))
+            held.enter_context(lock(name, check))
         yield
 
 
 def _every_dataset(home: Home) -> list[str]:
-    """Always in one order. Also those without a table: a first flush makes one."""
+    """Return all datasets in a fixed order, including those whose first flush has yet to create a table."""
     present = {entry.name for entry in metadata.entries(home)}
     return sorted(present | set(datasets.names()) | set(segments.datasets_with_spool(home)))
 
 
 def without_engine(home: Home, to: Path, progress: Progress) -> dict[str, Any] | None:
-    """Of a home whose lake has no table: the lake's lock is held here, so that no engine makes one meanwhile.
+    """Back up a home whose lake has no table, under the lake's lock so that no engine can create one.
 
-    None if there is a table after all, or a JVM has the lake: the job must do it.
+    Return None if a table exists or a JVM holds the lake: the job must make the backup then.
     """
     durable.make_dir(home.lake)
     fd = os.open(home.lake_lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         try:
-            # A POSIX lock, as Java's is; no JVM lives in this process.
+            # A POSIX lock, as Java uses; no JVM runs in this process.
             fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except (BlockingIOError, PermissionError):
             return None
@@ -106,13 +111,14 @@ def without_engine(home: Home, to: Path, progress: Progress) -> dict[str, Any] |
         os.close(fd)
 
 
-def make(home: Home, to: Path, hold: Hold, progress: Progress, check: Check) -> dict[str, Any]:
+def make(home: Home, to: Path, backup_locks: Hold, progress: Progress, check: Check) -> dict[str, Any]:
+    """Write the backup to `to` and return its report."""
     _refuse_own_folder(home, to)
     open_home(home).store.close()
     standing.check_tables(home)
-    progress("waiting for whoever keeps the tables")
-    with staging.staged(to) as folder, hold.files():
-        progress("looking at what there is to copy")
+    progress("waiting for running maintenance")
+    with staging.staged(to) as folder, backup_locks.keep_files():
+        progress("measuring the files to copy")
         spool_copy.seal(home)
         total = _size(home)
         staging.require_space(to.parent, int(total * _MARGIN))
@@ -125,11 +131,11 @@ def make(home: Home, to: Path, hold: Hold, progress: Progress, check: Check) -> 
 
         copier = Copier(folder, check, copied)
         _other_files(home, copier)
-        # At leisure first, so that little is left for the moment.
+        # Copy most of the spool now, so that little is left to copy while commits are blocked.
         spool_copy.copy(home, copier)
-        with hold.commits():
+        with backup_locks.block_commits():
             made_at = datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
-            copier.database(home.state, "state.db")
+            copier.copy_database(home.state, "state.db")
             lake_copy.databases(home, copier)
             lake_copy.waiting_settlements(home, copier)
             tables = lake_copy.tables(home)
@@ -139,32 +145,32 @@ def make(home: Home, to: Path, hold: Hold, progress: Progress, check: Check) -> 
         lake_copy.forget_the_rest(copier)
         identity, next_seq = _disown(folder, copier)
         _after_copy()
-        found = Contents(
-            made_at, __version__, str(home.root), identity.gateway_id, identity.incarnation, next_seq, copier.kept
+        manifest = Contents(
+            made_at, __version__, str(home.root), identity.gateway_id, identity.incarnation, next_seq, copier.files
         )
-        durable.write_file(folder / contents.NAME, contents.as_text(found))
+        durable.write_file(folder / contents.NAME, contents.as_text(manifest))
         staging.publish(folder, to, _before_rename, _after_rename)
     return {
         "backup": str(to),
         "made_at": made_at,
         "home": str(home.root),
-        "gateway_id": found.gateway_id,
-        "incarnation": found.incarnation,
+        "gateway_id": manifest.gateway_id,
+        "incarnation": manifest.incarnation,
         "next_seq": next_seq,
-        "files": len(found.files),
-        "bytes": found.bytes,
+        "files": len(manifest.files),
+        "bytes": manifest.bytes,
         "datasets": [{"dataset": name, "rows": count} for name, count in sorted(rows.items())],
     }
 
 
 def _refuse_own_folder(home: Home, to: Path) -> None:
-    root, there = home.root.resolve(), to.resolve()
-    if there == root or there.is_relative_to(root) or root.is_relative_to(there):
-        raise HypError(f"{to} lies in the home {home.root}, or around it: a backup must lie elsewhere", kind="in_home")
+    root, target = home.root.resolve(), to.resolve()
+    if target == root or target.is_relative_to(root) or root.is_relative_to(target):
+        raise HypError(f"{to} overlaps the home {home.root}; choose a directory outside the home", kind="in_home")
 
 
 def _other_files(home: Home, copier: Copier) -> None:
-    """Everything of the home that has no rule of its own: config, tokens, the secrets of delivery and server."""
+    """Copy the files without special handling: config, tokens, the secrets of sinks and server."""
     for path in _others(home.root, top=True):
         with suppress(FileNotFoundError):
             copier.copy(path, path.relative_to(home.root).as_posix())
@@ -173,14 +179,14 @@ def _other_files(home: Home, copier: Copier) -> None:
 def _others(folder: Path, top: bool = False) -> Iterator[Path]:
     for path in sorted(folder.iterdir()):
         if path.is_dir() and not path.is_symlink():
-            if not top or path.name not in (*_MADE_ANEW, *_BY_ITSELF):
+            if not top or path.name not in (*_RECREATED, *_COPIED_SEPARATELY):
                 yield from _others(path)
         elif path.is_file() and not _is_passing(path.name):
             yield path
 
 
 def _is_passing(name: str) -> bool:
-    """Locks, temporary files, and the state with its side file, which are made from one moment."""
+    """Return whether the file is a lock, a temporary file, or part of the state, which is copied separately."""
     return name.endswith((".lock", ".tmp")) or name.startswith(("state.db", "state.mirror.json"))
 
 
@@ -193,15 +199,15 @@ def _size(home: Home) -> int:
 
 
 def _disown(folder: Path, copier: Copier) -> tuple[Identity, int]:
-    """The copied state lies nowhere; its side file is made from it, so that neither is ahead of the other."""
+    """Mark the copied state as having no location and write its mirror, so that both agree."""
     side_file = folder / "state.mirror.json"
-    with closing(Store(folder / "state.db")) as store:
-        with store.transaction() as connection:
-            known, next_seq = whose.load(connection), flushes.next_seq(connection)
-            assert known is not None
-            whose.save(connection, replace(known, home_inode=NOWHERE))
-        mirror.write(side_file, store)
+    with closing(Store(folder / "state.db")) as copied_state:
+        with copied_state.transaction() as connection:
+            identity, next_seq = whose.load(connection), flushes.next_seq(connection)
+            assert identity is not None
+            whose.save(connection, replace(identity, home_inode=NOWHERE))
+        mirror.write(side_file, copied_state)
     side_file.with_name(f"{side_file.name}.lock").unlink(missing_ok=True)
     for name in ("state.db", side_file.name, mirror.GATEWAY_FILE):
-        copier.note(name)
-    return known, next_seq
+        copier.record(name)
+    return identity, next_seq

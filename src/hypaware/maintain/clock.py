@@ -1,4 +1,4 @@
-"""Whether this machine's clock can be believed: days are not dropped by one that contradicts the lake."""
+"""A check of this machine's clock. Retention drops nothing while the clock contradicts the lake."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from hypaware.state import flushes
 if TYPE_CHECKING:
     from hypaware.state.store import Store
 
-# While a job waits for its turn, flushes go on: that is no clock which went back.
+# Flushes continue while a job waits for the lock; that does not mean that the clock went back.
 _TOLERANCE = timedelta(hours=1)
-# A machine may lie idle for long. One that wakes up in another decade must not empty its lake.
+# A machine may be idle for long, but one whose clock jumps to another decade must not empty its lake.
 _LEAP = timedelta(days=180)
 
 
 def trouble(home: Home, store: Store, dataset: Dataset, now: datetime) -> str | None:
-    """In words, where something was committed in what is the future now, or nothing for very long."""
+    """Return a warning if rows were committed in the future, or none were committed for a very long time."""
     entry = metadata.entry(home, dataset.name)
     times = [snapshot.at for snapshot in metadata.read(entry.metadata).snapshots] if entry else []
     with store.reading() as connection:
@@ -33,6 +33,6 @@ def trouble(home: Home, store: Store, dataset: Dataset, now: datetime) -> str | 
         return None
     then = datetime.fromtimestamp(latest, UTC)
     return (
-        f"this machine's clock says {now:%Y-%m-%d %H:%M} (UTC), and rows of {dataset.name} were committed at "
-        f"{then:%Y-%m-%d %H:%M} last: the clock may be wrong, so no day is dropped until something is committed"
+        f"this machine's clock shows {now:%Y-%m-%d %H:%M} (UTC), but the last commit to {dataset.name} was at "
+        f"{then:%Y-%m-%d %H:%M}: the clock may be wrong, so nothing is dropped before the next commit"
     )

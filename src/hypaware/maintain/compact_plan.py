@@ -1,8 +1,8 @@
-"""What compaction is due, told from a table's metadata alone: which files of which (source, day) become fewer.
+"""The compaction plan: which files of which (source, day) are rewritten, decided from the table's metadata alone.
 
-The freshest files of each source, its hot tail, grow by themselves and are left alone: a day that has some of them
-waits until much has gathered behind them. Plans converge: what a rewriting leaves behind is at most one small file, and
-nothing is due unless it at least halves the number of the files that it takes.
+The newest files of each source (the hot tail) are left alone, because flushes keep adding to them: a day that contains
+some of them waits until more files have accumulated. Plans converge: a rewrite leaves at most one small file, and files
+are only rewritten if their number at least halves.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ TAIL_FILES = 2
 _COLD_FROM = 2
 _HOT_FROM = 4
 
-# One task reads so much, as stored. Its rows are bounded too: it holds their keys in memory.
+# The most that one task reads. Rows are limited too: the task holds their keys in memory.
 _TASK_BYTES = 128 << 20
 _TASK_ROWS = 500_000
-# So much is rewritten side by side and committed at once: what a kill may cost.
+# The most that is rewritten in parallel and committed at once: the work that a kill can cost.
 _LOT_BYTES = 256 << 20
 _LOT_FILES = 2_000
 _LOT_TASKS = 16
@@ -32,7 +32,7 @@ Partition = tuple[str, date]
 
 @dataclass(frozen=True)
 class Rewriting:
-    """Small files of one (source, day), in the order of their sequences, that become few."""
+    """Small files of one (source, day), in sequence order, that one task rewrites."""
 
     source: str
     day: date
@@ -51,11 +51,11 @@ class Rewriting:
         return sum(file.rows for file in self.files)
 
     def files_after(self, target: int = TARGET_BYTES) -> int:
-        """How many they become, reckoned from their size."""
+        """Estimate the number of resulting files from the total size."""
         return max(1, -(-self.bytes // target))
 
 
-def _nobody(_: DataFile) -> bool:
+def _never(_: DataFile) -> bool:
     return False
 
 
@@ -64,11 +64,12 @@ def due(
     *,
     force: bool = False,
     target: int = TARGET_BYTES,
-    concerned: Callable[[DataFile], bool] = _nobody,
+    must_rewrite: Callable[[DataFile], bool] = _never,
 ) -> list[Rewriting]:
-    """The worst partition first. With `force` the tail too, and whatever gets fewer files.
+    """Return the groups to rewrite, the partition with the most files first.
 
-    Files that are `concerned` hold rows that must change, and are due however many or large they are.
+    `force` includes the tail and every group that gets fewer files. Files for which `must_rewrite` is true hold rows
+    that must change; they are rewritten regardless of number and size.
     """
     numbered = [file for file in files if is_numbered(file)]
     tail = set() if force else _tail(numbered)
@@ -77,38 +78,38 @@ def due(
         if file.day is not None:
             by_partition[file.source, file.day].append(file)
     found: list[list[Rewriting]] = []
-    for (source, day), held in by_partition.items():
-        must = {file for file in held if concerned(file)}
-        small = [file for file in held if file not in tail and is_small(file, target)]
-        worth: list[Rewriting] = []
-        if len(small) >= (_COLD_FROM if tail.isdisjoint(held) else _HOT_FROM):
-            cuts = [Rewriting(source, day, cut) for cut in _cuts(small)]
-            worth = [cut for cut in cuts if _pays(cut, force, target)]
-        if left := must.difference(*(cut.files for cut in worth)):
-            worth += [Rewriting(source, day, cut) for cut in _cuts(left)]
-        if worth:
-            found.append(worth)
-    found.sort(key=lambda worth: (-sum(len(cut.files) for cut in worth), worth[0].source, worth[0].day))
-    return [cut for worth in found for cut in worth]
+    for (source, day), files_of_partition in by_partition.items():
+        required = {file for file in files_of_partition if must_rewrite(file)}
+        small = [file for file in files_of_partition if file not in tail and is_small(file, target)]
+        chosen: list[Rewriting] = []
+        if len(small) >= (_COLD_FROM if tail.isdisjoint(files_of_partition) else _HOT_FROM):
+            pieces = [Rewriting(source, day, files_) for files_ in _split_by_size(small)]
+            chosen = [piece for piece in pieces if _is_worthwhile(piece, force, target)]
+        if uncovered := required.difference(*(group.files for group in chosen)):
+            chosen += [Rewriting(source, day, group) for group in _split_by_size(uncovered)]
+        if chosen:
+            found.append(chosen)
+    found.sort(key=lambda chosen: (-sum(len(group.files) for group in chosen), chosen[0].source, chosen[0].day))
+    return [group for chosen in found for group in chosen]
 
 
-def lots(rewritings: Sequence[Rewriting]) -> Iterator[list[Rewriting]]:
-    """In their order, as many at a time as may be rewritten side by side."""
-    lot: list[Rewriting] = []
+def lots(groups: Sequence[Rewriting]) -> Iterator[list[Rewriting]]:
+    """Yield the groups in order, in batches that may be rewritten and committed together."""
+    batch: list[Rewriting] = []
     bytes_ = files = 0
-    for each in rewritings:
-        full = bytes_ + each.bytes > _LOT_BYTES or files + len(each.files) > _LOT_FILES or len(lot) == _LOT_TASKS
-        if lot and full:
-            yield lot
-            lot, bytes_, files = [], 0, 0
-        lot.append(each)
-        bytes_, files = bytes_ + each.bytes, files + len(each.files)
-    if lot:
-        yield lot
+    for group in groups:
+        is_full = bytes_ + group.bytes > _LOT_BYTES or files + len(group.files) > _LOT_FILES or len(batch) == _LOT_TASKS
+        if batch and is_full:
+            yield batch
+            batch, bytes_, files = [], 0, 0
+        batch.append(group)
+        bytes_, files = bytes_ + group.bytes, files + len(group.files)
+    if batch:
+        yield batch
 
 
-def partitions(rewritings: Iterable[Rewriting]) -> int:
-    return len({each.partition for each in rewritings})
+def partitions(groups: Iterable[Rewriting]) -> int:
+    return len({group.partition for group in groups})
 
 
 def is_small(file: DataFile, target: int = TARGET_BYTES) -> bool:
@@ -116,39 +117,43 @@ def is_small(file: DataFile, target: int = TARGET_BYTES) -> bool:
 
 
 def is_numbered(file: DataFile) -> bool:
-    """Whether its place in the order of sequences is known; other programs write files of which it is not."""
-    return file.min_seq is not None and file.max_seq is not None and file.numbered == file.rows
+    """Return whether the file's sequence range is known; files of other programs may lack it."""
+    return file.min_seq is not None and file.max_seq is not None and file.sequenced == file.rows
 
 
 def _tail(files: Iterable[DataFile]) -> set[DataFile]:
     by_source: defaultdict[str, list[DataFile]] = defaultdict(list)
     for file in files:
         by_source[file.source].append(file)
-    return {file for held in by_source.values() for file in sorted(held, key=_by_last, reverse=True)[:TAIL_FILES]}
+    return {
+        file
+        for files_of_partition in by_source.values()
+        for file in sorted(files_of_partition, key=_last_sequence, reverse=True)[:TAIL_FILES]
+    }
 
 
-def _cuts(files: Iterable[DataFile]) -> Iterator[tuple[DataFile, ...]]:
-    """By sequence, each no more than a task may read."""
-    cut: list[DataFile] = []
+def _split_by_size(files: Iterable[DataFile]) -> Iterator[tuple[DataFile, ...]]:
+    """Split the files, in sequence order, into groups that one task can read."""
+    group: list[DataFile] = []
     bytes_ = rows = 0
-    for file in sorted(files, key=_by_first):
-        if cut and (bytes_ + file.bytes > _TASK_BYTES or rows + file.rows > _TASK_ROWS):
-            yield tuple(cut)
-            cut, bytes_, rows = [], 0, 0
-        cut.append(file)
+    for file in sorted(files, key=_first_sequence):
+        if group and (bytes_ + file.bytes > _TASK_BYTES or rows + file.rows > _TASK_ROWS):
+            yield tuple(group)
+            group, bytes_, rows = [], 0, 0
+        group.append(file)
         bytes_, rows = bytes_ + file.bytes, rows + file.rows
-    if cut:
-        yield tuple(cut)
+    if group:
+        yield tuple(group)
 
 
-def _pays(cut: Rewriting, force: bool, target: int) -> bool:
-    before, after = len(cut.files), cut.files_after(target)
+def _is_worthwhile(group: Rewriting, force: bool, target: int) -> bool:
+    before, after = len(group.files), group.files_after(target)
     return before > after if force else before >= 2 * after
 
 
-def _by_first(file: DataFile) -> tuple[int, int, str]:
+def _first_sequence(file: DataFile) -> tuple[int, int, str]:
     return file.min_seq or 0, file.max_seq or 0, file.location
 
 
-def _by_last(file: DataFile) -> tuple[int, str]:
+def _last_sequence(file: DataFile) -> tuple[int, str]:
     return file.max_seq or 0, file.location

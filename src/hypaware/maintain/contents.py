@@ -1,4 +1,5 @@
-"""`backup.json`: what a backup holds. A backup is a folder laid out as a home, with this file beside `state.db`.
+"""`backup.json`, the manifest of a backup. A backup is a directory laid out like a home, with this file next to
+`state.db`.
 
 {version, made_at, hypaware, home, gateway_id, incarnation, next_seq, files: {path: {size, sha256}}}
 """
@@ -37,28 +38,29 @@ class Contents:
         return sum(file.size for file in self.files.values())
 
 
-def as_text(contents: Contents) -> bytes:
-    return json.dumps({"version": VERSION, **asdict(contents)}, indent=1, ensure_ascii=False).encode()
+def as_text(manifest: Contents) -> bytes:
+    return json.dumps({"version": VERSION, **asdict(manifest)}, indent=1, ensure_ascii=False).encode()
 
 
 def read(folder: Path) -> Contents:
+    """Read the manifest of the backup in `folder`; raise HypError if it is missing, damaged or too new."""
     path = folder / NAME
     try:
-        held = json.loads(path.read_bytes())
-        if held["version"] != VERSION:
+        document = json.loads(path.read_bytes())
+        if document["version"] != VERSION:
             raise HypError(
-                f"{folder} was made by a newer version of hypaware (format {held['version']})",
+                f"the backup {folder} was made by a newer version of hypaware (format {document['version']})",
                 kind="backup_too_new",
                 repair="pip install --upgrade hypaware",
             )
-        files = {name: Kept(int(each["size"]), str(each["sha256"])) for name, each in held.pop("files").items()}
-        del held["version"]
-        found = Contents(**held, files=files)
+        files = {name: Kept(int(entry["size"]), str(entry["sha256"])) for name, entry in document.pop("files").items()}
+        del document["version"]
+        manifest = Contents(**document, files=files)
     except (FileNotFoundError, NotADirectoryError):
-        raise HypError(f"{folder} is no backup: it has no {NAME}", kind="not_a_backup") from None
+        raise HypError(f"{folder} is not a backup: {NAME} is missing", kind="not_a_backup") from None
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise HypError(f"{path} cannot be read: {error}", kind="backup_damaged") from error
-    for name in found.files:
+        raise HypError(f"cannot read {path}: {error}", kind="backup_damaged") from error
+    for name in manifest.files:
         if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
-            raise HypError(f"{path} names {name}, which does not lie in the backup", kind="backup_damaged")
-    return found
+            raise HypError(f"{path} lists {name}, which is outside the backup", kind="backup_damaged")
+    return manifest

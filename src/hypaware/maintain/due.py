@@ -1,4 +1,4 @@
-"""Whether maintenance is due, told from files and state alone: no Spark is started to learn that nothing is to do."""
+"""Which datasets are due for maintenance, from files and state alone, without starting Spark."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ if TYPE_CHECKING:
 
 
 def all_due(home: Home, config: Config, store: Store, now: datetime, only: str | None = None) -> list[str]:
-    """The datasets for which anything is, or the part `only`, as the job `maintain` knows it."""
+    """Return the datasets with work to do, limited to the step `only` as in the job `maintain`."""
     found = []
     for entry in metadata.entries(home):
-        # A table whose plugin is gone waits for that, not for us.
+        # A table whose plugin is not installed is left alone.
         if entry.name not in datasets.names():
             continue
         table = metadata.read(entry.metadata)
-        compaction = only != "expire" and _compaction(home, entry.name, table)
-        rest = only != "compact" and (
+        needs_compaction = only != "expire" and _is_compaction_due(home, entry.name, table)
+        needs_expiry = only != "compact" and (
             expiry.is_due(table) or retention.is_due(home, config, store, datasets.get(entry.name), now)
         )
-        if compaction or rest:
+        if needs_compaction or needs_expiry:
             found.append(entry.name)
     return found
 
 
-def _compaction(home: Home, dataset: str, table: Metadata) -> bool:
-    """Rows that wait to be settled count, however few."""
+def _is_compaction_due(home: Home, dataset: str, table: Metadata) -> bool:
+    """Return whether compaction is due. A single pending settlement is enough."""
     return bool(settlement_files.files(home, dataset) or compact_plan.due(metadata.remembered_files(table)))

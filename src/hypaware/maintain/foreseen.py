@@ -1,7 +1,8 @@
-"""What a dry run would have done so far: the next step of it goes on from there, as it would in a real run.
+"""The effects of a dry run so far. The next step starts from them, as it would in a real run.
 
-Which files go is certain. How many come instead is, too, as long as those of one rewriting fit into one file; beyond
-that it is reckoned from their sizes, as the plan does. How large they are only the writing tells: they count as before.
+The set of removed files is exact. The number of added files is exact as long as the files of one group fit into one
+file; beyond that it is estimated from their sizes, as in the plan. Rewritten files count with their old size, because
+the new size is known only after writing.
 """
 
 from __future__ import annotations
@@ -15,22 +16,22 @@ from hypaware.maintain.compact_plan import Rewriting, lots
 
 @dataclass
 class Foreseen:
-    gone: set[DataFile] = field(default_factory=set)
-    files_come: int = 0
-    bytes_come: int = 0
+    removed: set[DataFile] = field(default_factory=set)
+    files_added: int = 0
+    bytes_added: int = 0
     snapshots: int = 0
-    """That its commits would make."""
+    """Snapshots that the commits would create."""
 
-    def drop(self, files: Sequence[DataFile]) -> None:
-        self.gone.update(files)
+    def remove(self, files: Sequence[DataFile]) -> None:
+        self.removed.update(files)
         self.snapshots += bool(files)
 
-    def rewrite(self, rewritings: Sequence[Rewriting]) -> None:
-        for each in rewritings:
-            self.gone.update(each.files)
-            self.files_come += each.files_after()
-            self.bytes_come += each.bytes
-        self.snapshots += sum(1 for _ in lots(rewritings))
+    def rewrite(self, groups: Sequence[Rewriting]) -> None:
+        for group in groups:
+            self.removed.update(group.files)
+            self.files_added += group.files_after()
+            self.bytes_added += group.bytes
+        self.snapshots += sum(1 for _ in lots(groups))
 
-    def left_of(self, files: Iterable[DataFile]) -> list[DataFile]:
-        return [file for file in files if file not in self.gone] if self.gone else list(files)
+    def remaining(self, files: Iterable[DataFile]) -> list[DataFile]:
+        return [file for file in files if file not in self.removed] if self.removed else list(files)

@@ -1,4 +1,4 @@
-"""`hyp maintain --dry-run`: what a real run would do, told in the process of the command, without Spark."""
+"""`hyp maintain --dry-run`: run the steps in the process of the command, without Spark and without changes."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ def would_do(
     now: datetime,
     note: Callable[[str], None],
 ) -> dict[str, Any]:
-    """For datasets that have a table; `args` as the job `maintain` takes them. Writes nothing."""
+    """Return the report for datasets that have a table; `args` as in the job `maintain`."""
     steps = (rebuild.run,) if args.get("rebuild") else STEPS[args.get("only")]
     reports = []
     for dataset in wanted:
         report = Report(dataset.name)
-        work = Work(
+        context = Work(
             home, config, store, _NoLake(), dataset, now, force=bool(args.get("force")), dry_run=True, note=note
         )
-        run_steps(work, steps, report)
+        run_steps(context, steps, report)
         reports.append(report.as_json())
     return {"datasets": reports}
 

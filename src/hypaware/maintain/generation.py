@@ -1,8 +1,9 @@
-"""A new generation of a table: made beside the old one, under another namespace, and swapped in by one change of the
-catalog. Until then nobody sees it; what a killed rebuild left there goes with the next one.
+"""A new generation of a table: created under another namespace, then swapped in by one change of the catalog.
 
-The generation lies in a folder of its own, `warehouse/hypaware/<dataset>-<8 hex>/`. The folder of the one before stays
-for those who still read it; expiry removes it.
+Until the swap no reader sees it. The next rebuild removes the generation of a killed one.
+
+A generation has its own directory, `warehouse/hypaware/<dataset>-<8 hex>/`. The directory of the previous generation
+stays for its readers; expiry removes it.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from hypaware.looking import look_into
 from hypaware.model.datasets import Dataset
 from hypaware.state.identity import Identity
 
-_before_swap = faults.point("maintain.rebuild.before-swap", "the new generation is whole, the old one is live")
+_before_swap = faults.point("maintain.rebuild.before-swap", "the new generation is complete, the old one is live")
 _after_swap = faults.point("maintain.rebuild.after-swap", "the new generation is live")
 
 NEXT = f"{NAMESPACE}_next"
@@ -35,7 +36,7 @@ NEXT = f"{NAMESPACE}_next"
 
 class Generation:
     def __init__(self, home: Home, spark: Any, dataset: Dataset, identity: Identity) -> None:
-        # Crash points are listed, and folders looked for, without Spark.
+        # Crash points are listed, and directories searched, without Spark.
         from hypaware.lake.spark_table import SparkTable
 
         self._home = home
@@ -46,25 +47,26 @@ class Generation:
         self.table = SparkTable(spark, dataset, namespace=NEXT)
 
     def fill(self, files: Sequence[BuiltFile], properties: Mapping[str, str]) -> None:
-        """All rows and what the table knows about itself, in one commit."""
-        self.table.change(Change("rebuild", (), files, properties=properties))
+        """Commit all rows and the table's properties at once."""
+        self.table.replace_files(Change("rebuild", (), files, properties=properties))
         secure.secure(self._home, self._dataset.name, NEXT)
 
     def swap(self, old: TableEntry | None) -> None:
-        """The old one must still be what it was when its rows were read; the caller has the table's turn."""
+        """Replace the old generation, which must not have changed since its rows were read. The caller holds the
+        table's lock."""
         _before_swap()
         with closing(sqlite3.connect(self._home.catalog, timeout=30, isolation_level=None)) as catalog:
             catalog.execute("PRAGMA synchronous=FULL")
             catalog.execute("BEGIN IMMEDIATE")
             if metadata.entry(self._home, self._dataset.name) != old:
-                raise LakeError(f"table {self._dataset.name} was changed while it was rebuilt; nothing was swapped")
+                raise LakeError(f"table {self._dataset.name} changed during the rebuild; the old table stays in place")
             _delete(catalog, NAMESPACE, self._dataset.name)
             catalog.execute(
                 "UPDATE iceberg_tables SET table_namespace = ?, previous_metadata_location = NULL" + _WHERE,
                 (NAMESPACE, CATALOG, NEXT, self._dataset.name),
             )
             if old is not None:
-                # Expiry asks since when nobody can have begun to read it.
+                # Expiry uses this time to tell when the last reader can have started.
                 os.utime(old.metadata.parent.parent)
             catalog.execute("COMMIT")
         _after_swap()
@@ -74,16 +76,17 @@ _WHERE = " WHERE catalog_name = ? AND table_namespace = ? AND table_name = ?"
 
 
 def clear(home: Home, table: str) -> None:
-    """What a killed rebuild left: its entry first, so that nothing ever names a file that is gone.
+    """Remove a generation left by a killed rebuild: its catalog entry first, so that no entry references a missing
+    file.
 
-    The caller keeps the table, so no rebuild is under way.
+    The caller holds `turns.keeping`, so no rebuild is running.
     """
-    left = metadata.entry(home, table, NEXT)
-    if left is None:
+    leftover = metadata.entry(home, table, NEXT)
+    if leftover is None:
         return
     with closing(sqlite3.connect(home.catalog, timeout=30, isolation_level=None)) as catalog:
         _delete(catalog, NEXT, table)
-    folder = left.metadata.parent.parent
+    folder = leftover.metadata.parent.parent
     if folder.parent == home.warehouse / NAMESPACE:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -93,10 +96,11 @@ def _delete(catalog: sqlite3.Connection, namespace: str, table: str) -> None:
 
 
 def abandoned(home: Home, dataset: str) -> list[Path]:
-    """Folders of the dataset that no table of the catalog, by whatever name, has or had before its last commit.
+    """Return directories of the dataset that no table of the catalog uses, under any name, now or before its last
+    commit.
 
-    By their resolved paths: a home that is reached through a link has two spellings, and a live table must not look
-    like an old one.
+    Paths are compared resolved: a home reached through a link has two spellings, and a live table must not look
+    abandoned.
     """
     with look_into(home.catalog) as catalog:
         rows = catalog.execute("SELECT metadata_location, previous_metadata_location FROM iceberg_tables").fetchall()
@@ -105,6 +109,6 @@ def abandoned(home: Home, dataset: str) -> list[Path]:
 
 
 def folders(home: Home, dataset: str) -> list[Path]:
-    """All folders on disk that hold, or held, files of the dataset's table."""
-    where = home.warehouse / NAMESPACE
-    return sorted(path for path in where.glob(f"{dataset}*") if dataset in (path.name, path.name.rpartition("-")[0]))
+    """Return all directories on disk that hold, or held, files of the dataset's table."""
+    parent = home.warehouse / NAMESPACE
+    return sorted(path for path in parent.glob(f"{dataset}*") if dataset in (path.name, path.name.rpartition("-")[0]))

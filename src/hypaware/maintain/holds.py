@@ -1,9 +1,9 @@
-"""What retention may drop of a dataset, what it waits with and for whom: decided from metadata and state alone.
+"""The retention plan of a dataset: which rows to drop and which to hold for a sink, decided from metadata and state.
 
-A (source, day) is due when its day lies before the first day kept. Of a due day every file goes that no sink needs.
-The others are held, from the day on which retention first found them so, and go undelivered when they have been held
-for `retention.max_hold_days`. So nothing goes undelivered that was not announced, however old its day was when it
-came, or when retention was turned on.
+A (source, day) is due when it is older than the first day kept. Files of a due day that no sink needs are dropped. The
+others are held from the day on which retention first found them due, and are dropped undelivered after
+`retention.max_hold_days`. So no row is dropped undelivered without a warning period, however old its day was when it
+arrived or when retention was turned on.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ _WARN_DAYS = 7
 
 @dataclass(frozen=True)
 class Held:
-    """Files of one due day that began to wait on the same day."""
+    """Files of one due day whose hold began on the same day."""
 
     hold: Hold
     files: tuple[DataFile, ...]
     sinks: tuple[str, ...]
     until: date
-    """The day on which they go, delivered or not."""
+    """The day on which they are dropped, delivered or not."""
 
     @property
     def rows(self) -> int:
@@ -58,67 +58,71 @@ class Held:
 
 @dataclass(frozen=True)
 class Plan:
-    first_kept: date | None
-    """None: the dataset is kept for ever."""
-    rises: bool = False
-    """Whether the table does not say yet that earlier days are gone."""
-    free: tuple[DataFile, ...] = ()
+    first_day: date | None
+    """None if the dataset is kept forever."""
+    advances: bool = False
+    """Whether the table's `hyp.retained-from` has to advance."""
+    droppable: tuple[DataFile, ...] = ()
     held: tuple[Held, ...] = ()
     overdue: tuple[Held, ...] = ()
-    """They were waited for long enough."""
-    known: tuple[Hold, ...] = ()
-    """As the state has them."""
+    """Their hold has ended."""
+    known_holds: tuple[Hold, ...] = ()
+    """The holds in the state."""
     rows_without_time: int = 0
     warn_days: int = 0
 
     @property
-    def gone(self) -> list[DataFile]:
-        return [*self.free, *(file for held in self.overdue for file in held.files)]
+    def to_drop(self) -> list[DataFile]:
+        return [*self.droppable, *(file for held in self.overdue for file in held.files)]
 
     @property
     def holds(self) -> list[Hold]:
-        """As the state should have them, until what is overdue is gone."""
+        """The holds that the state should have until the overdue files are dropped."""
         return sorted(held.hold for held in (*self.held, *self.overdue))
 
-    def nearly_over(self, now: datetime) -> list[Held]:
-        """Those to be warned of."""
+    def expiring_soon(self, now: datetime) -> list[Held]:
+        """Return the holds that end soon, to warn about them."""
         today = now.astimezone(UTC).date()
         return [held for held in self.held if (held.until - today).days <= self.warn_days]
 
 
 def plan(home: Home, config: Config, store: Store, dataset: Dataset, now: datetime) -> Plan:
-    """Changes nothing, and needs no Spark."""
+    """Make the plan. Changes nothing and needs no Spark."""
     with store.reading() as connection:
-        known = tuple(retention.holds(connection, dataset.name))
-        unsettled = min((flush.after for flush in flushes.unfinished(connection, dataset.name)), default=None)
+        known_holds = tuple(retention.holds(connection, dataset.name))
+        unfinished_after = min((flush.after for flush in flushes.unfinished(connection, dataset.name)), default=None)
     entry = metadata.entry(home, dataset.name)
-    first_kept = kept.first_day_kept(config, dataset, now)
-    if entry is None or first_kept is None:
-        return Plan(None, known=known)
+    first_day = kept.first_day_kept(config, dataset, now)
+    if entry is None or first_day is None:
+        return Plan(None, known_holds=known_holds)
     table = metadata.read(entry.metadata)
     files = list(metadata.remembered_files(table))
-    over = [file for file in files if file.day is not None and file.day < first_kept]
-    # Of a flush that nobody has settled yet, recovery must find the rows, to know that it landed.
-    due = [file for file in over if unsettled is None or (file.max_seq is not None and file.max_seq <= unsettled)]
-    free, wanted = _apart(due, needs(home, config, store, dataset.name))
-    today, most = now.astimezone(UTC).date(), config.retention.max_hold_days
-    held = _held(wanted, known, today, most)
+    expired = [file for file in files if file.day is not None and file.day < first_day]
+    # Recovery must find the rows of an unfinished flush to know that it was committed.
+    due = [
+        file
+        for file in expired
+        if unfinished_after is None or (file.max_seq is not None and file.max_seq <= unfinished_after)
+    ]
+    droppable, needed = _split(due, needs(home, config, store, dataset.name))
+    today, max_days = now.astimezone(UTC).date(), config.retention.max_hold_days
+    held = _held(needed, known_holds, today, max_days)
     return Plan(
-        first_kept,
-        _rises(table, first_kept),
-        tuple(free),
+        first_day,
+        _advances(table, first_day),
+        tuple(droppable),
         tuple(each for each in held if each.until > today),
         tuple(each for each in held if each.until <= today),
-        known,
+        known_holds,
         sum(file.rows for file in files if file.day is None),
-        min(_WARN_DAYS, math.ceil(most / 2)),
+        min(_WARN_DAYS, math.ceil(max_days / 2)),
     )
 
 
 def announced(dataset: str, overdue: Iterable[Held], at: datetime) -> list[Drop]:
     return [
         Drop(dataset, held.hold.source, held.hold.day, at, _through(held.files), held.rows, held.sinks)
-        for held in _joined(overdue)
+        for held in _merge_by_day(overdue)
     ]
 
 
@@ -129,52 +133,52 @@ def is_still_there(drop: Drop, files: Iterable[DataFile]) -> bool:
     )
 
 
-def _rises(table: Metadata, first_kept: date) -> bool:
-    known = table.properties.get(RETAINED_FROM)
-    return known is None or date.fromisoformat(known) < first_kept
+def _advances(table: Metadata, first_day: date) -> bool:
+    retained_from = table.properties.get(RETAINED_FROM)
+    return retained_from is None or date.fromisoformat(retained_from) < first_day
 
 
-def _apart(due: Sequence[DataFile], by_whom: Needs) -> tuple[list[DataFile], list[tuple[DataFile, tuple[str, ...]]]]:
-    free, wanted = [], []
+def _split(due: Sequence[DataFile], deliveries: Needs) -> tuple[list[DataFile], list[tuple[DataFile, tuple[str, ...]]]]:
+    droppable, needed = [], []
     for file in due:
-        if sinks := by_whom.of(file):
-            wanted.append((file, sinks))
+        if sinks := deliveries.sinks_for(file):
+            needed.append((file, sinks))
         else:
-            free.append(file)
-    return free, wanted
+            droppable.append(file)
+    return droppable, needed
 
 
 def _held(
-    wanted: Sequence[tuple[DataFile, tuple[str, ...]]], known: Sequence[Hold], today: date, most: int
+    needed: Sequence[tuple[DataFile, tuple[str, ...]]], known_holds: Sequence[Hold], today: date, max_days: int
 ) -> list[Held]:
-    """Each file under the hold that its newest row is part of, else under one of today."""
+    """Assign each file to the hold that covers its newest row, or to a new hold that begins today."""
     by_hold: dict[tuple[str, date, date], list[tuple[DataFile, tuple[str, ...]]]] = defaultdict(list)
     holds: dict[tuple[str, date], list[Hold]] = defaultdict(list)
-    for hold in known:
+    for hold in known_holds:
         holds[hold.source, hold.day].append(hold)
-    for file, sinks in wanted:
+    for file, sinks in needed:
         assert file.day is not None
         since = _since(file, holds[file.source, file.day], today)
         by_hold[file.source, file.day, since].append((file, sinks))
-    through = {(hold.source, hold.day, hold.since): hold.through for hold in known}
+    through = {(hold.source, hold.day, hold.since): hold.through for hold in known_holds}
     found = []
     for (source, day, since), members in sorted(by_hold.items(), key=lambda item: item[0]):
         files = tuple(file for file, _ in members)
-        # A hold grows on its first day only: what comes later has waited for a shorter time.
-        reach = _through(files) if since == today else through[source, day, since]
+        # A hold grows on its first day only: rows that arrive later have been held for a shorter time.
+        last = _through(files) if since == today else through[source, day, since]
         found.append(
             Held(
-                Hold(source, day, since, max(reach, through.get((source, day, since), 0))),
+                Hold(source, day, since, max(last, through.get((source, day, since), 0))),
                 files,
                 tuple(sorted({sink for _, sinks in members for sink in sinks})),
-                kept.days_after(since, most),
+                kept.days_after(since, max_days),
             )
         )
     return found
 
 
 def _since(file: DataFile, holds: Sequence[Hold], today: date) -> date:
-    """By its newest row: a compaction may have joined rows that began to wait on different days."""
+    """Return the start of the file's hold, by its newest row: compaction may merge rows with different holds."""
     for hold in sorted(holds, key=lambda each: each.through):
         if file.max_seq is None or file.max_seq <= hold.through:
             return min(hold.since, today)
@@ -185,8 +189,8 @@ def _through(files: Iterable[DataFile]) -> int:
     return max((file.max_seq or 0 for file in files), default=0)
 
 
-def _joined(overdue: Iterable[Held]) -> list[Held]:
-    """One for each (source, day): of several holds that end together, one drop is told."""
+def _merge_by_day(overdue: Iterable[Held]) -> list[Held]:
+    """Merge holds of one (source, day) that end together, so that one drop is reported."""
     by_day: dict[tuple[str, date], list[Held]] = defaultdict(list)
     for held in overdue:
         by_day[held.hold.source, held.hold.day].append(held)

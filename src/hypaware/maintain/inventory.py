@@ -1,9 +1,9 @@
-"""What is there of a table whose metadata may be damaged: its files, what it knew about itself, what is missing.
+"""The inventory of a table whose metadata may be damaged: its files, its properties, missing files.
 
-Where the metadata can be read to the end, it says which files are live. Where not, every data file on disk counts; rows
-of flushes that did not land, or may not have, still wait in the spool or in their transcripts and would come twice, so
-whoever reads the files leaves those out. Rows that lie in two files (before and after a compaction) have one sequence,
-by which they are told apart.
+If the metadata can be read completely, it tells which files are live. Otherwise every data file on disk counts. Rows of
+flushes that were not committed, or possibly not, are still in the spool or in their transcripts and would be added
+twice, so the reader of the files leaves them out. Rows present in two files (before and after a compaction) have the
+same sequence, by which the copies are recognised.
 """
 
 from __future__ import annotations
@@ -24,44 +24,45 @@ from hypaware.maintain import generation
 class Inventory:
     entry: TableEntry | None
     properties: Mapping[str, str]
-    """The table's own `hyp.*` properties: floor, whose it is, from where on it is kept."""
+    """The table's own `hyp.*` properties: floor, gateway, first day kept."""
     paths: tuple[Path, ...]
     lost: Mapping[Path, str] = field(default_factory=dict)
-    """Files that are named and cannot be used, with the reason."""
+    """Referenced files that cannot be used, with the reason."""
     lost_rows: int = 0
     damage: str | None = None
-    """Why the metadata could not be followed."""
+    """Why the metadata could not be read, if so."""
     uuid: str | None = None
-    """The table's id, where its metadata could."""
+    """The table's id, if its metadata could be read."""
 
 
 def take(home: Home, dataset: str) -> Inventory:
+    """Take the inventory of a dataset's table."""
     entry = metadata.entry(home, dataset)
     if entry is None:
-        return _from_disk(home, dataset, None, "the catalog does not know the table")
+        return _from_disk(home, dataset, None, "the table is not in the catalog")
     try:
-        known = metadata.read(entry.metadata)
-        live = list(metadata.live_files(known))
+        table_metadata = metadata.read(entry.metadata)
+        live = list(metadata.live_files(table_metadata))
     except (OSError, MemoryError) as error:
         if not isinstance(error, FileNotFoundError):
-            # Trouble in looking is not damage.
-            raise Retryable(f"{entry.metadata} could not be read: {error}", kind="lake_unreadable") from error
+            # A failure to read is not damage.
+            raise Retryable(f"cannot read {entry.metadata}: {error}", kind="lake_unreadable") from error
         return _from_disk(home, dataset, entry, f"{error.filename} is missing")
     except Exception as error:
-        # Torn JSON and torn Avro fail in many ways, all of them mean the same here.
+        # Damaged JSON and Avro raise many kinds of errors; all mean damage here.
         return _from_disk(home, dataset, entry, f"{type(error).__name__}: {error}")
-    return _from_metadata(entry, known, live)
+    return _from_metadata(entry, table_metadata, live)
 
 
-def _from_metadata(entry: TableEntry, known: Metadata, live: list[DataFile]) -> Inventory:
+def _from_metadata(entry: TableEntry, table_metadata: Metadata, live: list[DataFile]) -> Inventory:
     lost = {file: reason for file in live if (reason := secure.file_damage(file.path, file.bytes))}
     return Inventory(
         entry,
-        _own(known.properties),
+        _own_properties(table_metadata.properties),
         tuple(file.path for file in live if file not in lost),
         {file.path: reason for file, reason in lost.items()},
         sum(file.rows for file in lost),
-        uuid=known.uuid,
+        uuid=table_metadata.uuid,
     )
 
 
@@ -73,7 +74,7 @@ def _from_disk(home: Home, dataset: str, entry: TableEntry | None, damage: str) 
 
 
 def _newest_properties(home: Home, dataset: str) -> Mapping[str, str]:
-    """Of the metadata that has seen most, among all that can still be read."""
+    """Return the properties with the highest floor among all readable metadata files."""
     found: Mapping[str, str] = {}
     for folder in generation.folders(home, dataset):
         for path in (folder / "metadata").glob("*.metadata.json"):
@@ -81,8 +82,8 @@ def _newest_properties(home: Home, dataset: str) -> Mapping[str, str]:
                 properties = metadata.read(path).properties
                 if int(properties.get(FLOOR, 0)) >= int(found.get(FLOOR, 0)):
                     found = properties
-    return _own(found)
+    return _own_properties(found)
 
 
-def _own(properties: Mapping[str, str]) -> dict[str, str]:
+def _own_properties(properties: Mapping[str, str]) -> dict[str, str]:
     return {key: value for key, value in properties.items() if key.startswith("hyp.")}

@@ -1,7 +1,7 @@
-"""The job `maintain`: retention, then compaction, then expiry, dataset by dataset; or a rebuild.
+"""The job `maintain`: retention, then compaction, then expiry, one dataset after another; or a rebuild.
 
-args: `dataset` (all that have a table if null), `dry_run`, `force`, `only` (`"compact"`, `"expire"` or null),
-`rebuild`, `budget` (seconds, null for no limit). Result: INTERFACE's maintain document.
+args: `dataset` (all with a table if null), `dry_run`, `force`, `only` (`"compact"`, `"expire"` or null), `rebuild`,
+`budget` (seconds, null for no limit). Result: the documented report of `hyp maintain`.
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ STEPS = {"compact": (compact.run,), "expire": (retain.run, expire.run), None: (r
 
 
 def maintain(context: JobContext, args: dict[str, Any], now: datetime | None = None) -> dict[str, Any]:
+    """Run the job."""
     present = known_datasets(context.home)
     wanted = [datasets.get(args["dataset"])] if args.get("dataset") else list(datasets.all())
-    until = time.monotonic() + args["budget"] if args.get("budget") else None
+    deadline = time.monotonic() + args["budget"] if args.get("budget") else None
     steps = (rebuild.run,) if args.get("rebuild") else STEPS[args.get("only")]
     reports = []
     opened = open_home(context.home)
@@ -38,13 +39,13 @@ def maintain(context: JobContext, args: dict[str, Any], now: datetime | None = N
             if dataset not in present and not (args.get("rebuild") and generation.folders(context.home, dataset.name)):
                 continue
             report = Report(dataset.name)
-            run_steps(_work(context, opened, dataset, args, until, now or datetime.now(UTC)), steps, report)
+            run_steps(_context_for(context, opened, dataset, args, deadline, now or datetime.now(UTC)), steps, report)
             reports.append(report.as_json())
     return {"datasets": reports}
 
 
-def _work(
-    context: JobContext, opened: OpenHome, dataset: Dataset, args: dict[str, Any], until: float | None, now: datetime
+def _context_for(
+    context: JobContext, opened: OpenHome, dataset: Dataset, args: dict[str, Any], deadline: float | None, now: datetime
 ) -> Work:
     return Work(
         context.home,
@@ -55,40 +56,40 @@ def _work(
         now,
         force=bool(args.get("force")),
         dry_run=bool(args.get("dry_run")),
-        until=until,
+        deadline=deadline,
         progress=lambda message, done, total: context.progress(message, done, total),
         note=context.note,
         check_cancelled=context.check_cancelled,
     )
 
 
-def run_steps(work: Work, steps: Any, report: Report) -> None:
-    """A step that fails is told, and the next one has its turn."""
-    with turns.keeping(work.dataset.name, work.check_cancelled):
-        report.before(_readable(work))
+def run_steps(context: Work, steps: Any, report: Report) -> None:
+    """Run the steps; a failed step is reported and the next one runs."""
+    with turns.keeping(context.dataset.name, context.check_cancelled):
+        report.set_before(_readable(context))
         try:
             if rebuild.run not in steps:
-                work.refuse_damaged()
-        except HypError as trouble:
-            report.errors.append(trouble.message)
+                context.refuse_damaged()
+        except HypError as error:
+            report.errors.append(error.message)
             steps = ()
         for step in steps:
             try:
-                step(work, report)
+                step(context, report)
             except Cancelled:
                 raise
-            except HypError as trouble:
-                report.errors.append(trouble.message)
-        if work.dry_run:
-            foreseen = work.foreseen
-            report.foretell(foreseen.left_of(_readable(work)), foreseen.files_come, foreseen.bytes_come)
+            except HypError as error:
+                report.errors.append(error.message)
+        if context.dry_run:
+            effects = context.effects
+            report.set_dry_run(effects.remaining(_readable(context)), effects.files_added, effects.bytes_added)
         else:
-            report.after(_readable(work))
+            report.set_after(_readable(context))
 
 
-def _readable(work: Work) -> list[DataFile]:
-    """A rebuild mends tables that nobody can count."""
+def _readable(context: Work) -> list[DataFile]:
+    """Return the table's files, or none if a damaged table, which a rebuild repairs, cannot be read."""
     try:
-        return work.files()
+        return context.files()
     except Exception:
         return []

@@ -1,4 +1,4 @@
-"""How long rows are kept: days of UTC, each kept or dropped as a whole."""
+"""The retention period of a dataset, in whole UTC days."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hypaware.model.datasets import Dataset
 
 
 def days_kept(config: Config, dataset: Dataset) -> int:
-    """0 is for ever."""
+    """Return the number of days; 0 means forever."""
     configured = config.retention.datasets.get(dataset.name)
     if configured is not None:
         return configured
@@ -17,7 +17,7 @@ def days_kept(config: Config, dataset: Dataset) -> int:
 
 
 def first_day_kept(config: Config, dataset: Dataset, now: datetime) -> date | None:
-    """Rows of earlier days are due. The day that lies so long back is kept whole. None: everything is kept."""
+    """Return the first day that is kept; rows of earlier days are due. None means that everything is kept."""
     if not (days := days_kept(config, dataset)):
         return None
     try:
@@ -27,7 +27,7 @@ def first_day_kept(config: Config, dataset: Dataset, now: datetime) -> date | No
 
 
 def days_after(day: date, days: int) -> date:
-    """Or the last day that there is."""
+    """Add days to a date, up to the last date that Python can represent."""
     try:
         return day + timedelta(days=days)
     except OverflowError:

@@ -1,9 +1,9 @@
-"""Orphans: files of a table that nothing names. What killed writers and keepers left, and what an expiry missed.
+"""Orphans: files of a table that nothing references, left by killed jobs or by an incomplete expiry.
 
-Named is what the table's metadata names: every snapshot's manifest list, manifests and data files, the earlier metadata
-files of its log; and what the metadata before it needs to be current again after a power cut (`secure`). Files of a
-flush that is neither recorded nor burnt belong to recovery. The caller has both turns of the table, so nobody is
-writing. Folders of earlier generations (`generation`) go as a whole, when nobody can be reading them any more.
+Referenced are: the manifest lists, manifests and data files of every snapshot in the table's metadata, the earlier
+metadata files of its log, and the files that the previous metadata needs if a power cut makes it current again
+(`secure`). Files of an unfinished flush belong to recovery. The caller holds both locks of the table, so no other job
+is writing. Directories of earlier generations (`generation`) are removed as a whole once no reader can be using them.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from hypaware.lake import metadata
 from hypaware.lake.metadata import Metadata, Snapshot, TableEntry
 from hypaware.maintain import generation
 
-_before_unlink = faults.point("maintain.orphans.before-unlink", "files that nothing names were found")
-_after_unlink = faults.point("maintain.orphans.after-unlink", "files that nothing named are gone")
+_before_unlink = faults.point("maintain.orphans.before-unlink", "orphaned files were found")
+_after_unlink = faults.point("maintain.orphans.after-unlink", "orphaned files are removed")
 
-# Whatever else lies there is somebody's, and not ours to remove.
-_OURS = (".parquet", ".avro", ".metadata.json")
+# Files with other names belong to others and are left alone.
+_OUR_SUFFIXES = (".parquet", ".avro", ".metadata.json")
 
 
 @dataclass
 class Orphans:
     files: list[Path] = field(default_factory=list)
     folders: list[Path] = field(default_factory=list)
-    """Of earlier generations."""
+    """Directories of earlier generations."""
     count: int = 0
-    """Files, those in the folders included."""
+    """Number of files, including those in the directories."""
     bytes: int = 0
 
     def __bool__(self) -> bool:
@@ -43,23 +43,23 @@ class Orphans:
 
 
 def find(home: Home, entry: TableEntry, unfinished: Collection[str], before: float) -> Orphans:
-    """`unfinished`: ids of flushes; `before`: a generation that was touched since then may still be read."""
+    """Find orphans. `unfinished`: ids of flushes; a generation modified since `before` may still be read."""
     found = Orphans()
-    named, live = _named(entry)
+    referenced, live = _referenced(entry)
     location = entry.metadata.parent.parent
-    there = dict(_files(location))
-    if missing := live - there.keys():
-        # Either the table is damaged, and an orphan may be all that is left of a row; or its paths are spelled in
-        # another way than ours, and everything would look like an orphan.
+    on_disk = dict(_files(location))
+    if missing := live - on_disk.keys():
+        # Either the table is damaged, and an orphan may be the last copy of a row; or its paths are spelled differently
+        # from ours, and every file would look like an orphan.
         raise LakeError(
-            f"table {entry.name}: {min(missing)} is not in {location}; nothing there is removed", kind="lake_damaged"
+            f"table {entry.name}: {min(missing)} is missing from {location}; no orphan was removed", kind="lake_damaged"
         )
-    for path, size in there.items():
-        if _is_orphan(path, named, unfinished):
+    for path, size in on_disk.items():
+        if _is_orphan(path, referenced, unfinished):
             found.files.append(path)
             found.count, found.bytes = found.count + 1, found.bytes + size
     for folder in generation.abandoned(home, entry.name):
-        if _touched(folder) < before:
+        if _last_modified(folder) < before:
             found.folders.append(folder)
             sizes = [size for _, size in _files(folder)]
             found.count, found.bytes = found.count + len(sizes), found.bytes + sum(sizes)
@@ -80,60 +80,60 @@ def remove(orphans: Orphans) -> None:
     _after_unlink()
 
 
-def _is_orphan(path: Path, named: Collection[Path], unfinished: Collection[str]) -> bool:
+def _is_orphan(path: Path, referenced: Collection[Path], unfinished: Collection[str]) -> bool:
     if path.name.endswith(".crc"):
-        # Hadoop's checksum of a neighbour.
-        neighbour = path.with_name(path.name.removeprefix(".").removesuffix(".crc"))
-        return neighbour.name.endswith(_OURS) and neighbour not in named
-    if not path.name.endswith(_OURS) or path in named:
+        # A checksum file that Hadoop writes for its neighbour.
+        checked_file = path.with_name(path.name.removeprefix(".").removesuffix(".crc"))
+        return checked_file.name.endswith(_OUR_SUFFIXES) and checked_file not in referenced
+    if not path.name.endswith(_OUR_SUFFIXES) or path in referenced:
         return False
     return not any(path.name.startswith(f"{flush}-") for flush in unfinished)
 
 
-def _named(entry: TableEntry) -> tuple[set[Path], set[Path]]:
-    """Every file that is named, and the data files that are live."""
+def _referenced(entry: TableEntry) -> tuple[set[Path], set[Path]]:
+    """Return all referenced files, and the live data files."""
     try:
-        known = metadata.read(entry.metadata)
-        live = {file.path for file in metadata.live_files(known)}
-        named = {entry.metadata, *known.log, *live}
-        for snapshot in known.snapshots:
-            # After a step back from an expiry the files of an old snapshot may be gone already: nobody can read it.
+        current_metadata = metadata.read(entry.metadata)
+        live = {file.path for file in metadata.live_files(current_metadata)}
+        referenced = {entry.metadata, *current_metadata.log, *live}
+        for snapshot in current_metadata.snapshots:
+            # After an expiry was undone by a power cut, files of an old snapshot may be missing: no reader can use it.
             with suppress(FileNotFoundError):
-                _add_named(named, known, snapshot)
+                _add_referenced(referenced, current_metadata, snapshot)
         if entry.previous is not None:
-            named.add(entry.previous)
-            # Of that one only what it needs to be current: an expiry since then has taken its other snapshots away.
+            referenced.add(entry.previous)
+            # Only its current snapshot: a later expiry has removed the files of the others.
             if entry.previous.exists() and (current := (before := metadata.read(entry.previous)).current):
-                _add_named(named, before, current)
+                _add_referenced(referenced, before, current)
     except Exception as error:
-        # Torn JSON and torn Avro fail in many ways. Who cannot tell what is named cannot tell what is not.
+        # Damaged JSON and Avro raise many kinds of errors. Without a full list of references nothing is an orphan.
         raise LakeError(
-            f"table {entry.name}: its metadata cannot be read to the end, nothing is removed: {error}",
+            f"table {entry.name}: cannot read its metadata, no orphan was removed: {error}",
             kind="lake_damaged",
         ) from error
-    return named, live
+    return referenced, live
 
 
-def _add_named(named: set[Path], known: Metadata, snapshot: Snapshot) -> None:
-    named.add(snapshot.manifest_list)
+def _add_referenced(referenced: set[Path], current_metadata: Metadata, snapshot: Snapshot) -> None:
+    referenced.add(snapshot.manifest_list)
     for manifest in metadata.manifests(snapshot):
         # Snapshots share most of their manifests.
-        if manifest.path not in named:
-            named.add(manifest.path)
-            named.update(file.path for file in metadata.data_files(known, manifest))
+        if manifest.path not in referenced:
+            referenced.add(manifest.path)
+            referenced.update(file.path for file in metadata.data_files(current_metadata, manifest))
 
 
 def _files(folder: Path) -> Iterator[tuple[Path, int]]:
-    """No link is followed."""
-    for at, _, names in os.walk(folder):
+    """Yield the files below a directory without following links."""
+    for parent, _, names in os.walk(folder):
         for name in names:
-            path = Path(at, name)
+            path = Path(parent, name)
             with suppress(FileNotFoundError):
                 yield path, path.lstat().st_size
 
 
-def _touched(folder: Path) -> float:
+def _last_modified(folder: Path) -> float:
     newest = folder.lstat().st_mtime
-    for at, folders, names in os.walk(folder):
-        newest = max([newest, *(Path(at, name).lstat().st_mtime for name in (*folders, *names))])
+    for parent, folders, names in os.walk(folder):
+        newest = max([newest, *(Path(parent, name).lstat().st_mtime for name in (*folders, *names))])
     return newest

@@ -1,9 +1,8 @@
-"""Rebuild: every row that can be read into a new generation of the table, which then takes the old one's place.
+"""Rebuild: write every readable row into a new generation of the table, which then replaces the old one.
 
-For a change of how a table is laid out, and for repair: files that cannot be read are set aside under
-`lake/set-aside/`, and told. Rows keep their sequences, so watermarks stay true; the floor stays, so no sequence is
-given out again. Flushes wait until it is done; queries and deliveries go on with the old generation and then find the
-new one.
+Used to change a table's layout, and for repair: files that cannot be read are moved to `lake/set-aside/` and reported.
+Rows keep their sequences, so watermarks stay valid; the floor stays, so no sequence is reused. Flushes wait until the
+rebuild is done. Queries and deliveries continue with the old generation and switch to the new one.
 
 @ref keeping#rebuild
 """
@@ -30,152 +29,157 @@ from hypaware.maintain.work import Work
 from hypaware.state import flushes, sources
 
 _after_write = faults.point(
-    "maintain.rebuild.after-write", "the files of the new generation are written, nothing names them"
+    "maintain.rebuild.after-write", "the files of the new generation are written, nothing references them"
 )
-_after_fill = faults.point("maintain.rebuild.after-fill", "the new generation is committed beside the old one")
+_after_fill = faults.point("maintain.rebuild.after-fill", "the new generation is committed, the old one is live")
 
 _TASK_BYTES = 128 << 20
 _TASKS_AT_ONCE = 16
 
 
-def run(work: Work, report: Report) -> None:
+def run(context: Work, report: Report) -> None:
+    """Rebuild the table, or report what a rebuild would do."""
     with (
-        telemetry.span("maintain.rebuild", component="maintain", operation="rebuild", hyp_dataset=work.dataset.name),
-        turns.changing(work.dataset.name, work.check_cancelled),
+        telemetry.span("maintain.rebuild", component="maintain", operation="rebuild", hyp_dataset=context.dataset.name),
+        turns.changing(context.dataset.name, context.check_cancelled),
     ):
-        held = inventory.take(work.home, work.dataset.name)
-        if work.dry_run:
-            report.reasons.append(f"would write {many(len(held.paths), 'file')} again{_said(held)}")
+        table_inventory = inventory.take(context.home, context.dataset.name)
+        if context.dry_run:
+            report.reasons.append(
+                f"would rewrite {many(len(table_inventory.paths), 'file')}{_describe_damage(table_inventory)}"
+            )
             return
-        _rebuild(work, report, held)
+        _rebuild(context, report, table_inventory)
 
 
-def _rebuild(work: Work, report: Report, held: Inventory) -> None:
+def _rebuild(context: Work, report: Report, table_inventory: Inventory) -> None:
     from hypaware.lake.spark_lake import SparkLake
 
-    assert isinstance(work.lake, SparkLake)
-    next_one = Generation(work.home, work.lake.spark, work.dataset, work.lake.identity)
-    rewriting = _Rewriting(work, next_one, held)
+    assert isinstance(context.lake, SparkLake)
+    new_generation = Generation(context.home, context.lake.spark, context.dataset, context.lake.identity)
+    rewriting = _Rewriting(context, new_generation, table_inventory)
     try:
         rewriting.run()
         _after_write()
-        next_one.fill(rewriting.files, _properties(work, held, rewriting))
+        new_generation.fill(rewriting.files, _properties(context, table_inventory, rewriting))
         _after_fill()
-        next_one.swap(held.entry)
+        new_generation.swap(table_inventory.entry)
     except Exception:
-        # Cancelled, or failed; after a swap there is nothing left to clear.
-        generation.clear(work.home, work.dataset.name)
+        # Cancelled or failed. After a swap there is nothing left to clear.
+        generation.clear(context.home, context.dataset.name)
         raise
-    lost = {**held.lost, **rewriting.unreadable}
+    lost = {**table_inventory.lost, **rewriting.unreadable}
     for path, reason in lost.items():
-        report.set_aside.append(f"{_set_aside(work, path)}: {reason}" if path.exists() else reason)
-    report.reasons.append(f"rebuilt {rewriting.rows:,} rows in {many(len(rewriting.files), 'file')}{_said(held)}")
+        report.set_aside.append(f"{_set_aside(context, path)}: {reason}" if path.exists() else reason)
+    report.reasons.append(
+        f"rebuilt {rewriting.rows:,} rows into {many(len(rewriting.files), 'file')}{_describe_damage(table_inventory)}"
+    )
     if lost:
-        told = many(len(lost), "file")
+        files = many(len(lost), "file")
         report.errors.append(
-            f"{told} could not be read; the rows that only they had are gone. `hyp backfill` brings back what your "
-            "clients still have"
+            f"{files} could not be read, and rows that only they held are lost; to import the rows that your clients "
+            "still have, run: hyp backfill"
         )
-        with work.store.transaction() as connection:
-            sources.forget(connection, work.dataset.name)
-    # Derived, and made now: the next flush, and whoever audits the lake, find it whole.
-    keyring.opened(work.home, work.lake, work.table(), work.dataset).close()
+        with context.store.transaction() as connection:
+            sources.forget(connection, context.dataset.name)
+    # Build the key index now, so that the next flush and `hyp verify` find it complete.
+    keyring.opened(context.home, context.lake, context.table(), context.dataset).close()
 
 
 class _Rewriting:
-    """Lot by lot; a task that fails is asked file by file."""
+    """Rewrites all files in batches; if a task fails, its files are checked one by one."""
 
-    def __init__(self, work: Work, next_one: Generation, held: Inventory) -> None:
-        self._work = work
-        self._held = held
-        # Where metadata says what landed, it is believed.
-        self._without = frozenset(_unlanded(work)) if held.damage else frozenset()
-        self._place = Place(next_one.table.data_root, work.id, 0)
-        self._field_ids = next_one.table.field_ids
+    def __init__(self, context: Work, new_generation: Generation, table_inventory: Inventory) -> None:
+        self._context = context
+        self._inventory = table_inventory
+        # Readable metadata tells which flushes were committed.
+        self._excluded_flushes = frozenset(_uncommitted_flushes(context)) if table_inventory.damage else frozenset()
+        self._place = Place(new_generation.table.data_root, context.id, 0)
+        self._field_ids = new_generation.table.field_ids
         self.files: list[BuiltFile] = []
         self.unreadable: dict[Path, str] = {}
         self.rows = self.highest = 0
 
     def run(self) -> None:
-        tasks = [self._task(paths) for paths in _lots(self._held)]
+        tasks = [self._task(paths) for paths in _lots(self._inventory)]
         for start in range(0, len(tasks), _TASKS_AT_ONCE):
-            self._work.check_cancelled()
-            self._work.progress(f"rebuilding {self._work.dataset.name}", start, len(tasks))
-            lot = tasks[start : start + _TASKS_AT_ONCE]
-            for task, result in zip(lot, self._work.lake.run(lot), strict=True):
-                self._take(self._retried(task, result) if isinstance(result, BuildFailure) else result)
+            self._context.check_cancelled()
+            self._context.progress(f"rebuilding {self._context.dataset.name}", start, len(tasks))
+            group = tasks[start : start + _TASKS_AT_ONCE]
+            for task, result in zip(group, self._context.lake.run(group), strict=True):
+                self._add(self._retry(task, result) if isinstance(result, BuildFailure) else result)
 
-    def _take(self, built: Built | None) -> None:
+    def _add(self, built: Built | None) -> None:
         if built is not None:
-            note: Regrouped = built.notes[0]
+            note: Regrouped = built.reports[0]
             self.files += built.files
             self.rows += note.rows
             self.highest = max(self.highest, note.max_seq)
 
-    def _retried(self, task: RegroupTask, failure: BuildFailure) -> Built | None:
-        bad = {path: reason for path in task.paths if (reason := unreadable(path))}
-        if not bad:
-            raise Retryable(f"{self._work.dataset.name}: rebuilding failed: {failure.reason}", kind="rebuild_failed")
-        self.unreadable |= bad
-        left = tuple(path for path in task.paths if path not in bad)
-        if not left:
+    def _retry(self, task: RegroupTask, failure: BuildFailure) -> Built | None:
+        unreadable_files = {path: reason for path in task.paths if (reason := unreadable(path))}
+        if not unreadable_files:
+            raise Retryable(f"{self._context.dataset.name}: rebuild failed: {failure.reason}", kind="rebuild_failed")
+        self.unreadable |= unreadable_files
+        remaining = tuple(path for path in task.paths if path not in unreadable_files)
+        if not remaining:
             return None
-        (again,) = self._work.lake.run([self._task(left)])
-        if isinstance(again, BuildFailure):
-            raise Retryable(f"{self._work.dataset.name}: rebuilding failed: {again.reason}", kind="rebuild_failed")
-        return again
+        (retried,) = self._context.lake.run([self._task(remaining)])
+        if isinstance(retried, BuildFailure):
+            raise Retryable(f"{self._context.dataset.name}: rebuild failed: {retried.reason}", kind="rebuild_failed")
+        return retried
 
     def _task(self, paths: tuple[Path, ...]) -> RegroupTask:
-        return RegroupTask(self._work.dataset.name, paths, self._place, self._field_ids, self._without)
+        return RegroupTask(self._context.dataset.name, paths, self._place, self._field_ids, self._excluded_flushes)
 
 
-def _lots(held: Inventory) -> Iterator[tuple[Path, ...]]:
-    """The files of a partition together. Where rows may lie in two files, all of it must be in one task."""
+def _lots(table_inventory: Inventory) -> Iterator[tuple[Path, ...]]:
+    """Yield the files of each partition in groups. If rows may be in two files, a partition is one group."""
     by_folder: defaultdict[tuple[str, ...], list[Path]] = defaultdict(list)
-    for path in held.paths:
+    for path in table_inventory.paths:
         by_folder[path.parts[-3:-1]].append(path)
     for paths in by_folder.values():
-        lot: list[Path] = []
+        group: list[Path] = []
         size = 0
         for path in paths:
             bytes_ = path.stat().st_size
-            if lot and size + bytes_ > _TASK_BYTES and held.damage is None:
-                yield tuple(lot)
-                lot, size = [], 0
-            lot.append(path)
+            if group and size + bytes_ > _TASK_BYTES and table_inventory.damage is None:
+                yield tuple(group)
+                group, size = [], 0
+            group.append(path)
             size += bytes_
-        yield tuple(lot)
+        yield tuple(group)
 
 
-def _properties(work: Work, held: Inventory, rewriting: _Rewriting) -> dict[str, str]:
-    """What the table knew of itself. Where rows were lost it does not say whose place it takes: the key index then
-    forgets them, and they may come again."""
-    with work.store.reading() as connection:
-        recorded = flushes.recorded_through(connection, work.dataset.name)
-    properties = {key: value for key, value in held.properties.items() if key != REBUILT_FROM}
+def _properties(context: Work, table_inventory: Inventory, rewriting: _Rewriting) -> dict[str, str]:
+    """Return the properties of the new table. If rows were lost, `rebuilt-from` is not set: the key index then forgets
+    the lost rows, and they can be imported again."""
+    with context.store.reading() as connection:
+        recorded = flushes.recorded_through(connection, context.dataset.name)
+    properties = {key: value for key, value in table_inventory.properties.items() if key != REBUILT_FROM}
     properties[FLOOR] = str(max(int(properties.get(FLOOR, 0)), rewriting.highest, recorded))
-    if held.uuid and not held.lost and not rewriting.unreadable:
-        properties[REBUILT_FROM] = held.uuid
+    if table_inventory.uuid and not table_inventory.lost and not rewriting.unreadable:
+        properties[REBUILT_FROM] = table_inventory.uuid
     return properties
 
 
-def _unlanded(work: Work) -> set[str]:
-    with work.store.reading() as connection:
-        return flushes.unlanded(connection, work.dataset.name)
+def _uncommitted_flushes(context: Work) -> set[str]:
+    with context.store.reading() as connection:
+        return flushes.unlanded(connection, context.dataset.name)
 
 
-def _set_aside(work: Work, path: Path) -> Path:
-    """Out of the old generation's folder, which goes some day."""
-    folder = work.home.lake / "set-aside" / time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+def _set_aside(context: Work, path: Path) -> Path:
+    """Move the file out of the old generation's directory, which expiry will remove."""
+    folder = context.home.lake / "set-aside" / time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
     durable.make_dir(folder)
-    kept = folder / path.name
-    path.rename(kept)
+    target = folder / path.name
+    path.rename(target)
     durable.fsync_dir(folder)
-    return kept
+    return target
 
 
-def _said(held: Inventory) -> str:
-    if held.damage:
-        return f", from the files on disk: {held.damage}"
-    told = f"{many(len(held.lost), 'file')} with {many(held.lost_rows, 'row')}"
-    return f"; damaged or missing: {told}" if held.lost else ""
+def _describe_damage(table_inventory: Inventory) -> str:
+    if table_inventory.damage:
+        return f", from the files on disk: {table_inventory.damage}"
+    files = f"{many(len(table_inventory.lost), 'file')} with {many(table_inventory.lost_rows, 'row')}"
+    return f"; damaged or missing: {files}" if table_inventory.lost else ""

@@ -1,6 +1,7 @@
-"""Rows of a table's files into the partitions of a new one, by what the rows themselves say. Runs in Spark's tasks.
+"""Regrouping the rows of a table's files into the partitions of a new table, by the rows' own values. Runs in Spark
+tasks.
 
-A row that lies in several files (a rewritten one, and the file from before) is taken once: by its sequence.
+A row present in several files (before and after a compaction) is written once, recognised by its sequence.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from hypaware.model.datasets import BATCH_ID, SEQ, SOURCE
 
 @dataclass(frozen=True)
 class Regrouped:
-    """The note of a `RegroupTask`."""
+    """The result of a `RegroupTask`."""
 
     rows: int
     repeated: int
@@ -38,7 +39,8 @@ class RegroupTask:
     place: Place
     field_ids: Mapping[str, int]
     without: frozenset[str] = frozenset()
-    """Flushes whose rows stay out: they did not land, or nobody knows, and the rows still wait where they came from."""
+    """Flushes whose rows are left out: they were not committed, or possibly not, and their rows are still in the spool.
+    """
 
     def run(self) -> Built:
         dataset = datasets.get(self.dataset)
@@ -48,7 +50,7 @@ class RegroupTask:
         try:
             for rows in in_order(self.paths, schema):
                 rows_in += rows.num_rows
-                rows = _once(_landed(rows, self.without), highest)
+                rows = _deduplicate(_exclude_flushes(rows, self.without), highest)
                 rows_out += rows.num_rows
                 highest = max(highest, pc.max(rows.column(SEQ)).as_py() or 0)
                 for (source, day), part in _partitions(rows, dataset.time_column):
@@ -62,41 +64,41 @@ class RegroupTask:
             for writer in writers.values():
                 writer.discard()
             raise
-        return Built(files=files, notes=[Regrouped(rows_out, rows_in - rows_out, highest)])
+        return Built(files=files, reports=[Regrouped(rows_out, rows_in - rows_out, highest)])
 
 
-def _once(rows: pa.Table, after: int) -> pa.Table:
-    """Sorted rows without those that repeat a sequence, or have one that was written already."""
+def _deduplicate(rows: pa.Table, after: int) -> pa.Table:
+    """Drop sorted rows that repeat a sequence or have one that was already written."""
     seqs = rows.column(SEQ).combine_chunks()
-    fresh = pc.greater(seqs, after)
+    is_new = pc.greater(seqs, after)
     if len(seqs) > 1:
         repeated = pc.equal(seqs.slice(1), seqs.slice(0, len(seqs) - 1))
-        fresh = pc.and_(fresh, pc.invert(pa.concat_arrays([pa.array([False]), repeated])))
-    return rows.filter(fresh)
+        is_new = pc.and_(is_new, pc.invert(pa.concat_arrays([pa.array([False]), repeated])))
+    return rows.filter(is_new)
 
 
-def _landed(rows: pa.Table, without: frozenset[str]) -> pa.Table:
+def _exclude_flushes(rows: pa.Table, without: frozenset[str]) -> pa.Table:
     if not without:
         return rows
-    unsettled = pc.is_in(rows.column(BATCH_ID), value_set=pa.array(sorted(without), pa.string()))
-    return rows.filter(pc.invert(unsettled))
+    excluded = pc.is_in(rows.column(BATCH_ID), value_set=pa.array(sorted(without), pa.string()))
+    return rows.filter(pc.invert(excluded))
 
 
 def _partitions(rows: pa.Table, time_column: str) -> list[tuple[tuple[str, str], pa.Table]]:
     days = pc.strftime(rows.column(time_column), format="%Y-%m-%d")
     keyed = rows.select([SOURCE]).append_column("day", days)
-    found = keyed.group_by([SOURCE, "day"]).aggregate([]).to_pylist()
-    if len(found) == 1:
-        return [((found[0][SOURCE], found[0]["day"]), rows)]
+    keys = keyed.group_by([SOURCE, "day"]).aggregate([]).to_pylist()
+    if len(keys) == 1:
+        return [((keys[0][SOURCE], keys[0]["day"]), rows)]
     parts = []
-    for each in found:
-        wanted = pc.and_(pc.equal(keyed.column(SOURCE), each[SOURCE]), pc.equal(days, each["day"]))
-        parts.append(((each[SOURCE], each["day"]), rows.filter(wanted)))
+    for key in keys:
+        in_partition = pc.and_(pc.equal(keyed.column(SOURCE), key[SOURCE]), pc.equal(days, key["day"]))
+        parts.append(((key[SOURCE], key["day"]), rows.filter(in_partition)))
     return parts
 
 
 def unreadable(path: Path) -> str | None:
-    """Why a file cannot be read to its end; all of it is read."""
+    """Read the whole file; return the reason if that fails."""
     try:
         with pq.ParquetFile(path) as file:
             for group in range(file.num_row_groups):

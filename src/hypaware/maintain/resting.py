@@ -1,4 +1,4 @@
-"""The report on datasets for which nothing is due: told from metadata and state, without a run."""
+"""The report on datasets for which nothing is due, from metadata and state, without running the job."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
 def at_rest(
     home: Home, config: Config, store: Store, wanted: Sequence[Dataset], now: datetime, only: str | None
 ) -> dict[str, Any]:
-    """Also where nothing is to be done, rows may be held back, and their user wants to know."""
+    """Return the report. It includes rows held for a sink."""
     reports = []
     for dataset in wanted:
         report = Report(dataset.name)
         entry = metadata.entry(home, dataset.name)
         assert entry is not None
         files = list(metadata.remembered_files(metadata.read(entry.metadata)))
-        report.before(files)
-        report.after(files)
+        report.set_before(files)
+        report.set_after(files)
         plan = holds.plan(home, config, store, dataset, now)
         if only != "compact" and plan.held:
             report.rows_held = sum(held.rows for held in plan.held)

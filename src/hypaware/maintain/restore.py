@@ -1,8 +1,8 @@
-"""`hyp restore`: a home from a backup, where there is none.
+"""`hyp restore`: create a home from a backup.
 
-Every file is checked against the backup's list while it is copied, and the home gets its name only when all of it is
-there, as it was, and durable. Then it is opened: as a copy, which it says it is, so that it never gives out a sequence
-that the lost home gave out since, and asks its destinations what they have.
+Every file is checked against the backup's manifest while it is copied. The home gets its name only when all files are
+present, correct and durable. Then it is opened as a copy: it starts a new incarnation, so it never reuses a sequence
+that the lost home assigned after the backup, and it asks its destinations which rows they have.
 """
 
 from __future__ import annotations
@@ -21,15 +21,17 @@ from hypaware.opening import open_home
 from hypaware.state import flushes
 from hypaware.state.identity import Identity
 
-_after_copy = faults.point("maintain.restore.after-copy", "everything is copied and checked, and not a home yet")
-_before_rename = faults.point("maintain.restore.before-rename", "the home is whole and has not got its name")
-_after_rename = faults.point("maintain.restore.after-rename", "the home is there, and was not opened yet")
+_after_copy = faults.point(
+    "maintain.restore.after-copy", "all files are copied and checked, the home does not exist yet"
+)
+_before_rename = faults.point("maintain.restore.before-rename", "the home is complete and still has its temporary name")
+_after_rename = faults.point("maintain.restore.after-rename", "the home has its final name and has not been opened")
 
 
 @dataclass(frozen=True)
 class Restored:
     home: Home
-    contents: Contents
+    manifest: Contents
     identity: Identity
     next_seq: int
 
@@ -37,20 +39,21 @@ class Restored:
 def restore(
     home: Home, source: Path, progress: Callable[..., None], check_cancelled: Callable[[], None] = lambda: None
 ) -> Restored:
+    """Restore `home` from the backup in `source`; raise HypError if the home exists or the backup is damaged."""
     staging.refuse_taken(home.root)
-    found = contents.read(source)
-    _check_sizes(source, found)
-    staging.require_space(home.root.parent, found.bytes)
+    manifest = contents.read(source)
+    _check_sizes(source, manifest)
+    staging.require_space(home.root.parent, manifest.bytes)
     done = 0
 
     def copied(count: int) -> None:
         nonlocal done
         done += count
-        progress("copying", done, found.bytes, unit="bytes")
+        progress("copying", done, manifest.bytes, unit="bytes")
 
     with staging.staged(home.root) as folder:
         copier = Copier(folder, check_cancelled, copied)
-        for name, expected in found.files.items():
+        for name, expected in manifest.files.items():
             _check(source / name, copier.copy(source / name, name), expected)
         _after_copy()
         staging.publish(folder, home.root, _before_rename, _after_rename)
@@ -61,12 +64,12 @@ def restore(
             next_seq = flushes.next_seq(connection)
     finally:
         opened.store.close()
-    return Restored(home, found, opened.identity, next_seq)
+    return Restored(home, manifest, opened.identity, next_seq)
 
 
-def _check_sizes(source: Path, found: Contents) -> None:
-    """The cheap half of the check, before anything is written."""
-    for name, expected in found.files.items():
+def _check_sizes(source: Path, manifest: Contents) -> None:
+    """Compare names and sizes, the cheap part of the check, before anything is written."""
+    for name, expected in manifest.files.items():
         path = source / name
         if not path.is_file():
             raise _damaged(path, "is missing")
@@ -76,8 +79,8 @@ def _check_sizes(source: Path, found: Contents) -> None:
 
 def _check(path: Path, copied: Kept, expected: Kept) -> None:
     if copied != expected:
-        raise _damaged(path, "is not what it was when the backup was made")
+        raise _damaged(path, "has changed since the backup was made")
 
 
-def _damaged(path: Path, what: str) -> HypError:
-    return HypError(f"the backup is damaged: {path} {what}; nothing was restored", kind="backup_damaged")
+def _damaged(path: Path, problem: str) -> HypError:
+    return HypError(f"the backup is damaged: {path} {problem}; nothing was restored", kind="backup_damaged")

@@ -1,9 +1,10 @@
-"""Retention: days that are over leave the table, by metadata alone; no data file is read or written.
+"""Retention: remove days older than configured from the table by metadata alone; no data file is read or written.
 
-One commit for all due days of a dataset, together with the table property `hyp.retained-from` (the first day that is
-kept; it only rises, and imports bring back nothing older). Decided again under the turn in which it is committed, so
-that no word of the user (`hyp export resend`) is missed while somebody else had that turn. What goes undelivered is in
-the state before it goes; whoever finds such a word without the deed looks at the files to learn what happened.
+One commit removes all due days of a dataset and sets the table property `hyp.retained-from`, the first day kept. That
+day only advances, and imports never bring back older rows. The plan is made again under the lock in which it is
+committed, so that a user's change (`hyp export resend`) during the wait is respected. Days that are dropped undelivered
+are recorded in the state before they are dropped. A record without a completed drop is resolved by looking at the
+table's files.
 
 @ref keeping#retention
 """
@@ -29,67 +30,74 @@ if TYPE_CHECKING:
     from hypaware.maintain.work import Work
 
 _before_commit = faults.point(
-    "maintain.retain.before-commit", "days are due, those that go undelivered are written down, all are in the table"
+    "maintain.retain.before-commit", "due days are still in the table, undelivered ones are recorded"
 )
-_after_commit = faults.point("maintain.retain.after-commit", "days have left the table, the state does not know")
+_after_commit = faults.point(
+    "maintain.retain.after-commit", "due days are removed from the table, the state does not know"
+)
 
 
-def run(work: Work, report: Report) -> None:
+def run(context: Work, report: Report) -> None:
+    """Drop the days that are due and report held ones."""
     with telemetry.span(
-        "maintain.retain", component="maintain", operation="retain", hyp_dataset=work.dataset.name, dry_run=work.dry_run
+        "maintain.retain",
+        component="maintain",
+        operation="retain",
+        hyp_dataset=context.dataset.name,
+        dry_run=context.dry_run,
     ) as span:
-        if trouble := clock.trouble(work.home, work.store, work.dataset, work.now):
-            report.reasons.append(trouble)
-            work.note(trouble)
+        if warning := clock.trouble(context.home, context.store, context.dataset, context.now):
+            report.reasons.append(warning)
+            context.note(warning)
             span.status("skipped")
             return
-        if not work.dry_run:
-            _settle(work)
-        plan = _planned(work)
-        if work.dry_run:
-            work.foreseen.drop(plan.gone)
+        if not context.dry_run:
+            _resolve_drops(context)
+        plan = _plan(context)
+        if context.dry_run:
+            context.effects.remove(plan.to_drop)
         else:
-            plan = _retain(work, report, plan)
-        _tell(work, report, plan)
+            plan = _retain(context, report, plan)
+        _report(context, report, plan)
         span.set(row_count=report.rows_expired, rows_held=report.rows_held)
         if plan.overdue:
             span.status("degraded")
 
 
-def _planned(work: Work) -> Plan:
-    return holds.plan(work.home, work.config, work.store, work.dataset, work.now)
+def _plan(context: Work) -> Plan:
+    return holds.plan(context.home, context.config, context.store, context.dataset, context.now)
 
 
-def _retain(work: Work, report: Report, plan: Plan) -> Plan:
-    """The plan that was carried out."""
-    _remember(work, plan.known, plan.holds)
-    if not (plan.gone or plan.rises):
+def _retain(context: Work, report: Report, plan: Plan) -> Plan:
+    """Carry out the plan and return the plan that was carried out."""
+    _save_holds(context, plan.known_holds, plan.holds)
+    if not (plan.to_drop or plan.advances):
         return plan
-    work.check_cancelled()
-    if work.out_of_time:
-        report.reasons.append(f"no time was left to drop {count(_rows(plan.gone))}")
-        return replace(plan, free=(), overdue=())
-    with work.changing() as table:
-        plan = _planned(work)
-        _remember(work, plan.known, plan.holds)
-        _announce(work, plan)
+    context.check_cancelled()
+    if context.out_of_time:
+        report.reasons.append(f"{count(_rows(plan.to_drop))} due to be dropped, but the time was up")
+        return replace(plan, droppable=(), overdue=())
+    with context.lock_table() as table:
+        plan = _plan(context)
+        _save_holds(context, plan.known_holds, plan.holds)
+        _announce(context, plan)
         _before_commit()
-        properties = {RETAINED_FROM: str(plan.first_kept)} if plan.rises else {}
-        if plan.gone or properties:
-            table.change(Change("retain", plan.gone, properties=properties))
+        properties = {RETAINED_FROM: str(plan.first_day)} if plan.advances else {}
+        if plan.to_drop or properties:
+            table.replace_files(Change("retain", plan.to_drop, properties=properties))
             _after_commit()
-            secure.secure(work.home, work.dataset.name)
-    _settle(work)
-    _remember(work, plan.holds, [held.hold for held in plan.held])
+            secure.secure(context.home, context.dataset.name)
+    _resolve_drops(context)
+    _save_holds(context, plan.holds, [held.hold for held in plan.held])
     return plan
 
 
-def _announce(work: Work, plan: Plan) -> None:
-    """Loudly: the user was warned, and this is the moment."""
+def _announce(context: Work, plan: Plan) -> None:
+    """Record days that are dropped undelivered, and warn about them."""
     if not plan.overdue:
         return
-    drops = holds.announced(work.dataset.name, plan.overdue, work.now)
-    with work.store.transaction() as connection:
+    drops = holds.announced(context.dataset.name, plan.overdue, context.now)
+    with context.store.transaction() as connection:
         retention.announce(connection, drops)
     for drop in drops:
         telemetry.event(
@@ -101,42 +109,42 @@ def _announce(work: Work, plan: Plan) -> None:
             row_count=drop.rows,
             sinks=",".join(drop.sinks),
         )
-    work.note(dropping(work.dataset.name, plan.overdue))
+    context.note(dropping(context.dataset.name, plan.overdue))
 
 
-def _settle(work: Work) -> None:
-    """What was announced has happened, or it has not."""
-    with work.store.reading() as connection:
-        open_drops = [drop for drop in retention.drops(connection, work.dataset.name) if not drop.landed]
+def _resolve_drops(context: Work) -> None:
+    """Resolve recorded drops: they either happened or did not."""
+    with context.store.reading() as connection:
+        open_drops = [drop for drop in retention.drops(connection, context.dataset.name) if not drop.landed]
     if open_drops:
-        files = list(metadata.live_files(work.known))
-        there = [drop for drop in open_drops if holds.is_still_there(drop, files)]
-        with work.store.transaction() as connection:
-            retention.settle(connection, [drop for drop in open_drops if drop not in there], there)
+        files = list(metadata.live_files(context.table_metadata))
+        still_present = [drop for drop in open_drops if holds.is_still_there(drop, files)]
+        with context.store.transaction() as connection:
+            retention.settle(connection, [drop for drop in open_drops if drop not in still_present], still_present)
 
 
-def _remember(work: Work, known: Sequence[Hold], wanted: Sequence[Hold]) -> None:
-    """Since when rows are held: written down only when it changed."""
-    if sorted(known) != sorted(wanted):
-        with work.store.transaction() as connection:
-            retention.set_holds(connection, work.dataset.name, wanted)
+def _save_holds(context: Work, known: Sequence[Hold], holds_now: Sequence[Hold]) -> None:
+    """Record since when rows are held, if that changed."""
+    if sorted(known) != sorted(holds_now):
+        with context.store.transaction() as connection:
+            retention.set_holds(connection, context.dataset.name, holds_now)
 
 
-def _tell(work: Work, report: Report, plan: Plan) -> None:
-    report.rows_expired += _rows(plan.gone)
+def _report(context: Work, report: Report, plan: Plan) -> None:
+    report.rows_expired += _rows(plan.to_drop)
     report.rows_held += sum(held.rows for held in plan.held)
     report.rows_without_time = plan.rows_without_time
     report.held += [held.as_json() for held in plan.held]
-    report.drop(plan.gone)
-    if plan.gone:
-        days = len({file.day for file in plan.gone})
-        report.reasons.append(dropped(_rows(plan.gone), days, plan.first_kept, dry_run=work.dry_run))
-    if plan.overdue and work.dry_run:
-        work.note(dropping(work.dataset.name, plan.overdue, dry_run=True))
+    report.add_dropped(plan.to_drop)
+    if plan.to_drop:
+        days = len({file.day for file in plan.to_drop})
+        report.reasons.append(dropped(_rows(plan.to_drop), days, plan.first_day, dry_run=context.dry_run))
+    if plan.overdue and context.dry_run:
+        context.note(dropping(context.dataset.name, plan.overdue, dry_run=True))
     if plan.held:
         report.reasons.append(waiting(plan.held))
-    for warning in warnings(work.dataset.name, plan.nearly_over(work.now)):
-        work.note(warning)
+    for warning in warnings(context.dataset.name, plan.expiring_soon(context.now)):
+        context.note(warning)
 
 
 def _rows(files: Iterable[DataFile]) -> int:

@@ -1,4 +1,4 @@
-"""Where retention stands, for those who ask without Spark: status, the daemon, and the command before it begins."""
+"""The status of retention without Spark: for `hyp status`, the daemon, and the command before it starts a job."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ if TYPE_CHECKING:
 
 
 def is_due(home: Home, config: Config, store: Store, dataset: Dataset, now: datetime) -> bool:
-    """Whether a run would drop something, or has to write down what it begins to wait for.
+    """Return whether a run would drop rows or has to record a new hold.
 
-    That the first day kept has moved on is no reason by itself: it moves every day.
+    That the first day kept has advanced is no reason for a run: it advances every day.
     """
     if clock.trouble(home, store, dataset, now):
         return False
     plan = holds.plan(home, config, store, dataset, now)
-    first = plan.rises and metadata.retained_from(home, dataset.name) is None
-    return bool(plan.gone or first or list(plan.known) != plan.holds)
+    is_first_run = plan.advances and metadata.retained_from(home, dataset.name) is None
+    return bool(plan.to_drop or is_first_run or list(plan.known_holds) != plan.holds)
 
 
 def retention_standing(home: Home, config: Config, store: Store, now: datetime) -> list[dict[str, Any]]:
-    """Of each dataset that has a table: what is kept, what is held by whom since when, what went undelivered."""
+    """Return for each dataset with a table: the period, held rows with sinks and dates, and undelivered drops."""
     return [
         _of_dataset(home, config, store, dataset, entry, now)
         for entry in metadata.entries(home)
@@ -42,7 +42,7 @@ def retention_standing(home: Home, config: Config, store: Store, now: datetime) 
 
 
 def about_to_go(home: Home, config: Config, store: Store, now: datetime) -> list[str]:
-    """Warnings of rows that will be dropped soon although a sink has not had them; also of a clock that is wrong."""
+    """Return warnings about undelivered rows that will be dropped soon, and about a wrong clock."""
     return [warning for each in retention_standing(home, config, store, now) for warning in each["warnings"]]
 
 
@@ -51,20 +51,20 @@ def _of_dataset(
 ) -> dict[str, Any]:
     plan = holds.plan(home, config, store, dataset, now)
     files = list(metadata.remembered_files(metadata.read(entry.metadata)))
-    told = warnings(dataset.name, plan.nearly_over(now))
-    if plan.first_kept and (trouble := clock.trouble(home, store, dataset, now)):
-        told.append(trouble)
+    messages = warnings(dataset.name, plan.expiring_soon(now))
+    if plan.first_day and (warning := clock.trouble(home, store, dataset, now)):
+        messages.append(warning)
     with store.reading() as connection:
         drops = retention.drops(connection, dataset.name)
     return {
         "dataset": dataset.name,
         "days": kept.days_kept(config, dataset),
-        "first_day_kept": plan.first_kept and plan.first_kept.isoformat(),
-        "rows_due": sum(file.rows for file in plan.gone),
+        "first_day_kept": plan.first_day and plan.first_day.isoformat(),
+        "rows_due": sum(file.rows for file in plan.to_drop),
         "rows_held": sum(held.rows for held in plan.held),
         "rows_without_time": plan.rows_without_time,
         "held": [held.as_json() for held in plan.held],
-        "warnings": told,
+        "warnings": messages,
         "dropped_undelivered": [
             drop.as_json() for drop in drops if drop.landed or not holds.is_still_there(drop, files)
         ],
@@ -72,7 +72,7 @@ def _of_dataset(
 
 
 def _registered(name: str) -> Dataset | None:
-    """None for a table whose plugin is gone."""
+    """Return the dataset, or None if its plugin is not installed."""
     with suppress(HypError):
         return datasets.get(name)
     return None

@@ -1,4 +1,4 @@
-"""Retention in words: what went, what waits for whom, and what will go undelivered when."""
+"""Messages of retention: days dropped, rows held, rows about to be dropped undelivered."""
 
 from __future__ import annotations
 
@@ -9,36 +9,34 @@ from datetime import date
 from hypaware.maintain.holds import Held
 
 
-def dropped(rows: int, days: int, first_kept: date | None, *, dry_run: bool) -> str:
-    would = "would drop" if dry_run else "dropped"
-    return f"{would} {count(rows)} of {_days(days)} before {first_kept}"
+def dropped(rows: int, days: int, first_day: date | None, *, dry_run: bool) -> str:
+    verb = "would drop" if dry_run else "dropped"
+    return f"{verb} {count(rows)} of {_days(days)} before {first_day}"
 
 
 def waiting(held: Sequence[Held]) -> str:
     sinks = ", ".join(sorted({sink for each in held for sink in each.sinks}))
     days = len({each.hold.day for each in held})
-    return f"{count(sum(each.rows for each in held))} of {_days(days)} due to go, waiting for {sinks}"
+    return f"{count(sum(each.rows for each in held))} of {_days(days)} due to be dropped, held for {sinks}"
 
 
-def warnings(dataset: str, nearly_over: Iterable[Held]) -> list[str]:
-    """One for each group of sinks and each day on which rows will go."""
+def warnings(dataset: str, expiring_soon: Iterable[Held]) -> list[str]:
+    """Return one warning for each group of sinks and each day on which rows will be dropped."""
     groups: dict[tuple[tuple[str, ...], date], list[Held]] = defaultdict(list)
-    for held in nearly_over:
+    for held in expiring_soon:
         groups[held.sinks, held.until].append(held)
     return [
         f"warning: {_what(dataset, members)} not been delivered to {', '.join(sinks)} and will be dropped on {until}; "
-        f"to deliver before that: hyp export {' '.join(sinks)}"
+        f"to deliver them first, run: hyp export {' '.join(sinks)}"
         for (sinks, until), members in sorted(groups.items())
     ]
 
 
 def dropping(dataset: str, overdue: Sequence[Held], *, dry_run: bool = False) -> str:
     sinks = ", ".join(sorted({sink for each in overdue for sink in each.sinks}))
-    are = "is" if sum(each.rows for each in overdue) == 1 else "are"
-    would = "would be dropped now" if dry_run else f"{are} dropped now"
-    return (
-        f"warning: {_what(dataset, overdue)} not been delivered to {sinks} within retention.max_hold_days and {would}"
-    )
+    be = "is" if sum(each.rows for each in overdue) == 1 else "are"
+    verb = "would be dropped now" if dry_run else f"{be} dropped now"
+    return f"warning: {_what(dataset, overdue)} not been delivered to {sinks} within retention.max_hold_days and {verb}"
 
 
 def _what(dataset: str, held: Sequence[Held]) -> str:

@@ -1,9 +1,9 @@
-"""Settlements that wait for a compaction: which files hold their rows, and what becomes of them afterwards.
+"""Applying pending settlements: find the files that hold their rows, and clean up after the compaction.
 
-A settlement names rows by their sequences; the files that hold one are written again, however good they are. It is done
-when its row was settled, or is nowhere: then its native row goes back to the spool, as if it had just come, unless
-retention has dropped what it is a record of. A settlement that cannot be read goes, and that is told; transcripts tell
-its rows again.
+A settlement identifies rows by sequence; the files that hold one of these rows are rewritten, whatever their size. A
+settlement is done when its row has been updated or no longer exists. In the latter case its native row returns to the
+spool as a new row, unless retention has dropped the day of the live row. A settlement that cannot be read is removed
+and reported; importing the transcripts again restores its rows.
 
 @ref keys#settlements
 """
@@ -30,24 +30,24 @@ from hypaware.spool.writer import Spool
 
 @dataclass
 class Pending:
-    """What waited when it was read; what comes later waits for the next one."""
+    """The settlements that were pending when this was read; later ones wait for the next compaction."""
 
     dataset: Dataset
     targets: dict[Path, dict[int, str]] = field(default_factory=dict)
-    """Of each settlement, the rows that are not settled yet: sequence → key of its native row."""
+    """For each settlement file, the rows not yet updated: sequence → key of the native row."""
     damaged: list[Path] = field(default_factory=list)
-    _open_in: dict[str, frozenset[int]] = field(default_factory=dict)
+    _open_by_file: dict[str, frozenset[int]] = field(default_factory=dict)
     _unreadable: set[str] = field(default_factory=set)
 
     @classmethod
-    def of(cls, home: Home, dataset: Dataset) -> Pending:
-        found = cls(dataset)
-        for path in settlement_files.files(home, dataset.name) if dataset.settling else ():
+    def read(cls, home: Home, dataset: Dataset) -> Pending:
+        pending = cls(dataset)
+        for path in settlement_files.files(home, dataset.name) if dataset.match_rules else ():
             try:
-                found.targets[path] = settlements.targets(dataset, path)
+                pending.targets[path] = settlements.targets(dataset, path)
             except Damaged:
-                found.damaged.append(path)
-        return found
+                pending.damaged.append(path)
+        return pending
 
     def __bool__(self) -> bool:
         return bool(self.targets or self.damaged)
@@ -56,33 +56,34 @@ class Pending:
     def rows(self) -> int:
         return sum(map(len, self.targets.values()))
 
-    def concerns(self, file: DataFile) -> bool:
-        """Whether the file holds a row that is to be settled."""
-        return not self._wanted.isdisjoint(self._open(file))
+    def affects(self, file: DataFile) -> bool:
+        """Return whether the file holds a row with a pending settlement."""
+        return not self._wanted.isdisjoint(self._open_rows(file))
 
     def amendment(self, files: Iterable[DataFile]) -> Amendment | None:
-        held = frozenset().union(*map(self._open, files))
+        held = frozenset().union(*map(self._open_rows, files))
         paths = [path for path, wanted in self.targets.items() if not held.isdisjoint(wanted)]
         return Amendment(self.dataset.name, tuple(paths)) if paths else None
 
-    def carried_out(self, files: Iterable[DataFile]) -> None:
-        """The files were written again, and that is committed."""
-        self._done(frozenset().union(*map(self._open, files)))
+    def mark_applied(self, files: Iterable[DataFile]) -> None:
+        """Note that the files were rewritten and the rewrite is committed."""
+        self._remove_targets(frozenset().union(*map(self._open_rows, files)))
 
-    def lost(self, live: Iterable[DataFile]) -> set[int]:
-        """Those whose rows are in no file, or are not open; a file that cannot be read may hold any of its range."""
-        known: set[int] = set()
+    def missing(self, live: Iterable[DataFile]) -> set[int]:
+        """Return the sequences whose row is in no file, or already updated. An unreadable file may hold any row of its
+        range."""
+        present: set[int] = set()
         for file in live:
-            known |= self._open(file)
+            present |= self._open_rows(file)
             if file.location in self._unreadable:
-                known |= set(self._in_range(file))
-        return self._wanted - known
+                present |= set(self._in_range(file))
+        return self._wanted - present
 
-    def forget_missing(self) -> None:
-        """Settlements of a flush that turned out not to have landed."""
+    def drop_missing_files(self) -> None:
+        """Forget the settlements of a flush that turned out not to be committed."""
         self.targets = {path: wanted for path, wanted in self.targets.items() if path.exists()}
 
-    def _done(self, seqs: Collection[int]) -> None:
+    def _remove_targets(self, seqs: Collection[int]) -> None:
         for wanted in self.targets.values():
             for seq in seqs:
                 wanted.pop(seq, None)
@@ -91,28 +92,30 @@ class Pending:
     def _wanted(self) -> set[int]:
         return set().union(*self.targets.values())
 
-    def _open(self, file: DataFile) -> frozenset[int]:
-        """Those that the file holds, as they were recorded."""
-        if file.location not in self._open_in:
-            self._open_in[file.location] = self._look(file)
-        return self._open_in[file.location]
+    def _open_rows(self, file: DataFile) -> frozenset[int]:
+        """Return the sequences of rows in the file that still have their recorded ids."""
+        if file.location not in self._open_by_file:
+            self._open_by_file[file.location] = self._find_open_rows(file)
+        return self._open_by_file[file.location]
 
-    def _look(self, file: DataFile) -> frozenset[int]:
-        """By its range first, then by its rows: neighbours in the order of sequences may be of other days."""
-        settling, near = self.dataset.settling, set(self._in_range(file))
-        if not near or settling is None:
+    def _find_open_rows(self, file: DataFile) -> frozenset[int]:
+        """Check the file's sequence range first, then its rows: a range may cover rows of other files."""
+        settling, in_range = self.dataset.match_rules, set(self._in_range(file))
+        if not in_range or settling is None:
             return frozenset()
         try:
-            rows = read_columns(file.path, [SEQ, self.dataset.key_column, settling.telltale])
+            rows = read_columns(file.path, [SEQ, self.dataset.key_column, settling.marker_column])
         except LakeError:
             self._unreadable.add(file.location)
             return frozenset()
-        here = [row for row in rows.to_pylist() if row[SEQ] in near]
-        still = frozenset(row[SEQ] for row in here if settling.may_be_fallback(row))
-        keys = {(row[SEQ], row[self.dataset.key_column]) for row in here if row[SEQ] not in still}
-        # An earlier run has settled them, and was killed before it could say so.
-        self._done({seq for wanted in self.targets.values() for seq, key in wanted.items() if (seq, key) in keys})
-        return still
+        candidates = [row for row in rows.to_pylist() if row[SEQ] in in_range]
+        open_rows = frozenset(row[SEQ] for row in candidates if settling.may_be_live(row))
+        keys = {(row[SEQ], row[self.dataset.key_column]) for row in candidates if row[SEQ] not in open_rows}
+        # An earlier run updated these rows and was killed before it could record that.
+        self._remove_targets(
+            {seq for wanted in self.targets.values() for seq, key in wanted.items() if (seq, key) in keys}
+        )
+        return open_rows
 
     def _in_range(self, file: DataFile) -> list[int]:
         wanted = sorted(self._wanted)
@@ -121,47 +124,51 @@ class Pending:
         return wanted[bisect_left(wanted, file.min_seq) : bisect_right(wanted, file.max_seq)]
 
 
-def begin(work: Work) -> Pending:
-    """What waits, without what an unfinished flush has left."""
-    if settlement_files.files(work.home, work.dataset.name) and not work.dry_run:
-        with work.changing() as table:
-            recover.settle_unfinished(work.home, work.store, table, work.dataset.name)
-    return Pending.of(work.home, work.dataset)
+def begin(context: Work) -> Pending:
+    """Read the pending settlements after recovering unfinished flushes."""
+    if settlement_files.files(context.home, context.dataset.name) and not context.dry_run:
+        with context.lock_table() as table:
+            recover.settle_unfinished(context.home, context.store, table, context.dataset.name)
+    return Pending.read(context.home, context.dataset)
 
 
-def finish(work: Work, pending: Pending) -> None:
-    """Forgets what was carried out. Nobody takes settlements in meanwhile, so none is missed."""
+def finish(context: Work, pending: Pending) -> None:
+    """Remove applied settlements. Holding the table's lock keeps new ones from arriving in between."""
     if not pending:
         return
-    with work.changing() as table:
-        recover.settle_unfinished(work.home, work.store, table, work.dataset.name)
-        pending.forget_missing()
-        lost = pending.lost(work.files())
-        # From here on only the index knows the ids that a settlement has told.
-        with closing(keyring.opened(work.home, work.lake, table, work.dataset)) as index:
-            _give_back(work, pending, lost)
-            gone = [pair for path in pending.targets for pair in _keys(work, path, table) if pair[1] in lost]
-            with index.changing() as db:
-                db.executemany("DELETE FROM keys WHERE hash = ? AND seq = ?", gone)
-                match_index.forget(db, ", ".join(map(str, sorted(lost))))
+    with context.lock_table() as table:
+        recover.settle_unfinished(context.home, context.store, table, context.dataset.name)
+        pending.drop_missing_files()
+        missing = pending.missing(context.files())
+        # From here on only the index knows the ids that a settlement recorded.
+        with closing(keyring.opened(context.home, context.lake, table, context.dataset)) as index:
+            _return_to_spool(context, pending, missing)
+            removed_keys = [
+                pair for path in pending.targets for pair in _keys(context, path, table) if pair[1] in missing
+            ]
+            with index.transaction() as db:
+                db.executemany("DELETE FROM keys WHERE hash = ? AND seq = ?", removed_keys)
+                match_index.forget(db, ", ".join(map(str, sorted(missing))))
         for path, wanted in pending.targets.items():
-            left = wanted.keys() - lost
-            if left:
-                settlements.keep_only(path, left)
-        done = [path for path, wanted in pending.targets.items() if wanted.keys() <= lost]
+            remaining = wanted.keys() - missing
+            if remaining:
+                settlements.keep_only(path, remaining)
+        done = [path for path, wanted in pending.targets.items() if wanted.keys() <= missing]
         settlements.remove([*done, *pending.damaged])
 
 
-def _keys(work: Work, path: Path, table: LakeTable) -> Iterable[tuple[bytes, int]]:
-    return settlements.keys(work.dataset, path, table.gateway_id)
+def _keys(context: Work, path: Path, table: LakeTable) -> Iterable[tuple[bytes, int]]:
+    return settlements.keys(context.dataset, path, table.gateway_id)
 
 
-def _give_back(work: Work, pending: Pending, lost: set[int]) -> None:
-    """Native rows whose row is gone for another reason than its age."""
-    kept_from = metadata.retained_from(work.home, work.dataset.name)
-    rows = [row for path in pending.targets for row in settlements.native_rows(work.dataset, path, lost)]
-    still = [row for row in rows if not kept_from or str(row[work.dataset.time_column])[:10] >= kept_from]
-    if still:
-        with Spool(work.home) as spool:
-            spool.append(work.dataset.name, still)
-        work.note(f"{work.dataset.name}: {len(still):,} rows come in again: what they should have settled is gone")
+def _return_to_spool(context: Work, pending: Pending, missing: set[int]) -> None:
+    """Return native rows to the spool if their live row is gone for another reason than its age."""
+    first_day = metadata.retained_from(context.home, context.dataset.name)
+    rows = [row for path in pending.targets for row in settlements.native_rows(context.dataset, path, missing)]
+    kept = [row for row in rows if not first_day or str(row[context.dataset.time_column])[:10] >= first_day]
+    if kept:
+        with Spool(context.home) as spool:
+            spool.append(context.dataset.name, kept)
+        context.note(
+            f"{context.dataset.name}: returned {len(kept):,} native rows to the spool, their live rows are gone"
+        )

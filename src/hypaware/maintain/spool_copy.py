@@ -1,7 +1,8 @@
-"""The spool, copied while producers, flushes and a server go on: what waits, what was refused, what just came in.
+"""Copying the spool while producers, flushes and a server use it: segments, rejects, incoming batches.
 
-Files move from `active` and `incoming` to `sealed` at any moment. They are listed in this order and copied; where one
-has gone meanwhile, it is looked for again, so that none is missed. Nobody may flush while the last copy is made.
+Files move from `active` and `incoming` to `sealed` at any time. They are listed and copied in this order. If a file has
+moved before it could be copied, the listing starts again, so that no file is missed. No flush may run while the last
+copy is made.
 """
 
 from __future__ import annotations
@@ -14,28 +15,28 @@ from hypaware.maintain.copying import Copier
 from hypaware.spool import repair, segments
 
 _BELOW = "spool/"
-_PASSED_THROUGH = ("active", "incoming")
+_TRANSIENT = ("active", "incoming")
 # Producers seal a second after their first row.
 _SEAL_SECONDS = 3.0
 
 
 def seal(home: Home) -> None:
-    """Orphans are sealed, and producers given a moment to seal theirs; what is held for longer is copied as it is."""
+    """Seal orphaned segments and give producers time to seal theirs; segments still active are copied unsealed."""
     for dataset in segments.datasets_with_spool(home):
         repair.wait_until_sealed(segments.folder(home, dataset), _SEAL_SECONDS)
 
 
 def copy(home: Home, copier: Copier) -> None:
-    """After it, the copy holds what the spool holds."""
+    """Copy the spool. Afterwards the copy holds exactly the rows that the spool holds."""
     while True:
-        listed = dict(_listed(home))
+        files = dict(_listed(home))
         try:
-            for name, path in listed.items():
+            for name, path in files.items():
                 copier.copy(path, name, whole_lines=path.parent.name == "active")
         except FileNotFoundError:
             continue
         break
-    copier.keep_only(_BELOW, _once(listed))
+    copier.prune(_BELOW, _once(files))
 
 
 def size(home: Home) -> int:
@@ -50,18 +51,18 @@ def size(home: Home) -> int:
 
 def _listed(home: Home) -> Iterator[tuple[str, Path]]:
     for dataset in segments.datasets_with_spool(home):
-        others = sorted(path.name for path in (home.spool / dataset).iterdir() if path.name not in _PASSED_THROUGH)
-        for folder in (*_PASSED_THROUGH, *others):
+        others = sorted(path.name for path in (home.spool / dataset).iterdir() if path.name not in _TRANSIENT)
+        for folder in (*_TRANSIENT, *others):
             for path in sorted((home.spool / dataset / folder).glob(f"*{segments.SUFFIX}")):
                 if not path.name.startswith("."):
                     yield f"{_BELOW}{dataset}/{folder}/{path.name}", path
 
 
-def _once(listed: dict[str, Path]) -> Iterator[str]:
-    """A file that was listed as active or incoming, and is sealed by now, counts once."""
-    sealed = {_stem(path) for path in listed.values() if path.parent.name == "sealed"}
-    for name, path in listed.items():
-        if path.parent.name not in _PASSED_THROUGH or _stem(path) not in sealed:
+def _once(files: dict[str, Path]) -> Iterator[str]:
+    """Yield each file once: one listed as active or incoming that is sealed now counts as sealed."""
+    sealed = {_stem(path) for path in files.values() if path.parent.name == "sealed"}
+    for name, path in files.items():
+        if path.parent.name not in _TRANSIENT or _stem(path) not in sealed:
             yield name
 
 

@@ -1,7 +1,9 @@
-"""A folder that appears whole or not at all: it is filled as `NAME.partial-<random>` beside its place, then renamed.
+"""A directory that appears complete or not at all: it is filled as `NAME.partial-<random>` next to its target, then
+renamed.
 
-Whoever fills one holds a lock on it (flock on the folder itself). So what a killed process left is known by its free
-lock, and goes with the next one; beside a process that is still at work nobody begins.
+The process that fills it holds a flock on the directory itself. A directory whose lock is free was left by a killed
+process; the next run removes it. A directory whose lock is held means that another process is at work, and the run
+stops.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from hypaware.errors import HypError, Retryable
 
 @contextmanager
 def staged(to: Path) -> Iterator[Path]:
-    """The folder to fill; gone in the end, unless it was published."""
+    """Yield a directory to fill. It is removed at the end unless it was published."""
     refuse_taken(to)
     try:
         durable.make_dir(to.parent)
@@ -34,11 +36,11 @@ def staged(to: Path) -> Iterator[Path]:
                 shutil.rmtree(path, ignore_errors=True)
             os.close(lock)
     except OSError as error:
-        raise Retryable(f"{to} could not be made, and nothing of it is there: {error}", kind="not_written") from error
+        raise Retryable(f"cannot write {to}, nothing was left behind: {error}", kind="not_written") from error
 
 
 def publish(path: Path, to: Path, before: Callable[[], None], after: Callable[[], None]) -> None:
-    """Everything in it becomes durable, then it gets its name."""
+    """Make everything in the directory durable, then rename it to its target."""
     for folder, _, _ in os.walk(path, topdown=False):
         durable.fsync_dir(Path(folder))
     before()
@@ -47,7 +49,7 @@ def publish(path: Path, to: Path, before: Callable[[], None], after: Callable[[]
     except OSError as error:
         if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
             raise _taken(to) from error
-        raise Retryable(f"{path} could not get its name {to}: {error.strerror}", kind="not_renamed") from error
+        raise Retryable(f"cannot rename {path} to {to}: {error.strerror}", kind="not_renamed") from error
     after()
 
 
@@ -59,17 +61,18 @@ def refuse_taken(to: Path) -> None:
 
 
 def require_space(where: Path, needed: int) -> None:
-    """Raises before anything is written, rather than half way through."""
+    """Raise if the disk lacks the space, before anything is written."""
     while not where.exists():
         where = where.parent
     if (free := shutil.disk_usage(where).free) < needed:
         raise Retryable(
-            f"{needed / 1e6:,.0f} MB are needed, and {where} has {free / 1e6:,.0f} MB free", kind="no_space"
+            f"not enough disk space: {needed / 1e6:,.0f} MB needed, {free / 1e6:,.0f} MB free on {where}",
+            kind="no_space",
         )
 
 
 def _taken(to: Path) -> HypError:
-    return HypError(f"{to} is there already and is not an empty folder: nothing is ever overwritten", kind="not_empty")
+    return HypError(f"{to} already exists and is not an empty directory; nothing was overwritten", kind="not_empty")
 
 
 def _claim(to: Path) -> tuple[Path, int]:
@@ -78,23 +81,25 @@ def _claim(to: Path) -> tuple[Path, int]:
         path.mkdir(mode=0o700)
         lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         fcntl.flock(lock, fcntl.LOCK_EX)
-        # Somebody who swept may have been quicker than our lock.
+        # Another process may have removed the directory before we locked it.
         if path.exists():
             return path, lock
         os.close(lock)
 
 
 def _sweep(to: Path) -> None:
-    for left in sorted(to.parent.glob(f"{_literal(to.name)}.partial-*")):
-        fd = os.open(left, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    for leftover in sorted(to.parent.glob(f"{_literal(to.name)}.partial-*")):
+        fd = os.open(leftover, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(left)
+            shutil.rmtree(leftover)
         except BlockingIOError:
-            raise Retryable(f"another process is at work on {left}: wait for it", kind="already_running") from None
+            raise Retryable(
+                f"another process is writing {leftover}; wait until it has finished", kind="already_running"
+            ) from None
         finally:
             os.close(fd)
 
 
 def _literal(name: str) -> str:
-    return "".join(f"[{sign}]" if sign in "*?[" else sign for sign in name)
+    return "".join(f"[{char}]" if char in "*?[" else char for char in name)

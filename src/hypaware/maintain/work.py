@@ -1,4 +1,4 @@
-"""What every step of maintenance is given: one dataset's table, by whom, how much of it, and whom to tell."""
+"""The context of a maintenance step: one dataset's table, the options of the run, callbacks for progress and notes."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from hypaware.model.datasets import Dataset
 from hypaware.state.store import Store
 
 
-def _quiet(*_: object) -> None:
+def _ignore(*_: object) -> None:
     return None
 
 
 @dataclass(frozen=True)
 class Work:
-    """The caller holds `turns.keeping` of the dataset; `changing` is taken for a commit only, by `commit`."""
+    """What a maintenance step works on. The caller holds `turns.keeping`; `changing` is held only during a commit."""
 
     home: Home
     config: Config
@@ -35,58 +35,59 @@ class Work:
     dataset: Dataset
     now: datetime
     force: bool = False
-    """Also what is not due yet."""
+    """Include work that is not due yet."""
     dry_run: bool = False
-    until: float | None = None
-    """`time.monotonic()` after which nothing new is begun; what was begun is finished."""
-    progress: Callable[[str, int, int], None] = _quiet
-    note: Callable[[str], None] = _quiet
-    check_cancelled: Callable[[], None] = _quiet
+    deadline: float | None = None
+    """`time.monotonic()` after which no new work starts; started work is finished."""
+    progress: Callable[[str, int, int], None] = _ignore
+    note: Callable[[str], None] = _ignore
+    check_cancelled: Callable[[], None] = _ignore
     id: str = field(default_factory=lambda: f"keep-{secrets.token_hex(8)}")
-    """First in the names of the files that this run writes."""
-    foreseen: Foreseen = field(default_factory=Foreseen)
-    """Of a dry run."""
+    """Prefix of the names of files that this run writes."""
+    effects: Foreseen = field(default_factory=Foreseen)
+    """The effects of a dry run so far."""
 
     @property
     def out_of_time(self) -> bool:
-        return self.until is not None and time.monotonic() >= self.until
+        return self.deadline is not None and time.monotonic() >= self.deadline
 
     @property
-    def known(self) -> Metadata:
-        """The table's newest metadata, from disk."""
+    def table_metadata(self) -> Metadata:
+        """The table's current metadata, read from disk."""
         entry = metadata.entry(self.home, self.dataset.name)
         assert entry is not None
         return metadata.read(entry.metadata)
 
     def files(self) -> list[DataFile]:
-        return list(metadata.remembered_files(self.known))
+        return list(metadata.remembered_files(self.table_metadata))
 
     def refuse_damaged(self) -> None:
-        """Before anything else: whoever cannot tell what is in a table must not touch it."""
+        """Raise if the table is damaged: no step may touch a table whose contents are unknown."""
         secure.refuse_damaged(self.home, self.dataset.name)
 
     def table(self) -> LakeTable:
         return self.lake.table(self.dataset)
 
     @contextmanager
-    def changing(self) -> Iterator[LakeTable]:
-        """The table, for as long as nobody else changes it; what was committed last is durable."""
+    def lock_table(self) -> Iterator[LakeTable]:
+        """Yield the table with exclusive access to change it. The last commit is durable by then."""
         with turns.changing(self.dataset.name, self.check_cancelled):
             secure.secure(self.home, self.dataset.name)
             yield self.table()
 
-    def commit(self, change: Change, landed: Callable[[], None] = _quiet) -> None:
-        """A change, made durable; `landed` is told in between.
+    def commit(self, change: Change, on_commit: Callable[[], None] = _ignore) -> None:
+        """Commit a change and make it durable; call `on_commit` in between.
 
-        Raises NotCommitted where it surely did not happen; so says Cancelled, which ends the waiting for the turn.
+        Raise NotCommitted if the commit certainly did not happen. Cancelled, raised while waiting for the lock, means
+        the same.
         """
-        with self.changing() as table:
-            table.change(change)
-            landed()
+        with self.lock_table() as table:
+            table.replace_files(change)
+            on_commit()
             secure.secure(self.home, self.dataset.name)
 
 
 def discard(files: Sequence[BuiltFile]) -> None:
-    """Files that nothing names."""
+    """Remove files that nothing references."""
     for file in files:
         file.path.unlink(missing_ok=True)

@@ -1,1 +1,1 @@
-"""What a row is: datasets, columns, identity, canonical JSON. Knows no file, no Spark, no network."""
+"""Define what a row is: datasets, columns, identity and canonical JSON. No file, Spark or network access."""

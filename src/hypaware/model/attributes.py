@@ -1,7 +1,7 @@
-"""`attributes`: what has no column of its own, in groups (client, usage, gateway, …).
+"""Build the `attributes` column: groups (client, usage, gateway, …) of values that have no column of their own.
 
-A merge, later wins, one level deep: client ← message ← exchange ← gateway. Token counts join last, and only where the
-caller puts them: on one row of a response.
+Groups merge one level deep, and later ones win: client, message, exchange, gateway. Token counts are added last, and
+only to the one row of a response that the caller chooses.
 """
 
 from __future__ import annotations
@@ -26,42 +26,42 @@ USAGE = (
 
 
 class Attributes:
-    """The attributes of an exchange's messages, as the canonical text that is stored."""
+    """Renders the attributes of one exchange's messages as canonical JSON text."""
 
     def __init__(self, exchange: Exchange, gateway: Mapping[str, Any], skipped: Counter[str]) -> None:
         self._skipped = skipped
         name = storable.text(exchange.client_name, "attributes", Counter())
         version = storable.text(exchange.client_version, "attributes", Counter())
         self._client: Groups = {"client": {"name": name, "version": version}}
-        self._exchange = self._named(exchange.attributes)
-        self._gateway = self._named({"gateway": dict(gateway)})
+        self._exchange = self._valid_groups(exchange.attributes)
+        self._gateway = self._valid_groups({"gateway": dict(gateway)})
         self._plain = _merged(_merged(self._client, self._exchange), self._gateway)
         self._plain_text = storable.json_text(self._plain, "attributes", skipped)
 
-    def text(
+    def as_text(
         self, message: Message, identity_source: str | None, time_source: str | None, usage: Groups | None = None
     ) -> str:
-        groups = self._of(message, identity_source, time_source)
+        groups = self._groups_of(message, identity_source, time_source)
         if usage:
             groups = {**groups, "usage": usage}
         elif groups is self._plain:
             return self._plain_text
         return storable.json_text(groups, "attributes", self._skipped)
 
-    def _of(self, message: Message, identity_source: str | None, time_source: str | None) -> Groups:
+    def _groups_of(self, message: Message, identity_source: str | None, time_source: str | None) -> Groups:
         if not (message.attributes or identity_source or time_source):
             return self._plain
-        own = self._named(message.attributes)
+        own = self._valid_groups(message.attributes)
         if not (identity_source or time_source) and self._plain.keys().isdisjoint(own):
             return {**self._plain, **own}
-        noted = {"identity_source": identity_source, "time_source": time_source}
+        sources = {"identity_source": identity_source, "time_source": time_source}
         merged = _merged(self._client, own)
         merged = _merged(merged, self._exchange)
-        merged = _merged(merged, {"gateway": {name: value for name, value in noted.items() if value}})
+        merged = _merged(merged, {"gateway": {name: value for name, value in sources.items() if value}})
         return _merged(merged, self._gateway)
 
-    def usage(self, given: Any) -> Groups | None:
-        """Token counts, as far as they are counts."""
+    def valid_usage(self, given: Any) -> Groups | None:
+        """Return the token counts that are integers below 2^53 and count the others as skipped."""
         if not isinstance(given, Mapping):
             self._skipped["bad_usage"] += 1
             return None
@@ -71,20 +71,20 @@ class Attributes:
             self._skipped["bad_usage"] += len(counts) - len(good)
         return good
 
-    def _named(self, groups: Mapping[str, Any]) -> Groups:
-        """Groups whose names are theirs to use; what they hold is judged when it is written."""
-        named: Groups = {}
+    def _valid_groups(self, groups: Mapping[str, Any]) -> Groups:
+        """Return the groups whose names are allowed. Their values are checked when they are written."""
+        valid: Groups = {}
         for name, value in groups.items():
             if not isinstance(name, str) or name == "usage" or (name == "client" and not isinstance(value, dict)):
                 self._skipped["bad_attributes"] += 1
             elif value is not None:
-                named[name] = value
-        return named
+                valid[name] = value
+        return valid
 
 
-def _merged(under: Groups, over: Groups) -> Groups:
-    merged = {**under}
-    for name, value in over.items():
-        here = merged.get(name)
-        merged[name] = {**here, **value} if isinstance(here, dict) and isinstance(value, dict) else value
+def _merged(lower: Groups, upper: Groups) -> Groups:
+    merged = {**lower}
+    for name, value in upper.items():
+        current = merged.get(name)
+        merged[name] = {**current, **value} if isinstance(current, dict) and isinstance(value, dict) else value
     return merged

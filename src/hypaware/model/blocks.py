@@ -1,7 +1,7 @@
-"""A message's content, block by block: which blocks make a part, and what stands in the part's columns.
+"""Turn the content blocks of a message into parts, and fill the columns of a part.
 
-Text is one block of text. A part's index is the place of its block, so that it does not depend on what its neighbours
-hold. Which blocks make a part depends on the block alone; what its fields hold is judged afterwards.
+Plain text counts as one text block. A part's index is the position of its block, so it does not depend on the other
+blocks. Whether a block makes a part depends only on its type; its fields are checked afterwards.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _PART_TYPES = {
 
 
 def as_blocks(content: Any) -> list[Any]:
-    """Content as the list of blocks that it stands for; text in it as blocks of text."""
+    """Return content as a list of blocks; strings become text blocks."""
     if isinstance(content, list):
         return [_text_block(item) if isinstance(item, str) else item for item in content]
     if isinstance(content, str):
@@ -40,24 +40,24 @@ def as_blocks(content: Any) -> list[Any]:
 
 
 def parts_of(content: Any) -> list[Part]:
-    """(index, block) of each block that makes a part."""
+    """Return (index, block) of each block that makes a part."""
     return [(index, block) for index, block in enumerate(as_blocks(content)) if _makes_part(block)]
 
 
 def has_parts(content: Any) -> bool:
-    """Whether a message with this content makes a row."""
+    """Return whether a message with this content makes at least one row."""
     if isinstance(content, list):
         return any(_makes_part(item) or isinstance(item, str) for item in content)
     return content != "" if isinstance(content, str) else _makes_part(content)
 
 
 def bad_blocks(content: Any, parts: list[Part]) -> int:
-    """How many blocks make no part, of a content that makes some."""
+    """Return how many blocks of a content make no part."""
     return len(content) - len(parts) if isinstance(content, list) else 0
 
 
 def fill(row: Row, block: Block, skipped: Counter[str]) -> None:
-    """Sets the columns that one block says, but for the tool's name of a result."""
+    """Set the columns that one block determines. The tool name of a result is set by the caller."""
     block_type: str = block["type"]
     part_type = _PART_TYPES.get(block_type, block_type)
     row["part_type"] = part_type
@@ -70,8 +70,8 @@ def _fill_text(row: Row, block: Block, skipped: Counter[str]) -> None:
 
 
 def _fill_reasoning(row: Row, block: Block, skipped: Counter[str]) -> None:
-    said = block.get("thinking") if block["type"] == "thinking" else block.get("data")
-    storable.put_long_text(row, "content_text", said, skipped)
+    content = block.get("thinking") if block["type"] == "thinking" else block.get("data")
+    storable.put_long_text(row, "content_text", content, skipped)
     storable.put_text(row, "thinking_signature", block.get("signature"), skipped)
 
 
@@ -85,14 +85,14 @@ def _fill_tool_call(row: Row, block: Block, skipped: Counter[str]) -> None:
 
 
 def _fill_tool_result(row: Row, block: Block, skipped: Counter[str]) -> None:
-    content, answered = block.get("content"), block.get("tool_use_id")
-    storable.put_text(row, "tool_result_for", answered, skipped)
+    content = block.get("content")
+    storable.put_text(row, "tool_result_for", block.get("tool_use_id"), skipped)
     if "tool_result_for" in row:
         row["tool_call_id"] = row["tool_result_for"]
     storable.put_long_text(row, "content_text", _result_text(content), skipped)
     if storable.flag(block.get("is_error"), "is_error", skipped):
         row["is_error"] = True
-    # A server's tool says that it failed in the content's own type: web_search_tool_result_error.
+    # A failed server-side tool has an error type in its content: web_search_tool_result_error.
     code = None
     if isinstance(content, dict) and str(content.get("type")).endswith("_error"):
         row["is_error"] = True
@@ -139,9 +139,9 @@ def _makes_part(block: Any) -> bool:
 
 
 def _is_plain(block_type: str) -> bool:
-    """A new kind of block is welcome if its name can be stored as it is."""
+    """Return whether an unknown block type can be stored unchanged as a part type."""
     return block_type.isascii() and block_type.isprintable() and 0 < len(block_type) <= 200
 
 
-def _text_block(said: str) -> Block:
-    return {"type": "text", "text": said}
+def _text_block(text: str) -> Block:
+    return {"type": "text", "text": text}

@@ -1,7 +1,7 @@
-"""From whatever a producer sends to a row that the lake can hold, or a reason why not.
+"""Coerce a producer's row into a row that the lake can store, or reject it with a reason.
 
-A coerced row holds only columns of its dataset that are not null, in the plain form of `columns`. It is what the
-spool stores, what the row id is computed over, and what flush coerces once more before anything is committed.
+A coerced row holds only non-null columns of its dataset, in the plain form that `columns` defines. The spool stores
+it, the row id is computed from it, and a flush coerces it again before it commits anything.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from hypaware.model.datasets import INTERNAL, Dataset, Row
 
 
 class RowRejected(ValueError):
-    """Why a row cannot be stored, in words for the one who sent it."""
+    """A row cannot be stored; the message tells its sender why."""
 
 
 def coerce_row(dataset: Dataset, raw: Any, gateway_id: str) -> Row:
     if not isinstance(raw, dict):
-        raise RowRejected(f"a row is a JSON object, this is {_kind(raw)}")
+        raise RowRejected(f"a row must be a JSON object, not {_kind(raw)}")
     coercers, text_columns = dataset.coercers, dataset.text_columns
     row: Row = {}
     for name, value in raw.items():
-        # Most of a row is plain text that needs no look at its letters; everything else is judged one by one.
+        # Fast path: most values are ASCII text, which needs no check.
         if type(value) is str and value.isascii() and name in text_columns:
             row[name] = value
             continue
@@ -37,22 +37,18 @@ def coerce_row(dataset: Dataset, raw: Any, gateway_id: str) -> Row:
             raise RowRejected(f"column {name}: {reason}") from None
         except RecursionError:
             raise RowRejected(f"column {name}: nested too deeply") from None
-    return _completed(dataset, row, gateway_id)
+    return complete_row(dataset, row, gateway_id)
 
 
 def complete_row(dataset: Dataset, row: Row, gateway_id: str) -> Row:
-    """The same for a row that was made as it is stored: nothing is judged again. Takes the row over.
+    """Add the derived columns to a row whose values are already coerced, and check the required ones.
 
-    A test holds it against `coerce_row` for everything that our own expansion makes.
+    Changes and returns the row itself. A test compares the result with `coerce_row` for every row that `expand` makes.
     """
-    return _completed(dataset, row, gateway_id)
-
-
-def _completed(dataset: Dataset, row: Row, gateway_id: str) -> Row:
     for name, value in dataset.derive(row, gateway_id).items():
         if row.setdefault(name, value) != value:
             raise RowRejected(
-                f"column {name}: {shown(row[name])} disagrees with {shown(value)}, which follows from the rest"
+                f"column {name}: {shown(row[name])} contradicts the other columns, which give {shown(value)}"
             )
     for name in dataset.required:
         if name not in row:
@@ -62,7 +58,7 @@ def _completed(dataset: Dataset, row: Row, gateway_id: str) -> Row:
 
 def _unknown_column(dataset: Dataset, name: object) -> str:
     if name in INTERNAL:
-        return f"column {name} is set by the lake, leave it out"
+        return f"column {name} is set by the lake; leave it out"
     near = difflib.get_close_matches(str(name)[:100], dataset.coercers, n=1)
     return f"unknown column {shown(name)}" + (f"; did you mean {near[0]}?" if near else "")
 

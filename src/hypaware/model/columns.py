@@ -1,7 +1,7 @@
-"""The types a column can have, and how a value from outside becomes one of them.
+"""Column types, and the coercion of a producer's value into one of them.
 
-A coerced value is plain JSON: text, whole numbers, booleans; a timestamp is UTC text with microseconds
-(`2026-11-15T07:15:08.256000Z`), a JSON column is canonical JSON text. Coercing a coerced value changes nothing.
+A coerced value is plain JSON: text, an integer or a boolean. A timestamp is UTC text with microseconds
+(`2026-11-15T07:15:08.256000Z`); a JSON column is canonical JSON text. Coercing a coerced value changes nothing.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from hypaware.model import canonical
 
 INT_RANGE = range(-(2**31), 2**31)
 BIGINT_RANGE = range(-(2**63), 2**63)
-# How JavaScript writes a time: the one written form, less three zeros; and that form itself.
+# JavaScript's timestamp form, which lacks three zeros, and the canonical form itself.
 _WRITTEN = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}\.[0-9]{3}([0-9]{3})?Z", re.ASCII)
 _WHOLE_NUMBER = re.compile(r"-?[0-9]{1,19}")
 
@@ -42,12 +42,12 @@ class Column:
 
 
 def coercer(type_: Type) -> Callable[[Any], Any]:
-    """The function that takes a value (never None) to this type, or raises ValueError with the reason."""
+    """Return the function that coerces a value (never None) to this type or raises ValueError with the reason."""
     return _COERCERS[type_]
 
 
 def timestamp_text(moment: datetime) -> str:
-    """The one written form of a moment: UTC, microseconds, Z."""
+    """Return the canonical text of a time: UTC with microseconds and Z."""
     return moment.astimezone(UTC).replace(tzinfo=None).isoformat(timespec="microseconds") + "Z"
 
 
@@ -67,7 +67,7 @@ def _check_unicode(value: str) -> None:
 
 
 def _whole_number(value: Any, allowed: range) -> int:
-    # An integer beyond 2^53 travels as text, so that JavaScript readers keep its digits.
+    # An integer beyond 2^53 is sent as text, so that JavaScript readers keep its digits.
     if isinstance(value, str) and _WHOLE_NUMBER.fullmatch(value):
         value = int(value)
     if isinstance(value, bool) or not isinstance(value, int):
@@ -96,16 +96,16 @@ def _timestamp(value: Any) -> str:
         return _timestamp_of_text(value)
     if isinstance(value, datetime):
         return _utc(value, value)
-    raise ValueError(f"expected an ISO 8601 time with a zone, got {shown(value)}")
+    raise ValueError(f"expected an ISO 8601 time with a time zone, got {shown(value)}")
 
 
 @lru_cache(maxsize=4096)
 def _timestamp_of_text(value: str) -> str:
-    """Remembered: the rows of a session share its start, and a message's parts share its time."""
+    """Cached: the rows of a session share its start time, and the parts of a message share its time."""
     try:
         moment = datetime.fromisoformat(value)
     except ValueError:
-        raise ValueError(f"expected an ISO 8601 time with a zone, got {shown(value)}") from None
+        raise ValueError(f"expected an ISO 8601 time with a time zone, got {shown(value)}") from None
     if written := _WRITTEN.fullmatch(value):
         return value if written[1] else f"{value[:-1]}000Z"
     return _utc(moment, value)
@@ -113,15 +113,15 @@ def _timestamp_of_text(value: str) -> str:
 
 def _utc(moment: datetime, value: object) -> str:
     if moment.utcoffset() is None:
-        raise ValueError(f"time {shown(value)} has no zone; write it with Z or an offset")
+        raise ValueError(f"time {shown(value)} has no time zone; add Z or an offset")
     try:
         return timestamp_text(moment)
     except OverflowError:
-        raise ValueError(f"time {shown(value)} lies outside the years 1 to 9999 in UTC") from None
+        raise ValueError(f"time {shown(value)} is outside the years 1 to 9999 in UTC") from None
 
 
 def _json(value: Any) -> str:
-    """Text that holds JSON is taken as that JSON; other text is itself a JSON value (a tool's plain-text input)."""
+    """Parse text that contains JSON; treat other text as a JSON string (a tool's plain-text input)."""
     if isinstance(value, str):
         with contextlib.suppress(ValueError, RecursionError):
             return canonical.text(canonical.parse(value))
@@ -129,11 +129,11 @@ def _json(value: Any) -> str:
 
 
 def shown(value: Any) -> str:
-    """A value in a message: harmless and short, whatever it is."""
+    """Return a short, printable form of any value, for messages."""
     try:
         text = ascii(value[:60] if isinstance(value, str) else value)
     except (RecursionError, ValueError):
-        return f"a {type(value).__name__} that is too large to show"
+        return f"a {type(value).__name__} too large to show"
     return text if len(text) <= 60 else text[:57] + "..."
 
 

@@ -1,7 +1,8 @@
-"""Base64 out of what is stored: pictures and files that travel inside text, arguments and results.
+"""Remove base64 data from stored values: images and files embedded in text, arguments and results.
 
-A data URI keeps its kind and loses its load: `data:image/png;base64,<stripped>`. So do the load of a base64 source
-(`{"type": "base64", "data": …}`) and other long base64 in the fields that clients use for it.
+A data URI keeps its media type and loses its payload: `data:image/png;base64,<stripped>`. The payload of a base64
+source (`{"type": "base64", "data": …}`) and other long base64 in the fields that clients use for it is removed in the
+same way.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any
 STRIPPED = "<stripped>"
 _URI = re.compile(r"""data:([^\s,;"'<>]{0,127}(?:;[^\s,;"'<>]{1,127}){0,4});base64,[A-Za-z0-9+/=_%-]+""")
 _LOAD = re.compile(r"[A-Za-z0-9+/=_\s-]*")
-# Shorter ones are names, hashes and test pictures.
+# Shorter values are names, hashes and test images.
 _LONG = 512
 
 
@@ -21,12 +22,12 @@ def strip_text(text: str) -> str:
 
 
 def may_hold_base64(json_text: str) -> bool:
-    """A quick look at a value's JSON text: whether `strip_json` could find something in it."""
+    """Return whether `strip_json` could find anything, from a quick look at the value's JSON text."""
     return "base64" in json_text or "mimeType" in json_text
 
 
 def strip_json(value: Any) -> Any:
-    """The value without its base64, as a copy; the value must not be nested more deeply than JSON text may be."""
+    """Return a copy of the value without base64 data. Its nesting must be within `canonical.MAX_DEPTH`."""
     if isinstance(value, str):
         return strip_text(value)
     if isinstance(value, list):

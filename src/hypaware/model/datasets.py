@@ -1,8 +1,8 @@
-"""Datasets: what they are made of, and the registry that holds them.
+"""Datasets and their registry.
 
-A dataset says which columns its rows have, which one carries its time, how a row's source (its logical partition)
-and its dedupe key are found, and which columns follow from others. Built-in datasets and those of plugins register
-alike, by an entry point in the group `hypaware.datasets`.
+A dataset defines its columns, its time column, how a row's source (its logical partition) and dedupe key are found,
+and which columns are derived from others. Built-in datasets and those of plugins register in the same way, by an
+entry point in the group `hypaware.datasets`.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from hypaware.errors import HypError
 from hypaware.model.columns import Column, Type, coercer
 from hypaware.model.settling import Settling
 
-# Internal columns of every table: stored, never shown to readers, never shipped.
+# Internal columns of every table: stored, never shown to readers, never delivered.
 SEQ = "_hyp_ingest_seq"
 SOURCE = "_hyp_source"
 ROW_ID = "_hyp_cache_row_id"
 BATCH_ID = "_hyp_cache_batch_id"
 INTERNAL = (SEQ, SOURCE, ROW_ID, BATCH_ID)
 
-# Says which installation recorded a row, in the datasets that have such a column.
+# The column that names the installation that recorded a row, in datasets that have one.
 GATEWAY = "gateway_id"
 UNKNOWN_SOURCE = "unknown"
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,62}")
@@ -45,26 +45,26 @@ class Dataset:
     columns: tuple[Column, ...]
     time_column: str
     source_columns: tuple[str, ...]
-    """The source of a row is the first of these that is not empty."""
+    """A row's source is the first of these columns that is not empty."""
     key_column: str
     key_parts: tuple[str, ...] = ()
-    """What the key is made of (joined by #) in rows that were written before the key column existed."""
+    """The columns that form the key (joined by #) in rows written before the key column existed."""
     derive: Derive = field(default=_derives_nothing, compare=False)
-    """(row, gateway id) -> columns that follow from the others: filled where absent, checked where present."""
+    """(row, gateway id) -> derived columns, which are filled in if absent and checked if present."""
     retention_days: int | None = None
-    """Kept for so long unless the config says otherwise; None leaves it to `retention.default_days`."""
-    settling: Settling | None = field(default=None, compare=False)
-    """How two records of one thing meet, where rows can come before their own id is known."""
+    """The retention unless the config sets one; None means `retention.default_days`."""
+    match_rules: Settling | None = field(default=None, compare=False)
+    """How live rows are matched with native rows, in datasets that have both."""
 
     def __post_init__(self) -> None:
         names = [column.name for column in self.columns]
         problems = [name for name in names if not _NAME.fullmatch(name) or names.count(name) > 1]
         if not _NAME.fullmatch(self.name) or problems:
-            raise ValueError(f"dataset {self.name!r}: bad or repeated names {problems}")
+            raise ValueError(f"dataset {self.name!r}: invalid or duplicate names {problems}")
         known = set(names)
-        for used in (self.time_column, self.key_column, *self.source_columns, *self.key_parts):
-            if used not in known:
-                raise ValueError(f"dataset {self.name}: {used} is not one of its columns")
+        for name in (self.time_column, self.key_column, *self.source_columns, *self.key_parts):
+            if name not in known:
+                raise ValueError(f"dataset {self.name}: {name} is not one of its columns")
         if self.column(self.time_column).type is not Type.TIMESTAMP:
             raise ValueError(f"dataset {self.name}: the time column {self.time_column} is not a TIMESTAMP")
 
@@ -87,7 +87,7 @@ class Dataset:
         return next((value for name in self.source_columns if (value := row.get(name))), UNKNOWN_SOURCE)
 
     def key_of(self, row: Mapping[str, Any]) -> str | None:
-        """The dedupe key of a row; a row without one is never dropped."""
+        """Return the dedupe key of a row, or None. A row without a key is never dropped as a duplicate."""
         if key := row.get(self.key_column):
             return str(key)
         parts = [row.get(name) for name in self.key_parts]

@@ -1,7 +1,7 @@
-"""An exchange: a conversation, or a piece of one, in the one shape that `expand` turns into rows.
+"""An exchange: a conversation, or a part of one, in the form that `expand` turns into rows.
 
-Whoever saw the conversation fills it in: a transcript's parser, the live gateway, a plugin. Values that come from
-outside stay as they came; `expand` judges them. Nothing here is read twice, so `messages` may be made as it goes.
+Transcript parsers, the gateway and plugins build it. Values from outside are kept unchanged; `expand` checks them.
+Every field is read only once, so `messages` may be a generator.
 """
 
 from __future__ import annotations
@@ -13,27 +13,27 @@ from typing import Any
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Message:
-    """One message of an exchange. `columns` are further columns of the table, as they shall stand in its rows.
+    """One message of an exchange. `columns` holds further columns of its rows.
 
-    Not frozen: there are hundreds of thousands in an import, and freezing doubles what it takes to make one.
+    Not frozen: an import creates hundreds of thousands of these, and freezing doubles the cost of creating one.
     """
 
     role: Any
     content: Any
-    """Text, a list of blocks, or whatever the client wrote in their place."""
+    """Text, a list of blocks, or any other value that the client wrote."""
     created_at: Any = None
     """ISO 8601, as the client wrote it."""
     message_id: str | None = None
-    """The client's own id; None asks for the fallback identity."""
+    """The client's own id; None requests the fallback id."""
     occurrence: int | None = None
-    """How many messages with the same fallback identity stand before this one, where the maker counts them: in the
-    order of the file, which does not change when it grows. None lets `expand` count in the order of `messages`."""
+    """How many earlier messages have the same fallback id, if the caller counts them: in file order, which stays the
+    same when the file grows. None lets `expand` count in the order of `messages`."""
     parent: str | None = None
-    """Where `links` leads on from this message; only with `Exchange.links`."""
+    """The id at which the search in `Exchange.links` for the previous message starts."""
     fresh: bool = True
-    """False: it was recorded before, or lies outside the window. It makes no rows and is there for the others."""
+    """False if it was recorded before or is outside the window: it makes no rows, but other messages refer to it."""
     usage: Mapping[str, Any] | None = None
-    """Token counts for the last part of this message. Only one message of a response has them."""
+    """Token counts for the last part of this message; only one message of a response has them."""
     finish_reason: Any = None
     error_code: Any = None
     error_message: Any = None
@@ -52,10 +52,10 @@ class Exchange:
     started_at: Any = None
     """The earliest time of the conversation; ISO 8601."""
     fallback_time: tuple[str, str] | None = None
-    """A time for what has none, and where it is from: `file_name` or `file_mtime`."""
+    """The time of messages without one, and its origin: `file_name` or `file_mtime`."""
     columns: Mapping[str, Any] = field(default_factory=dict)
     """Further columns that all its rows share."""
     attributes: Mapping[str, Any] = field(default_factory=dict)
     links: Mapping[str, str | None] | None = None
-    """id → the id before it, of what makes no rows; an id that it does not know is taken as a message's. Without
-    links, a message follows the one before it."""
+    """id → previous id, for transcript lines that make no rows. An id that is not in it is the id of a message. Without
+    links, each message follows the one before it."""

@@ -1,9 +1,9 @@
-"""The one expansion: an exchange becomes rows of `ai_gateway_messages`, one per content part of each message.
+"""Expand an exchange into rows of `ai_gateway_messages`: one row per content part of each message.
 
-Live capture and import both come through here, so the same conversation gives the same rows. It is total: values of
-any JSON shape may stand in any field, nothing raises, and each row that comes out fits its dataset. What makes no row,
-or loses a column, is counted in `skipped` by its reason. One pass, one message at a time. Rows are as they are stored,
-JSON columns as canonical text; null columns are left out, and those that coercion derives.
+Live capture and import share this expansion, so the same conversation gives the same rows. It accepts JSON values of
+any shape in any field, never raises, and yields only rows that fit the dataset. Everything that makes no row or loses
+a column is counted in `skipped` with a reason. It makes one pass, one message at a time. JSON columns are canonical
+text; null columns and derived columns are left out.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from hypaware.model.lineage import Lineage
 from hypaware.model.messages import AI_GATEWAY_MESSAGES
 from hypaware.model.storable import utc_text
 
-# Beside `expand`, what the makers of exchanges need to count as it counts.
+# Also exported: functions with which transcript parsers count messages exactly as `expand` does.
 __all__ = ["Occurrences", "expand", "fallback_id", "has_parts", "scope_of", "utc_text"]
 
 _FINISH_REASONS = {"end_turn": "stop", "stop_sequence": "stop", "max_tokens": "length", "pause_turn": "pause"}
-# Columns that the maker of an exchange may set, for all of it or for one message; the others follow from the rest.
-_GIVEN_NAMES = (
+# Columns that a parser may set, for the exchange or for one message; the others are computed.
+_SETTABLE_NAMES = (
     *("user_id", "model", "system_text", "tools", "conversation_source"),
     *("cwd", "git_branch", "git_remote", "head_sha", "repo_root", "client_version", "entrypoint", "user_type"),
     *("permission_mode", "is_sidechain", "agent_id", "parent_thread_id"),
@@ -36,13 +36,13 @@ _GIVEN_NAMES = (
     *("provider_type", "provider_subtype", "attachment_type", "hook_event"),
     *("is_compact_summary", "compact_metadata", "raw_frame"),
 )
-_GIVEN = {name: AI_GATEWAY_MESSAGES.column(name).type for name in _GIVEN_NAMES}
-_GIVEN_TEXT = frozenset(name for name, type_ in _GIVEN.items() if type_ is Type.STRING)
-_GIVEN_FLAGS = frozenset(name for name, type_ in _GIVEN.items() if type_ is Type.BOOLEAN)
+_SETTABLE = {name: AI_GATEWAY_MESSAGES.column(name).type for name in _SETTABLE_NAMES}
+_SETTABLE_TEXT = frozenset(name for name, type_ in _SETTABLE.items() if type_ is Type.STRING)
+_SETTABLE_FLAGS = frozenset(name for name, type_ in _SETTABLE.items() if type_ is Type.BOOLEAN)
 
 
 def expand(exchange: Exchange, *, gateway: Mapping[str, Any], skipped: Counter[str]) -> Iterator[Row]:
-    """Rows of the exchange's fresh messages; `gateway` is merged into `attributes.gateway`."""
+    """Yield the rows of the exchange's fresh messages; `gateway` is merged into `attributes.gateway`."""
     expansion = _Expansion(exchange, gateway, skipped)
     for message in exchange.messages:
         yield from expansion.rows_of(message)
@@ -67,13 +67,13 @@ class _Expansion:
         own_id = message.message_id if isinstance(message.message_id, str) else None
         message_id = own_id or self._fallback_id(message, parts)
         created_at, time_source = self._time_of(message)
-        if why := self._why_none(message, message_id, parts, created_at):
+        if reason := self._skip_reason(message, message_id, parts, created_at):
             if message.fresh:
-                self._skipped[why] += 1
+                self._skipped[reason] += 1
             return []
         agent_id = message.columns.get("agent_id")
         thread = agent_id if isinstance(agent_id, str) else None
-        self._note_tool_names(thread, parts)
+        self._add_tool_names(thread, parts)
         parent = message.parent if isinstance(message.parent, str) else None
         previous = self._lineage.add(message_id, parent)
         index, self._index = self._index, self._index + 1
@@ -91,22 +91,22 @@ class _Expansion:
             "message_created_at": created_at,
             "role": message.role,
         }
-        noted = (None if own_id else "gateway_fallback", time_source)
-        usage = None if message.usage is None else self._attributes.usage(message.usage)
+        origins = (None if own_id else "gateway_fallback", time_source)
+        usage = None if message.usage is None else self._attributes.valid_usage(message.usage)
         last = len(parts) - 1
         if last or not usage:
-            columns["attributes"] = self._attributes.text(message, *noted)
+            columns["attributes"] = self._attributes.as_text(message, *origins)
         rows = [
             self._row(columns if number == last else columns.copy(), index, block, thread)
             for number, (index, block) in enumerate(parts)
         ]
         if usage:
-            rows[-1]["attributes"] = self._attributes.text(message, *noted, usage)
+            rows[-1]["attributes"] = self._attributes.as_text(message, *origins, usage)
         self._write_status(rows, message)
         return rows
 
-    def _why_none(self, message: Message, message_id: str, parts: list[Part], created_at: str | None) -> str | None:
-        """Why a message makes no row. It must not depend on whether the message is fresh: the others count it."""
+    def _skip_reason(self, message: Message, message_id: str, parts: list[Part], created_at: str | None) -> str | None:
+        """Return why a message makes no row. Must not depend on `fresh`: later messages count this one either way."""
         if "session_id" not in self._shared:
             return "no_session"
         if not _is_text(message.role):
@@ -125,11 +125,11 @@ class _Expansion:
         scope = scope_of(*self._scope, message.columns.get("agent_id"))
         occurrence = message.occurrence
         if occurrence is None:
-            occurrence = self._occurrences.before(scope, message.role, message.content)
+            occurrence = self._occurrences.add(scope, message.role, message.content)
         return fallback_id(scope, message.role, message.content, occurrence)
 
     def _time_of(self, message: Message) -> tuple[str | None, str | None]:
-        """When it was made, and where that is from if the message does not say it itself."""
+        """Return the time of a message, and the origin of that time unless the message itself has one."""
         if own := utc_text(message.created_at):
             return own, None
         if message.created_at is not None and message.fresh:
@@ -138,7 +138,7 @@ class _Expansion:
             return self._started_at, "session_start"
         return self._fallback_time, self._fallback_source
 
-    def _note_tool_names(self, thread: str | None, parts: list[Part]) -> None:
+    def _add_tool_names(self, thread: str | None, parts: list[Part]) -> None:
         for _, block in parts:
             if "name" in block:
                 call_id, name = block.get("id"), block["name"]
@@ -149,15 +149,15 @@ class _Expansion:
         fill(row, block, self._skipped)
         row["part_index"] = index
         row["part_id"] = f"{row['message_id']}#{index}"
-        if answered := row.get("tool_result_for"):
-            storable.put_text(row, "tool_name", self._tool_names.get((thread, answered)), self._skipped)
+        if call_id := row.get("tool_result_for"):
+            storable.put_text(row, "tool_name", self._tool_names.get((thread, call_id)), self._skipped)
         return row
 
     def _write_status(self, rows: list[Row], message: Message) -> None:
-        """What became of each part; what became of the message stands on its last one."""
-        if told := self._status_of(message):
-            rows[-1]["status"] = {**rows[-1].get("status", {}), **told}
-            if "error_code" in told or "error_message" in told:
+        """Write the status of each part; the status of the message goes to its last part."""
+        if status_of_message := self._status_of(message):
+            rows[-1]["status"] = {**rows[-1].get("status", {}), **status_of_message}
+            if "error_code" in status_of_message or "error_message" in status_of_message:
                 rows[-1]["is_error"] = True
         for row in rows:
             if (status := row.get("status")) is not None:
@@ -190,19 +190,19 @@ def _shared_columns(exchange: Exchange, skipped: Counter[str]) -> Row:
 
 
 def _given(columns: Mapping[str, Any], skipped: Counter[str]) -> Mapping[str, Any]:
-    """Further columns, as their maker gives them; one of the wrong type is left out."""
+    """Return the columns that the parser set, without those of an unknown name or a wrong type."""
     changed: Row = {}
     for name, value in columns.items():
-        if (type(value) is str and name in _GIVEN_TEXT and value.isascii()) or (
-            type(value) is bool and name in _GIVEN_FLAGS
+        if (type(value) is str and name in _SETTABLE_TEXT and value.isascii()) or (
+            type(value) is bool and name in _SETTABLE_FLAGS
         ):
             continue
-        if value is None or name not in _GIVEN:
+        if value is None or name not in _SETTABLE:
             changed[name] = None
             if value is not None:
                 skipped["unknown_column"] += 1
-        elif (judged := _JUDGES[_GIVEN[name]](value, name, skipped)) is not value:
-            changed[name] = judged
+        elif (sanitized := _JUDGES[_SETTABLE[name]](value, name, skipped)) is not value:
+            changed[name] = sanitized
     if not changed:
         return columns
     given = {**columns, **changed}

@@ -1,9 +1,9 @@
-"""Who a message is when its client gave it no id: a hash of where it stands, who says it and what it says.
+"""The fallback id of a message whose client gave it none: a hash of its scope, role and content.
 
-`sha256(<scope>:<role>:<canonical JSON of its blocks>)`, the first 16 hex digits; the scope is the conversation, else
-the session, then the agent. The same words said again in one thread are another message: from the second on, the
-hash takes in how many came before (`…:<n>`). What a client adds for a moment only (`cache_control`, `caller`) is no
-part of it.
+`sha256(<scope>:<role>:<canonical JSON of its blocks>)`, first 16 hex digits. The scope is the conversation, or else
+the session, followed by the agent. Repeated messages in one thread get different ids: from the second on, the hash
+includes the number of earlier ones (`…:<n>`). Keys that clients add temporarily (`cache_control`, `caller`) are not
+hashed.
 """
 
 from __future__ import annotations
@@ -25,30 +25,30 @@ def scope_of(session_id: str, conversation_id: Any = None, agent_id: Any = None)
 
 
 def fallback_id(scope: str, role: str, content: Any, occurrence: int = 0) -> str:
-    """`occurrence`: how many of the same came before it."""
+    """Return the fallback id; `occurrence` is the number of equal messages before this one."""
     blocks = [_lasting(block) for block in as_blocks(content)]
     try:
-        said = canonical.text(blocks)
+        content_text = canonical.text(blocks)
     except ValueError:
-        said = canonical.text(mended(blocks))
-    counted = f":{occurrence}" if occurrence else ""
-    return hashlib.sha256(f"{scope}:{role}:{said}{counted}".encode("utf-8", "replace")).hexdigest()[:16]
+        content_text = canonical.text(mended(blocks))
+    suffix = f":{occurrence}" if occurrence else ""
+    return hashlib.sha256(f"{scope}:{role}:{content_text}{suffix}".encode("utf-8", "replace")).hexdigest()[:16]
 
 
 class Occurrences:
-    """Counts the messages without an id that are alike, in the order in which they are shown to it."""
+    """Counts equal messages without an id, in the order in which they are added."""
 
     def __init__(self) -> None:
         self._count: Counter[str] = Counter()
 
-    def before(self, scope: str, role: str, content: Any) -> int:
-        """How many like this one came before it."""
-        alike = fallback_id(scope, role, content)
-        self._count[alike] += 1
-        return self._count[alike] - 1
+    def add(self, scope: str, role: str, content: Any) -> int:
+        """Count a message and return the number of equal ones before it."""
+        key = fallback_id(scope, role, content)
+        self._count[key] += 1
+        return self._count[key] - 1
 
 
 def _lasting(block: Any) -> Any:
     if isinstance(block, dict) and not block.keys().isdisjoint(_FLEETING):
-        return {key: value for key, value in block.items() if key not in _FLEETING}
+        return {name: value for name, value in block.items() if name not in _FLEETING}
     return block

@@ -1,8 +1,7 @@
-"""Which message stood before a message: along the links of its client, or simply the one before.
+"""Find the message before a message: along the client's links, or simply the preceding one.
 
-Links lead on through lines that make no rows, to a message: one that was seen already, or an id that the links do not
-know. A walk over them is remembered, so that each link is followed about once; one that comes back to itself leads
-nowhere.
+Links lead through transcript lines that make no rows to a message: one that was added before, or an id that the links
+do not contain. Searches are cached, so each link is followed about once. A cycle leads to no message.
 """
 
 from __future__ import annotations
@@ -13,34 +12,34 @@ from collections.abc import Mapping
 class Lineage:
     def __init__(self, links: Mapping[str, str | None] | None) -> None:
         self._links = links
-        self._made: set[str] = set()
-        self._found: dict[str, str | None] = {}
+        self._messages: set[str] = set()
+        self._cache: dict[str, str | None] = {}
         self._last: str | None = None
 
     def __contains__(self, message_id: str) -> bool:
-        return message_id in self._made
+        return message_id in self._messages
 
     def add(self, message_id: str, parent: str | None) -> str | None:
-        """Notes a message whose link leads to `parent`; the id of the one before it."""
-        before = self._last if self._links is None else self._nearest(parent, self._links)
-        self._made.add(message_id)
+        """Add a message whose link leads to `parent`, and return the id of the message before it."""
+        previous = self._last if self._links is None else self._nearest(parent, self._links)
+        self._messages.add(message_id)
         self._last = message_id
-        return before if before != message_id else None
+        return previous if previous != message_id else None
 
     def _nearest(self, parent: str | None, links: Mapping[str, str | None]) -> str | None:
-        if parent is None or parent in self._made:
+        if parent is None or parent in self._messages:
             return parent
-        walked: dict[str, None] = {}
-        here: str | None = parent
-        while isinstance(here, str) and here in links and here not in self._made:
-            if here in walked:
-                here = None
-            elif here in self._found:
-                here = self._found[here]
+        visited: dict[str, None] = {}
+        current: str | None = parent
+        while isinstance(current, str) and current in links and current not in self._messages:
+            if current in visited:
+                current = None
+            elif current in self._cache:
+                current = self._cache[current]
                 break
             else:
-                walked[here] = None
-                here = links[here]
-        nearest = here if isinstance(here, str) else None
-        self._found.update(dict.fromkeys(walked, nearest))
+                visited[current] = None
+                current = links[current]
+        nearest = current if isinstance(current, str) else None
+        self._cache.update(dict.fromkeys(visited, nearest))
         return nearest

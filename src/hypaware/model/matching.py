@@ -1,32 +1,34 @@
-"""How rows of the gateway and rows of transcripts meet: the settling of `ai_gateway_messages`.
+"""Match keys of `ai_gateway_messages`: which live row and which native row are the same part.
 
-`match_keys(row)` works on a stored row of either origin, from its columns alone; nothing is stored for it beyond what
-the columns say anyway. Two rows **of one session** (and of one thread, where there are threads) are the same part if
-they have a key in common. Keys, the exact ones first:
+`match_keys(row)` works on a stored row of either origin, from its columns alone; no further data is stored for it.
+Two rows **of one session** (and of one thread, if the session has threads) are the same part if they share a key. The
+keys, exact ones first:
 
-| key | of | why it is exact |
+| key | for | why it is exact |
 |---|---|---|
-| `call:<tool_call_id>` · `result:<tool_call_id>` | tool calls · their results | the id travels |
+| `call:<tool_call_id>` · `result:<tool_call_id>` | tool calls · their results | both rows have the id |
 | `api:<API message id>:<part>` | the model's text, reasoning, … | raw_frame.message_id is that id in both |
-| `error:<request_id>` | an error in the answer's place | the request-id of the answer is the line's requestId |
-| `said:<role>:<agent_id>:<part>` | the user's words, files, images; the model's without an API id | by content |
+| `error:<request_id>` | an error in place of a response | the response's request-id is the line's requestId |
+| `said:<role>:<agent_id>:<part>` | the user's text, files, images; the model's without an API id | it is not |
 
-`<part>` is a hash of part_type and content_text (without white space at its end), tool name and arguments: the block as
-far as both rows hold it. An index of the block is not in it: imported rows do not keep `apiBlockIndex`, and the words
-tell the blocks of one API message apart (equal blocks of one message meet in their order).
+`<part>` is a hash of part_type, content_text (without trailing white space), tool name and arguments: the fields of
+the block that both rows hold. It does not include the block's index, because imported rows do not keep
+`apiBlockIndex`; the content tells the blocks of one API message apart, and equal blocks of one message match in their
+order.
 
-A live row of a model's piece that was only ever seen in a history has no API id, so imported rows of the model have a
-`said` key too; live ones have one only in that case. A `said` key may be held by several parts of a session
-("continue"): the n-th live row meets the n-th imported one, in the order of message_created_at. Images hold nothing
-that could be compared: they meet in order too.
+A live row of a model's part that was seen only in a request's history has no API id. Therefore native rows of the
+model also have a `said` key; live rows have one only in that case. Several parts of a session can share a `said` key
+("continue"): the n-th live row matches the n-th native row, in the order of message_created_at. Images have no
+content to compare, so they match in order too.
 
-Claude Code before 2.1 does not tell its agents apart on the wire: its live rows, which do not know whether they are a
-subagent's, and imported rows of subagents have `said:<role>:?:<part>` too.
+Claude Code before 2.1 does not identify its agents in requests. Its live rows, which do not know whether they belong
+to a subagent, and native rows of subagents therefore also have `said:<role>:?:<part>`.
 
-Codex since it shows ids: both origins have the item's id as message_id, so part_id is the same and nothing needs to be
-matched. Older Codex: tool calls by call_id, the rest by content; its rollouts keep neither response ids nor item ids.
+Versions of Codex that send item ids need no matching: rows of both origins have the item's id as message_id, so their
+part_id is the same. For older versions, tool calls match by call_id and everything else by content; their rollouts
+keep neither response ids nor item ids.
 
-@ref keys#meeting
+@ref keys#matching
 """
 
 from __future__ import annotations
@@ -40,15 +42,15 @@ from hypaware.model.settling import Meeting, Settling
 
 _FALLBACK = "gateway_fallback"
 _BEFORE = "previous_part_id"
-# As canonical JSON writes it. Imported rows of old clients are without their own id, too, and are not live.
+# In canonical JSON. Imported rows of old clients also lack their own id, but are not live.
 _LIVE = '"source":"live"'
-# Where a settled row lies in the lake follows from these, so they stay unless the native ones lead there as well.
+# These columns determine a row's file in the lake, so a settled row keeps them unless the native values lead there too.
 _TIME = ("message_created_at", "date")
 _SOURCE = ("client_name", "conversation_source", "provider")
 
 
 def match_keys(row: Mapping[str, Any]) -> list[str]:
-    """The keys of a stored row; JSON columns as text or as values. Empty: it can only meet itself."""
+    """Return the keys of a stored row; its JSON columns may be text or values. A row without keys matches nothing."""
     return _keys(row, is_live(row))
 
 
@@ -63,17 +65,17 @@ def _keys(row: Mapping[str, Any], live: bool) -> list[str]:
         return [f"error:{request}"] if request else []
     part = _part(row)
     agent = row.get("agent_id")
-    said = [f"said:{role}:{agent or ''}:{part}"]
+    by_content = [f"said:{role}:{agent or ''}:{part}"]
     if agent if not live else row.get("is_sidechain") is None:
-        said.append(f"said:{role}:?:{part}")
+        by_content.append(f"said:{role}:?:{part}")
     if role != "assistant" or not isinstance(api_id := _object(row.get("raw_frame")).get("message_id"), str):
-        return said
+        return by_content
     exact = f"api:{api_id}:{part}"
-    return [exact] if live else [exact, *said]
+    return [exact] if live else [exact, *by_content]
 
 
 def is_live(row: Mapping[str, Any]) -> bool:
-    """Whether the gateway made the row."""
+    """Return whether the gateway recorded the row."""
     return _gateway(row).get("source") == "live"
 
 
@@ -82,8 +84,8 @@ def _part(row: Mapping[str, Any]) -> str:
     if arguments is not None and not isinstance(arguments, str):
         arguments = canonical.text(arguments)
     text = row.get("content_text")
-    said = (row.get("part_type"), text.rstrip() if isinstance(text, str) else None, row.get("tool_name"), arguments)
-    return hashlib.sha256(canonical.text(list(said)).encode()).hexdigest()[:32]
+    fields = (row.get("part_type"), text.rstrip() if isinstance(text, str) else None, row.get("tool_name"), arguments)
+    return hashlib.sha256(canonical.text(list(fields)).encode()).hexdigest()[:32]
 
 
 def _object(value: Any) -> Mapping[str, Any]:
@@ -96,17 +98,17 @@ def _object(value: Any) -> Mapping[str, Any]:
 
 
 def _may_be_fallback(row: Mapping[str, Any]) -> bool:
-    told = row.get("attributes")
-    return isinstance(told, str) and _FALLBACK in told and _LIVE in told
+    attributes = row.get("attributes")
+    return isinstance(attributes, str) and _FALLBACK in attributes and _LIVE in attributes
 
 
 def _meeting(row: Mapping[str, Any]) -> Meeting | None:
     session = row.get("session_id")
     gateway = _gateway(row)
     live = gateway.get("source") == "live"
-    is_fallback = gateway.get("identity_source") == _FALLBACK
-    # A live row with its client's own id is the imported one, by that id; one that has met is done.
-    if not session or (live and not is_fallback) or _BEFORE in gateway:
+    has_fallback_id = gateway.get("identity_source") == _FALLBACK
+    # A live row with its client's own id already has the native row's key; a settled row needs no other match.
+    if not session or (live and not has_fallback_id) or _BEFORE in gateway:
         return None
     keys = _keys(row, live)
     exact = sum(not key.startswith("said:") for key in keys)
@@ -115,15 +117,15 @@ def _meeting(row: Mapping[str, Any]) -> Meeting | None:
 
 
 def _former_keys(row: Mapping[str, Any]) -> tuple[str, ...]:
-    told = row.get("attributes")
-    if not isinstance(told, str) or _BEFORE not in told:
+    attributes = row.get("attributes")
+    if not isinstance(attributes, str) or _BEFORE not in attributes:
         return ()
     before = _gateway(row).get(_BEFORE)
     return (before,) if isinstance(before, str) else ()
 
 
 def _settled(live: Mapping[str, Any], native: Mapping[str, Any]) -> dict[str, Any]:
-    """The native row, in the live one's place; what only the gateway knows stays, also in `attributes.gateway`."""
+    """Return the native row, completed with values that only the live row has, `attributes.gateway` included."""
     kept = {name for name in live if native.get(name) is None}
     gateway = {name: value for name, value in _gateway(live).items() if name not in ("identity_source", "time_source")}
     gateway[_BEFORE] = live["part_id"]
@@ -164,9 +166,9 @@ SETTLING = Settling(
         "attributes",
         "raw_frame",
     ),
-    telltale="attributes",
-    may_be_fallback=_may_be_fallback,
-    meeting=_meeting,
-    former_keys=_former_keys,
-    settled=_settled,
+    marker_column="attributes",
+    may_be_live=_may_be_fallback,
+    match_keys=_meeting,
+    previous_keys=_former_keys,
+    settle=_settled,
 )

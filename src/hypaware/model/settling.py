@@ -1,8 +1,8 @@
-"""How a dataset tells that two records, under different ids, are of one and the same thing.
+"""How a dataset matches a live row with the native row of the same part.
 
-A thing may be recorded as it happens by somebody who does not know its id yet, and once more, later or earlier, with
-its own id (*native*). A dataset whose rows can come both ways says here how they meet; the lake sees to it that one row
-is left, under one sequence.
+The gateway records a part before its client's id is known; the client's transcript has the same part with its own id.
+A dataset whose rows can arrive both ways defines here how they are matched. The lake keeps one row, under one
+sequence.
 """
 
 from __future__ import annotations
@@ -16,29 +16,29 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Meeting:
-    """By what a row can be known in another record of the same thing."""
+    """The match keys of a row, and how reliable they are."""
 
     keys: tuple[str, ...]
-    """The surest first. Several rows may share one: the n-th of the one kind meets the n-th of the other."""
-    is_fallback: bool
-    """Recorded without its own id; only rows of which one is and the other is not can meet."""
+    """The most reliable first. If several rows share a key, the n-th live row matches the n-th native row."""
+    is_live: bool
+    """The row was recorded without the client's id. A live row matches only a native row."""
     exact: int = 0
-    """How many of the keys, from the first on, are sure whatever the time."""
-    late: bool = False
-    """Nobody knows when it really was: its time is no reason against a meeting."""
+    """How many of the keys, from the first on, are valid regardless of time."""
+    time_uncertain: bool = False
+    """The row's time is approximate and must not rule out a match."""
 
 
 @dataclass(frozen=True)
 class Settling:
     columns: tuple[str, ...]
-    """What `meeting` looks at."""
-    telltale: str
-    """The one of them that is enough for `may_be_fallback` and `former_keys`."""
-    may_be_fallback: Callable[[Row], bool]
-    """A quick look: false where a row is surely native."""
-    meeting: Callable[[Row], Meeting | None]
-    """None for a row that meets nothing but itself, and for one that has met already."""
-    former_keys: Callable[[Row], tuple[str, ...]]
-    """Dedupe keys that a row had before it met its native record."""
-    settled: Callable[[Row, Row], dict[str, Any]]
-    """(fallback row, native row), all columns of both as stored: the row that takes the fallback row's place."""
+    """The columns that `match_keys` reads."""
+    marker_column: str
+    """The one column that `may_be_live` and `previous_keys` read."""
+    may_be_live: Callable[[Row], bool]
+    """A quick test; false if the row is certainly native."""
+    match_keys: Callable[[Row], Meeting | None]
+    """None for a row that cannot be matched, and for one that already was."""
+    previous_keys: Callable[[Row], tuple[str, ...]]
+    """Dedupe keys that a row had before it was matched with its native row."""
+    settle: Callable[[Row, Row], dict[str, Any]]
+    """(live row, native row), with all stored columns of both -> the row that replaces the live row."""

@@ -1,6 +1,6 @@
-"""What a value from outside must be to stand in a column: kept, mended, or left out, and counted if it was not kept.
+"""Make values from outside storable in a column: keep, repair or drop them.
 
-Nothing here raises. The reason is `bad_<column>`.
+Nothing here raises. Every value that is repaired or dropped is counted as `bad_<column>`.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ from hypaware.model.data_uris import may_hold_base64, strip_json, strip_text
 from hypaware.model.datasets import Row
 
 _timestamp, _json = coercer(Type.TIMESTAMP), coercer(Type.JSON)
-# The usual written form, on days that every month has: such a moment needs no calendar.
-_PLAIN_MOMENT = re.compile(
+# The usual form, with days 01 to 28: such a timestamp is valid without a calendar check.
+_PLAIN_TIMESTAMP = re.compile(
     r"(?!0000)[0-9]{4}-(?:0[1-9]|1[0-2])-(?:0[1-9]|1[0-9]|2[0-8])T(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9]"
     r"\.(?:[0-9]{3}(Z)|[0-9]{6}Z)"
 )
-# Python writes no more digits than this many bits need.
+# Python refuses to convert larger integers to text.
 _MAX_BITS = 13_000
 
 
 def utc_text(value: Any) -> str | None:
-    """A moment in the one written form, or None if it is not ISO 8601 with a zone within the years 1 to 9999."""
+    """Return a timestamp in canonical form, or None unless it is ISO 8601 with a time zone in the years 1 to 9999."""
     if not isinstance(value, str):
         return None
-    if plain := _PLAIN_MOMENT.fullmatch(value):
+    if plain := _PLAIN_TIMESTAMP.fullmatch(value):
         return value if plain.lastindex is None else value[:-1] + "000Z"
     try:
-        moment: str = _timestamp(value)
+        timestamp: str = _timestamp(value)
     except ValueError:
         return None
-    return moment
+    return timestamp
 
 
 def text(value: Any, column: str, skipped: Counter[str]) -> str | None:
@@ -54,7 +54,7 @@ def flag(value: Any, column: str, skipped: Counter[str]) -> bool | None:
 
 
 def json_text(value: Any, column: str, skipped: Counter[str]) -> str:
-    """The canonical text of a JSON value, without its base64; text that is JSON is taken as that JSON."""
+    """Return the canonical text of a JSON value without base64 data; text that contains JSON is parsed."""
     try:
         written: str = _json(value)
     except ValueError:
@@ -65,20 +65,20 @@ def json_text(value: Any, column: str, skipped: Counter[str]) -> str:
 
 
 def put_text(row: Row, column: str, value: Any, skipped: Counter[str]) -> None:
-    """Sets the column if there is something to set."""
+    """Set the column unless the value is None or unusable."""
     if type(value) is str and value.isascii():
         row[column] = value
-    elif value is not None and (judged := text(value, column, skipped)) is not None:
-        row[column] = judged
+    elif value is not None and (storable_text := text(value, column, skipped)) is not None:
+        row[column] = storable_text
 
 
 def put_long_text(row: Row, column: str, value: Any, skipped: Counter[str]) -> None:
-    """The same for text that may hold data URIs."""
+    """Set a column to text that may contain data URIs, without their payloads."""
     put_text(row, column, strip_text(value) if type(value) is str else value, skipped)
 
 
 def is_encodable(value: str) -> bool:
-    """Whether UTF-8 can store it: not if it holds a lone surrogate."""
+    """Return whether UTF-8 can encode the text; lone surrogates cannot be encoded."""
     try:
         value.encode("utf-8", "strict")
     except UnicodeEncodeError:
@@ -87,7 +87,7 @@ def is_encodable(value: str) -> bool:
 
 
 def mended(value: Any, depth: int = canonical.MAX_DEPTH) -> Any:
-    """The value with null for what JSON text cannot say or nests too deeply, and U+FFFD for lone surrogates."""
+    """Replace values that JSON cannot represent or that nest too deeply by null, and lone surrogates by U+FFFD."""
     if isinstance(value, str):
         return _whole_characters(value)
     if isinstance(value, float):

@@ -1,8 +1,7 @@
-"""What a plan of a read-only SELECT may be made of.
+"""The allow-list of the query guard: the plan nodes and functions of a read-only SELECT.
 
-Lists of what is allowed wherever Spark's own set is open: a kind of node or table function that a new Spark brings is
-refused until somebody has looked at it. Functions are the other way round, because there are hundreds; a test holds
-the ones that were looked at.
+Plan nodes and table functions are allowed one by one, so that those of a new Spark version are refused until they have
+been reviewed. Functions are allowed unless listed here, because there are hundreds; a test pins the reviewed set.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ ANALYZED_NODES = {
     ),
     ANALYSIS: _all_of("MultiAlias ResolvedInlineTable UnresolvedStar"),
 }
-# Fields that the JSON of a plan hides, and that hold neither plans nor expressions.
+# Fields that are null in the JSON of a plan and contain neither plans nor expressions.
 HARMLESSLY_HIDDEN = _all_of("options hint data metadata")
 WINDOW_DEFINITIONS = "windowDefinitions"
 
@@ -56,7 +55,7 @@ TABLE_FUNCTIONS = _all_of(
     variant_explode_outer
     """
 )
-# They call methods of the JVM by name, or take the path of a file among their options.
+# These call methods of the JVM by name, or accept the path of a file as an option.
 REFUSED_FUNCTIONS = _all_of(
     """
     from_avro from_protobuf from_xml java_method reflect schema_of_avro schema_of_xml to_avro to_protobuf try_reflect

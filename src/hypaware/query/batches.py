@@ -1,4 +1,4 @@
-"""Small Arrow batches into larger ones: the JVM makes them small, so that rows of any length fit its memory."""
+"""Combine the small Arrow batches of the JVM, which are small so that long rows fit its memory."""
 
 from __future__ import annotations
 
@@ -6,19 +6,18 @@ from collections.abc import Iterable, Iterator
 
 import pyarrow as pa
 
-ROWS_FROM_JVM = 64
-_ROWS, _BYTES = 1000, 4 << 20
+_BATCH_ROWS, _BATCH_BYTES = 1000, 4 << 20
 
 
 def joined(small: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The same rows, in batches of some MiB."""
+    """Yield the same rows in batches of about 4 MiB or 1000 rows."""
     held: list[pa.RecordBatch] = []
     rows = size = 0
     for batch in small:
         held.append(batch)
         rows += batch.num_rows
         size += batch.nbytes
-        if rows >= _ROWS or size >= _BYTES:
+        if rows >= _BATCH_ROWS or size >= _BATCH_BYTES:
             yield _one(held)
             held, rows, size = [], 0, 0
     if held:

@@ -1,7 +1,7 @@
-"""Cancels what Spark starts for a query after the query was cancelled.
+"""Cancel Spark jobs that start after their query was cancelled.
 
-Spark's own cancelling of a job group, "and future jobs", forgets the shuffle stages that adaptive execution submits:
-a query that is cancelled while it is being planned would run on to its end.
+Spark's own cancellation of a job group misses the shuffle stages that adaptive execution submits later, so a query that
+is cancelled during planning would run to its end.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from hypaware.errors import Cancelled
 if TYPE_CHECKING:
     from pyspark import SparkContext
 
-_LOOK_SECONDS = 0.25
+_POLL_SECONDS = 0.25
 
 
 @contextmanager
 def held_to(context: JobContext, spark: SparkContext) -> Iterator[None]:
-    """Within it, a cancelled job has no Spark job for long."""
+    """Within this context, cancel every Spark job of the group once the engine job is cancelled."""
     group = spark.getLocalProperty("spark.jobGroup.id")
     done = threading.Event()
 
     def watch() -> None:
-        while not done.wait(_LOOK_SECONDS):
+        while not done.wait(_POLL_SECONDS):
             try:
                 context.check_cancelled()
             except Cancelled:

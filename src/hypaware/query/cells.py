@@ -1,8 +1,8 @@
-"""Arrow columns as values for JSON, and as text for cells.
+"""Convert Arrow columns to JSON values and to text.
 
-Times are ISO 8601 in UTC with a Z (without it where the type has no zone) and as many decimals as they have, days ISO,
-bytes base64, decimals numbers with all their digits, NaN and the infinities null. Structs and maps are objects, arrays
-are arrays. Whole columns at a time: the loops over values are Arrow's wherever it has one.
+Timestamps are ISO 8601 in UTC with a Z (without it if the type has no zone) and without trailing zeros; dates are ISO
+8601, bytes base64, decimals numbers with all digits, NaN and infinities null. Structs and maps become objects, arrays
+arrays. Whole columns are converted at once, with Arrow's own loops where it has one.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 
 def values(column: pa.Array) -> list[Any]:
-    """What `orjson` writes as the JSON of each value."""
+    """Return each value in a form that `orjson` can write."""
     kind = column.type
     if pa.types.is_timestamp(kind):
         return _listed(_times(column))
@@ -42,7 +42,7 @@ def values(column: pa.Array) -> list[Any]:
 
 
 def texts(column: pa.Array) -> list[str | None]:
-    """Each value as a person reads it; None for null."""
+    """Return each value as readable text, null as None."""
     kind = column.type
     if pa.types.is_string(kind) or pa.types.is_large_string(kind):
         return _listed(column)
@@ -68,7 +68,7 @@ def _json(value: Any) -> str:
 
 
 def _times(column: pa.Array) -> pa.Array:
-    # Through a type without a zone: a zone would be looked up in the machine's time zone files.
+    # Remove the zone first: Arrow would look it up in the time zone files of the machine.
     plain = column.cast(pa.int64()).cast(pa.timestamp(column.type.unit))
     written = pc.strftime(plain, format="%Y-%m-%dT%H:%M:%S" + ("" if column.type.tz is None else "Z"))
     if column.type.unit == "s":
@@ -77,17 +77,17 @@ def _times(column: pa.Array) -> pa.Array:
 
 
 def _structs(column: pa.Array) -> list[Any]:
-    names = [column.type.field(at).name for at in range(column.type.num_fields)]
-    fields = [values(column.field(at)) for at in range(column.type.num_fields)]
-    there = column.is_valid().to_pylist()
-    rows = zip(*fields, strict=True) if fields else (() for _ in there)
-    return [dict(zip(names, row, strict=True)) if valid else None for valid, row in zip(there, rows, strict=True)]
+    names = [column.type.field(index).name for index in range(column.type.num_fields)]
+    fields = [values(column.field(index)) for index in range(column.type.num_fields)]
+    is_valid = column.is_valid().to_pylist()
+    rows = zip(*fields, strict=True) if fields else (() for _ in is_valid)
+    return [dict(zip(names, row, strict=True)) if valid else None for valid, row in zip(is_valid, rows, strict=True)]
 
 
 def _slices(column: pa.Array, cut: Callable[[int, int], Any]) -> list[Any]:
-    ends = column.offsets.to_pylist()
-    there = column.is_valid().to_pylist()
-    return [cut(ends[at], ends[at + 1]) if valid else None for at, valid in enumerate(there)]
+    offsets = column.offsets.to_pylist()
+    is_valid = column.is_valid().to_pylist()
+    return [cut(offsets[index], offsets[index + 1]) if valid else None for index, valid in enumerate(is_valid)]
 
 
 def _listed(column: pa.Array) -> list[Any]:
@@ -95,8 +95,8 @@ def _listed(column: pa.Array) -> list[Any]:
     return listed
 
 
-def _mapped(column: pa.Array, how: Callable[[Any], Any]) -> list[Any]:
-    return [None if value is None else how(value) for value in column.to_pylist()]
+def _mapped(column: pa.Array, convert: Callable[[Any], Any]) -> list[Any]:
+    return [None if value is None else convert(value) for value in column.to_pylist()]
 
 
 def _key(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""The forms in which a result is written: renderers take an Arrow schema and batches, and give bytes as they go."""
+"""The output formats of a query. Each renders an Arrow schema and batches as a stream of bytes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def render(
     width: int | None = None,
     color: bool = False,
 ) -> Iterator[bytes]:
-    """`width` and `color` are the terminal's, if it is one that reads."""
+    """Render the batches in the named format. `width` and `color` are those of the terminal, if there is one."""
     match name:
         case "table":
             from hypaware.query import table_format
@@ -47,11 +47,11 @@ def render(
             return markdown_format.lines(schema, batches)
         case "arrow":
             return _arrow_stream(schema, batches)
-    raise UsageError(f"there is no format {name!r}.{nearest(name, FORMATS)}")
+    raise UsageError(f"unknown format {name!r}.{nearest(name, FORMATS)}")
 
 
 def _arrow_stream(schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> Iterator[bytes]:
-    """Arrow IPC, streaming form."""
+    """Render the batches in the Arrow IPC streaming format."""
     import pyarrow as pa
 
     sink = _Sink()
@@ -64,7 +64,7 @@ def _arrow_stream(schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> Itera
 
 
 class _Sink:
-    """A file object that is emptied between writes."""
+    """A file object whose content can be taken between writes."""
 
     closed = False
 
@@ -75,7 +75,7 @@ class _Sink:
         self._written.append(bytes(data))
 
     def flush(self) -> None:
-        """All there is has been written."""
+        """Do nothing: writes are not buffered."""
 
     def take(self) -> bytes:
         written, self._written = b"".join(self._written), []

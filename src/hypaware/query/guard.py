@@ -1,11 +1,11 @@
-"""Lets one read-only SELECT over the datasets through, and nothing else.
+"""Allow one read-only SELECT over the datasets, and nothing else.
 
-Decided on plans, never on the text: first on what Spark's parser made of it, where every kind of node must be known
-to be harmless and every relation must be a dataset or a CTE; then once more on what the analyzer resolved, where
-nothing but the datasets' views and values of the query itself may be left. What was checked is what runs.
+The guard checks plans, never the text. First it checks the parsed plan: every node must be on the allow-list, and every
+relation must be a dataset or a CTE. Then it checks the analyzed plan, which may contain only views of datasets and
+values of the query itself. The checked plan is the one that runs.
 
-Analysis itself may already call functions (the arguments of `range`, the values of PIVOT), so that the first check
-has to be complete: function names, table functions, every subquery, CTE, window and hint.
+Analysis may already call functions (the arguments of `range`, the values of PIVOT), so the first check must be
+complete: function names, table functions, every subquery, CTE, window and hint.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from hypaware.query.views import Relation
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-_WORDS = {
+_NODE_NAMES = {
     "CompoundBody": "a script (BEGIN … END)",
     "ExplainCommand": "EXPLAIN",
     "ExpressionWithUnresolvedIdentifier": "IDENTIFIER(…)",
@@ -38,8 +38,8 @@ _WORDS = {
     "UnresolvedEventTimeWatermark": "WATERMARK",
     "UnresolvedExecuteImmediate": "EXECUTE IMMEDIATE",
 }
-_LOOKS_AROUND = re.compile("Show|Describe|Explain|List")
-_RULE = "`hyp query sql` runs one SELECT over the datasets and changes nothing"
+_INSPECTION = re.compile("Show|Describe|Explain|List")
+_RULE = "`hyp query sql` runs one read-only SELECT over the datasets"
 
 
 @dataclass(frozen=True)
@@ -48,9 +48,9 @@ class Statement:
     """The parsed plan, in the JVM."""
     relations: frozenset[Relation]
     limit: int | None
-    """The LIMIT that ends the statement, if it is a plain number."""
+    """The final LIMIT of the statement, if it is a literal."""
     ordered: bool
-    """Whether which rows come first depends on all of them (ORDER BY, OFFSET)."""
+    """Whether the first rows of the result depend on all rows (ORDER BY, OFFSET)."""
 
     @property
     def datasets(self) -> frozenset[str]:
@@ -58,9 +58,9 @@ class Statement:
 
 
 def parse(session: SparkSession, sql: str, known: Collection[str]) -> Statement:
-    """The statement, if its parsed plan is a read-only SELECT over known datasets; else QueryRefused."""
+    """Parse the statement. Raise QueryRefused unless it is a read-only SELECT over known datasets."""
     if not sql.strip():
-        raise QueryRefused(f"there is no SQL here: {_RULE}")
+        raise QueryRefused(f"the SQL is empty: {_RULE}")
     if not sql.isascii():
         _check_unicode(sql)
     plan = _parse(session, sql)
@@ -79,11 +79,13 @@ def parse(session: SparkSession, sql: str, known: Collection[str]) -> Statement:
 
 
 def check_analyzed(analyzed: Any, java: SparkClasses, known: Collection[str]) -> None:
-    """The second look, at what names and functions have come to mean. Below our own views all is ours: that part,
-    which is by far the largest, is not even fetched."""
-    waiting = [analyzed]
-    while waiting:
-        plan = waiting.pop()
+    """Check the analyzed plan, in which names and functions are resolved.
+
+    The plan below our own views is trusted. It is by far the largest part, and is not even fetched from the JVM.
+    """
+    stack = [analyzed]
+    while stack:
+        plan = stack.pop()
         package, _, name = plan.getClass().getName().rpartition(".")
         if name == "View":
             _check_view(plan.desc().identifier().table(), known)
@@ -92,11 +94,11 @@ def check_analyzed(analyzed: Any, java: SparkClasses, known: Collection[str]) ->
         expressions = plan.expressions()
         if expressions.nonEmpty():
             _check_expressions(plan_tree.read(java.as_one(expressions)), known)
-        waiting.extend(_each(plan.children()))
+        stack.extend(_each(plan.children()))
 
 
 def _check_expressions(tree: Tree, known: Collection[str]) -> None:
-    """With the plans of subqueries in them."""
+    """Check expressions, including the plans of subqueries in them."""
     for node in plan_tree.nodes(tree, closed=_is_view):
         if _is_view(node):
             _check_view(node["desc"]["identifier"]["table"], known)
@@ -116,13 +118,13 @@ def _check_view(name: str, known: Collection[str]) -> None:
 def _check_analyzed(package: str, name: str) -> None:
     if package.startswith(allowed.EXPRESSIONS):
         if allowed.REFUSED_EXPRESSIONS.fullmatch(name):
-            raise QueryRefused(f"{name} is refused: {_RULE}")
+            raise QueryRefused(f"{name} is not allowed: {_RULE}")
     elif name not in allowed.ANALYZED_NODES.get(package, ()):
-        raise QueryRefused(f"{_words(name)} is refused: {_RULE}")
+        raise QueryRefused(f"{_readable_name(name)} is not allowed: {_RULE}")
 
 
 def _check_unicode(sql: str) -> None:
-    """Bytes of the command line that are not UTF-8 arrive as lone surrogates, which cannot be sent to the JVM."""
+    """Reject lone surrogates, which come from invalid UTF-8 on the command line and cannot be sent to the JVM."""
     try:
         sql.encode()
     except UnicodeEncodeError:
@@ -137,13 +139,13 @@ def _parse(session: SparkSession, sql: str) -> Any:
         with spark_errors.translated():
             return parser.parsePlan(sql)
     except HypError:
-        # Spark calls a second statement a syntax error; only its script parser knows better.
+        # Spark reports a second statement as a syntax error; only its script parser can tell.
         try:
             script = parser.parsePlan(f"BEGIN\n{sql.rstrip().rstrip(';')}\n;\nEND")
         except ParseException:
             script = None
         if script is not None and script.children().size() > 1:
-            raise QueryRefused(f"there are several statements: {_RULE}") from None
+            raise QueryRefused(f"more than one statement: {_RULE}") from None
         raise
 
 
@@ -156,19 +158,19 @@ def _parsed_nodes(plan: Any, tree: Tree) -> Iterator[Node]:
         for definition in _window_definitions(plan):
             for node in plan_tree.nodes(plan_tree.read(definition)):
                 if allowed.WINDOW_DEFINITIONS in node:
-                    raise QueryRefused(f"a WINDOW clause within a WINDOW clause is refused: {_RULE}")
+                    raise QueryRefused(f"a WINDOW clause within a WINDOW clause is not allowed: {_RULE}")
                 yield node
 
 
 def _window_definitions(plan: Any) -> Iterator[Any]:
-    """What stands in the WINDOW clauses: a map, which the JSON hides. One by one, as hardly any query has them."""
-    waiting = [plan]
-    while waiting:
-        plan = waiting.pop()
+    """Yield the definitions of WINDOW clauses, which the JSON of the plan does not show."""
+    stack = [plan]
+    while stack:
+        plan = stack.pop()
         if plan.nodeName() == "WithWindowDefinition":
             yield from _each(plan.windowDefinitions().values())
         for below in (plan.children(), plan.innerChildren(), plan.subqueries()):
-            waiting.extend(_each(below))
+            stack.extend(_each(below))
 
 
 def _each(scala_items: Any) -> Iterator[Any]:
@@ -182,10 +184,10 @@ def _check_parsed(node: Node) -> None:
     if package.startswith(allowed.EXPRESSIONS):
         return
     if name not in allowed.PARSED_NODES.get(package, ()):
-        repair = "hyp query schema" if _LOOKS_AROUND.match(name) else None
-        raise QueryRefused(f"{_words(name)} is refused: {_RULE}", repair=repair)
+        repair = "hyp query schema" if _INSPECTION.match(name) else None
+        raise QueryRefused(f"{_readable_name(name)} is not allowed: {_RULE}", repair=repair)
     if hidden := plan_tree.hidden_fields(node) - allowed.HARMLESSLY_HIDDEN - {allowed.WINDOW_DEFINITIONS}:
-        raise QueryRefused(f"this {_words(name)} cannot be checked ({', '.join(sorted(hidden))}): {_RULE}")
+        raise QueryRefused(f"{_readable_name(name)} cannot be checked ({', '.join(sorted(hidden))}): {_RULE}")
     if name == "UnresolvedFunction":
         _check_function(_parts(node["nameParts"]))
     elif name == "UnresolvedGenerator":
@@ -196,25 +198,24 @@ def _check_parsed(node: Node) -> None:
 
 def _check_function(parts: list[str]) -> None:
     if len(parts) > 1:
-        raise QueryRefused(f"function {'.'.join(parts)} is refused: only Spark's own functions, by their plain names")
+        raise QueryRefused(f"function {'.'.join(parts)} is not allowed: use Spark's functions by their plain names")
     if parts[0].lower() in allowed.REFUSED_FUNCTIONS:
-        raise QueryRefused(f"function {parts[0]} is refused: it can run code or read files outside the datasets")
+        raise QueryRefused(f"function {parts[0]} is not allowed: it can run code or read files outside the datasets")
 
 
 def _check_table_function(parts: list[str]) -> None:
     name = ".".join(parts)
     if name.lower() not in allowed.TABLE_FUNCTIONS:
-        raise QueryRefused(
-            f"table function {name} is refused: FROM takes datasets and {', '.join(sorted(allowed.TABLE_FUNCTIONS))}"
-        )
+        functions = ", ".join(sorted(allowed.TABLE_FUNCTIONS))
+        raise QueryRefused(f"table function {name} is not allowed: FROM accepts datasets and {functions}")
 
 
 def _relation(node: Node, ctes: Collection[str], known: Collection[str]) -> Relation | None:
-    """The dataset that is named here, None if it is a CTE."""
+    """Return the dataset that the node names, or None for a CTE."""
     parts = _parts(node["multipartIdentifier"])
     shown, last = ".".join(parts), parts[-1].lower()
     if node["isStreaming"]:
-        raise QueryRefused(f"STREAM {shown} is refused: {_RULE}")
+        raise QueryRefused(f"STREAM {shown} is not allowed: {_RULE}")
     if len(parts) == 1 and last in ctes:
         return None
     if len(parts) == 1 and last in known:
@@ -222,25 +223,25 @@ def _relation(node: Node, ctes: Collection[str], known: Collection[str]) -> Rela
     if len(parts) == 2 and parts[0].lower() == NAMESPACE and last in known:
         return Relation(last, qualified=True)
     if parts[0].lower() in allowed.FILE_FORMATS:
-        raise QueryRefused(f"{shown} is refused: files cannot be queried, only datasets", repair="hyp query schema")
+        raise QueryRefused(f"{shown} is not allowed: you can query datasets, not files", repair="hyp query schema")
     if last in known:
-        raise QueryRefused(f"{shown} is refused: call the dataset {last} or {NAMESPACE}.{last}")
+        raise QueryRefused(f"{shown} is not allowed: name the dataset {last} or {NAMESPACE}.{last}")
     if inner := next((part for part in parts if part.lower() in known), None):
-        raise QueryRefused(f"{shown} is refused: of {inner} only its rows can be queried")
+        raise QueryRefused(f"{shown} is not allowed: you can query only the rows of {inner}")
     near = nearest(last, sorted(known), and_all=True)
-    raise QueryRefused(f"there is no dataset {shown}.{near}", repair="hyp query schema")
+    raise QueryRefused(f"no such dataset: {shown}.{near}", repair="hyp query schema")
 
 
 def _cte_names(node: Node) -> Iterator[str]:
-    """A name with ", " in it could pass for one of several parts (see `_parts`), so it does not count as a CTE."""
+    """Yield the names of CTEs. A name with ", " is left out: it could pass for several parts (see `_parts`)."""
     for cte in node["cteRelations"]:
         if ", " not in cte["_1"]:
             yield cte["_1"].lower()
 
 
-def _parts(written: str) -> list[str]:
-    """`[a, b]`, as the JSON writes a name of several parts."""
-    return written[1:-1].split(", ")
+def _parts(text: str) -> list[str]:
+    """Split a name of several parts, which the JSON writes as `[a, b]`."""
+    return text[1:-1].split(", ")
 
 
 def _limit(root: Node) -> int | None:
@@ -252,9 +253,9 @@ def _limit(root: Node) -> int | None:
     return None
 
 
-def _words(name: str) -> str:
-    """`CreateTableAsSelect` as the user wrote it, more or less."""
-    if name in _WORDS:
-        return _WORDS[name]
+def _readable_name(name: str) -> str:
+    """Turn the class name of a node, such as `CreateTableAsSelect`, into SQL words."""
+    if name in _NODE_NAMES:
+        return _NODE_NAMES[name]
     words = re.findall("[A-Z]+(?![a-z])|[A-Z][a-z0-9]*", name.removesuffix("$"))
     return " ".join(word.upper() for word in words if word not in ("Command", "Statement", "Unresolved")) or name

@@ -1,5 +1,8 @@
-"""`json`: one array of objects. `jsonl`: one object a line. Text is kept exactly; what could act on a terminal is
-written as a JSON escape. Of columns that share a name, the later ones get a number (`a`, `a_2`)."""
+"""The formats `json` (one array of objects) and `jsonl` (one object per line).
+
+Text is preserved exactly; control characters are written as JSON escapes. If columns share a name, the later ones get a
+number (`a`, `a_2`).
+"""
 
 from __future__ import annotations
 
@@ -13,16 +16,16 @@ from hypaware.terminal import harmless_json
 
 
 def array(schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> Iterator[bytes]:
-    before = b"["
-    for written in _objects(schema, batches):
-        yield _harmless(before + b"\n" + b",\n".join(written))
-        before = b","
-    yield b"[]\n" if before == b"[" else b"\n]\n"
+    separator = b"["
+    for objects in _objects(schema, batches):
+        yield _escape(separator + b"\n" + b",\n".join(objects))
+        separator = b","
+    yield b"[]\n" if separator == b"[" else b"\n]\n"
 
 
 def lines(schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> Iterator[bytes]:
-    for written in _objects(schema, batches):
-        yield _harmless(b"\n".join(written) + b"\n")
+    for objects in _objects(schema, batches):
+        yield _escape(b"\n".join(objects) + b"\n")
 
 
 def _objects(schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> Iterator[list[bytes]]:
@@ -34,19 +37,20 @@ def _objects(schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> Iterator[l
 
 
 def distinct(names: Iterable[str]) -> list[str]:
-    found: list[str] = []
+    """Make names unique by numbering the repeated ones."""
+    unique: list[str] = []
     taken = set(names := list(names))
     for name in names:
         shown, number = name, 2
-        while shown in found:
+        while shown in unique:
             while (shown := f"{name}_{number}") in taken:
                 number += 1
             number += 1
-        found.append(shown)
-    return found
+        unique.append(shown)
+    return unique
 
 
-def _harmless(chunk: bytes) -> bytes:
+def _escape(chunk: bytes) -> bytes:
     if chunk.isascii() and b"\x7f" not in chunk:
         return chunk
     return harmless_json(chunk.decode()).encode()

@@ -1,5 +1,8 @@
-"""`markdown`: a GitHub table. Every cell stays one line, shows its text as it is, and does nothing: no markup, no
-link, no HTML, no control character. A line break is `<br>`, null is *null*."""
+"""The format `markdown`: a GitHub table.
+
+Every cell is one line of literal text: markup, links, HTML and control characters are escaped. A line break is `<br>`,
+null is *null*.
+"""
 
 from __future__ import annotations
 
@@ -16,16 +19,16 @@ _LINE_BREAK = re.compile(r"\r\n|\n")
 
 
 def lines(schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> Iterator[bytes]:
-    rule = ["---:" if cells.is_number(field.type) else "---" for field in schema]
-    yield _row([_shown(name) for name in schema.names]) + _row(rule)
+    alignment = ["---:" if cells.is_number(field.type) else "---" for field in schema]
+    yield _row([_shown(name) for name in schema.names]) + _row(alignment)
     for batch in batches:
         if batch.num_rows:
             columns = [[_shown(text) for text in cells.texts(column)] for column in batch.columns]
             yield b"".join(_row(list(row)) for row in zip(*columns, strict=True))
 
 
-def _row(shown: list[str]) -> bytes:
-    return f"| {' | '.join(shown)} |\n".encode()
+def _row(texts: list[str]) -> bytes:
+    return f"| {' | '.join(texts)} |\n".encode()
 
 
 def _shown(text: str | None) -> str:
@@ -35,5 +38,5 @@ def _shown(text: str | None) -> str:
 
 
 def _escaped(line: str) -> str:
-    harmless = _MARKUP.sub(r"\\\g<0>", harmless_cell(line))
-    return harmless.replace("&", "&amp;").replace("<", "&lt;").replace("://", ":&#47;/")
+    escaped = _MARKUP.sub(r"\\\g<0>", harmless_cell(line))
+    return escaped.replace("&", "&amp;").replace("<", "&lt;").replace("://", ":&#47;/")

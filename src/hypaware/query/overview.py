@@ -1,6 +1,6 @@
-"""The job `overview`: what a lake holds, at a glance.
+"""The engine job `overview`: sessions, messages, tokens and tools by day, project, client and model.
 
-Arguments: `since` (a day, `YYYY-MM-DD`; none: everything); `refresh` (as for a query). Result:
+Arguments: `since` (a day, `YYYY-MM-DD`, or None for everything); `refresh` (as for a query). Result:
 
     {since, first_day, last_day,
      totals:   {sessions, messages, parts, tool_calls, input_tokens, … reasoning_tokens},
@@ -8,8 +8,8 @@ Arguments: `since` (a day, `YYYY-MM-DD`; none: everything); `refresh` (as for a 
      projects: [{cwd, …}], clients: [{client, …}], models: [{model, …}], most messages first,
      tools:    [{tool, calls, errors}], most calls first}
 
-A few statements over the public view, each one pass; what they group by is put together here. All parts of a message
-agree on session, day, folder, model and client, so that messages add up.
+A few statements over the public view read each row once; their groups are added up here. All parts of a message have
+the same session, day, folder, model and client, so the message counts add up.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ SELECT {keys}, tool_name, count(*) AS parts, count_if(part_index = 0) AS first_p
 FROM {dataset} WHERE {window} GROUP BY {keys}, tool_name
 """
 _MESSAGES = "SELECT {keys}, count(DISTINCT message_id) AS messages FROM {dataset} WHERE {window} GROUP BY {keys}"
-# Most rows carry no counts; to look for the word is much cheaper than to parse them all.
+# Most rows carry no token counts, and searching for the key is much cheaper than parsing every row.
 _USAGE = """
 WITH carriers AS (
     SELECT {keys}, from_json(get_json_object(attributes, '$.usage'), '{counts}') AS usage
@@ -55,7 +55,7 @@ Ask = Callable[[str], list[Row]]
 
 
 def nothing_recorded(home: Home) -> bool:
-    """Told without Spark, where that can be told: a lake of one's own that was never made, a state that knows none."""
+    """Return True if the home has no rows at all, as far as that is known without Spark."""
     from hypaware.lake import pending
     from hypaware.opening import open_home
 
@@ -82,10 +82,11 @@ def run_overview(context: JobContext, args: dict[str, Any]) -> dict[str, Any]:
 
 
 def look(ask: Ask, since: str | None) -> dict[str, Any]:
+    """Build the document from the answers of `ask`, which runs one statement."""
     parts = ask(_sql(_PARTS, since))
     rows = [*parts, *ask(_sql(_USAGE, since))]
     if all(row["parts"] == row["first_parts"] for row in parts):
-        # One part to a message, as in transcripts that have a line for each: then they need not be counted apart.
+        # Every message has one part, so the parts already give the number of messages.
         for row in parts:
             row["messages"] = row["parts"]
     else:
@@ -105,7 +106,7 @@ def look(ask: Ask, since: str | None) -> dict[str, Any]:
 
 
 def empty(since: str | None = None) -> dict[str, Any]:
-    """Of a lake without rows."""
+    """Return the document of a lake without rows."""
     return look(lambda _: [], since)
 
 
@@ -113,7 +114,7 @@ def _sql(template: str, since: str | None) -> str:
     return template.format(
         dataset=_DATASET,
         keys=", ".join(_KEYS),
-        # By the time, not by the column `date`: the table is cut into days by it.
+        # Filter by the timestamp, not by the column `date`: the table is partitioned by it.
         window="true" if since is None else f"message_created_at >= TIMESTAMP '{since} 00:00:00'",
         counts=", ".join(f"{name} BIGINT" for name in TOKENS),
         sums=", ".join(f"try_sum(usage.{name}) AS {name}" for name in TOKENS),
@@ -121,7 +122,7 @@ def _sql(template: str, since: str | None) -> str:
 
 
 def _ask(context: JobContext, shown: Views, sql: str) -> list[Row]:
-    """Like any query, with the same checks."""
+    """Run one statement with the same checks as a user's query."""
     from hypaware.query import guard, results
 
     context.check_cancelled()

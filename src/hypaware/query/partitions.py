@@ -1,4 +1,4 @@
-"""Runs Spark over some partitions of an RDD of byte strings, and brings them back in order."""
+"""Run a Spark job over some partitions of an RDD of byte strings, and return the strings in order."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ if TYPE_CHECKING:
 
 
 def run(context: SparkContext, java_rdd: Any, partitions: Iterable[int]) -> Iterator[bytes]:
-    """One job. It is done when this returns: what is left is to read what the JVM holds."""
+    """Run one job. When the first item arrives, the job is done and the JVM holds its result."""
     from pyspark.serializers import NoOpSerializer
     from pyspark.util import local_connect_and_auth
 
     port, secret, *_ = context._jvm.PythonRDD.runJob(context._jsc.sc(), java_rdd, list(partitions))
-    # PySpark's own reader leaves the socket to the garbage collector.
+    # PySpark's own reader leaves closing the socket to the garbage collector.
     file, connection = local_connect_and_auth(port, secret)
     with closing(connection), closing(file):
         connection.settimeout(None)

@@ -1,4 +1,4 @@
-"""Whether the spool is committed before a query looks: `never`, `always`, or `auto` (the view has grown old)."""
+"""Commit the spool before a query: `never`, `always`, or `auto` (if the last commit is too old)."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ from hypaware.spool import segments
 
 
 def before_query(context: JobContext, mode: str) -> None:
-    """Costs a look at the spool's folders when nothing waits there."""
+    """Flush the spool if the mode requires it. An empty spool costs only a directory listing."""
     if mode == "never":
         return
     if not pending.waits(context.home):
         return
     age = pending.age_of_view(context.home)
     if mode == "auto" and age is not None and age < context.config.flush.interval:
-        context.note(f"this view is {age:.0f} s old and newer rows wait in the spool (--refresh always commits them)")
+        context.note(
+            f"the result is {age:.0f} s old; newer rows are in the spool (use --refresh always to include them)"
+        )
         return
     flush_datasets(context, segments.datasets_with_spool(context.home))

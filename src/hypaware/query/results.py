@@ -1,10 +1,10 @@
-"""From a checked statement to Arrow batches, in the order of the result.
+"""Read the result of a checked statement as Arrow batches, in order.
 
-| what is known about the result | how it is read |
+| result | how it is read |
 |---|---|
-| at most a few thousand rows are wanted | partition by partition until there are enough of them |
-| it is small: a limit, one row, groups that fit into a few MiB | in one job, straight into memory |
-| nothing | in one job, through files (`spill`): flat memory, whatever comes |
+| at most a few thousand rows are requested | partition by partition, until there are enough rows |
+| small: a limit, one row, groups of a few MiB | in one job, into memory |
+| unknown size | in one job, through files (`spill`), with constant memory |
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 _FEW_ROWS = 2_000
 _NO_BOUND = 2**31 - 1
 _SMALL_BYTES = 8 << 20
-_MOST_PARTITIONS_AT_ONCE = 16
-# What may stand between the last shuffle and a result for it to be no larger than what was shuffled.
-_NEVER_GROWS = frozenset(
+_MAX_PARTITIONS_AT_ONCE = 16
+# If only these operators follow the last shuffle, the result is no larger than the shuffled data.
+_SIZE_PRESERVING = frozenset(
     {
         *("AQEShuffleReadExec", "ColumnarToRowExec", "FilterExec", "InputAdapter", "ProjectExec", "SortExec"),
         *("HashAggregateExec", "ObjectHashAggregateExec", "SortAggregateExec", "WholeStageCodegenExec"),
@@ -45,7 +45,7 @@ class Result:
 
 
 def read(views: Views, statement: Statement, max_rows: int | None, check: Callable[[Any], None]) -> Result:
-    """`check` sees the analyzed plan before anything runs. One row more than `max_rows` comes, if there is one."""
+    """Run the statement. `check` gets the analyzed plan first. Up to `max_rows` + 1 rows are returned."""
     session = views.session
     wanted = _wanted(statement.limit, max_rows)
     plan = _limited(views.java, statement, wanted, max_rows)
@@ -66,8 +66,11 @@ def _wanted(limit: int | None, max_rows: int | None) -> int:
 
 
 def _limited(java: SparkClasses, statement: Statement, wanted: int, max_rows: int | None) -> Any:
-    """Each partition gives so many rows at most. Where all of them decide which rows come first, Spark must merge
-    them, if they are few; else the first partitions will do, and the others are never read."""
+    """Limit the rows of each partition.
+
+    If the order depends on all partitions, Spark must merge them. Otherwise the first partitions are enough, and the
+    others are never read.
+    """
     if wanted <= _FEW_ROWS and statement.ordered:
         return java.limit(wanted, statement.plan)
     if wanted <= _FEW_ROWS:
@@ -80,34 +83,34 @@ def _limited(java: SparkClasses, statement: Statement, wanted: int, max_rows: in
 
 def _take(session: SparkSession, dataset: Any, schema: pa.Schema, wanted: int) -> Generator[pa.RecordBatch, None, None]:
     rdd = dataset.toArrowBatchRdd().toJavaRDD()
-    begin, count = 0, rdd.getNumPartitions()
+    start, count = 0, rdd.getNumPartitions()
     width = max(2, session.sparkContext.defaultParallelism)
-    while begin < count and wanted > 0:
-        end = min(count, begin + min(width, _MOST_PARTITIONS_AT_ONCE))
-        for batch in _run(session, rdd, schema, range(begin, end)):
+    while start < count and wanted > 0:
+        end = min(count, start + min(width, _MAX_PARTITIONS_AT_ONCE))
+        for batch in _run(session, rdd, schema, range(start, end)):
             if batch.num_rows and wanted > 0:
                 yield batch.slice(0, wanted)
                 wanted -= batch.num_rows
-        begin, width = end, width * 4
+        start, width = end, width * 4
 
 
 def _all(session: SparkSession, dataset: Any, schema: pa.Schema) -> Generator[pa.RecordBatch, None, None]:
     execution = dataset.queryExecution()
-    most = execution.optimizedPlan().maxRows()
+    max_rows = execution.optimizedPlan().maxRows()
     rdd = dataset.toArrowBatchRdd().toJavaRDD()
     count = rdd.getNumPartitions()
-    if (most.isDefined() and most.get() <= _FEW_ROWS) or _is_small(execution.executedPlan()):
+    if (max_rows.isDefined() and max_rows.get() <= _FEW_ROWS) or _is_small(execution.executedPlan()):
         yield from _run(session, rdd, schema, range(count))
     elif session.sparkContext.master.startswith("local"):
         yield from spill.read(session.sparkContext, rdd, schema)
     else:
-        # Tasks of a cluster have other disks than ours.
+        # Tasks of a cluster cannot write to our disk.
         for number in range(count):
             yield from _run(session, rdd, schema, range(number, number + 1))
 
 
 def _is_small(plan: Any) -> bool:
-    """Whether only groups of a few MiB are left to be read, which the finished shuffles before them tell."""
+    """Return whether the finished shuffles show that the result is at most a few MiB."""
     while True:
         match plan.getClass().getSimpleName():
             case "AdaptiveSparkPlanExec":
@@ -116,7 +119,7 @@ def _is_small(plan: Any) -> bool:
                 plan = plan.plan()
             case "ShuffleQueryStageExec":
                 return bool(plan.getRuntimeStatistics().sizeInBytes() <= _SMALL_BYTES)
-            case name if name in _NEVER_GROWS:
+            case name if name in _SIZE_PRESERVING:
                 plan = plan.child()
             case _:
                 return False
@@ -128,30 +131,30 @@ def _run(session: SparkSession, rdd: Any, schema: pa.Schema, numbers: range) -> 
 
 
 def _presentable(session: SparkSession, dataset: Any) -> Any:
-    """Intervals and variants, which Arrow or its readers do not know, as text and as JSON text."""
+    """Convert intervals to text and variants to JSON text, because Arrow readers do not support them."""
     from pyspark.sql import DataFrame
 
     fields = json.loads(dataset.schema().json())["fields"]
-    shown = [_as_shown(field["type"], f"c{at}") for at, field in enumerate(fields)]
-    if not any(shown):
+    conversions = [_conversion(field["type"], f"c{index}") for index, field in enumerate(fields)]
+    if not any(conversions):
         return dataset
-    plain = [f"c{at}" for at in range(len(fields))]
-    frame = DataFrame(dataset, session).toDF(*plain)
-    frame = frame.selectExpr(*(how or name for how, name in zip(shown, plain, strict=True)))
+    columns = [f"c{index}" for index in range(len(fields))]
+    frame = DataFrame(dataset, session).toDF(*columns)
+    frame = frame.selectExpr(*(convert or name for convert, name in zip(conversions, columns, strict=True)))
     return frame.toDF(*(field["name"] for field in fields))._jdf
 
 
-def _as_shown(type_: Any, name: str) -> str | None:
-    written = json.dumps(_without_names(type_))
-    if '"variant"' in written:
+def _conversion(type_: Any, name: str) -> str | None:
+    text = json.dumps(_without_names(type_))
+    if '"variant"' in text:
         return f"to_json({name})"
-    if '"interval' in written:
+    if '"interval' in text:
         return f"CAST({name} AS STRING)"
     return None
 
 
 def _without_names(type_: Any) -> Any:
-    """The types in a type: a field may be called "variant"."""
+    """Return only the types within a type, because a field may be named "variant"."""
     match type_:
         case {"type": "struct", "fields": fields}:
             return [_without_names(field["type"]) for field in fields]

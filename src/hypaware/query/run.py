@@ -1,6 +1,6 @@
-"""The job `query`: refresh, check, read, render.
+"""The engine job `query`: refresh, check, read, render.
 
-Arguments: `sql`; `format` (one of `formats.FORMATS`); `max_rows` (none: all); `refresh` (never, auto, always);
+Arguments: `sql`; `format` (one of `formats.FORMATS`); `max_rows` (None for all); `refresh` (never, auto, always);
 `width` and `color` of the terminal. The rendered bytes are streamed; the result is `{rows, truncated, seconds}`.
 """
 
@@ -29,36 +29,36 @@ def run_query(context: JobContext, args: dict[str, Any]) -> dict[str, Any]:
     sql, format_ = str(args["sql"]), args.get("format", "jsonl")
     max_rows = args.get("max_rows")
     if format_ not in formats.FORMATS or (max_rows is not None and max_rows < 0):
-        raise UsageError(f"a query cannot be answered as {format_!r} with max_rows {max_rows!r}")
-    began = time.monotonic()
+        raise UsageError(f"invalid query arguments: format {format_!r}, max_rows {max_rows!r}")
+    started = time.monotonic()
     with telemetry.span("query.execute_sql", component="query", format=format_) as span:
         spark = context.spark
         refresh.before_query(context, args.get("refresh", "auto"))
-        shown, known = views.of(spark), datasets.names()
-        with spark_errors.translated(), cancelling.held_to(context, spark.sparkContext), shown.active():
-            statement = guard.parse(shown.session, sql, known)
+        session_views, known = views.of(spark), datasets.names()
+        with spark_errors.translated(), cancelling.held_to(context, spark.sparkContext), session_views.active():
+            statement = guard.parse(session_views.session, sql, known)
             standing.check_tables(context.home, statement.datasets)
-            shown.show(statement.relations)
-            check = partial(guard.check_analyzed, java=shown.java, known=known)
-            result = results.read(shown, statement, max_rows, check)
-            cut = Cut(result.batches, max_rows)
+            session_views.show(statement.relations)
+            check = partial(guard.check_analyzed, java=session_views.java, known=known)
+            result = results.read(session_views, statement, max_rows, check)
+            limited = Cut(result.batches, max_rows)
             width, color = args.get("width"), bool(args.get("color"))
             with closing(result.batches):
-                for chunk in formats.render(format_, result.schema, cut, width=width, color=color):
+                for chunk in formats.render(format_, result.schema, limited, width=width, color=color):
                     context.check_cancelled()
                     context.emit(chunk)
-        seconds = time.monotonic() - began
-        span.set(row_count=cut.rows, truncated=cut.truncated, column_count=len(result.schema))
-    if cut.truncated:
-        shown_rows = "row is" if cut.rows == 1 else f"{cut.rows} rows are"
-        context.note(f"only the first {shown_rows} shown; there are more (--max-rows 0 shows all)")
+        seconds = time.monotonic() - started
+        span.set(row_count=limited.rows, truncated=limited.truncated, column_count=len(result.schema))
+    if limited.truncated:
+        first_rows = "row is" if limited.rows == 1 else f"{limited.rows} rows are"
+        context.note(f"only the first {first_rows} shown (use --max-rows 0 to see all)")
     elif format_ == "table":
-        context.note(f"{cut.rows} {'row' if cut.rows == 1 else 'rows'} in {seconds:.2f} s")
-    return {"rows": cut.rows, "truncated": cut.truncated, "seconds": round(seconds, 3)}
+        context.note(f"{limited.rows} {'row' if limited.rows == 1 else 'rows'} in {seconds:.2f} s")
+    return {"rows": limited.rows, "truncated": limited.truncated, "seconds": round(seconds, 3)}
 
 
 class Cut:
-    """The first rows of a result; knows afterwards how many there were, and whether any were left out."""
+    """The first `max_rows` rows of a result. Afterwards it knows their number and whether any were left out."""
 
     def __init__(self, batches: Iterable[pa.RecordBatch], max_rows: int | None) -> None:
         self._batches = batches

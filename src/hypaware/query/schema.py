@@ -1,4 +1,4 @@
-"""What `hyp query schema` shows: the columns of a dataset and what they mean. Needs no Spark and no lake."""
+"""The columns of the datasets and their meaning, for `hyp query schema`. Needs neither Spark nor a lake."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from hypaware.model import datasets
 
 
 def describe(dataset: str | None = None) -> dict[str, Any]:
-    """`{datasets: [{name, about, columns: [{name, type, nullable, about}]}]}`, of all of them or of one.
+    """Return `{datasets: [{name, about, columns: [{name, type, nullable, about}]}]}` for one or all datasets.
 
-    It may be called as in a query: with its namespace before it, in letters of either case.
+    As in a query, the name is case-insensitive and may include the namespace.
     """
     found = datasets.all() if dataset is None else (datasets.get(dataset.lower().removeprefix(f"{NAMESPACE}.")),)
     return {

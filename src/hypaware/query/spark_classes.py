@@ -1,4 +1,4 @@
-"""The classes of Spark that queries call directly in the JVM, looked up once: each part of a name is a round trip."""
+"""The Spark classes that queries use in the JVM, looked up once: each part of a name costs a round trip."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class SparkClasses:
         self._list = expressions.Coalesce
 
     def dataset(self, java_session: Any, plan: Any) -> Any:
-        """Analyzes a parsed plan."""
+        """Analyze a parsed plan."""
         return self._dataset.ofRows(java_session, plan)
 
     def limit_of_each_partition(self, rows: int, plan: Any) -> Any:
@@ -34,5 +34,5 @@ class SparkClasses:
         return message
 
     def as_one(self, expressions: Any) -> Any:
-        """Several expressions as the children of one, which is never evaluated."""
+        """Wrap several expressions in one, which is never evaluated."""
         return self._list(expressions)

@@ -1,6 +1,6 @@
-"""Spark's errors in words for the one who wrote the query: what, where, the nearest names; no stack, no plan.
+"""Translate Spark's errors for the author of a query: the problem and its position, without stack and plan.
 
-`query_invalid` is a query that Spark cannot make sense of, `query_failed` one that failed on the data.
+The kind `query_invalid` means that the query itself is wrong, `query_failed` that it failed on the data.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ _POSITION = re.compile(r"\(?line (\d+),? pos(ition)? (\d+)")
 _SETTINGS = re.compile(r"\s*If necessary,? (?:set|you can set) [^.]*(?:\.[^. ]+)*[^.]* to bypass this error\.?")
 _IN_A_TASK = re.compile(r"most recent failure: Lost task [^:\n]*: (.*)")
 _IN_THE_DRIVER = re.compile(r"An error occurred while calling \S+\n: (.*)")
-_NO_ROOM = "No space left on device"
+_DISK_FULL = "No space left on device"
 
 
 @contextmanager
 def translated() -> Iterator[None]:
-    """Turns what Spark says into a HypError. That the JVM is gone, or the job cancelled, the engine knows better."""
+    """Raise Spark's errors as HypError. A lost JVM and a cancelled job are handled by the engine."""
     from py4j.protocol import Py4JJavaError
     from pyspark.errors import AnalysisException, ParseException, PySparkException
 
@@ -34,17 +34,17 @@ def translated() -> Iterator[None]:
 
 
 def _failure(text: str) -> HypError:
-    if _NO_ROOM in text:
+    if _DISK_FULL in text:
         return Retryable("the disk is too full for this query's result; nothing was changed", kind="disk_full")
     if "StackOverflowError" in text or "nesting depth" in text:
         return HypError("the query is nested too deeply", kind="query_invalid")
     if found := _CONDITION.search(text):
-        # Classes 42 and 0A: the query as written. The rest is about the values that it met.
+        # SQLSTATE classes 42 and 0A blame the query itself, all others the data.
         kind = "query_invalid" if found[3].startswith(("42", "0A")) else "query_failed"
         return HypError(readable(text), kind=kind)
     if "NotFoundException: File does not exist" in text or "is not a Parquet file" in text:
         return LakeError(
-            "a data file that the lake names is missing or damaged; hyp verify says which",
+            "a data file of the lake is missing or damaged; run hyp verify to find it",
             kind="lake_damaged",
             repair="hyp verify",
         )
@@ -54,19 +54,19 @@ def _failure(text: str) -> HypError:
 
 
 def readable(text: str) -> str:
-    """The one sentence that matters of an error message of Spark."""
+    """Reduce an error message of Spark to its main sentence, with line and column."""
     found = _CONDITION.search(text)
     message = found[2] if found else text.strip().splitlines()[0]
     message = " ".join(_SETTINGS.sub("", message).split())
     if place := _POSITION.search(text):
-        # Only the long form counts columns from 1.
+        # "position" counts columns from 1, "pos" from 0.
         column = int(place[3]) + (0 if place[2] else 1)
         message = f"{message.rstrip('.')} (line {place[1]}, column {column})"
     return message
 
 
 def keep_quiet() -> None:
-    """PySpark prints every error of a query, with its stack, to this process's stderr. Ours are raised, once."""
+    """Stop PySpark from printing every error of a query, with its stack, to stderr."""
     from pyspark.logger import PySparkLogger
 
     for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):

@@ -1,11 +1,11 @@
-"""The views that queries see: one per dataset, its public columns in their declared order, and nothing else.
+"""The views that queries see: one per dataset, with its public columns in their declared order.
 
-They live in a Spark session of their own, beside the engine's: other settings, no other views, no functions of ours.
-A dataset is shown under its plain name and, once a query has asked for it, under the namespace that its table has in
-the catalog (`hypaware.ai_gateway_messages`): Spark calls such a view global, and the engine's session names the place.
-A view is text that Spark resolves anew with each query, so that it always shows the newest commit. A dataset without
-a table is an empty view, a column that its table has not got yet is null; such a view is looked at again before each
-query, a whole one never: tables only ever gain columns.
+The views live in a separate Spark session with its own settings, without other views or functions. A dataset is visible
+under its plain name and, once a query uses it, under the namespace of the catalog (`hypaware.ai_gateway_messages`);
+Spark calls such a view global, and the engine's session defines the namespace. Spark resolves a view again for each
+query, so it always shows the newest commit. A dataset without a table is an empty view, and a column that the table
+lacks is null. Such an incomplete view is checked before each query; a complete one never again, because tables only
+gain columns.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from hypaware.model import datasets
 from hypaware.model.columns import Type
 from hypaware.model.datasets import Dataset
 from hypaware.query import spark_errors
-from hypaware.query.batches import ROWS_FROM_JVM
 from hypaware.query.spark_classes import SparkClasses
 
 if TYPE_CHECKING:
@@ -35,8 +34,10 @@ _SQL_TYPES = {
     Type.TIMESTAMP: "TIMESTAMP",
     Type.JSON: "STRING",
 }
+# Small, so that rows of any length fit the memory of the JVM.
+ROWS_FROM_JVM = 64
 _SETTINGS = {
-    # `${…}` in a query would be replaced by settings and environment variables.
+    # Otherwise `${…}` in a query would be replaced by settings and environment variables.
     "spark.sql.variable.substitute": "false",
     "spark.sql.runSQLOnFiles": "false",
     "spark.sql.session.timeZone": "UTC",
@@ -49,7 +50,7 @@ class Relation(NamedTuple):
 
     dataset: str
     qualified: bool = False
-    """With its namespace before it."""
+    """Whether the name includes the namespace."""
 
 
 class Views:
@@ -59,23 +60,23 @@ class Views:
         for name, value in _SETTINGS.items():
             self.session.conf.set(name, value)
         self.java = SparkClasses(self.session)
-        self._whole: set[Relation] = set()
-        self._changing = threading.Lock()
+        self._complete: set[Relation] = set()
+        self._lock = threading.Lock()
 
     def show(self, relations: Iterable[Relation]) -> None:
-        """Makes these datasets' views fit their tables as they are now."""
-        with self._changing:
-            for relation in set(relations) - self._whole:
+        """Create or update the views of these datasets to match their tables."""
+        with self._lock:
+            for relation in set(relations) - self._complete:
                 dataset = datasets.get(relation.dataset)
                 stored = self._stored_columns(dataset)
                 kind = "GLOBAL TEMPORARY" if relation.qualified else "TEMPORARY"
                 self.session.sql(f"CREATE OR REPLACE {kind} VIEW `{dataset.name}` AS {view_sql(dataset, stored)}")
                 if all(column.name in stored for column in dataset.columns):
-                    self._whole.add(relation)
+                    self._complete.add(relation)
 
     @contextmanager
     def active(self) -> Iterator[None]:
-        """Within it, Spark takes this session's settings where it asks the thread for them: the parser does."""
+        """Make this the active session of the thread: Spark's parser takes its settings from there."""
         sessions = self.java.session
         before = sessions.getActiveSession()
         sessions.setActiveSession(self.session._jsparkSession)
@@ -107,12 +108,12 @@ def view_sql(dataset: Dataset, stored: frozenset[str]) -> str:
 
 
 _views: WeakKeyDictionary[SparkSession, Views] = WeakKeyDictionary()
-_opening = threading.Lock()
+_lock = threading.Lock()
 
 
 def of(spark: SparkSession) -> Views:
-    """The views of this engine session, made at its first query."""
-    with _opening:
+    """Return the views of this engine session, created at its first query."""
+    with _lock:
         if spark not in _views:
             _views[spark] = Views(spark)
         return _views[spark]

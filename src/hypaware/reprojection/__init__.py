@@ -1,1 +1,1 @@
-"""Raw exchanges of the lake through today's decoders: what older ones missed is added, nothing comes twice."""
+"""Reprojection: project the lake's raw exchanges again with the current decoders, and add the missing rows."""

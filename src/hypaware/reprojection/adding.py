@@ -1,7 +1,7 @@
-"""What the raw exchanges give today and the lake has not: into the spool, batch by batch.
+"""Append the rows that reprojection gives and the lake lacks to the spool, in batches.
 
-Nothing is remembered between runs. Killed at any point, the rows that wait in the spool are flushed by whoever flushes
-next, and the next run finds them by their ids.
+Runs keep no state. If a run is killed, the next flush commits its rows from the spool, and the next run finds them by
+their ids.
 """
 
 from __future__ import annotations
@@ -21,33 +21,37 @@ from hypaware.reprojection.outcome import Outcome
 from hypaware.reprojection.projecting import Terms, batches
 from hypaware.spool.writer import Spool
 
-_before_append = faults.point("reprojection.append.before-append", "rows are made of raw exchanges, none is stored")
-before_flush = faults.point("reprojection.flush.before-flush", "all rows wait in the spool, none is in the lake")
-_after_append = faults.point("reprojection.append.after-append", "some rows wait in the spool, others are not made yet")
+_before_append = faults.point(
+    "reprojection.append.before-append", "rows are projected from raw exchanges, none is stored"
+)
+before_flush = faults.point("reprojection.flush.before-flush", "all rows are in the spool, none is in the lake")
+_after_append = faults.point(
+    "reprojection.append.after-append", "some rows are in the spool, others are not projected yet"
+)
 
 
 def add(opened: OpenHome, config: Config, window: Window, outcome: Outcome, progress: Callable[[int], None]) -> int:
-    """How many rows wait in the spool now. What waited before was flushed, or it would be taken for missing."""
+    """Return the number of appended rows. The spool must have been flushed before, or its rows count as missing."""
     home, own = opened.home, opened.gateway_id
     terms = Terms.of(home, config, own, window)
     added = 0
     with parts_file.opened(home) as parts, Spool(home) as spool:
         read = stored.rows(home, stored.recorded(opened.store))
         for batch in batches(read, terms, parts, outcome, progress):
-            fresh = _missing(opened, batch)
-            outcome.rows_duplicate += len(batch) - len(fresh)
-            if fresh:
+            missing = _missing(opened, batch)
+            outcome.rows_duplicate += len(batch) - len(missing)
+            if missing:
                 _before_append()
-                added += spool.append_coerced(AI_GATEWAY_MESSAGES.name, fresh)
+                added += spool.append_coerced(AI_GATEWAY_MESSAGES.name, missing)
                 _after_append()
     return added
 
 
 def _missing(opened: OpenHome, rows: list[Row]) -> list[Row]:
-    """Those that the lake has not; the few that come twice in a run are left to the flush.
+    """Return the rows that the lake lacks. The flush drops the few duplicates within a run.
 
-    The lake as it is now: others flush and compact meanwhile.
+    Reads the current lake each time, because other jobs flush and compact it during the run.
     """
     keyed = [(row, row_key(AI_GATEWAY_MESSAGES, row, opened.gateway_id)) for row in rows]
-    there = Present(opened.home, AI_GATEWAY_MESSAGES, opened.gateway_id).committed({key for _, key in keyed if key})
-    return [row for row, key in keyed if key not in there]
+    present = Present(opened.home, AI_GATEWAY_MESSAGES, opened.gateway_id).committed({key for _, key in keyed if key})
+    return [row for row, key in keyed if key not in present]

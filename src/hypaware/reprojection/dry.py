@@ -1,7 +1,6 @@
-"""A dry run: what a reprojection would add, counted without a trace. In this process, without Spark.
+"""Dry run of a reprojection: count the rows that it would add. Runs in this process, without Spark or changes.
 
-Whether a row is a client's own record of something that is there under a fallback id is only settled by a flush: such
-rows count as written here.
+Only a flush can match a live row with its native row, so such rows count as written here.
 """
 
 from __future__ import annotations
@@ -42,25 +41,25 @@ def count(home: Home, config: Config, window: Window, progress: Progress) -> dic
     with parts_file.opened(home) as parts:
         read = stored.rows(home, through)
         for batch in batches(read, terms, parts, outcome, lambda number: progress("reading", number, total)):
-            let_in = _let_in(stones, batch, own)
-            fresh = _missing(present, let_in, own)
-            outcome.rows_purged += len(batch) - len(let_in)
-            outcome.rows_duplicate += len(let_in) - len(fresh)
-            outcome.rows_written += len(fresh)
+            allowed = _let_in(stones, batch, own)
+            missing = _missing(present, allowed, own)
+            outcome.rows_purged += len(batch) - len(allowed)
+            outcome.rows_duplicate += len(allowed) - len(missing)
+            outcome.rows_written += len(missing)
     return outcome.as_json()
 
 
 def _missing(present: Present, rows: list[Row], own_gateway: str) -> list[Row]:
-    """Those that neither the lake nor the spool has, each once."""
+    """Return the rows that neither the lake nor the spool has, without duplicates."""
     keys = [row_key(AI_GATEWAY_MESSAGES, row, own_gateway) for row in rows]
-    there = present.duplicates([(key, number) for number, key in enumerate(keys) if key is not None])
-    return [row for number, row in enumerate(rows) if number not in there]
+    duplicates = present.duplicates([(key, number) for number, key in enumerate(keys) if key is not None])
+    return [row for number, row in enumerate(rows) if number not in duplicates]
 
 
 def _let_in(stones: Tombstones, rows: list[Row], own_gateway: str) -> list[Row]:
-    """Without what was purged, as a flush would leave it out."""
-    bar = stones.closed.bar(AI_GATEWAY_MESSAGES)
-    open_rows = [row for row in rows if bar is None or not bar(row)]
-    keyed = [(row, row_key(AI_GATEWAY_MESSAGES, row, own_gateway)) for row in open_rows]
-    gone = stones.find({key for _, key in keyed if key is not None})
-    return [row for row, key in keyed if key not in gone]
+    """Return the rows that are not purged, as a flush would."""
+    is_purged = stones.purge_filter.predicate(AI_GATEWAY_MESSAGES)
+    allowed = [row for row in rows if is_purged is None or not is_purged(row)]
+    keyed = [(row, row_key(AI_GATEWAY_MESSAGES, row, own_gateway)) for row in allowed]
+    purged = stones.find({key for _, key in keyed if key is not None})
+    return [row for row, key in keyed if key not in purged]

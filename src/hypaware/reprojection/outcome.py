@@ -1,4 +1,4 @@
-"""What a reprojection has come to: the document of `hyp reproject --json`."""
+"""The report of a reprojection: the document of `hyp reproject --json`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 
 class Flushed(Protocol):
-    """What a flush has come to."""
+    """Row counts of a flush."""
 
     @property
     def rows_written(self) -> int: ...
@@ -25,20 +25,20 @@ class Flushed(Protocol):
 class Outcome:
     dry_run: bool
     exchanges: int = 0
-    """Of this gateway, in the window."""
+    """Exchanges of this gateway in the window."""
     sessions: set[str] = field(default_factory=set)
     rows_projected: int = 0
     rows_written: int = 0
     rows_duplicate: int = 0
-    """The lake has them, under the same id or a better one."""
+    """Rows that the lake has under the same id or its native id."""
     rows_purged: int = 0
-    """They were purged before and stay out."""
+    """Rows that belong to a purge."""
     rows_rejected: int = 0
     skipped: Counter[str] = field(default_factory=Counter)
-    """Exchanges, or pieces of them, that gave no rows, by reason."""
+    """Exchanges, or parts of them, that gave no rows, by reason."""
 
-    def flushed(self, added: int, reports: Sequence[Flushed]) -> None:
-        """Rows of others may have come with ours, so of each number at most what we added is told."""
+    def add_flush(self, added: int, reports: Sequence[Flushed]) -> None:
+        """Add the counts of the flushes. They may include rows of other producers, so each count is capped."""
         rejected = min(added, sum(report.rows_rejected for report in reports))
         purged = min(added - rejected, sum(report.rows_purged for report in reports))
         written = min(added - rejected - purged, sum(report.rows_written for report in reports))

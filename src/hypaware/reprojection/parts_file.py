@@ -1,7 +1,7 @@
-"""Parts of requests' bodies while a reprojection runs, on disk: a day of work may not fit into memory.
+"""Temporary storage of request body parts during a reprojection, as a day of work may not fit into memory.
 
-A SQLite file in a folder of its own under `<home>/engine/tmp`, which goes when the run ends; one that a killed run left
-is removed by the next engine. Parts live with their session and day (`capture.body_parts`); those of days long past
+A SQLite file in its own folder under `<home>/engine/tmp`, which is removed at the end of the run; the next engine
+removes one that a killed run has left. Parts are stored by session and day (`capture.body_parts`); those of older days
 are dropped.
 """
 
@@ -28,22 +28,22 @@ class PartsFile:
             " WITHOUT ROWID"
         )
 
-    def keep(self, session: str, day: str, parts: Mapping[str, str]) -> None:
+    def add(self, session: str, day: str, parts: Mapping[str, str]) -> None:
         self._db.executemany(
             "INSERT OR IGNORE INTO parts VALUES (?, ?, ?, ?)",
             [(day, session, name, text) for name, text in parts.items()],
         )
         if day not in self._days:
             self._days.add(day)
-            # What began before midnight and ended after it stands behind rows of the next day.
+            # An exchange that spans midnight may follow exchanges of the next day: keep two days.
             for old in sorted(self._days)[:-2]:
                 self._db.execute("DELETE FROM parts WHERE day = ?", (old,))
                 self._days.remove(old)
 
-    def of(self, session: str, day: str) -> Lookup:
+    def lookup(self, session: str, day: str) -> Lookup:
         def lookup(name: str) -> str | None:
-            asked = "SELECT text FROM parts WHERE day = ? AND session = ? AND name = ?"
-            found = self._db.execute(asked, (day, session, name)).fetchone()
+            query = "SELECT text FROM parts WHERE day = ? AND session = ? AND name = ?"
+            found = self._db.execute(query, (day, session, name)).fetchone()
             return found[0] if found else None
 
         return lookup
@@ -53,12 +53,12 @@ class PartsFile:
 def opened(home: Home) -> Iterator[PartsFile]:
     parent = home.engine / "tmp"
     durable.make_dir(parent)
-    scratch = Scratch.make(parent)
+    scratch = Scratch.create(parent)
     try:
         with closing(sqlite3.connect(scratch.path / "parts.db", isolation_level=None)) as db:
             for pragma in ("journal_mode=OFF", "synchronous=OFF", "temp_store=MEMORY", f"cache_size=-{_CACHE_KIB}"):
                 db.execute(f"PRAGMA {pragma}").close()
-            # One transaction that is never committed: nobody reads this after us.
+            # One transaction that is never committed: the file is not read after this run.
             db.execute("BEGIN")
             yield PartsFile(db)
     finally:

@@ -1,7 +1,7 @@
-"""From stored exchanges to the rows that they give today, a batch at a time, each row as the spool would store it.
+"""Project stored exchanges to coerced message rows, in batches.
 
-Every exchange is read, also those before the window: what they said is known then, and a request in the window gives
-only what it added. So whether a window is asked for changes which rows come, and never their ids.
+Every exchange is read, including those before the window: their history is then known, and a request in the window
+gives only its new messages. The window therefore selects rows, but never changes their ids.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from hypaware.backfill.pinned import Window
 from hypaware.capture.exchanges import Parts, reproject
 from hypaware.capture.privacy import Privacy
 from hypaware.capture.privacy_class import PrivacyClass
-from hypaware.capture.project import Projection, Seen
-from hypaware.capture.project.projection import SessionFacts
+from hypaware.capture.project.projection import Projection, SessionFacts
+from hypaware.capture.project.seen import Seen
 from hypaware.clients.claude import session_context
 from hypaware.config import Config
 from hypaware.home import Home
@@ -38,13 +38,13 @@ class Terms:
     privacy: Privacy
     facts: SessionFacts
     retained_from: str | None
-    """The first day that retention has left; nothing comes back before it."""
+    """The first day that retention keeps; older rows are not added again."""
 
     @classmethod
     def of(cls, home: Home, config: Config, gateway_id: str, window: Window) -> Terms:
         facts = session_facts(home.root)
-        unknown = PrivacyClass.named(config.privacy.unknown_folder)
-        privacy = Privacy(home, config.privacy.folders, unknown, cwd_of=lambda session: facts(session).get("cwd"))
+        unknown = PrivacyClass.parse(config.privacy.unknown_folder)
+        privacy = Privacy(home, config.privacy.folders, unknown, find_cwd=lambda session: facts(session).get("cwd"))
         return cls(gateway_id, window, privacy, facts, metadata.retained_from(home, AI_GATEWAY_MESSAGES.name))
 
 
@@ -56,7 +56,7 @@ def session_facts(root: Path) -> SessionFacts:
 def batches(
     stored: Iterable[Row], terms: Terms, parts: Parts, outcome: Outcome, progress: Callable[[int], None]
 ) -> Iterator[list[Row]]:
-    """Counts in `outcome` what it reads and projects."""
+    """Yield batches of rows. Count exchanges and rows in `outcome`."""
     batch: list[Row] = []
     for number, rows in enumerate(_projected(stored, terms, parts, outcome)):
         progress(number)
@@ -69,13 +69,15 @@ def batches(
 
 
 def _projected(stored: Iterable[Row], terms: Terms, parts: Parts, outcome: Outcome) -> Iterator[list[Row]]:
-    seen = Seen()
+    conversations = Seen()
     exchanges, read = tee(_own(stored, terms, outcome))
-    for exchange, projection in zip(exchanges, reproject(read, facts=terms.facts, seen=seen, parts=parts), strict=True):
-        wanted = terms.window.holds(exchange["ts_start"])
+    for exchange, projection in zip(
+        exchanges, reproject(read, facts=terms.facts, conversations=conversations, parts=parts), strict=True
+    ):
+        wanted = terms.window.contains(exchange["ts_start"])
         outcome.exchanges += wanted
         if _is_ignored(exchange, projection, terms.privacy):
-            seen.rollback(projection.changes)
+            conversations.rollback(projection.changes)
             outcome.skipped["ignored"] += wanted
             yield []
         elif wanted:
@@ -88,7 +90,7 @@ def _own(stored: Iterable[Row], terms: Terms, outcome: Outcome) -> Iterator[Row]
     for row in stored:
         if row[GATEWAY] == terms.gateway_id:
             yield row
-        elif terms.window.holds(row["ts_start"]):
+        elif terms.window.contains(row["ts_start"]):
             outcome.skipped["another_gateway"] += 1
 
 
@@ -97,9 +99,9 @@ def _kept(exchange: Row, projection: Projection, terms: Terms, outcome: Outcome)
     if session := projection.session_id or exchange.get("session_id"):
         outcome.sessions.add(session)
     kept = []
-    without_beginning = bool(exchange.get("decoded")) and _has_no_beginning(projection)
+    lacks_beginning = bool(exchange.get("decoded")) and _has_no_beginning(projection)
     for row in projection.rows:
-        if without_beginning and _is_history(row):
+        if lacks_beginning and _is_history(row):
             outcome.skipped["earlier_history"] += 1
             continue
         outcome.rows_projected += 1
@@ -116,23 +118,23 @@ def _kept(exchange: Row, projection: Projection, terms: Terms, outcome: Outcome)
 
 
 def _has_no_beginning(projection: Projection) -> bool:
-    """Whether the first exchanges of its conversation may not be kept any more.
+    """Tell whether the first exchanges of the conversation may no longer be stored.
 
-    The history that it repeats was recorded at the time, under the ids that it gets now; or it was left out, since it
-    is another conversation's that this one is a fork of. Nobody can tell which.
+    The history that the request repeats was recorded at the time, under the ids that it gets now; or it was skipped,
+    because it belongs to the conversation that this one was forked from. It is unknown which.
     """
     changes = projection.changes
-    return changes is not None and changes.created and not changes.forked
+    return changes is not None and changes.is_new and not changes.is_fork
 
 
 def _is_history(row: Row) -> bool:
-    """Whether it was said at some time before its exchange."""
+    """Tell whether the message is older than its exchange."""
     gateway = canonical.parse(row["attributes"])["gateway"]
     return bool(gateway.get("time_source") == "request")
 
 
 def _is_ignored(exchange: Row, projection: Projection, privacy: Privacy) -> bool:
-    """As it is judged today: by the session, its folder, and what they say now."""
+    """Apply the current privacy rules to the session and its folder."""
     session: Any = projection.session_id or exchange.get("session_id")
     cwd = next((row["cwd"] for row in projection.rows if row.get("cwd")), None)
     return privacy.class_of(cwd, session) is PrivacyClass.IGNORE

@@ -1,6 +1,6 @@
-"""The job `reproject`: what the lake has not yet goes through the spool and a flush, like everything else.
+"""The job `reproject`: append the rows that the lake lacks to the spool, and flush them.
 
-args: `since`, `until` (UTC text of the one written form, or None). Result: `Outcome`'s document.
+args: `since`, `until` (canonical UTC text, or None). Result: the document of `Outcome`.
 """
 
 from __future__ import annotations
@@ -37,5 +37,5 @@ def reproject(context: JobContext, args: dict[str, Any]) -> dict[str, Any]:
         added = add(opened, context.config, Window(args.get("since"), args.get("until")), outcome, progress)
     if added:
         before_flush()
-        outcome.flushed(added, lake_jobs.flush_datasets(context, [AI_GATEWAY_MESSAGES.name]))
+        outcome.add_flush(added, lake_jobs.flush_datasets(context, [AI_GATEWAY_MESSAGES.name]))
     return outcome.as_json()

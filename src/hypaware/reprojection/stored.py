@@ -1,7 +1,7 @@
-"""The raw exchanges of a lake, in the order in which they were stored, whatever their source.
+"""Read the raw exchanges of a lake in the order in which they were stored, across all sources.
 
-That is the order in which they ended, and what the decoders need: a request is read after those whose history it
-repeats, also where a client's session stands under two sources. A page of each source is in memory at a time.
+This is the order in which they ended, and the one that decoders need: a request is read after those whose history it
+repeats, even if a client's session has two sources. Memory holds one page of each source.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _PAGE_ROWS = 2_000
 _ROWS_AT_ONCE = 64
 
 Through = Mapping[str, int]
-"""Source → the last sequence that was recorded of it."""
+"""Source → its last recorded sequence."""
 
 
 def recorded(store: Store) -> Through:
@@ -32,13 +32,13 @@ def recorded(store: Store) -> Through:
 
 
 def count(home: Home) -> int:
-    """How many rows there are; some of them may be above what was recorded."""
+    """Count the stored exchanges, including those that are not recorded yet."""
     entry = metadata.entry(home, AI_GATEWAY_EXCHANGES.name)
     return sum(file.rows for file in metadata.remembered_files(metadata.read(entry.metadata))) if entry else 0
 
 
 def rows(home: Home, through: Through) -> Iterator[Row]:
-    """As they were coerced, up to there; what comes meanwhile is left to the next run."""
+    """Yield the exchanges up to the recorded sequences, in producer form. Later ones are left to the next run."""
     sources = [_of_source(home, source, last) for source, last in sorted(through.items())]
     for _, row in heapq.merge(*sources, key=lambda found: found[0]):
         yield row

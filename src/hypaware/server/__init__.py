@@ -1,5 +1,6 @@
-"""The central server: batches of many gateways over HTTP, into the same spool, state, flush and lake.
+"""The server: receives batches from many gateways over HTTP into its own spool, state and lake.
 
-A batch is one segment file. It is durable before the ledger knows it, known before it may be flushed, and only then
-acknowledged. No part of this package needs Spark: an engine commits what waits.
+A batch becomes one segment file. The file is durable before the batch is entered in the ledger; a batch is in the
+ledger before its file can be flushed, and only then is it acknowledged. This package does not use Spark: an engine
+commits the spool.
 """

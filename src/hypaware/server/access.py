@@ -1,13 +1,14 @@
-"""Who may come in: bootstrap tokens are traded for signed ones, signed ones are read, revoked ones are turned away.
+"""Authentication: exchange bootstrap tokens for signed tokens, verify signed tokens, reject revoked ones.
 
-Whose id a gateway's is:
-- A client that says its id and a secret has that id if nobody had it before, or if it was enrolled with the same
-  secret. A new bootstrap token changes nothing: the ledger finds what the gateway delivered before.
-- A client of the published contract says neither. The rows of each of its batches say whose they are; an id that
-  nobody had before then belongs to the *owner* of its bootstrap token: the token's label, or the token itself if it
-  has none. A token that replaces another one is given the same label.
+How a gateway id is assigned:
+- A client that sends its id and a secret gets that id if it is unused, or if it was enrolled with the same secret. A
+  new bootstrap token changes nothing: the ledger still finds the gateway's earlier deliveries.
+- A client of the published contract sends neither. The rows of its batches name the gateway id; an unused id then
+  belongs to the *owner* of the bootstrap token: the token's label, or the token itself if it has no label. To replace a
+  token, create the new one with the same label.
 
-An expired bootstrap token lets nobody new in; gateways that came with it stay, and renew. A revoked one ends them too.
+An expired bootstrap token enrols no new gateway, but gateways that enrolled with it stay and can renew their signed
+tokens. A revoked bootstrap token ends those gateways too.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from hypaware.state import gateways, tokens
 from hypaware.state.gateways import Claim
 from hypaware.state.store import Store
 
-_LOOK_EVERY = 1.0
+_REFRESH_SECONDS = 1.0
 _MAX_SECRET = 1_000
 
 
@@ -40,38 +41,39 @@ class Access:
         store: Store,
         signer: Signer,
         *,
-        look_every: float = _LOOK_EVERY,
+        refresh_seconds: float = _REFRESH_SECONDS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._store = store
         self._signer = signer
-        self._look_every = look_every
+        self._refresh_seconds = refresh_seconds
         self._clock = clock
         self._revoked: frozenset[str] = frozenset()
-        self._looked_at = -float("inf")
+        self._refreshed_at = -float("inf")
 
-    async def caller(self, request: web.Request) -> Caller:
+    async def authenticate(self, request: web.Request) -> Caller:
+        """Return the caller that the request's token was signed for. Raise Problem 401 if there is no valid token."""
         scheme, _, token = request.headers.get("Authorization", "").partition(" ")
-        found = self._signer.caller(token.strip()) if scheme.lower() == "bearer" and token.isascii() else None
-        if found is None or found.token_id in await self._revoked_now():
+        caller = self._signer.verify(token.strip()) if scheme.lower() == "bearer" and token.isascii() else None
+        if caller is None or caller.token_id in await self._revoked_ids():
             raise Problem(401, "unauthorized")
-        headers.own_gateway(request.headers, found.gateway_id)
-        return found
+        headers.own_gateway(request.headers, caller.gateway_id)
+        return caller
 
-    async def enrol(self, asked: Mapping[str, Any]) -> Signed:
-        return await asyncio.to_thread(self._enrol, asked)
+    async def enrol(self, body: Mapping[str, Any]) -> Signed:
+        return await asyncio.to_thread(self._enrol, body)
 
     async def renew(self, caller: Caller) -> Signed:
-        await asyncio.to_thread(self._used, caller.token_id)
+        await asyncio.to_thread(self._mark_used, caller.token_id)
         return self._signer.sign(caller)
 
-    def _enrol(self, asked: Mapping[str, Any]) -> Signed:
-        token = asked.get("bootstrap_token")
+    def _enrol(self, body: Mapping[str, Any]) -> Signed:
+        token = body.get("bootstrap_token")
         if not isinstance(token, str):
             raise bad_request("bad_request", "bootstrap_token is missing")
-        gateway_id, secret, host = (_text(asked, name) for name in ("gateway_id", "gateway_secret", "host"))
+        gateway_id, secret, host = (_text(body, name) for name in ("gateway_id", "gateway_secret", "host"))
         if (gateway_id is None) != (secret is None):
-            raise bad_request("bad_request", "gateway_id and gateway_secret come together")
+            raise bad_request("bad_request", "gateway_id and gateway_secret must be sent together")
         with self._store.transaction() as connection:
             found = tokens.find(connection, hash_of(token))
             if found is None or found.refusal(datetime.now(UTC)):
@@ -84,24 +86,24 @@ class Access:
                     raise Problem(403, "gateway_bound")
         return self._signer.sign(Caller(found.id, owner, gateway_id, found.label))
 
-    def _used(self, token_id: str) -> None:
+    def _mark_used(self, token_id: str) -> None:
         with self._store.transaction() as connection:
             tokens.used(connection, token_id)
 
-    async def _revoked_now(self) -> frozenset[str]:
-        """Looked up again when the last look is a moment old: another process revokes them."""
-        if self._clock() - self._looked_at >= self._look_every:
-            self._revoked = await asyncio.to_thread(self._look)
-            self._looked_at = self._clock()
+    async def _revoked_ids(self) -> frozenset[str]:
+        """Return the revoked tokens, read again after a moment, because another process revokes them."""
+        if self._clock() - self._refreshed_at >= self._refresh_seconds:
+            self._revoked = await asyncio.to_thread(self._read_revoked)
+            self._refreshed_at = self._clock()
         return self._revoked
 
-    def _look(self) -> frozenset[str]:
+    def _read_revoked(self) -> frozenset[str]:
         with self._store.reading() as connection:
             return tokens.revoked_ids(connection)
 
 
-def _text(asked: Mapping[str, Any], name: str) -> str | None:
-    value = asked.get(name)
+def _text(body: Mapping[str, Any], name: str) -> str | None:
+    value = body.get(name)
     if value is None:
         return None
     if not isinstance(value, str):

@@ -1,4 +1,4 @@
-"""The server's routes: `/v1` as the published contract has it with our additions, and what operators look at."""
+"""The server's routes: `/v1` of the published contract with our additions, and the operators' endpoints."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from hypaware.server.problem import Problem, unavailable
 from hypaware.server.trouble import log
 
 
-def make_app(parts: Parts) -> web.Application:
-    app = web.Application(middlewares=[_answering(parts)])
-    identity, ingest, operators = IdentityRoutes(parts), IngestRoutes(parts), OperatorRoutes(parts)
+def make_app(context: Parts) -> web.Application:
+    app = web.Application(middlewares=[_middleware(context)])
+    identity, ingest, operators = IdentityRoutes(context), IngestRoutes(context), OperatorRoutes(context)
     app.add_routes(
         [
             web.post("/v1/identity/bootstrap", identity.bootstrap),
@@ -24,9 +24,9 @@ def make_app(parts: Parts) -> web.Application:
             web.get("/v1/config", identity.config),
             web.get("/v1/capabilities", operators.capabilities),
             web.post("/v1/ingest/{signal}", ingest.batch),
-            web.get("/v1/ingest/{signal}/batches/{id:.+}", ingest.landed),
+            web.get("/v1/ingest/{signal}/batches/{id:.+}", ingest.find_batch),
             web.get("/v1/ingest/{signal}/watermark", ingest.watermark),
-            web.get("/healthz", operators.healthy),
+            web.get("/healthz", operators.health),
             web.get("/readyz", operators.ready),
             web.get("/metrics", operators.metrics),
         ]
@@ -34,36 +34,36 @@ def make_app(parts: Parts) -> web.Application:
     return app
 
 
-def _answering(parts: Parts) -> Middleware:
-    """Every answer is counted, every refusal is JSON, and nothing of a fault's inside is told."""
+def _middleware(context: Parts) -> Middleware:
+    """Return the middleware that counts responses and turns errors into JSON without internal details."""
 
     @web.middleware
-    async def answering(request: web.Request, handler: Handler) -> web.StreamResponse:
+    async def respond(request: web.Request, handler: Handler) -> web.StreamResponse:
         try:
-            with parts.under_way.one():
+            with context.in_flight.one():
                 response = await handler(request)
         except Problem as problem:
             response = problem.response()
-        except web.HTTPException as found:
-            kind = (found.reason or "error").lower().replace(" ", "_").replace("-", "_")
-            response = Problem(found.status, kind).response()
-            if "Allow" in found.headers:
-                response.headers["Allow"] = found.headers["Allow"]
+        except web.HTTPException as error:
+            kind = (error.reason or "error").lower().replace(" ", "_").replace("-", "_")
+            response = Problem(error.status, kind).response()
+            if "Allow" in error.headers:
+                response.headers["Allow"] = error.headers["Allow"]
         except HypError as error:
             log.warning("%s", error.message)
             response = unavailable("state_unavailable").response()
         except Exception:
             log.exception("a request failed")
             response = Problem(500, "internal").response()
-        # What it is built with is nobody's business.
+        # Do not disclose the HTTP library and its version.
         response.headers["Server"] = "hypaware"
-        parts.meters.answered(_route(request), response.status)
+        context.metrics.answered(_route(request), response.status)
         return response
 
-    return answering
+    return respond
 
 
 def _route(request: web.Request) -> str:
-    """The pattern, never the path: names of gateways' batches stay out of the metrics."""
+    """Return the route's pattern. The path would put batch ids into the metrics."""
     resource = request.match_info.route.resource
     return resource.canonical if resource is not None else "none"

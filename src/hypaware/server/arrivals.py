@@ -1,4 +1,4 @@
-"""A batch on its way through the server, and what became of it. Values only."""
+"""Values: a batch on its way through the server, and its outcome."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ class Stored:
 
 @dataclass(frozen=True)
 class Known:
-    """The same id was stored before; nothing was stored now."""
+    """A batch with the same id was stored before; nothing was stored now."""
 
 
 @dataclass(frozen=True)
 class Overlapping:
-    """A new id, for rows that are here already; nothing was stored."""
+    """The batch has a new id but covers rows that are already stored; nothing was stored now."""
 
     covered: Covered
 
 
 Outcome = Stored | Known | Overlapping | Problem
 Answer = Callable[[Outcome], None]
-"""Called once, from any thread."""
+"""Reports the outcome of a batch; called once, from any thread."""
 
 
 @dataclass(frozen=True)
 class Arrival:
-    """A batch as its headers tell, and who sent it."""
+    """A batch described by its headers, and its sender."""
 
     caller: Caller
     dataset: Dataset
@@ -49,9 +49,9 @@ class Arrival:
 
 @dataclass(frozen=True)
 class Durable:
-    """A batch whose file, if it has rows, is written and synced."""
+    """A validated batch; its file, if it has rows, is written and synced."""
 
-    arrival: Arrival
+    incoming: Arrival
     batch: Batch
     path: Path | None
     answer: Answer

@@ -1,4 +1,4 @@
-"""The body of a request: received within limits of size and time, unpacked within a limit of size."""
+"""Request bodies: read within limits of size and time, decompressed within a limit of size."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ from hypaware.server.limits import Limits
 from hypaware.server.problem import Problem, bad_request
 from hypaware.server.throttle import Share
 
-_STEP = 1 << 20
+_READ_BYTES = 1 << 20
 _MAX_JSON = 16 << 10
 
 
-async def received(request: web.Request, limits: Limits, share: Share) -> bytes:
-    """All of it, counted against the share as it comes."""
-    most = limits.max_body_bytes
-    if (request.content_length or 0) > most:
-        raise too_large(most)
+async def received(request: web.Request, limits: Limits, reservation: Share) -> bytes:
+    """Read the whole body, reserving memory as it arrives."""
+    limit = limits.max_body_bytes
+    if (request.content_length or 0) > limit:
+        raise too_large(limit)
     loop = asyncio.get_running_loop()
     end = loop.time() + limits.body_seconds
     pieces: list[bytes] = []
     try:
-        async with asyncio.timeout_at(min(end, loop.time() + limits.idle_seconds)) as patience:
+        async with asyncio.timeout_at(min(end, loop.time() + limits.idle_seconds)) as timeout:
             while piece := await request.content.readany():
                 pieces.append(piece)
-                size = share.bytes + len(piece)
-                if size > most:
-                    raise too_large(most)
-                share.grow_to(size)
-                patience.reschedule(min(end, loop.time() + limits.idle_seconds))
+                size = reservation.bytes + len(piece)
+                if size > limit:
+                    raise too_large(limit)
+                reservation.grow_to(size)
+                timeout.reschedule(min(end, loop.time() + limits.idle_seconds))
     except TimeoutError:
         raise Problem(408, "body_too_slow") from None
     except (ConnectionError, web.RequestPayloadError, TransferEncodingError) as error:
@@ -44,7 +44,7 @@ async def received(request: web.Request, limits: Limits, share: Share) -> bytes:
 
 
 async def json_object(request: web.Request, seconds: float) -> dict[str, Any]:
-    """A small JSON body."""
+    """Read a small JSON body."""
     if (request.content_length or 0) > _MAX_JSON:
         raise too_large(_MAX_JSON)
     try:
@@ -59,38 +59,38 @@ async def json_object(request: web.Request, seconds: float) -> dict[str, Any]:
     if len(raw) > _MAX_JSON:
         raise too_large(_MAX_JSON)
     try:
-        found = orjson.loads(raw)
+        value = orjson.loads(raw)
     except orjson.JSONDecodeError:
-        found = None
-    if not isinstance(found, dict):
+        value = None
+    if not isinstance(value, dict):
         raise bad_request("bad_json", "the body is not a JSON object")
-    return found
+    return value
 
 
-def unpacked(body: bytes, encoding: str | None, most: int) -> bytes:
-    """What was sent, at most so many bytes of it: a bomb stops at the limit, not in memory."""
+def unpacked(body: bytes, encoding: str | None, limit: int) -> bytes:
+    """Decompress the body. Stop at `limit` bytes, so that a decompression bomb does not fill the memory."""
     if encoding is None:
         return body
     if not body:
         return b""
-    # Loaded when it is first needed: most of its weight serves tables.
+    # Import pyarrow on first use: it is large, and most of it is not needed here.
     pa = _pyarrow()
     pieces: list[bytes] = []
     size = 0
     try:
         with pa.CompressedInputStream(pa.BufferReader(body), encoding) as stream:
-            while piece := stream.read(_STEP):
+            while piece := stream.read(_READ_BYTES):
                 pieces.append(piece)
                 size += len(piece)
-                if size > most:
-                    raise too_large(most)
+                if size > limit:
+                    raise too_large(limit)
     except OSError as error:
         raise bad_request("bad_encoding", f"the body is not {encoding}: {error}") from None
     return b"".join(pieces)
 
 
-def too_large(most: int) -> Problem:
-    return Problem(413, "body_too_large", limit=most)
+def too_large(limit: int) -> Problem:
+    return Problem(413, "body_too_large", limit=limit)
 
 
 @functools.cache

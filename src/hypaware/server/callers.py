@@ -1,4 +1,4 @@
-"""Who is asking, as a signed token tells."""
+"""The caller of a request, as its signed token describes it."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ TENANT = "default"
 @dataclass(frozen=True)
 class Caller:
     token_id: str
-    """The bootstrap token that it came with; revoked, it ends the caller too."""
+    """The bootstrap token that the caller enrolled with. Revoking it ends the caller too."""
     owner: str
-    """Whom that token was made for: the next token with the same label has the same owner."""
+    """The owner of that token. Tokens with the same label have the same owner."""
     gateway_id: str | None
-    """None for a client of the published contract, which does not say who it is: its rows do."""
+    """None for a client of the published contract: only its rows name the gateway."""
     label: str | None = None
     tenant: str = TENANT
 
     @property
     def key(self) -> str:
-        """What its limits are counted under."""
+        """The key under which the caller's rate limits are counted."""
         return self.gateway_id or self.owner

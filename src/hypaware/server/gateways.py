@@ -1,4 +1,4 @@
-"""The gateways that a server knows, for its operator. Used by `hyp server gateways`."""
+"""The gateways that a server knows, for `hyp server gateways`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def listed(home: Home) -> list[Gateway]:
 
 
 def release(home: Home, gateway_id: str) -> None:
-    """For a machine that lost its secret: whoever enrols next under the id has it."""
+    """Release a gateway id, for a machine that lost its secret. The next machine that enrols under the id gets it."""
     with closing(open_home(home).store) as store, store.transaction() as connection:
         if not gateways.release(connection, TENANT, gateway_id):
-            raise HypError(f"no gateway {gateway_id!r} has been here", kind="unknown_gateway")
+            raise HypError(f"this server knows no gateway {gateway_id!r}", kind="unknown_gateway")

@@ -1,12 +1,12 @@
-"""Group commit: batches that are durable together enter the ledger together. One thread, the ledger's only writer.
+"""Group commit: enter many durable batches into the ledger in one transaction. One thread is the ledger's only writer.
 
     sync incoming/ ─▶ one transaction: known? overlapping? else enter ─▶ move to sealed/ ─▶ answer ─▶ sync the folders
 
-While one group is on its way the next one gathers. A batch is decided inside the transaction, so of two with one id
-the second is answered only when the first is committed.
+While one group is committed, the next one gathers. The decision about a batch is made inside the transaction, so of two
+batches with the same id the second is answered only after the first is committed.
 
-No transaction begins before every move of the group before it is durable: ids are forgotten in transactions, and a
-file in incoming/ whose id was forgotten would be taken for one that nobody was told of.
+No transaction begins before every move of the previous group is durable. Transactions also remove old ids from the
+ledger, and a file in incoming/ whose id was removed would look like a batch that was never acknowledged.
 
 @ref delivery#server
 """
@@ -33,26 +33,26 @@ from hypaware.state import gateways, ledger
 from hypaware.state.gateways import Claim
 from hypaware.state.store import Store
 
-_before_register = faults.point("server.register.before-commit", "batches are durable, the ledger does not know them")
-_after_register = faults.point("server.register.after-commit", "the ledger knows batches that are still in incoming/")
-_after_move = faults.point("server.move.after-rename", "registered batches may be flushed, nobody was told")
-_after_answer = faults.point("server.answer.after-send", "senders were told, the moves may not survive a power cut")
+_before_register = faults.point("server.register.before-commit", "batches are durable but not in the ledger")
+_after_register = faults.point("server.register.after-commit", "batches are in the ledger and still in incoming/")
+_after_move = faults.point("server.move.after-rename", "registered batches can be flushed but are not acknowledged")
+_after_answer = faults.point("server.answer.after-send", "batches are acknowledged; a power cut may undo their moves")
 
 _MAX_GROUP = 256
-# How often `last_seen_at` of a gateway that sends all the time is written.
-_SEEN_EVERY = 60.0
+# The interval at which `last_seen_at` of a busy gateway is written.
+_LAST_SEEN_SECONDS = 60.0
 
 
 class GroupCommit:
-    def __init__(self, store: Store, meters: Meters, trouble: Trouble, keep_free: int) -> None:
+    def __init__(self, store: Store, metrics: Meters, health: Trouble, min_free: int) -> None:
         self._store = store
-        self._meters = meters
-        self._trouble = trouble
-        self._keep_free = keep_free
+        self._metrics = metrics
+        self._health = health
+        self._min_free = min_free
         self._queue: queue.SimpleQueue[Durable | None] = queue.SimpleQueue()
         self._unmoved: list[Path] = []
         self._unsynced: set[Path] = set()
-        self._seen: dict[tuple[str, str], float] = {}
+        self._last_seen: dict[tuple[str, str], float] = {}
         self._thread = threading.Thread(target=self._run, name="group-commit", daemon=True)
         self._thread.start()
 
@@ -60,7 +60,7 @@ class GroupCommit:
         self._queue.put(batch)
 
     def close(self) -> None:
-        """Finishes what was put before."""
+        """Commit the batches in the queue and end the thread."""
         self._queue.put(None)
         self._thread.join()
 
@@ -70,13 +70,13 @@ class GroupCommit:
 
     def _run(self) -> None:
         while (group := self._gather()) is not None:
-            began = time.monotonic()
+            started_at = time.monotonic()
             outcomes = self._outcomes(group)
             for each, outcome in zip(group, outcomes, strict=True):
                 each.answer(outcome)
             _after_answer()
-            self._meters.committed(time.monotonic() - began)
-            # What cannot be synced now is tried before the next group, which waits for it.
+            self._metrics.committed(time.monotonic() - started_at)
+            # If this fails, it is repeated before the next group, which cannot start without it.
             with contextlib.suppress(OSError):
                 self._finish_moves()
 
@@ -84,25 +84,25 @@ class GroupCommit:
         paths = [each.path for each in group if each.path]
         try:
             self._finish_moves()
-            self._secure(paths)
+            self._sync_incoming(paths)
         except OSError as error:
             incoming.discard(paths)
             return self._failed(group, error)
         try:
             return self._commit(group)
         except Exception as error:
-            self._take_back(paths)
+            self._roll_back(paths)
             return self._failed(group, error)
 
     def _failed(self, group: Sequence[Durable], error: Exception) -> list[Outcome]:
-        self._trouble.met(error)
+        self._health.failed(error)
         if isinstance(error, OSError | HypError):
             return [unavailable("storage_unavailable")] * len(group)
-        log.error("a group of batches could not be registered", exc_info=error)
+        log.error("cannot register a group of batches", exc_info=error)
         return [Problem(500, "internal")] * len(group)
 
     def _gather(self) -> list[Durable] | None:
-        """At least one batch, and all that wait beside it; None when the server ends."""
+        """Return all queued batches, waiting for at least one; None when the server ends."""
         first = self._queue.get()
         if first is None:
             return None
@@ -118,32 +118,35 @@ class GroupCommit:
             group.append(following)
         return group
 
-    def _secure(self, paths: Sequence[Path]) -> None:
+    def _sync_incoming(self, paths: Sequence[Path]) -> None:
         for folder in {path.parent for path in paths}:
-            refuse_full_disk(folder, self._keep_free)
+            refuse_full_disk(folder, self._min_free)
             durable.fsync_dir(folder)
 
     def _commit(self, group: Sequence[Durable]) -> list[Outcome]:
         _before_register()
         with self._store.transaction() as connection:
             outcomes = [self._enter(connection, each) for each in group]
-            self._note_gateways(connection, group)
+            self._update_last_seen(connection, group)
         _after_register()
-        self._trouble.over()
+        self._health.recovered()
         for each, outcome in zip(group, outcomes, strict=True):
             if each.path and isinstance(outcome, Stored):
                 self._unmoved.append(each.path)
             elif each.path:
                 incoming.discard([each.path])
-        # They are stored, whatever happens now: a move that fails is done before the next group.
+        # The batches are stored from here on; a move that fails is repeated before the next group.
         with contextlib.suppress(OSError):
             self._move()
         _after_move()
         return outcomes
 
-    def _take_back(self, paths: Sequence[Path]) -> None:
-        """A transaction that failed may have happened all the same. What the ledger knows after it stays; where even
-        that cannot be learnt, the next start finds out."""
+    def _roll_back(self, paths: Sequence[Path]) -> None:
+        """Remove the files of a failed transaction, except those that the ledger knows.
+
+        A transaction may be committed although it reported a failure. If the ledger cannot be read either, the next
+        start of the server decides.
+        """
         try:
             with self._store.reading() as connection:
                 for path in paths:
@@ -152,10 +155,10 @@ class GroupCommit:
                     else:
                         incoming.discard([path])
         except HypError as error:
-            log.warning("what became of %d batches is found out at the next start: %s", len(paths), error)
+            log.warning("cannot read the ledger; the next start recovers %d batches: %s", len(paths), error)
 
     def _enter(self, connection: Connection, each: Durable) -> Outcome:
-        batch, headers, caller = each.batch, each.arrival.headers, each.arrival.caller
+        batch, headers, caller = each.batch, each.incoming.headers, each.incoming.caller
         if ledger.is_known(connection, batch.sender, batch.id):
             return Known()
         delivery = batch.delivery
@@ -166,19 +169,21 @@ class GroupCommit:
             sender = batch.sender
             claim = Claim(sender.tenant, sender.gateway_id, caller.owner, None, caller.label, headers.host)
             if not gateways.bind(connection, claim):
-                return Problem(422, "invalid_row", line=1, reason="column gateway_id: it belongs to another gateway")
+                return Problem(
+                    422, "invalid_row", line=1, reason="column gateway_id: the id belongs to another gateway"
+                )
         if delivery and headers.acked_to is not None:
             ledger.forget(connection, batch.sender, delivery.source, headers.acked_to)
         ledger.enter(connection, batch)
         return Stored(batch.rows)
 
-    def _note_gateways(self, connection: Connection, group: Sequence[Durable]) -> None:
+    def _update_last_seen(self, connection: Connection, group: Sequence[Durable]) -> None:
         now = time.monotonic()
         for each in group:
             key = (each.batch.sender.tenant, each.batch.sender.gateway_id)
-            if now - self._seen.get(key, -_SEEN_EVERY) >= _SEEN_EVERY:
-                self._seen[key] = now
-                gateways.seen(connection, key[0], {key[1]: each.arrival.headers.host})
+            if now - self._last_seen.get(key, -_LAST_SEEN_SECONDS) >= _LAST_SEEN_SECONDS:
+                self._last_seen[key] = now
+                gateways.seen(connection, key[0], {key[1]: each.incoming.headers.host})
 
     def _finish_moves(self) -> None:
         self._move()
@@ -190,7 +195,7 @@ class GroupCommit:
         while self._unmoved:
             path = self._unmoved[-1]
             place = incoming.sealed_place(path)
-            # One that is gone was moved before.
+            # A missing file was moved before.
             with contextlib.suppress(FileNotFoundError):
                 path.rename(place)
             self._unsynced |= {path.parent, place.parent}

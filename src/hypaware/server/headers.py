@@ -1,8 +1,8 @@
-"""The headers of a batch: everything that is said of it beside its rows, judged before a byte of it is read.
+"""The headers of a batch, validated before its body is read.
 
-Names from outside (ids, sources, hosts) are values in the ledger and never part of a path; their length is bounded.
-`X-Hyp-Source`, `-Gateway`, `-Incarnation` and `-Host` are percent-encoded UTF-8: a header cannot carry every name as it
-is, and two sources must never become one.
+Names from outside (ids, sources, hosts) are stored as values in the ledger, never used in a path, and limited in
+length. `X-Hyp-Source`, `-Gateway`, `-Incarnation` and `-Host` are percent-encoded UTF-8: a header cannot carry every
+name unencoded, and two sources must never become one.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ class BatchHeaders:
 def read(headers: Mapping[str, str]) -> BatchHeaders:
     content_type = headers.get("Content-Type", "").partition(";")[0].strip().lower()
     if content_type != _CONTENT_TYPE:
-        raise bad_request("bad_content_type", f"a batch is {_CONTENT_TYPE}")
+        raise bad_request("bad_content_type", f"Content-Type must be {_CONTENT_TYPE}")
     if not headers.get("X-Hyp-Batch-Id"):
         raise bad_request("bad_batch_id", "X-Hyp-Batch-Id is missing")
     sha = headers.get("X-Hyp-Content-Sha256")
     if sha is not None and not _SHA256.fullmatch(sha):
-        raise bad_request("bad_header", "X-Hyp-Content-Sha256 is not a sha256 in hex")
+        raise bad_request("bad_header", "X-Hyp-Content-Sha256 must be a sha256 in hex")
     return BatchHeaders(
         id=checked("X-Hyp-Batch-Id", headers["X-Hyp-Batch-Id"], kind="bad_batch_id"),
         incarnation=incarnation(headers),
@@ -58,9 +58,9 @@ def read(headers: Mapping[str, str]) -> BatchHeaders:
 
 
 def checked(what: str, value: str, *, kind: str = "bad_header") -> str:
-    """The name itself, if it is one. Printable text is what UTF-8 can store, too."""
+    """Return the name if it is printable and short enough. Printable text can always be encoded as UTF-8."""
     if not value or len(value) > _MAX_NAME or not value.isprintable():
-        raise bad_request(kind, f"{what} is not printable text of 1 to {_MAX_NAME} characters")
+        raise bad_request(kind, f"{what} must be printable text of 1 to {_MAX_NAME} characters")
     return value
 
 
@@ -70,14 +70,14 @@ def name(headers: Mapping[str, str], header: str) -> str | None:
 
 
 def source(value: str) -> str:
-    """What a client calls itself in its rows: any text that a database can hold."""
+    """Return the source if a database can store it."""
     if not 0 < len(value) <= _MAX_SOURCE or "\0" in value or not is_encodable(value):
-        raise bad_request("bad_source", f"a source is text of 1 to {_MAX_SOURCE} characters, without a NUL")
+        raise bad_request("bad_source", f"a source must be text of 1 to {_MAX_SOURCE} characters without NUL")
     return value
 
 
 def incarnation(headers: Mapping[str, str]) -> str:
-    """Empty from a client that has none."""
+    """Return the incarnation, or an empty string if the client sends none."""
     return name(headers, "X-Hyp-Incarnation") or ""
 
 
@@ -86,7 +86,7 @@ def host(headers: Mapping[str, str]) -> str | None:
 
 
 def own_gateway(headers: Mapping[str, str], gateway_id: str | None) -> None:
-    """A client that names its gateway must name the one that its token was signed for."""
+    """Raise Problem 403 if the client names another gateway than the one that its token was signed for."""
     named = name(headers, "X-Hyp-Gateway")
     if named is not None and gateway_id is not None and named != gateway_id:
         raise Problem(403, "gateway_mismatch")
@@ -96,13 +96,13 @@ def _delivery(headers: Mapping[str, str]) -> Delivery | None:
     given = headers.get("X-Hyp-Seq-Range")
     if given is None:
         return None
-    found = _RANGE.fullmatch(given)
-    after, last = (int(found[1]), int(found[2])) if found else (0, 0)
+    match = _RANGE.fullmatch(given)
+    after, last = (int(match[1]), int(match[2])) if match else (0, 0)
     if not after < last <= _MAX_SEQ:
-        raise bad_request("bad_header", "X-Hyp-Seq-Range is not <after>-<last>, the first below the second")
+        raise bad_request("bad_header", "X-Hyp-Seq-Range must be <after>-<last> with <after> below <last>")
     given_source = headers.get("X-Hyp-Source")
     if given_source is None or not incarnation(headers):
-        raise bad_request("bad_header", "X-Hyp-Seq-Range needs X-Hyp-Source and X-Hyp-Incarnation beside it")
+        raise bad_request("bad_header", "X-Hyp-Seq-Range requires X-Hyp-Source and X-Hyp-Incarnation")
     return Delivery(source(_decoded("X-Hyp-Source", given_source)), Range(after, last))
 
 
@@ -111,7 +111,7 @@ def _acked_to(headers: Mapping[str, str]) -> int | None:
     if given is None:
         return None
     if not _SEQ.fullmatch(given) or int(given) > _MAX_SEQ:
-        raise bad_request("bad_header", "X-Hyp-Acked-To is not a sequence")
+        raise bad_request("bad_header", "X-Hyp-Acked-To must be a sequence")
     return int(given)
 
 
@@ -120,7 +120,7 @@ def _encoding(given: str) -> str | None:
     if encoding in ("", "identity"):
         return None
     if encoding not in ENCODINGS:
-        raise bad_request("bad_encoding", f"a body is sent as it is, or as one of {', '.join(ENCODINGS)}")
+        raise bad_request("bad_encoding", f"Content-Encoding must be identity or one of {', '.join(ENCODINGS)}")
     return encoding
 
 

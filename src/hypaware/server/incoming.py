@@ -1,11 +1,11 @@
-"""`spool/<dataset>/incoming/`: batches that are durable, and not yet, or only just, in the ledger.
+"""`spool/<dataset>/incoming/`: durable batches that are not yet in the ledger, or were entered a moment ago.
 
     incoming/<name>.<rows>.jsonl ──ledger──▶ sealed/<name>.<rows>.jsonl
 
-A file here is a segment as the spool knows it, but no reader of the spool looks here: an unregistered batch is never
-flushed, and never counted. What a killed server left behind is settled before the next one listens: a batch that the
-ledger knows is moved on, for its sender may have been told so; any other is removed, for its sender was told nothing
-and still has it.
+A file here is a spool segment, but no reader of the spool reads this folder: a batch that is not in the ledger is never
+flushed and never counted. A server recovers the folder before it listens: a batch that is in the ledger is moved to
+`sealed/`, because it may have been acknowledged; any other file is removed, because it was not acknowledged and its
+sender still has it.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from hypaware.spool.segments import SUFFIX, Folder
 from hypaware.state import flushes, ledger
 from hypaware.state.store import Store
 
-_before_sync = faults.point("server.store.before-fsync", "a batch is written, not durable, not in the ledger")
-_after_sync = faults.point("server.store.after-fsync", "a batch is durable, not in the ledger")
+_before_sync = faults.point("server.store.before-fsync", "a batch is written but not durable and not in the ledger")
+_after_sync = faults.point("server.store.after-fsync", "a batch is durable but not in the ledger")
 _before_move = faults.point("server.recover.before-rename", "a batch of the ledger is still in incoming/")
-_after_move = faults.point("server.recover.after-rename", "a batch that a killed server left is on its way")
-_before_remove = faults.point("server.recover.before-unlink", "a batch that nobody was told of is still in incoming/")
+_after_move = faults.point("server.recover.after-rename", "a batch that a killed server left is in sealed/")
+_before_remove = faults.point("server.recover.before-unlink", "a batch that was not acknowledged is in incoming/")
 
 
 @dataclass(frozen=True)
 class Settled:
-    """What was found at the start."""
+    """Counts of recovered batches."""
 
     moved: int = 0
     removed: int = 0
@@ -48,13 +48,13 @@ def create(home: Home, dataset: str) -> Folder:
     spool = segments.folder(home, dataset)
     spool.create()
     durable.make_dir(folder_of(spool))
-    # Whoever made it may have been killed before its name was durable.
+    # An earlier server may have been killed before the folder's name was durable.
     durable.fsync_dir(spool.path)
     return spool
 
 
 def write(spool: Folder, lines: bytes, rows: int) -> Path:
-    """A durable file; its name is durable when the folder is synced, which one sync does for many."""
+    """Write and sync a file. Its name is durable only after the folder is synced, once for many files."""
     path = folder_of(spool) / segments.sealed_name(segments.new_name(), rows)
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
@@ -84,28 +84,31 @@ def is_registered(connection: Connection, path: Path) -> bool:
 
 
 def discard(paths: Iterable[Path]) -> None:
-    """Nobody was told of these; what cannot be removed now is removed at the next start."""
+    """Remove files that were not acknowledged. A file that cannot be removed is removed at the next start."""
     for path in paths:
         with contextlib.suppress(OSError):
             path.unlink(missing_ok=True)
 
 
 def settle(home: Home, store: Store, *, ledger_lost: bool = False) -> Settled:
-    """Before anybody is listened to. Without the ledger nobody knows who was told what: every batch is then kept, and
-    rows that come again are known by their keys."""
+    """Move or remove the batches that a killed server left. Call it before the server listens.
+
+    Without the ledger it is unknown which batches were acknowledged. Every batch is kept then, and rows that are sent
+    again are recognised by their dedupe keys.
+    """
     moved = removed = 0
     for dataset in segments.datasets_with_spool(home):
         spool = segments.folder(home, dataset)
-        left = sorted(folder_of(spool).glob(f"*{SUFFIX}")) if folder_of(spool).is_dir() else []
-        if not left:
+        paths = sorted(folder_of(spool).glob(f"*{SUFFIX}")) if folder_of(spool).is_dir() else []
+        if not paths:
             continue
-        names = [segment_of(path) for path in left]
+        names = [segment_of(path) for path in paths]
         with store.reading() as connection:
             known = set(names) if ledger_lost else ledger.known_segments(connection, dataset, names)
-            # A move that a power cut undid: its rows may have been committed before.
-            wanted = known - flushes.committed_segments(connection, dataset, names)
-        for path in left:
-            if segment_of(path) in wanted:
+            # If a power cut undid a move, the segment may have been committed before.
+            needed = known - flushes.committed_segments(connection, dataset, names)
+        for path in paths:
+            if segment_of(path) in needed:
                 _before_move()
                 durable.rename(path, sealed_place(path))
                 _after_move()

@@ -1,4 +1,4 @@
-"""`/v1/ingest/*`: batches in, and what became of them. A gateway is told of its own deliveries and of nothing else."""
+"""`/v1/ingest/*`: receive batches and report their outcome. A gateway can query only its own deliveries."""
 
 from __future__ import annotations
 
@@ -19,66 +19,66 @@ _MAX_SAFE = 2**53 - 1
 
 
 class IngestRoutes:
-    def __init__(self, parts: Parts) -> None:
-        self._parts = parts
+    def __init__(self, context: Parts) -> None:
+        self._context = context
 
     async def batch(self, request: web.Request) -> web.Response:
-        parts = self._parts
-        if parts.draining:
+        context = self._context
+        if context.draining:
             raise unavailable("draining")
-        caller = await parts.access.caller(request)
-        arrival = Arrival(caller, self._dataset(request), headers.read(request.headers))
-        parts.pace.take(caller.key)
-        with parts.at_once.one(caller.key), parts.room.share() as share:
-            held = await body.received(request, parts.limits, share)
-            parts.meters.received(len(held))
-            outcome = await parts.receiver.receive(arrival, held)
-        return self._told(outcome)
+        caller = await context.auth.authenticate(request)
+        incoming = Arrival(caller, self._dataset(request), headers.read(request.headers))
+        context.request_rate.take(caller.key)
+        with context.concurrency.one(caller.key), context.body_memory.reserve() as reservation:
+            content = await body.received(request, context.limits, reservation)
+            context.metrics.received(len(content))
+            outcome = await context.receiver.receive(incoming, content)
+        return self._response(outcome)
 
-    async def landed(self, request: web.Request) -> web.Response:
+    async def find_batch(self, request: web.Request) -> web.Response:
         sender = await self._sender(request, headers.incarnation(request.headers))
         batch_id = headers.checked("the batch id", request.match_info["id"], kind="bad_batch_id")
 
-        def look() -> bool:
-            with self._parts.store.reading() as connection:
+        def is_stored() -> bool:
+            with self._context.store.reading() as connection:
                 is_known = ledger.is_known if sender.incarnation else ledger.is_known_in_any_life
                 return is_known(connection, sender, batch_id)
 
-        if not await asyncio.to_thread(look):
+        if not await asyncio.to_thread(is_stored):
             raise Problem(404, "unknown_batch")
         return json_response({"batch_id": batch_id})
 
     async def watermark(self, request: web.Request) -> web.Response:
-        asked = request.query.get("incarnation") or headers.incarnation(request.headers)
-        sender = await self._sender(request, asked)
-        if not asked or "source" not in request.query:
-            raise bad_request("bad_request", "a watermark is that of a source, and of an incarnation")
-        headers.checked("incarnation", asked, kind="bad_request")
+        incarnation = request.query.get("incarnation") or headers.incarnation(request.headers)
+        sender = await self._sender(request, incarnation)
+        if not incarnation or "source" not in request.query:
+            raise bad_request("bad_request", "the query needs a source and an incarnation")
+        headers.checked("incarnation", incarnation, kind="bad_request")
         source = headers.source(request.query["source"])
 
-        def look() -> Covered:
-            with self._parts.store.reading() as connection:
+        def read_covered() -> Covered:
+            with self._context.store.reading() as connection:
                 return ledger.covered(ledger.ranges(connection, sender, source))
 
-        found = await asyncio.to_thread(look)
-        return json_response({"last": _sequence(found.last), "holes": _holes(found)})
+        covered = await asyncio.to_thread(read_covered)
+        return json_response({"last": _sequence(covered.last), "holes": _holes(covered)})
 
     async def _sender(self, request: web.Request, incarnation: str) -> Sender:
-        caller: Caller = await self._parts.access.caller(request)
-        self._parts.pace.take(caller.key)
+        caller: Caller = await self._context.auth.authenticate(request)
+        self._context.request_rate.take(caller.key)
         dataset = self._dataset(request)
         if caller.gateway_id is None:
-            raise Problem(403, "no_gateway", reason="this token was signed for a client that did not say who it is")
+            raise Problem(403, "no_gateway", reason="this token was signed for a client without a gateway id")
         return Sender(caller.tenant, caller.gateway_id, incarnation, dataset.name)
 
     def _dataset(self, request: web.Request) -> Dataset:
-        found = self._parts.signals.get(request.match_info["signal"])
-        if found is None:
+        dataset = self._context.signals.get(request.match_info["signal"])
+        if dataset is None:
             raise Problem(404, "unknown_signal")
-        return found
+        return dataset
 
-    def _told(self, outcome: Outcome) -> web.Response:
-        count = self._parts.meters.batch
+    def _response(self, outcome: Outcome) -> web.Response:
+        count = self._context.metrics.batch
         match outcome:
             case Stored(rows):
                 count("stored", rows)
@@ -99,5 +99,5 @@ def _holes(covered: Covered) -> list[list[int | str]]:
 
 
 def _sequence(value: int) -> int | str:
-    """Beyond 2^53 it travels as text, so that readers in JavaScript keep its digits."""
+    """Return the sequence for JSON: as text beyond 2^53, which JavaScript numbers cannot represent exactly."""
     return value if value <= _MAX_SAFE else str(value)

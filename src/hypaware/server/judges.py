@@ -1,8 +1,7 @@
-"""Judges in processes of their own, for large batches: judging is nearly all that a batch costs, and holds one core.
+"""Validate large batches in worker processes: validation is nearly the whole cost of a batch and occupies one core.
 
-They are started by the first large batch and end with the server, also when it is killed. Small batches are judged
-where they are: handing them over would cost more than it brings. A judge that dies takes nothing along; its batch is
-judged here.
+The first large batch starts the workers. They end with the server, even if it is killed. Small batches are validated in
+the server's own process, because handing them over would cost more. If a worker dies, its batch is validated here.
 """
 
 from __future__ import annotations
@@ -21,44 +20,41 @@ from hypaware.server.limits import Limits
 from hypaware.server.problem import Problem
 from hypaware.server.trouble import log
 
-# A batch of this size takes some tens of milliseconds to judge, and a few to hand over.
-_LARGE = 512 << 10
-_MOST = 4
+# A batch of this size takes tens of milliseconds to validate and a few to hand over.
+_LARGE_BATCH = 512 << 10
+_MAX_PROCESSES = 4
 
 
 class Judges:
     def __init__(self, limits: Limits, processes: int | None = None) -> None:
-        """`processes`: as many as there are cores unless told; 0 judges everything here."""
+        """`processes` defaults to the number of cores, at most four; 0 validates everything in this process."""
         self._limits = limits
-        self._processes = min(_MOST, os.cpu_count() or 1) if processes is None else processes
+        self._processes = min(_MAX_PROCESSES, os.cpu_count() or 1) if processes is None else processes
         self._pool: ProcessPoolExecutor | None = None
         self._lock = threading.Lock()
 
-    def judge(self, claims: Claims, body: bytes) -> Judged:
-        if len(body) < _LARGE or self._processes < 2:
+    def validate(self, claims: Claims, body: bytes) -> Judged:
+        if len(body) < _LARGE_BATCH or self._processes < 2:
             return judge(claims, body, self._limits)
-        said = (claims.dataset.name, claims.gateway_id, claims.encoding, claims.content_sha)
+        fields = (claims.dataset.name, claims.gateway_id, claims.encoding, claims.content_sha)
         try:
-            found = self._started().submit(_judged, said, body, self._limits).result()
+            result = self._start_pool().submit(_judged, fields, body, self._limits).result()
         except BrokenProcessPool:
-            log.warning("a process that judges batches has died; the batch is judged here")
-            self._drop()
+            log.warning("a validation worker has died; validating its batch in the server process")
+            self.close()
             return judge(claims, body, self._limits)
-        if isinstance(found, Judged):
-            return found
-        raise Problem(found[0], found[1], **found[2])
+        if isinstance(result, Judged):
+            return result
+        raise Problem(result[0], result[1], **result[2])
 
-    def close(self) -> None:
-        self._drop()
-
-    def _started(self) -> ProcessPoolExecutor:
+    def _start_pool(self) -> ProcessPoolExecutor:
         with self._lock:
             if self._pool is None:
                 spawn = multiprocessing.get_context("spawn")
                 self._pool = ProcessPoolExecutor(self._processes, mp_context=spawn, initializer=_live_with_the_server)
             return self._pool
 
-    def _drop(self) -> None:
+    def close(self) -> None:
         with self._lock:
             pool, self._pool = self._pool, None
         if pool:
@@ -66,10 +62,10 @@ class Judges:
 
 
 def _judged(
-    said: tuple[str, str | None, str | None, str | None], body: bytes, limits: Limits
+    fields: tuple[str, str | None, str | None, str | None], body: bytes, limits: Limits
 ) -> Judged | tuple[int, str, dict[str, Any]]:
-    """A refusal comes back as what it says."""
-    name, *rest = said
+    """Validate in a worker. A Problem is returned as its fields, because it cannot be pickled."""
+    name, *rest = fields
     try:
         return judge(Claims(datasets.get(name), *rest), body, limits)
     except Problem as problem:
@@ -77,13 +73,13 @@ def _judged(
 
 
 def _live_with_the_server() -> None:
-    """Ctrl-C is the server's to handle; and whoever kills it must not leave its judges behind."""
+    """Set up a worker: ignore Ctrl-C, which the server handles, and exit when the server dies."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = multiprocessing.parent_process()
     assert parent is not None
 
-    def end_with_it() -> None:
+    def exit_with_parent() -> None:
         parent.join()
         os._exit(0)
 
-    threading.Thread(target=end_with_it, name="end-with-the-server", daemon=True).start()
+    threading.Thread(target=exit_with_parent, name="exit-with-server", daemon=True).start()

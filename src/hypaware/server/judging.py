@@ -1,6 +1,6 @@
-"""The rows of a batch, judged all or nothing: the first line that cannot be stored refuses the whole batch.
+"""Validate the rows of a batch, all or nothing: the first line that cannot be stored rejects the whole batch.
 
-One pass: each line is parsed, coerced and written as it will be stored, so only one row at a time is an object.
+One pass parses, coerces and serialises each line as it will be stored, so that only one row at a time is an object.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ _MAX_GATEWAY = 200
 @dataclass(frozen=True)
 class Judged:
     lines: bytes
-    """As a segment holds them."""
+    """The rows as segment lines."""
     rows: int
     content_sha: str
     gateway_id: str | None
-    """Whose rows they are; None if there are none and the caller did not say."""
+    """The gateway of the rows; None if there are no rows and the caller named no gateway."""
 
 
 @dataclass(frozen=True)
 class Claims:
-    """What a batch says of itself."""
+    """What the headers and the token of a batch claim about its rows."""
 
     dataset: Dataset
     gateway_id: str | None
-    """Whose rows they must be; None for a client that does not say: then all of them must be one gateway's."""
+    """The gateway that every row must belong to; None if only the rows name it: then all must name the same one."""
     encoding: str | None
     content_sha: str | None
 
@@ -53,7 +53,7 @@ def judge(claims: Claims, body: bytes, limits: Limits) -> Judged:
 
 
 class _Rows:
-    """Coerced rows, one after the other; what was learnt of them is known when they are through."""
+    """Iterates over the coerced rows. `count` and `gateway_id` are final after the iteration."""
 
     def __init__(self, claims: Claims, content: bytes, limits: Limits) -> None:
         self._claims = claims
@@ -64,10 +64,10 @@ class _Rows:
 
     def __iter__(self) -> Iterator[Row]:
         dataset, limits, parse = self._claims.dataset, self._limits, canonical.parse
-        says_whose = GATEWAY in dataset.coercers
+        has_gateway = GATEWAY in dataset.coercers
         for number, line in enumerate(io.BytesIO(self._content), 1):
             if len(line) > limits.max_line_bytes:
-                raise _refused(number, f"the line is longer than {limits.max_line_bytes} bytes")
+                raise _invalid_row(number, f"the line is longer than {limits.max_line_bytes} bytes")
             if line.isspace():
                 continue
             if self.count == limits.max_rows:
@@ -75,23 +75,23 @@ class _Rows:
             try:
                 raw = parse(line)
                 row = coerce_row(dataset, raw, self.gateway_id or self._first_gateway(raw))
-                if says_whose and row.setdefault(GATEWAY, self.gateway_id) != self.gateway_id:
+                if has_gateway and row.setdefault(GATEWAY, self.gateway_id) != self.gateway_id:
                     raise RowRejected(f"column {GATEWAY}: it names another gateway")
             except RowRejected as reason:
-                raise _refused(number, str(reason)) from None
+                raise _invalid_row(number, str(reason)) from None
             except (ValueError, RecursionError) as error:
-                raise _refused(number, f"not JSON: {error}") from None
+                raise _invalid_row(number, f"not JSON: {error}") from None
             self.count += 1
             yield row
 
     def _first_gateway(self, raw: object) -> str:
-        """A client that does not say who it is says so in its rows."""
+        """Return the gateway that the first row names, for a client that enrolled without a gateway id."""
         named = raw.get(GATEWAY) if isinstance(raw, dict) else None
         if not isinstance(named, str) or not named or len(named) > _MAX_GATEWAY or not named.isprintable():
-            raise RowRejected(f"column {GATEWAY}: whose row this is must be said by the row, or by the enrolment")
+            raise RowRejected(f"column {GATEWAY}: the row or the enrolment must name the gateway")
         self.gateway_id = named
         return named
 
 
-def _refused(line: int, reason: str) -> Problem:
+def _invalid_row(line: int, reason: str) -> Problem:
     return Problem(422, "invalid_row", line=line, reason=reason)

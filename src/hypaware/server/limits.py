@@ -1,6 +1,6 @@
-"""How much the server takes, from one request, one gateway, and all of them together. Senders are told the first four.
+"""The server's limits per request, per gateway and in total. `/v1/capabilities` publishes the first four.
 
-A batch within the limits of our own client (5,000 rows, 4 MiB) is far within these.
+They are far above the limits of our own client (5,000 rows, 4 MiB).
 """
 
 from __future__ import annotations
@@ -13,32 +13,32 @@ MIB = 1 << 20
 @dataclass(frozen=True)
 class Limits:
     max_body_bytes: int = 8 * MIB
-    """As it travels."""
+    """The size before decompression."""
     max_decompressed_bytes: int = 64 * MIB
     max_rows: int = 10_000
     max_line_bytes: int = 8 * MIB
 
     requests_at_once: int = 16
-    """Of one gateway; more are told to wait."""
+    """Concurrent requests of one gateway; further ones get 429."""
     requests_per_second: float = 1_000.0
-    """Of one gateway, over some time; twice as many at once."""
+    """The average rate of one gateway; bursts may be twice as large."""
     enrolments_per_minute: float = 60.0
-    """From one address."""
+    """The rate of one address."""
     held_bytes: int = 256 * MIB
-    """Of bodies in memory, of all gateways together."""
+    """Request bodies in memory, of all gateways together."""
     keep_free_bytes: int = 256 * MIB
-    """Room on the disk that batches leave to the flush which makes them small."""
+    """Disk space that batches leave free for the flush, which then frees theirs."""
 
     idle_seconds: float = 30.0
-    """A body of which nothing comes for so long is given up."""
+    """The longest pause within a request body."""
     quiet_seconds: float = 75.0
-    """A connection on which nobody asks anything for so long is closed."""
+    """How long an idle connection is kept open."""
     body_seconds: float = 300.0
-    """And one that is not complete after so long."""
+    """The longest time to receive a whole body."""
     drain_seconds: float = 30.0
-    """What is under way when the server stops has so long to finish."""
+    """How long requests in progress may take to finish when the server stops."""
 
-    def told(self) -> dict[str, int]:
+    def published(self) -> dict[str, int]:
         return {
             "max_body_bytes": self.max_body_bytes,
             "max_decompressed_bytes": self.max_decompressed_bytes,

@@ -1,4 +1,4 @@
-"""What anybody may ask without a token: which server this is, what it takes, whether it lives, what it has counted."""
+"""Endpoints without authentication: capabilities, health, readiness and metrics."""
 
 from __future__ import annotations
 
@@ -15,32 +15,32 @@ _PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class OperatorRoutes:
-    def __init__(self, parts: Parts) -> None:
-        self._parts = parts
+    def __init__(self, context: Parts) -> None:
+        self._context = context
 
     async def capabilities(self, _request: web.Request) -> web.Response:
         return json_response(
             {
                 "server": "hypaware",
-                "server_id": self._parts.server_id,
+                "server_id": self._context.server_id,
                 "api": 1,
                 "extensions": _EXTENSIONS,
                 "encodings": ENCODINGS,
-                "limits": self._parts.limits.told(),
+                "limits": self._context.limits.published(),
             }
         )
 
-    async def healthy(self, _request: web.Request) -> web.Response:
+    async def health(self, _request: web.Request) -> web.Response:
         return json_response({"status": "ok"})
 
     async def ready(self, _request: web.Request) -> web.Response:
-        if self._parts.draining:
+        if self._context.draining:
             raise Problem(503, "draining")
-        if self._parts.trouble.now is not None:
-            await asyncio.to_thread(self._parts.look_again)
-        if (trouble := self._parts.trouble.now) is not None:
-            raise Problem(503, "storage_unavailable", reason=trouble)
+        if self._context.health.problem is not None:
+            await asyncio.to_thread(self._context.probe_storage)
+        if (problem := self._context.health.problem) is not None:
+            raise Problem(503, "storage_unavailable", reason=problem)
         return json_response({"status": "ready"})
 
     async def metrics(self, _request: web.Request) -> web.Response:
-        return web.Response(body=self._parts.meters.text(), headers={"Content-Type": _PROMETHEUS})
+        return web.Response(body=self._context.metrics.text(), headers={"Content-Type": _PROMETHEUS})

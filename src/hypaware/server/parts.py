@@ -1,4 +1,4 @@
-"""What a running server is made of, put together and taken apart in the right order."""
+"""The components of a running server, created and closed in the right order."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from hypaware.server.trouble import Trouble
 from hypaware.spool import segments
 from hypaware.state.store import Store
 
-# What the published contract calls them. Its other signals have no dataset yet.
+# The signals of the published contract and their datasets. Its other signals have no dataset yet.
 SIGNALS = {"proxy": "ai_gateway_messages"}
 
 
@@ -30,51 +30,51 @@ class Parts:
     store: Store
     server_id: str
     limits: Limits
-    access: Access
+    auth: Access
     receiver: Receiver
-    meters: Meters
-    trouble: Trouble
+    metrics: Meters
+    health: Trouble
     signals: dict[str, Dataset]
-    room: Room
-    at_once: AtOnce
-    pace: Pace
-    enrolments: Pace
-    under_way: UnderWay = field(default_factory=UnderWay)
+    body_memory: Room
+    concurrency: AtOnce
+    request_rate: Pace
+    enrolment_rate: Pace
+    in_flight: UnderWay = field(default_factory=UnderWay)
     draining: bool = False
 
-    def look_again(self) -> None:
+    def probe_storage(self) -> None:
         for dataset in self.signals.values():
             folder = incoming.folder_of(segments.folder(self.home, dataset.name))
-            self.trouble.look_again(self.store, folder, self.limits.keep_free_bytes)
+            self.health.probe(self.store, folder, self.limits.keep_free_bytes)
 
     def close(self) -> None:
-        """Finishes every batch that was taken."""
+        """Finish every batch that was received, then close the store."""
         self.receiver.close()
         self.store.close()
 
 
-def assemble(opened: OpenHome, limits: Limits, *, look_every: float = 1.0) -> Parts:
-    home, store = opened.home, opened.store
-    meters, trouble = Meters(), Trouble()
+def assemble(home_open: OpenHome, limits: Limits, *, refresh_seconds: float = 1.0) -> Parts:
+    home, store = home_open.home, home_open.store
+    metrics, health = Meters(), Trouble()
     signals = {signal: datasets.get(name) for signal, name in SIGNALS.items()}
     folders = {dataset.name: incoming.create(home, dataset.name) for dataset in signals.values()}
     server_id, signer = signing.server_id(home), Signer(signing.signing_key(home))
-    commit = GroupCommit(store, meters, trouble, limits.keep_free_bytes)
-    meters.watch("hyp_server_waiting_batches", "Durable batches that wait for their commit", lambda: commit.waiting)
-    room = Room(limits.held_bytes)
-    meters.watch("hyp_server_held_bytes", "Bytes of bodies in memory", lambda: room.taken)
+    commit = GroupCommit(store, metrics, health, limits.keep_free_bytes)
+    metrics.watch("hyp_server_waiting_batches", "Durable batches waiting for their commit", lambda: commit.waiting)
+    body_memory = Room(limits.held_bytes)
+    metrics.watch("hyp_server_held_bytes", "Bytes of request bodies in memory", lambda: body_memory.reserved)
     return Parts(
         home=home,
         store=store,
         server_id=server_id,
         limits=limits,
-        access=Access(store, signer, look_every=look_every),
-        receiver=Receiver(store, folders, commit, limits, trouble),
-        meters=meters,
-        trouble=trouble,
+        auth=Access(store, signer, refresh_seconds=refresh_seconds),
+        receiver=Receiver(store, folders, commit, limits, health),
+        metrics=metrics,
+        health=health,
         signals=signals,
-        room=room,
-        at_once=AtOnce(limits.requests_at_once),
-        pace=Pace(limits.requests_per_second, 2 * limits.requests_per_second),
-        enrolments=Pace(limits.enrolments_per_minute / 60, limits.enrolments_per_minute),
+        body_memory=body_memory,
+        concurrency=AtOnce(limits.requests_at_once),
+        request_rate=Pace(limits.requests_per_second, 2 * limits.requests_per_second),
+        enrolment_rate=Pace(limits.enrolments_per_minute / 60, limits.enrolments_per_minute),
     )

@@ -1,6 +1,7 @@
-"""What the server refuses, and how it says so: a status, `{"error": "<kind>", …}`, and when to come again.
+"""Error responses: an HTTP status, `{"error": "<kind>", …}` and, if a retry can help, Retry-After.
 
-A sender never repeats 400, 413 and 422 as they are; it repeats 429 and 503 after Retry-After seconds.
+A sender must not repeat a request unchanged after 400, 413 and 422; it repeats it after Retry-After seconds after 429
+and 503.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ def bad_request(kind: str, reason: str) -> Problem:
 
 
 def unavailable(kind: str, retry_after: float = RETRY_SECONDS) -> Problem:
-    """Trouble of the server's own: nothing was stored, the same request may succeed later."""
+    """Return a 503: the server has a problem, nothing was stored, and the same request may succeed later."""
     return Problem(503, kind, retry_after=retry_after)
 
 

@@ -1,8 +1,8 @@
-"""From a body to its answer: unpack, judge and write on a few threads, then the group commit.
+"""Receive a batch: decompress, validate and write it on a few threads, then hand it to the group commit.
 
-Judging holds Python's lock, so large batches are judged in processes (`judges`); the syncs of the files run side by
-side, and beside the judging. A batch goes from thread to thread without coming back to the event loop, so a request
-that is given up in between leaves nothing behind: its batch is stored, or not, as if it were still there.
+Validation holds Python's interpreter lock, so large batches are validated in worker processes; file syncs run in
+parallel with each other and with validation. A batch moves from thread to thread without returning to the event loop,
+so an aborted request leaves no half-done work: its batch is stored or not, as if the client had stayed.
 """
 
 from __future__ import annotations
@@ -31,71 +31,74 @@ _THREADS = 4
 
 class Receiver:
     def __init__(
-        self, store: Store, folders: Mapping[str, Folder], commit: GroupCommit, limits: Limits, trouble: Trouble
+        self, store: Store, folders: Mapping[str, Folder], commit: GroupCommit, limits: Limits, health: Trouble
     ) -> None:
         self._store = store
         self._folders = folders
         self._commit = commit
-        self._trouble = trouble
-        self._judges = Judges(limits)
+        self._health = health
+        self._validators = Judges(limits)
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="batch")
 
-    async def receive(self, arrival: Arrival, body: bytes) -> Outcome:
-        """Answers when the batch is durable and registered, or will never be."""
+    async def receive(self, batch: Arrival, body: bytes) -> Outcome:
+        """Store the batch and return its outcome, once it is durable and in the ledger or finally rejected."""
         loop = asyncio.get_running_loop()
         answered: asyncio.Future[Outcome] = loop.create_future()
 
-        def settle(outcome: Outcome) -> None:
+        def resolve(outcome: Outcome) -> None:
             if not answered.done():
                 answered.set_result(outcome)
 
         def answer(outcome: Outcome) -> None:
-            # A drain that ran out of time closed the loop: nobody listens, but the batches behind this one go on.
+            # The loop is closed if the drain timed out. Ignore that, so that the batches after this one continue.
             with suppress(RuntimeError):
-                loop.call_soon_threadsafe(settle, outcome)
+                loop.call_soon_threadsafe(resolve, outcome)
 
-        self._pool.submit(self._take, arrival, body, answer)
+        self._pool.submit(self._process, batch, body, answer)
         return await answered
 
     def close(self) -> None:
-        """Finishes what was begun."""
+        """Finish every batch that was started."""
         self._pool.shutdown()
-        self._judges.close()
+        self._validators.close()
         self._commit.close()
 
-    def _take(self, arrival: Arrival, body: bytes, answer: Answer) -> None:
+    def _process(self, batch: Arrival, body: bytes, answer: Answer) -> None:
         try:
-            outcome = self._make_durable(arrival, body, answer)
+            outcome = self._make_durable(batch, body, answer)
         except Problem as problem:
             outcome = problem
         except (OSError, HypError) as error:
-            self._trouble.met(error)
+            self._health.failed(error)
             outcome = unavailable("storage_unavailable")
         except Exception:
-            log.exception("a batch could not be judged")
+            log.exception("cannot validate a batch")
             outcome = Problem(500, "internal")
         if isinstance(outcome, Durable):
             self._commit.put(outcome)
         else:
             answer(outcome)
 
-    def _make_durable(self, arrival: Arrival, body: bytes, answer: Answer) -> Durable | Outcome:
-        if self._is_known(arrival):
+    def _make_durable(self, batch: Arrival, body: bytes, answer: Answer) -> Durable | Outcome:
+        if self._is_known(batch):
             return Known()
-        headers, caller = arrival.headers, arrival.caller
-        claims = Claims(arrival.dataset, caller.gateway_id, headers.encoding, headers.content_sha)
-        judged = self._judges.judge(claims, body)
-        if judged.gateway_id is None:
+        headers, caller = batch.headers, batch.caller
+        claims = Claims(batch.dataset, caller.gateway_id, headers.encoding, headers.content_sha)
+        rows = self._validators.validate(claims, body)
+        if rows.gateway_id is None:
             return Stored(0)
-        path = incoming.write(self._folders[arrival.dataset.name], judged.lines, judged.rows) if judged.rows else None
+        path = incoming.write(self._folders[batch.dataset.name], rows.lines, rows.rows) if rows.rows else None
         segment = incoming.segment_of(path) if path else None
-        sender = arrival.sender(judged.gateway_id)
-        batch = Batch(sender, headers.id, headers.delivery, judged.rows, judged.content_sha, segment)
-        return Durable(arrival, batch, path, answer)
+        sender = batch.sender(rows.gateway_id)
+        entry = Batch(sender, headers.id, headers.delivery, rows.rows, rows.content_sha, segment)
+        return Durable(batch, entry, path, answer)
 
-    def _is_known(self, arrival: Arrival) -> bool:
-        """Whatever the body is now. Of a client that does not say who it is, the rows must be read first."""
-        if arrival.caller.gateway_id is None:
+    def _is_known(self, batch: Arrival) -> bool:
+        """Return whether the ledger has the batch id, before reading the body.
+
+        False for a client without a gateway id: its rows must be read first.
+        """
+        if batch.caller.gateway_id is None:
             return False
         with self._store.reading() as connection:
-            return ledger.is_known(connection, arrival.sender(arrival.caller.gateway_id), arrival.headers.id)
+            return ledger.is_known(connection, batch.sender(batch.caller.gateway_id), batch.headers.id)

@@ -1,9 +1,9 @@
-"""The server's process: one per home, from its lock to its drain.
+"""The server process, one per home.
 
-    lock ─▶ open the home ─▶ settle incoming/ ─▶ listen, say where ─▶ … SIGTERM ─▶ take nothing new, finish, end
+    lock ─▶ open the home ─▶ recover incoming/ ─▶ listen, announce the address ─▶ … SIGTERM ─▶ drain, close
 
-`run/server.json` says `{pid, listen}` while it listens. Beside the requests, and never on their way, what came is
-flushed and the lake is kept in shape. At the end a flush goes on without us; maintenance is broken off.
+`run/server.json` holds `{pid, listen}` while the server listens. Flushes and maintenance run in the background and
+never delay a request. On shutdown a running flush continues in the engine; maintenance is cancelled.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ from hypaware.server.upkeep import upkeep
 from hypaware.state import ledger
 
 _MAX_HEADER = 8190
-# For the last answers to leave.
-_ANSWER_SECONDS = 2.0
+# The time to send the last responses.
+_SHUTDOWN_SECONDS = 2.0
 
 
 @dataclass(frozen=True)
@@ -53,10 +53,10 @@ class Options:
     tls_cert: Path | None = None
     tls_key: Path | None = None
     flush: bool = True
-    """Whether an engine is asked for anything at all: for flushes, and for maintenance."""
+    """Whether the server uses an engine at all, for flushes and maintenance."""
     limits: Limits = field(default_factory=Limits)
-    look_every: float = 1.0
-    """Seconds after which a token that was revoked is known to be."""
+    revocation_seconds: float = 1.0
+    """The time after which a revoked token is rejected."""
 
 
 def run(
@@ -67,67 +67,69 @@ def run(
     engine: Engine | None = None,
     clock: Clock | None = None,
 ) -> None:
-    """Serves until SIGTERM or SIGINT, and ends when everything that was taken is durable."""
+    """Serve until SIGTERM or SIGINT. Returns when every accepted batch is durable."""
     os.umask(0o077)
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
     log.setLevel(logging.INFO)
-    # Spark in this process would take the requests' memory and their time: flushes go to an engine of its own.
+    # Never run Spark in this process, where it would take memory and time from requests: use an engine process.
     os.environ.pop("HYP_ENGINE", None)
-    with opened(home, options) as parts:
-        keeper = Keeper(engine or Engine(home), Settings(home, config), clock or Clock()) if options.flush else None
-        asyncio.run(_until_signalled(parts, keeper, options, say))
-    log.info("the server ends")
+    with opened(home, options) as context:
+        tasks = Keeper(engine or Engine(home), Settings(home, config), clock or Clock()) if options.flush else None
+        asyncio.run(_until_signalled(context, tasks, options, say))
+    log.info("the server has ended")
 
 
 @contextmanager
 def opened(home: Home, options: Options) -> Iterator[Parts]:
-    """The home's one server, before it listens: what a killed one left is settled."""
+    """Open the home's only server, before it listens, and recover the batches that a killed one left."""
     lock = lock_file.take(home.run / "server.lock")
     if lock is None:
         pid = lock_file.holder(home.run / "server.lock")
-        raise NotReady(f"a server of {home.root} is running already (process {pid})", kind="server_running")
+        raise NotReady(f"a server of {home.root} is already running (process {pid})", kind="server_running")
     try:
-        found = open_home(home)
+        home_open = open_home(home)
         try:
-            _settle(found)
-            parts = assemble(found, options.limits, look_every=options.look_every)
+            _recover(home_open)
+            context = assemble(home_open, options.limits, refresh_seconds=options.revocation_seconds)
         except BaseException:
-            found.store.close()
+            home_open.store.close()
             raise
         try:
-            yield parts
+            yield context
         finally:
-            parts.close()
+            context.close()
     finally:
         lock_file.release(lock)
 
 
-def _settle(found: OpenHome) -> None:
-    if found.rebuilt:
-        log.warning("%s", found.rebuilt)
-    had_ledger = signing.has_server_id(found.home)
-    server_id = signing.server_id(found.home)
-    with found.store.transaction() as connection:
+def _recover(home_open: OpenHome) -> None:
+    if home_open.rebuilt:
+        log.warning("%s", home_open.rebuilt)
+    had_ledger = signing.has_server_id(home_open.home)
+    server_id = signing.server_id(home_open.home)
+    with home_open.store.transaction() as connection:
         lost = had_ledger and ledger.keeper(connection) != server_id
         ledger.keep(connection, server_id)
     if lost:
-        log.warning("the ledger was lost with the state; rows that are sent again are known by their keys")
-    settled = incoming.settle(found.home, found.store, ledger_lost=lost)
-    if settled.moved or settled.removed:
-        log.info("%d batches moved on, %d that nobody was told of removed", settled.moved, settled.removed)
+        log.warning("the ledger was lost with the state; rows that are sent again are recognised by their dedupe keys")
+    counts = incoming.settle(home_open.home, home_open.store, ledger_lost=lost)
+    if counts.moved or counts.removed:
+        log.info(
+            "recovered %d acknowledged batches, removed %d that were not acknowledged", counts.moved, counts.removed
+        )
 
 
-async def serve(parts: Parts, options: Options, announce: Callable[[str], None], stop: asyncio.Event) -> None:
-    """Listens until `stop`, then finishes what is under way."""
+async def serve(context: Parts, options: Options, announce: Callable[[str], None], stop: asyncio.Event) -> None:
+    """Listen until `stop` is set, then finish the requests in progress."""
     runner = web.AppRunner(
-        make_app(parts),
+        make_app(context),
         access_log=None,
-        # Bodies are unpacked by us, within limits.
+        # Bodies are decompressed later, within limits.
         auto_decompress=False,
         keepalive_timeout=options.limits.quiet_seconds,
         max_line_size=_MAX_HEADER,
         max_field_size=_MAX_HEADER,
-        shutdown_timeout=_ANSWER_SECONDS,
+        shutdown_timeout=_SHUTDOWN_SECONDS,
     )
     await runner.setup()
     try:
@@ -138,52 +140,52 @@ async def serve(parts: Parts, options: Options, announce: Callable[[str], None],
             raise NotReady(f"cannot listen on {options.host}:{options.port}: {error}", kind="cannot_listen") from error
         announce(_address(runner.addresses[0], tls=options.tls_cert is not None))
         await stop.wait()
-        parts.draining = True
+        context.draining = True
         await site.stop()
-        # Before the runner's own end: from then on it reads no more of a body that is under way.
-        await parts.under_way.none_left(options.limits.drain_seconds)
+        # Wait before the runner's cleanup, which stops reading the bodies of requests in progress.
+        await context.in_flight.wait_until_done(options.limits.drain_seconds)
     finally:
         await runner.cleanup()
 
 
 @dataclass(frozen=True)
 class Keeper:
-    """What becomes of the rows that were received: they are flushed, and the lake is kept in shape."""
+    """The background tasks: flush received rows and maintain the lake."""
 
     engine: Engine
     config: Callable[[], Config]
     clock: Clock
 
     @asynccontextmanager
-    async def at_work(self, meters: Meters) -> AsyncIterator[None]:
-        flushing = Flushing(self.engine.home, self.config, meters, by_engine(self.engine, self.config))
-        keeping = asyncio.create_task(upkeep(self.engine, self.config, meters, self.clock).run())
+    async def running(self, metrics: Meters) -> AsyncIterator[None]:
+        flush = Flushing(self.engine.home, self.config, metrics, by_engine(self.engine, self.config))
+        maintenance = asyncio.create_task(upkeep(self.engine, self.config, metrics, self.clock).run())
         try:
             yield
         finally:
-            flushing.stop()
-            keeping.cancel()
-            await asyncio.wait([keeping])
+            flush.stop()
+            maintenance.cancel()
+            await asyncio.wait([maintenance])
 
 
-async def _until_signalled(parts: Parts, keeper: Keeper | None, options: Options, say: Callable[[str], None]) -> None:
+async def _until_signalled(context: Parts, tasks: Keeper | None, options: Options, say: Callable[[str], None]) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    told = parts.home.run / "server.json"
+    status_file = context.home.run / "server.json"
 
     def announce(address: str) -> None:
-        durable.write_file(told, json.dumps({"pid": os.getpid(), "listen": address}).encode())
+        durable.write_file(status_file, json.dumps({"pid": os.getpid(), "listen": address}).encode())
         if not _is_safe(options):
-            log.warning("it listens beyond this machine without TLS: tokens and rows can be read on the way")
-        log.info("the server of %s listens on %s", parts.home.root, address)
+            log.warning("listening beyond this machine without TLS: tokens and rows are sent unencrypted")
+        log.info("the server of %s listens on %s", context.home.root, address)
         say(f"listening on {address}")
 
     try:
-        async with keeper.at_work(parts.meters) if keeper else nullcontext():
-            await serve(parts, options, announce, stop)
+        async with tasks.running(context.metrics) if tasks else nullcontext():
+            await serve(context, options, announce, stop)
     finally:
-        told.unlink(missing_ok=True)
+        status_file.unlink(missing_ok=True)
 
 
 def _tls(options: Options) -> ssl.SSLContext | None:
@@ -193,11 +195,12 @@ def _tls(options: Options) -> ssl.SSLContext | None:
     try:
         context.load_cert_chain(options.tls_cert, options.tls_key)
     except (OSError, ssl.SSLError) as error:
-        raise UsageError(f"the certificate {options.tls_cert} cannot be used: {error}") from error
+        raise UsageError(f"cannot use the certificate {options.tls_cert}: {error}") from error
     return context
 
 
 def _is_safe(options: Options) -> bool:
+    """Return whether traffic is encrypted or stays on this machine."""
     if options.tls_cert is not None or options.host == "localhost":
         return True
     try:
@@ -206,6 +209,6 @@ def _is_safe(options: Options) -> bool:
         return False
 
 
-def _address(found: tuple[object, ...], *, tls: bool) -> str:
-    host, port = str(found[0]), found[1]
+def _address(socket_name: tuple[object, ...], *, tls: bool) -> str:
+    host, port = str(socket_name[0]), socket_name[1]
     return f"{'https' if tls else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"

@@ -1,4 +1,4 @@
-"""The server's config while it runs: as the file has it now. One that is broken leaves the last good one in force."""
+"""The server's current config, read again when the file changes. An invalid config leaves the previous one in force."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from hypaware.server.trouble import log
 
 
 class Settings:
-    """Asked by any thread, at every look."""
+    """Returns the current config when called, from any thread."""
 
     def __init__(self, home: Home, config: Config) -> None:
-        self._current = CurrentConfig(home)
-        self._in_force = config
-        self._said: str | None = None
+        self._file = CurrentConfig(home)
+        self._config = config
+        self._last_error: str | None = None
 
     def __call__(self) -> Config:
         try:
-            self._in_force = self._current()
-            self._said = None
-        except (HypError, OSError) as trouble:
-            if self._said != str(trouble):
-                self._said = str(trouble)
-                log.error("the config is broken, so the old one stays in force: %s", trouble)
-        return self._in_force
+            self._config = self._file()
+            self._last_error = None
+        except (HypError, OSError) as error:
+            if self._last_error != str(error):
+                self._last_error = str(error)
+                log.error("the config is invalid; the previous one stays in force: %s", error)
+        return self._config

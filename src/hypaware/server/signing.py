@@ -1,10 +1,10 @@
-"""What the server keeps for itself: `server/signing.key` (32 random bytes) and `server/server.id`, and tokens it signs.
+"""Signed tokens, and the files behind them: `server/signing.key` (32 random bytes) and `server/server.id`.
 
-Both are made once. Without its key the server's tokens are void, and gateways enrol again; its id tells them that they
-still talk to the same one, also after its state was lost.
+Both files are created once. If the key is lost, all signed tokens become invalid and gateways enrol again. The server
+id lets gateways recognise the same server even after its state was lost.
 
-A token is a JWT (HS256): `sub` the gateway, or `""` for a client that does not say which it is; `tid` the bootstrap
-token it came with, `own` that token's owner, `lbl` its label; `jti`, `iat`, `exp`.
+A signed token is a JWT (HS256): `sub` is the gateway, or `""` for a client without a gateway id; `tid` is the bootstrap
+token it enrolled with, `own` that token's owner, `lbl` its label; `jti`, `iat`, `exp`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from hypaware.errors import StateError
 from hypaware.home import Home
 from hypaware.server.callers import Caller
 
-_after_key = faults.point("server.keep.after-write", "something that the server keeps for itself is made, for good")
+_after_key = faults.point("server.keep.after-write", "the server's signing key or id is durable")
 
 LIFETIME_SECONDS = 30 * 86_400
 _ALGORITHM = "HS256"
@@ -58,8 +58,8 @@ class Signer:
         }
         return Signed(jwt.encode(claims, self._key, _ALGORITHM), expires_at)
 
-    def caller(self, token: str) -> Caller | None:
-        """Who the token was signed for; None if it was not signed here, or has expired."""
+    def verify(self, token: str) -> Caller | None:
+        """Return the caller that the token was signed for, or None if the token is not ours or has expired."""
         try:
             claims = jwt.decode(
                 token,
@@ -79,15 +79,15 @@ def folder(home: Home) -> Path:
 
 
 def signing_key(home: Home) -> bytes:
-    held = _kept(folder(home) / "signing.key", lambda: secrets.token_bytes(_KEY_BYTES))
-    if len(held) != _KEY_BYTES:
+    key = _read_or_create(folder(home) / "signing.key", lambda: secrets.token_bytes(_KEY_BYTES))
+    if len(key) != _KEY_BYTES:
         raise StateError(
-            f"{folder(home) / 'signing.key'} is damaged: it does not hold {_KEY_BYTES} bytes. Without it a new one is "
-            "made, and gateways enrol again by themselves",
+            f"{folder(home) / 'signing.key'} is damaged: it does not hold {_KEY_BYTES} bytes. Remove it: the server "
+            "then creates a new key, and gateways enrol again automatically",
             kind="signing_key_damaged",
             repair=f"rm {shlex.quote(str(folder(home) / 'signing.key'))}",
         )
-    return held
+    return key
 
 
 def has_server_id(home: Home) -> bool:
@@ -95,16 +95,17 @@ def has_server_id(home: Home) -> bool:
 
 
 def server_id(home: Home) -> str:
-    return _kept(folder(home) / "server.id", lambda: f"srv-{secrets.token_hex(8)}\n".encode()).decode().strip()
+    raw = _read_or_create(folder(home) / "server.id", lambda: f"srv-{secrets.token_hex(8)}\n".encode())
+    return raw.decode().strip()
 
 
-def _kept(path: Path, make: Callable[[], bytes]) -> bytes:
-    """Only the one server of a home comes here, under its lock."""
+def _read_or_create(path: Path, make: Callable[[], bytes]) -> bytes:
+    """Return the file's contents, creating it if it is missing. The caller holds the server's lock."""
     try:
         return path.read_bytes()
     except FileNotFoundError:
         durable.make_dir(path.parent)
-        held = make()
-        durable.write_file(path, held)
+        content = make()
+        durable.write_file(path, content)
         _after_key()
-        return held
+        return content

@@ -1,6 +1,7 @@
-"""Fair shares: how often and how many at once for each key, and how many bytes for all together. One thread, no waits.
+"""Rate and concurrency limits per key, and a memory limit for all requests. Used from the event loop only.
 
-Memory is bounded: keys that were not seen for the longest time are forgotten, which only ever favours them.
+Nothing waits: a request over a limit is rejected with Retry-After. Memory is bounded: the least recently seen keys are
+dropped, which can only favour them.
 """
 
 from __future__ import annotations
@@ -14,103 +15,106 @@ from contextlib import contextmanager, suppress
 from hypaware.server.problem import Problem, unavailable
 
 _MAX_KEYS = 10_000
-_SOON = 1.0
+_RETRY_SECONDS = 1.0
 
 
 class Pace:
-    """So many per second for each key over some time, `burst` of them at once."""
+    """A token bucket per key: `per_second` requests on average, `burst` at once."""
 
     def __init__(self, per_second: float, burst: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._per_second = per_second
         self._burst = burst
         self._clock = clock
-        self._left: OrderedDict[str, tuple[float, float]] = OrderedDict()
+        self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
     def take(self, key: str) -> None:
         now = self._clock()
-        left, at = self._left.pop(key, (self._burst, now))
-        left = min(self._burst, left + (now - at) * self._per_second)
-        taken = left >= 1
-        self._left[key] = (left - 1 if taken else left, now)
-        if len(self._left) > _MAX_KEYS:
-            self._left.popitem(last=False)
-        if not taken:
-            raise Problem(429, "too_many_requests", retry_after=max(_SOON, (1 - left) / self._per_second))
+        tokens, at = self._buckets.pop(key, (self._burst, now))
+        tokens = min(self._burst, tokens + (now - at) * self._per_second)
+        is_allowed = tokens >= 1
+        self._buckets[key] = (tokens - 1 if is_allowed else tokens, now)
+        if len(self._buckets) > _MAX_KEYS:
+            self._buckets.popitem(last=False)
+        if not is_allowed:
+            raise Problem(429, "too_many_requests", retry_after=max(_RETRY_SECONDS, (1 - tokens) / self._per_second))
 
 
 class AtOnce:
-    """So many at the same time for each key."""
+    """Limits the concurrent requests of each key."""
 
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._now: Counter[str] = Counter()
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._active: Counter[str] = Counter()
 
     @contextmanager
     def one(self, key: str) -> Iterator[None]:
-        if self._now[key] >= self._most:
-            raise Problem(429, "too_many_at_once", retry_after=_SOON)
-        self._now[key] += 1
+        if self._active[key] >= self._limit:
+            raise Problem(429, "too_many_at_once", retry_after=_RETRY_SECONDS)
+        self._active[key] += 1
         try:
             yield
         finally:
-            self._now[key] -= 1
-            if not self._now[key]:
-                del self._now[key]
+            self._active[key] -= 1
+            if not self._active[key]:
+                del self._active[key]
 
 
 class UnderWay:
-    """Requests that were begun and not answered."""
+    """Counts the requests in progress, so that a shutdown can wait for them."""
 
     def __init__(self) -> None:
         self._count = 0
-        self._none = asyncio.Event()
-        self._none.set()
+        self._done = asyncio.Event()
+        self._done.set()
 
     @contextmanager
     def one(self) -> Iterator[None]:
         self._count += 1
-        self._none.clear()
+        self._done.clear()
         try:
             yield
         finally:
             self._count -= 1
             if not self._count:
-                self._none.set()
+                self._done.set()
 
-    async def none_left(self, seconds: float) -> None:
-        """Waits for them, so long at most."""
+    async def wait_until_done(self, seconds: float) -> None:
+        """Wait until no request is in progress, at most `seconds`."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
-                await self._none.wait()
+                await self._done.wait()
 
 
 class Room:
-    """Bytes that may be held in memory."""
+    """Limits the bytes of request bodies in memory, over all requests."""
 
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self.taken = 0
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self.reserved = 0
 
     @contextmanager
-    def share(self) -> Iterator[Share]:
-        mine = Share(self)
+    def reserve(self) -> Iterator[Share]:
+        """Yield an empty reservation; release its bytes at the end of the block."""
+        reservation = Share(self)
         try:
-            yield mine
+            yield reservation
         finally:
-            self.taken -= mine.bytes
+            self.reserved -= reservation.bytes
 
     def take(self, count: int) -> None:
-        if self.taken + count > self._most:
-            raise unavailable("busy", _SOON)
-        self.taken += count
+        if self.reserved + count > self._limit:
+            raise unavailable("busy", _RETRY_SECONDS)
+        self.reserved += count
 
 
 class Share:
-    def __init__(self, room: Room) -> None:
-        self._room = room
+    """The bytes that one request holds."""
+
+    def __init__(self, budget: Room) -> None:
+        self._budget = budget
         self.bytes = 0
 
     def grow_to(self, count: int) -> None:
         if count > self.bytes:
-            self._room.take(count - self.bytes)
+            self._budget.take(count - self.bytes)
             self.bytes = count

@@ -1,7 +1,7 @@
-"""Bootstrap tokens: what an operator hands to a machine so that it may enrol. Used by `hyp server token`.
+"""Bootstrap tokens, which an operator gives to a machine so that it can enrol, for `hyp server token`.
 
-A token is `hypb_` and 32 random bytes; it is shown once and kept only as its sha256. What it has is random enough that
-a plain hash cannot be turned back.
+A token is `hypb_` and 32 random bytes. It is shown once and stored only as its sha256; it is random enough that a plain
+hash cannot be reversed.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ _MAX_LABEL = 100
 
 
 def create(home: Home, label: str | None = None, ttl_seconds: float | None = None) -> tuple[str, Token]:
-    """The token, which nobody can be shown again, and what is kept of it."""
+    """Create a token. Return its secret, which cannot be shown again, and its stored record."""
     if label is not None and (not label.strip() or len(label) > _MAX_LABEL or not label.isprintable()):
-        raise UsageError(f"a label is printable text of 1 to {_MAX_LABEL} characters")
+        raise UsageError(f"a label must be printable text of 1 to {_MAX_LABEL} characters")
     now = datetime.now(UTC)
     expires_at = (now + timedelta(seconds=ttl_seconds)).isoformat() if ttl_seconds is not None else None
     secret = f"{PREFIX}{secrets.token_urlsafe(32)}"
@@ -42,14 +42,14 @@ def listed(home: Home) -> list[Token]:
 
 
 def revoke(home: Home, id_or_label: str) -> list[str]:
-    """The ids of those that it ended, and with them every gateway that came with one of them."""
+    """Revoke the matching tokens and every gateway that enrolled with them. Return the tokens' ids."""
     with closing(open_home(home).store) as store, store.transaction() as connection:
-        ended = tokens.revoke(connection, id_or_label)
-    if not ended:
+        revoked = tokens.revoke(connection, id_or_label)
+    if not revoked:
         raise HypError(
-            f"no token in use is called {id_or_label!r}", kind="unknown_token", repair="hyp server token list"
+            f"no active token has the id or label {id_or_label!r}", kind="unknown_token", repair="hyp server token list"
         )
-    return ended
+    return revoked
 
 
 def as_json(token: Token) -> dict[str, Any]:

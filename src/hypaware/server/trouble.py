@@ -1,4 +1,4 @@
-"""What keeps the server from storing, if anything does: told by `/readyz` until storing has worked again."""
+"""Storage health: remembers a storage failure for `/readyz` until storing works again."""
 
 from __future__ import annotations
 
@@ -12,41 +12,42 @@ from hypaware.state.store import Store
 
 log = logging.getLogger("hypaware.server")
 
-_PROBE = b"a server looks whether it can store\n"
+_PROBE = b"storage probe of the HypAware server\n"
 
 
 class Trouble:
-    """Set and cleared by the threads that store, read by any."""
+    """Set and cleared by the threads that store batches, read by any thread."""
 
     def __init__(self) -> None:
-        self.now: str | None = None
+        self.problem: str | None = None
 
-    def met(self, error: BaseException) -> None:
-        if self.now is None:
-            log.error("batches cannot be stored: %s: %s", type(error).__name__, error)
-        self.now = type(error).__name__
+    def failed(self, error: BaseException) -> None:
+        if self.problem is None:
+            log.error("cannot store batches: %s: %s", type(error).__name__, error)
+        self.problem = type(error).__name__
 
-    def over(self) -> None:
-        if self.now is not None:
-            log.info("batches are stored again")
-        self.now = None
+    def recovered(self) -> None:
+        if self.problem is not None:
+            log.info("batches can be stored again")
+        self.problem = None
 
-    def look_again(self, store: Store, folder: Path, keep_free: int) -> None:
-        """Nobody sends anything to a server that is not ready, so somebody has to try."""
-        probe = folder / ".probe"
+    def probe(self, store: Store, folder: Path, min_free: int) -> None:
+        """Test whether storing works. A server that is not ready gets no batches that would test it."""
+        path = folder / ".probe"
         try:
-            refuse_full_disk(folder, keep_free)
-            durable.write_file(probe, _PROBE)
-            durable.remove(probe)
+            refuse_full_disk(folder, min_free)
+            durable.write_file(path, _PROBE)
+            durable.remove(path)
             with store.transaction():
                 pass
         except (OSError, HypError) as error:
-            self.met(error)
+            self.failed(error)
         else:
-            self.over()
+            self.recovered()
 
 
-def refuse_full_disk(folder: Path, keep_free: int) -> None:
-    found = os.statvfs(folder)
-    if found.f_bavail * found.f_frsize < keep_free:
-        raise OSError(f"less than {keep_free} bytes are free below {folder}")
+def refuse_full_disk(folder: Path, min_free: int) -> None:
+    """Raise OSError if the disk has less than `min_free` bytes left."""
+    disk = os.statvfs(folder)
+    if disk.f_bavail * disk.f_frsize < min_free:
+        raise OSError(f"the disk of {folder} has less than {min_free} bytes free")

@@ -1,6 +1,7 @@
-"""The server's lake is kept in shape as a daemon keeps it: by the same settings, and by the same code.
+"""Maintain the server's lake with the daemon's maintenance task and settings.
 
-The machine's battery is no reason to wait here. A daemon of the same home is: it does this already, and one is enough.
+The server ignores the machine's battery. It waits while a daemon runs in the same home, which already does the
+maintenance.
 """
 
 from __future__ import annotations
@@ -20,25 +21,25 @@ from hypaware.server.meters import Meters
 from hypaware.server.trouble import log
 
 
-def upkeep(engine: Engine, config: Callable[[], Config], meters: Meters, clock: Clock) -> Upkeep:
-    return Upkeep(engine, config, _Counted(meters), clock, why_not=partial(why_not_now, engine.home), log=log)
+def upkeep(engine: Engine, config: Callable[[], Config], metrics: Meters, clock: Clock) -> Upkeep:
+    return Upkeep(engine, config, _Counted(metrics), clock, reason_to_wait=partial(why_not_now, engine.home), log=log)
 
 
 def why_not_now(home: Home, settings: MaintainConfig, now: datetime) -> str | None:
-    """None if nothing speaks against it."""
+    """Return why maintenance has to wait, or None if it may run."""
     if lock_file.is_taken(instance.lock_path(home)):
-        return "maintenance is left to the daemon that runs in this home"
+        return "the daemon that runs in this home does the maintenance"
     return quiet_hours(settings, now)
 
 
 class _Counted:
-    """What there is to tell stands in the log; `/metrics` counts how it ended."""
+    """Counts the maintenance runs for `/metrics`."""
 
-    def __init__(self, meters: Meters) -> None:
-        self._meters = meters
+    def __init__(self, metrics: Meters) -> None:
+        self._metrics = metrics
 
-    def awaits_upkeep(self, next_look: datetime | None, waits: str | None = None) -> None:
+    def set_next_maintenance(self, at: datetime | None, reason_to_wait: str | None = None) -> None:
         pass
 
-    def had_upkeep(self, at: datetime, status: str) -> None:
-        self._meters.maintained(status)
+    def record_maintenance(self, at: datetime, status: str) -> None:
+        self._metrics.maintained(status)

@@ -1,10 +1,10 @@
-"""The config that follows from the choices: what is added to one that is there, what would be changed in it.
+"""Merge the user's choices into the config.
 
-A config that is there is kept, with its comments. Adding is free: a client that was named is enabled, a sink is
-declared where there is none of its name. Changing needs the user's word (`force`), and a copy of the old file stays as
-`config.toml.bak-<time>`: another retention, another place of a sink, sinks that go.
+An existing config is kept, with its comments. Additions are always allowed: a named client is enabled, and a sink is
+added if there is none of its name. Changes (another retention, another destination of a sink, removed sinks) require
+`force`, and the old file is kept as `config.toml.bak-<time>`.
 
-Who does not want the history has it written down (`history_from`): the daemon would import it a minute later.
+If the user declines the import of history, `history_from` is set to now, so that the daemon does not import it either.
 """
 
 from __future__ import annotations
@@ -31,24 +31,24 @@ _NEW_FILE = f"# `hyp config show` prints every setting, `hyp config set KEY VALU
 WOULD_CHANGE = "config_would_change"
 _SERVER_SINK, _FOLDER_SINK = "team", "archive"
 
-_after_backup = faults.point("setup.config.after-backup", "a copy of the old config is there, the new one is not")
-_after_write = faults.point("setup.config.after-write", "the config is written, nothing else of the set-up is done")
+_after_backup = faults.point("setup.config.after-backup", "the old config is copied, the new one is not written yet")
+_after_write = faults.point("setup.config.after-write", "the config is written, no other step of the setup is done")
 
 
 @dataclass(frozen=True)
 class Configured:
-    """The config as it was and as it will be."""
+    """The config before and after the merge."""
 
     path: Path
     before: str | None
     after: str
     config: Config
     clients: tuple[str, ...]
-    """The chosen ones."""
+    """The chosen clients."""
     changes: tuple[str, ...] = ()
-    """What the config says now and would say no longer."""
+    """Descriptions of existing settings that would change."""
     sink: str | None = None
-    """The sink that the chosen export goes to."""
+    """The sink of the chosen export."""
 
     @property
     def is_changed(self) -> bool:
@@ -69,26 +69,27 @@ class Written:
 
 
 def foretell(home: Home, choices: Choices, found: Sequence[FoundClient], now: datetime) -> Configured:
-    """What `write` would write. Raises HypError where the choices would change what stands there without `force`."""
-    return _refused(_merged(home, read_text(home.config), choices, found, now), choices)
+    """Return what `write` would write. Raise HypError if existing settings would change without `force`."""
+    return _check_changes(_merge(home, read_text(home.config), choices, found, now), choices)
 
 
 def write(home: Home, choices: Choices, found: Sequence[FoundClient], now: datetime) -> Written:
+    """Write the merged config, and back up the old file if existing settings change."""
     durable.make_dir(home.root)
-    # A config that is a link into somebody's dotfiles stays one.
+    # If the config is a symbolic link, replace its target.
     target = home.config.resolve()
     with alone(home.root):
         made = foretell(home, choices, found, now)
         if not made.is_changed:
             return Written(made)
-        backup = _keep(target, now.strftime("%Y%m%dT%H%M%SZ")) if made.changes else None
+        backup = _back_up(target, now.strftime("%Y%m%dT%H%M%SZ")) if made.changes else None
         durable.write_file(target, made.after.encode())
         _after_write()
     return Written(made, backup)
 
 
 def usual_folder(home: Home) -> str:
-    """Beside the home, not in it: a home that is moved takes everything along, and a sink must stay where it is."""
+    """Return the default folder of exports: next to the home, so that it stays in place if the home is moved."""
     return str(home.root.parent / "hypaware-parquet")
 
 
@@ -96,9 +97,7 @@ def usual_token_file(home: Home) -> str:
     return str(home.root / "server-token")
 
 
-def _merged(
-    home: Home, before: str | None, choices: Choices, found: Sequence[FoundClient], now: datetime
-) -> Configured:
+def _merge(home: Home, before: str | None, choices: Choices, found: Sequence[FoundClient], now: datetime) -> Configured:
     edit = _Edit(home.config, before or _NEW_FILE, [])
     is_new = before is None
     try:
@@ -106,20 +105,20 @@ def _merged(
     except ConfigError as error:
         if not choices.force:
             raise
-        edit = _Edit(home.config, _NEW_FILE, [f"the config was broken, and is made anew ({error.message})"])
+        edit = _Edit(home.config, _NEW_FILE, [f"the config is invalid and would be replaced ({error.message})"])
         config, is_new = Config(), True
     clients = _chosen(choices, config, found, is_new)
     for name in clients:
-        # Also where it is so by default: the daemon goes by what was chosen.
+        # Write it even if it is the default: the daemon imports only clients that the config names.
         if name not in config.clients or not is_enabled(config, name):
             edit.set(("clients", name, "enabled"), True)
     if not choices.imports:
         for name in _never_imported(clients, config, found):
             edit.set(("clients", name, "history_from"), now.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"))
-    for name in _left_out(choices, config, found, is_new):
+    for name in _deselected(choices, config, found, is_new):
         edit.set(("clients", name, "enabled"), False)
         if not is_new:
-            edit.changes.append(f"{name} is recorded, and would be no longer")
+            edit.changes.append(f"{name} would no longer be recorded")
     _retain(edit, choices.retention_days, config, is_new)
     sink = _export(edit, choices.export, config, home) if choices.export else None
     after = parse(edit.text, home.config)
@@ -145,11 +144,11 @@ def _chosen(choices: Choices, config: Config, found: Iterable[FoundClient], is_n
     return tuple(each.name for each in found if each.installed and (is_new or is_enabled(config, each.name)))
 
 
-def _left_out(choices: Choices, config: Config, found: Iterable[FoundClient], is_new: bool) -> list[str]:
-    """Those that would be recorded, and were not chosen where one could choose them.
+def _deselected(choices: Choices, config: Config, found: Iterable[FoundClient], is_new: bool) -> list[str]:
+    """Return the enabled clients that the user could have chosen and did not.
 
-    A flag names all that a new config shall record, and adds to one that is there. An answer says nothing of a client
-    that is not installed.
+    Options name all clients of a new config, but only add to an existing one. The questions offer installed clients
+    only, so they say nothing about others.
     """
     if choices.clients is None or not (is_new or choices.interactive):
         return []
@@ -158,74 +157,78 @@ def _left_out(choices: Choices, config: Config, found: Iterable[FoundClient], is
 
 
 def _never_imported(clients: Iterable[str], config: Config, found: Iterable[FoundClient]) -> list[str]:
-    """Where an import was begun, a bound would lose what was written between its end and now."""
-    begun = {each.name for each in found if each.is_begun or each.client.backfill is None}
-    bounded = {name for name, said in config.clients.items() if said.history_from}
-    return [name for name in clients if name not in begun | bounded]
+    """Return the clients to bound by `history_from`.
+
+    Clients with an earlier import are left out: a bound would lose the lines written between that import and now.
+    """
+    imported = {each.name for each in found if each.was_imported or each.client.backfill is None}
+    bounded = {name for name, client in config.clients.items() if client.history_from}
+    return [name for name in clients if name not in imported | bounded]
 
 
 def _retain(edit: _Edit, days: int | None, config: Config, is_new: bool) -> None:
-    now = config.retention.default_days
+    current = config.retention.default_days
     if is_new:
         edit.set(("retention", "default_days"), days or 0)
-    elif days is not None and days != now:
+    elif days is not None and days != current:
         edit.set(("retention", "default_days"), days)
-        edit.changes.append(f"retention.default_days is {now}, and would become {days}")
+        edit.changes.append(f"retention.default_days would change from {current} to {days}")
 
 
 def _export(edit: _Edit, export: Export, config: Config, home: Home) -> str | None:
     if export.kind == "keep-local":
         for name in config.sinks:
             edit.remove(("sinks", name))
-            edit.changes.append(f"the sink {name} would go")
+            edit.changes.append(f"the sink {name} would be removed")
         return None
     if export.kind == "server":
         name, wanted = _SERVER_SINK, {"kind": "forward", "url": export.place}
         wanted["token_file"] = export.token_file or usual_token_file(home)
-        asked = {"kind", "url", "token_file"} if export.token_file else {"kind", "url"}
+        required = {"kind", "url", "token_file"} if export.token_file else {"kind", "url"}
     else:
         name, wanted = _FOLDER_SINK, {"kind": "blob", "destination": export.place or usual_folder(home)}
         wanted["encoder"] = "parquet"
-        asked = {"kind", "encoder", "destination"} if export.place else {"kind", "encoder"}
+        required = {"kind", "encoder", "destination"} if export.place else {"kind", "encoder"}
     declared = {sink: {"kind": each.kind, **each.options} for sink, each in config.sinks.items()}
-    if (there := _that_does(declared, {key: wanted[key] for key in asked})) is not None:
-        return there
+    if (existing := _find_sink(declared, {key: wanted[key] for key in required})) is not None:
+        return existing
     if name not in declared:
         edit.set(("sinks", name), wanted)
         return name
-    for key in sorted(asked):
+    for key in sorted(required):
         if declared[name].get(key) != wanted[key]:
-            edit.changes.append(f"sinks.{name}.{key} is {declared[name].get(key)!r}, and would become {wanted[key]!r}")
+            current = declared[name].get(key)
+            edit.changes.append(f"sinks.{name}.{key} would change from {current!r} to {wanted[key]!r}")
             edit.set(("sinks", name, key), wanted[key])
     if declared[name]["kind"] != wanted["kind"]:
-        # What else stands there belongs to the other kind.
+        # The other options belong to the old kind.
         edit.remove(("sinks", name))
         edit.set(("sinks", name), wanted)
     return name
 
 
-def _that_does(declared: Mapping[str, Mapping[str, Any]], asked: Mapping[str, str]) -> str | None:
-    """The sink that does already what is asked for; a folder is one of this machine."""
+def _find_sink(declared: Mapping[str, Mapping[str, Any]], required: Mapping[str, str]) -> str | None:
+    """Return the sink that already has the required options; never one with a remote destination."""
     for name, options in declared.items():
         is_local = "://" not in str(options.get("destination", ""))
-        if is_local and all(options.get(key) == value for key, value in asked.items()):
+        if is_local and all(options.get(key) == value for key, value in required.items()):
             return name
     return None
 
 
-def _refused(made: Configured, choices: Choices) -> Configured:
-    if made.changes and not choices.force:
+def _check_changes(merged: Configured, choices: Choices) -> Configured:
+    if merged.changes and not choices.force:
         raise HypError(
-            f"{made.path} says otherwise: {'; '.join(made.changes)}. Nothing was done. With --force it is changed, and "
-            "a copy of it is kept",
+            f"{merged.path} would change: {'; '.join(merged.changes)}. Nothing was done. Pass --force to change it; a "
+            "backup copy is kept",
             kind=WOULD_CHANGE,
             repair="hyp config show",
         )
-    return made
+    return merged
 
 
-def _keep(target: Path, stamp: str) -> Path:
-    """A copy beside it that no later one takes the place of."""
+def _back_up(target: Path, stamp: str) -> Path:
+    """Copy the file next to itself under a name that is not taken."""
     data = target.read_bytes()
     for number in range(1000):
         copy = target.with_name(f"{target.name}.bak-{stamp}{f'-{number}' if number else ''}")
@@ -233,4 +236,4 @@ def _keep(target: Path, stamp: str) -> Path:
             durable.write_file(copy, data)
             _after_backup()
             return copy
-    raise HypError(f"there are too many copies of {target} already", kind="config_backup")
+    raise HypError(f"too many backup copies of {target}", kind="config_backup")

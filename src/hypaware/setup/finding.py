@@ -1,7 +1,8 @@
-"""Which clients there are on this machine, and how much of their history waits to be imported.
+"""Find the clients on this machine and estimate how much of their history is not imported yet.
 
-Told from names, sizes and times of files, and from what earlier imports took: no engine, no trace, and no transcript is
-opened but the beginnings of the oldest few, for the first day. So these are estimates; a dry run counts.
+The estimate uses names, sizes and times of files and the checkpoints of earlier imports. It needs no engine and leaves
+no trace; of the transcripts, it reads only the beginnings of the oldest few, for the first day. A dry run counts
+exactly.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Waiting:
-    """A source of history that is due."""
+    """A source of history with content that is not imported yet."""
 
     path: Path
     size: int
@@ -51,18 +52,18 @@ class FoundClient:
     installed: bool
     waiting: tuple[Waiting, ...] = ()
     imported: int = 0
-    """Sources that have not changed since they were imported."""
+    """Number of sources that have not changed since their import."""
     first_day: str | None = None
     problem: str | None = None
-    is_begun: bool = False
-    """Something of its history was imported before, whatever became of the file since."""
+    was_imported: bool = False
+    """Whether any of its history was imported before, even if those files are gone."""
 
     @property
     def name(self) -> str:
         return self.client.name
 
     def estimate(self, since: datetime | None = None) -> Estimate:
-        """Of what has something in the window: a file that was last written before it has not."""
+        """Estimate the history since the given time: files last written before it are left out."""
         within = [each for each in self.waiting if since is None or each.last_written >= since]
         if not within:
             return Estimate()
@@ -73,20 +74,20 @@ class FoundClient:
 
 
 def clients(home: Home, variables: Mapping[str, str], now: datetime) -> list[FoundClient]:
-    """Of all registered clients; `variables` is the user's environment, with HOME."""
+    """Find all registered clients. `variables` is the user's environment, including HOME."""
     environment = {**variables, "HYP_HOME": str(home.root)}
     with nothing_on_stdout():
         return [_look(home, each, environment, now) for each in plugins.load(plugins.CLIENTS, Client)]
 
 
 def sessions(paths: Iterable[Path]) -> int:
-    """Files, those of subagents left out: they lie in a folder that has the name of their session's file."""
+    """Count session files. Those of subagents, in a folder named like their session's file, do not count."""
     known = {str(path) for path in paths}
     return sum(not any(f"{folder}{Path(path).suffix}" in known for folder in Path(path).parents) for path in known)
 
 
 def _look(home: Home, client: Client, environment: Mapping[str, str], now: datetime) -> FoundClient:
-    """A client that cannot be looked at, which may be a plugin's fault, does not hide the others."""
+    """Examine one client; report an error, possibly of a plugin, as its problem."""
     try:
         installed = _is_installed(client, environment)
     except Exception as error:
@@ -94,25 +95,25 @@ def _look(home: Home, client: Client, environment: Mapping[str, str], now: datet
     if client.backfill is None:
         return FoundClient(client, installed)
     due: list[Due] = []
-    imported, is_begun = 0, False
+    imported, was_imported = 0, False
     try:
         for dataset in client.backfill.datasets:
             known = marks.known(home, client.name, dataset)
-            is_begun = is_begun or bool(known)
+            was_imported = was_imported or bool(known)
             found = pinning.survey(client.backfill, environment, known, Window(), now, in_order=False)
-            # The sources are the same for each dataset.
+            # All datasets have the same sources.
             if len(found.due) >= len(due):
                 due, imported = found.due, found.unchanged
     except HypError as error:
         return FoundClient(client, installed, problem=error.message)
-    waiting = tuple(Waiting(each.pinned.path, each.pinned.size, _time(each.pinned.mtime_ns)) for each in due)
+    waiting = tuple(Waiting(each.snapshot.path, each.snapshot.size, _time(each.snapshot.mtime_ns)) for each in due)
     return FoundClient(
         client,
         installed or bool(due or imported),
         waiting,
         imported,
         _first_day(client.backfill, waiting),
-        is_begun=is_begun,
+        was_imported=was_imported,
     )
 
 
@@ -122,7 +123,7 @@ def _is_installed(client: Client, environment: Mapping[str, str]) -> bool:
 
 
 def _first_day(provider: Provider, waiting: Sequence[Waiting]) -> str | None:
-    """The oldest file by its last line is nearly always the one with the oldest first line."""
+    """Return the first day in the files with the oldest last lines; one of them nearly always has it."""
     found = (_day_in_head(provider, each) for each in nsmallest(_OLDEST, waiting, key=lambda each: each.last_written))
     return min((day for day in found if day), default=None)
 
@@ -132,7 +133,7 @@ def _day_in_head(provider: Provider, source: Waiting) -> str | None:
         with open_regular(source.path) as file:
             time = provider.first_time(file.read(_HEAD_BYTES))
     except Exception:
-        # It belongs to a plugin, or is gone. The import will say what is wrong; an estimate may do without.
+        # A plugin failed or the file is gone. The import will report it; an estimate can do without.
         time = None
     return (time or source.last_written.isoformat())[:10]
 

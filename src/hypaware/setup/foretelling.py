@@ -1,4 +1,4 @@
-"""The steps of a set-up, told and not done: in this process, without an engine, and without any trace on disk."""
+"""The steps of a dry run: in this process, without an engine and without a trace on disk."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ def configure(plan: Plan) -> tuple[Configured, Step]:
     refuse_network(plan.home.root)
     facts = {"path": str(made.path), "diff": made.diff}
     if not made.is_changed:
-        return made, Step("config", "unchanged", f"{made.path} would be kept as it is", facts=facts)
-    notes = (f"a copy of it would be kept as {made.path}.bak-<time>",) if made.changes else ()
+        return made, Step("config", "unchanged", f"{made.path} would stay unchanged", facts=facts)
+    notes = (f"the previous version would be kept as {made.path}.bak-<time>",) if made.changes else ()
     return made, Step("config", "would", f"{made.path} would be written", notes=notes, facts=facts)
 
 
 def install_engine(plan: Plan) -> Step:
-    later: tuple[str, ...] = ()
+    commands: tuple[str, ...] = ()
     try:
-        said = f"Java is {java.find().version}"
+        java_status = f"Java {java.find().version}"
     except HypError as error:
-        said, later = error.message, error.repair
+        java_status, commands = error.message, error.repair
     try:
         jars.installed(plan.cache)
     except HypError:
         size = sum(jar.size for jar in jars.locked()) / 1e6
-        said = f"{len(jars.locked())} jars ({size:.0f} MB) would be fetched into {plan.cache}; {said}"
-        return Step("engine", "would", said, later)
-    return Step("engine", "unchanged", f"its jars are there; {said}", later)
+        message = f"{len(jars.locked())} jars ({size:.0f} MB) would be downloaded to {plan.cache}; {java_status}"
+        return Step("engine", "would", message, commands)
+    return Step("engine", "unchanged", f"jars are installed; {java_status}", commands)
 
 
-def import_history(plan: Plan, made: Configured, heard: Listener) -> Step:
+def import_history(plan: Plan, made: Configured, listener: Listener) -> Step:
     def progress(message: str, done: float, total: float, facts: dict[str, Any]) -> None:
-        heard.progress(message, done, total, **facts)
+        listener.progress(message, done, total, **facts)
 
     def run(args: dict[str, Any]) -> dict[str, Any]:
         return dry_run(plan.home, made.config, args, progress)
@@ -52,5 +52,5 @@ def import_history(plan: Plan, made: Configured, heard: Listener) -> Step:
 def start_daemon(plan: Plan) -> Step:
     pid = instance.running(plan.home)
     if pid is not None:
-        return Step("daemon", "unchanged", f"runs as process {pid} already", facts={"pid": pid})
+        return Step("daemon", "unchanged", f"already running as process {pid}", facts={"pid": pid})
     return Step("daemon", "would", "would be started")

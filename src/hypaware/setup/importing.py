@@ -1,7 +1,7 @@
-"""The import of the chosen clients' history within a set-up: consent, window, and the span `walkthrough.backfill`.
+"""The import step of a setup: consent, window, and the span `walkthrough.backfill`.
 
-It is bounded by the retention and by the moment at which the set-up began, so that it never overlaps what the gateway
-records. One client's failure is its own; the others are imported all the same.
+The import is bounded by the retention and by the start time of the setup, so that it never overlaps with live
+recording. If one client fails, the others are still imported.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from hypaware.config import Config
 from hypaware.setup.plan import Plan, Step
 
 Run = Callable[[dict[str, Any]], dict[str, Any]]
-"""From the arguments of a backfill to its report."""
+"""Runs a backfill: takes its arguments and returns its report."""
 
 
 def wanted(plan: Plan, config: Config, clients: Sequence[str]) -> Wanted | None:
-    """None where none of them keeps history."""
+    """Return the import request, or None if none of the clients keeps history."""
     providers = registry.providers()
     names = [name for name in clients if providers.get(name)]
     if not names:
@@ -31,18 +31,18 @@ def wanted(plan: Plan, config: Config, clients: Sequence[str]) -> Wanted | None:
     return understand(plan.home, config, providers, names=names, until=until, now=plan.now, variables=plan.variables)
 
 
-def take_in(plan: Plan, asked: Wanted | None, run: Run, *, dry_run: bool) -> Step:
-    """`run` is called if the user agreed; what it raises is the step's failure."""
-    if asked is None:
-        none_found = "no client was found on this machine"
+def take_in(plan: Plan, request: Wanted | None, run: Run, *, dry_run: bool) -> Step:
+    """Call `run` if the user agreed to the import, and return the step."""
+    if request is None:
+        none_found = "no client found on this machine"
         why = none_found if plan.choices.clients is None else "no chosen client keeps history"
         return Step("import", "skipped", why, ("hyp backfill list",))
-    args = asked.as_args(telemetry.dev_run_id())
+    args = request.as_args(telemetry.dev_run_id())
     with _span(plan, args, dry_run=dry_run, consent=plan.choices.imports) as span:
         if not plan.choices.imports:
             span.set(providers_run=0, rows_written=0)
             span.status("skipped")
-            return Step("import", "skipped", "not wanted", later=("hyp backfill",))
+            return Step("import", "skipped", "declined", ("hyp backfill",))
         report = run(args)
         error = trouble(report, args["providers"])
         rows = sum(each["rows_written"] for each in report["providers"])
@@ -53,18 +53,20 @@ def take_in(plan: Plan, asked: Wanted | None, run: Run, *, dry_run: bool) -> Ste
     if error:
         return Step("import", "failed", error.message, ("hyp backfill",), facts=facts, error=error)
     if dry_run:
-        size = _bytes(plan, asked)
-        said = f"{_imported(rows, sessions)} would be imported; {size:,} bytes would be read" if size else "nothing new"
-        return Step("import", "would" if rows else "unchanged", said, facts={**facts, "bytes": size})
+        size = _bytes(plan, request)
+        message = "nothing new"
+        if size:
+            message = f"{_imported(rows, sessions)} would be imported; {size:,} bytes would be read"
+        return Step("import", "would" if rows else "unchanged", message, facts={**facts, "bytes": size})
     if not rows:
         return Step("import", "unchanged", "nothing new", facts=facts)
     return Step("import", "done", _imported(rows, sessions), facts=facts)
 
 
 def consent_cancelled(plan: Plan, clients: Sequence[str], config: Config) -> None:
-    """Tells telemetry that the user broke off at the question."""
-    if (asked := wanted(plan, config, clients)) is not None:
-        args = asked.as_args(telemetry.dev_run_id())
+    """Record in telemetry that the user cancelled at the question about the import."""
+    if (request := wanted(plan, config, clients)) is not None:
+        args = request.as_args(telemetry.dev_run_id())
         with _span(plan, args, dry_run=False, consent=False, consent_cancelled=True) as span:
             span.set(providers_run=0, rows_written=0)
             span.status("cancelled")
@@ -74,9 +76,9 @@ def _imported(rows: int, sessions: int) -> str:
     return f"{rows:,} row{'s' * (rows != 1)} of {sessions:,} session{'s' * (sessions != 1)}"
 
 
-def _bytes(plan: Plan, asked: Wanted) -> int:
-    names = [each.name for each in asked.selection.chosen]
-    since = datetime.fromisoformat(asked.window.since) if asked.window.since else None
+def _bytes(plan: Plan, request: Wanted) -> int:
+    names = [each.name for each in request.selection.chosen]
+    since = datetime.fromisoformat(request.window.since) if request.window.since else None
     return sum(each.estimate(since).bytes for each in plan.found if each.name in names)
 
 

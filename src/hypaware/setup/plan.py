@@ -1,4 +1,4 @@
-"""One set-up: where, for whom, since when; and who hears how it goes."""
+"""The inputs of a setup, its steps, and the listener that follows them."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ Status = Literal["done", "would", "unchanged", "skipped", "failed"]
 class Plan:
     home: Home
     cache: Path
-    """Of the engine's jars."""
+    """The folder of the engine's jars."""
     choices: Choices
     found: Sequence[FoundClient]
     variables: Mapping[str, str]
-    """The user's environment, with HOME."""
+    """The user's environment, including HOME."""
     now: datetime
-    """When it began: what is newer belongs to live capture."""
+    """The start time. The import ends here; later messages are recorded live."""
 
     def settings(self, clients: Sequence[str]) -> list[Settings]:
-        """Of those clients that can be attached."""
+        """Return the settings of those clients that can be attached."""
         return [
             each.client.settings for each in self.found if each.name in clients and each.client.settings is not None
         ]
@@ -41,25 +41,31 @@ class Plan:
 class Step:
     name: str
     status: Status
-    said: str
-    """One line: what was done, or why not."""
-    later: tuple[str, ...] = ()
-    """Commands that do it later."""
+    message: str
+    """One line: the result, or the reason why the step was skipped."""
+    commands: tuple[str, ...] = ()
+    """Commands that do the step later."""
     notes: tuple[str, ...] = ()
     facts: Mapping[str, Any] = field(default_factory=dict)
     error: HypError | None = None
 
     def as_json(self) -> dict[str, Any]:
-        told = {"step": self.name, "status": self.status, "said": self.said, "notes": list(self.notes), **self.facts}
-        if self.later:
-            told["later"] = list(self.later)
+        document: dict[str, Any] = {
+            "step": self.name,
+            "status": self.status,
+            "said": self.message,
+            "notes": list(self.notes),
+            **self.facts,
+        }
+        if self.commands:
+            document["later"] = list(self.commands)
         if self.error:
-            told["error"] = self.error.as_json()
-        return told
+            document["error"] = self.error.as_json()
+        return document
 
 
 Progress = Callable[..., None]
-"""What is going on, how much of it is done, how much there is; more facts by name."""
+"""Takes a message, the amount done, the total, and more facts by name."""
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
-"""A set-up from its first step to its last, for real or as a dry run.
+"""Run all steps of a setup, for real or as a dry run.
 
-Without a config nothing goes on. After that each step runs that does not need one which failed: the import needs the
-engine, attaching needs the daemon. What was done stays done, and running it again does the rest.
+Without a config no other step runs. After that, every step runs unless it depends on one that failed: the import needs
+the engine, and attaching needs the daemon. Completed steps are kept; another run does the rest.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Result:
 
     @property
     def backfill(self) -> dict[str, Any] | None:
-        """The report of the import, as `hyp backfill` gives it."""
+        """The report of the import, in the format of `hyp backfill`."""
         return next((step.facts["backfill"] for step in self.steps if "backfill" in step.facts), None)
 
     def as_json(self) -> dict[str, Any]:
@@ -46,29 +46,30 @@ class Result:
         }
 
 
-def perform(plan: Plan, heard: Listener) -> Result:
-    steps = _Steps(heard)
+def perform(plan: Plan, listener: Listener) -> Result:
+    """Run all steps."""
+    steps = _Steps(listener)
     made, first = doing.configure(plan)
     steps.add(first)
-    engine = steps.attempt("engine", lambda: doing.install_engine(plan, heard), later=("hyp engine install",))
+    engine = steps.attempt("engine", lambda: doing.install_engine(plan, listener), later=("hyp engine install",))
     if engine.error and plan.choices.imports:
-        steps.add(Step("import", "skipped", "it needs the engine", ("hyp backfill",)))
+        steps.add(Step("import", "skipped", "requires the engine", ("hyp backfill",)))
     else:
-        steps.attempt("import", lambda: doing.import_history(plan, made, heard), later=("hyp backfill",))
+        steps.attempt("import", lambda: doing.import_history(plan, made, listener), later=("hyp backfill",))
     if not plan.choices.daemon:
-        steps.add(Step("daemon", "skipped", "not wanted", ("hyp daemon start",)))
-        why_not: str | None = "without a daemon nothing would listen"
+        steps.add(Step("daemon", "skipped", "declined", ("hyp daemon start",)))
+        skip_reason: str | None = "requires the daemon"
     else:
         daemon = steps.attempt("daemon", lambda: doing.start_daemon(plan), later=("hyp daemon start",))
-        why_not = "the daemon does not run" if daemon.error else None if plan.choices.attach else "not wanted"
-    if why_not is None:
+        skip_reason = "the daemon is not running" if daemon.error else None if plan.choices.attach else "declined"
+    if skip_reason is None:
         steps.add_each(attaching.attach_clients(plan, made.clients, made.config.gateway.listen))
     else:
-        steps.add_each(attaching.skip_clients(plan, made.clients, why_not))
+        steps.add_each(attaching.skip_clients(plan, made.clients, skip_reason))
     overview = None
     if not engine.error:
         try:
-            overview = doing.overview(plan, made.config, heard)
+            overview = doing.overview(plan, made.config, listener)
         except Cancelled:
             raise
         except HypError as error:
@@ -76,27 +77,28 @@ def perform(plan: Plan, heard: Listener) -> Result:
     return Result(plan.home, False, made, tuple(steps.taken), overview)
 
 
-def foretell(plan: Plan, heard: Listener) -> Result:
-    steps = _Steps(heard)
+def foretell(plan: Plan, listener: Listener) -> Result:
+    """Report what `perform` would do, without changing anything."""
+    steps = _Steps(listener)
     made, first = foretelling.configure(plan)
     steps.add_each((first, foretelling.install_engine(plan)))
-    steps.attempt("import", lambda: foretelling.import_history(plan, made, heard), later=("hyp backfill --dry-run",))
+    steps.attempt("import", lambda: foretelling.import_history(plan, made, listener), later=("hyp backfill --dry-run",))
     if not plan.choices.daemon:
-        steps.add(Step("daemon", "skipped", "not wanted"))
+        steps.add(Step("daemon", "skipped", "declined"))
     else:
         steps.add(foretelling.start_daemon(plan))
     if plan.choices.attaches:
         steps.add_each(attaching.foretell_clients(plan, made.clients, made.config.gateway.listen))
     else:
-        steps.add_each(attaching.skip_clients(plan, made.clients, "not wanted"))
+        steps.add_each(attaching.skip_clients(plan, made.clients, "declined"))
     return Result(plan.home, True, made, tuple(steps.taken))
 
 
 class _Steps:
-    """What was taken so far; each is told when it is taken."""
+    """The steps so far. The listener hears of each when it is added."""
 
-    def __init__(self, heard: Listener) -> None:
-        self._heard = heard
+    def __init__(self, listener: Listener) -> None:
+        self._listener = listener
         self.taken: list[Step] = []
 
     def add(self, step: Step) -> None:
@@ -105,10 +107,10 @@ class _Steps:
     def add_each(self, steps: Iterable[Step]) -> None:
         for step in steps:
             self.taken.append(step)
-            self._heard.step(step)
+            self._listener.step(step)
 
     def attempt(self, name: str, work: Callable[[], Step], later: tuple[str, ...]) -> Step:
-        """The step, or its failure: with what mends it, and then the command that does it later."""
+        """Run a step. If it fails, add a failed step with the commands that repair it and then do it later."""
         try:
             step = work()
         except Cancelled:
@@ -116,7 +118,7 @@ class _Steps:
         except HypError as error:
             step = Step(name, "failed", error.message, tuple(dict.fromkeys((*error.repair, *later))), error=error)
         except OSError as error:
-            trouble = Retryable(f"the {name} failed: {error}", kind=f"{name}_failed", repair=later)
-            step = Step(name, "failed", trouble.message, later, error=trouble)
+            failure = Retryable(f"the {name} failed: {error}", kind=f"{name}_failed", repair=later)
+            step = Step(name, "failed", failure.message, later, error=failure)
         self.add(step)
         return step

@@ -1,5 +1,5 @@
-"""Rows on their way to the lake, durable from the moment they are acknowledged.
+"""The spool: rows that are durable on disk and not yet committed to the lake.
 
-A segment is a JSONL file that one process writes (`active/`) and then seals (`sealed/`): immutable from there on,
-its row count in its name. The folders are the state machine, so `ls` shows where each row stands.
+A segment is a JSONL file that one process writes (in `active/`) and then seals (in `sealed/`). A sealed segment is
+immutable and has its row count in its name. The folders are the state machine, so `ls` shows the state of every row.
 """

@@ -1,11 +1,11 @@
-"""The segment that one process is writing: append, acknowledge, seal.
+"""The active segment, which one process writes: append, acknowledge, seal.
 
 Invariants
-- A file is visible in `active/` only while its producer holds its flock, so an unlocked one is an orphan.
-- Bytes up to `_acknowledged` were fsynced and hold whole lines; no row is acknowledged before that.
-- After an error or an interrupt the file is cut back to its last whole line before anything follows, or given up:
-  half a line can never be glued to a later one, and an fsync is never tried twice over the same bytes.
-- A forked child holds none of its parent's files: it closes its copies, which leaves the parent's locks alone.
+- A file is visible in `active/` only while its producer holds its flock, so an unlocked file is an orphan.
+- Bytes up to `_acknowledged` are fsynced and contain whole lines; no row is acknowledged before that.
+- After an error or an interrupt the file is truncated to its last whole line before anything is appended, or
+  abandoned: half a line is never joined with a later one, and fsync is never retried for the same bytes.
+- A forked child keeps none of its parent's files open. It closes its copies, which does not release the parent's locks.
 
 @ref spool#acknowledge @ref spool#active
 """
@@ -33,31 +33,31 @@ _after_sync = faults.point("spool.append.after-fsync", "rows are durable, not ac
 _before_seal = faults.point("spool.seal.before-rename", "the segment is durable and still active")
 _after_seal = faults.point("spool.seal.after-rename", "the segment is sealed")
 
-# Held while a file is created, and by a fork: a child never inherits a descriptor that it does not know of.
+# Held while a file is created, and during a fork, so that a child never inherits an unregistered descriptor.
 _creating = threading.Lock()
 _alive: weakref.WeakSet[ActiveSegment] = weakref.WeakSet()
 
 
 class Closed(Exception):
-    """The segment was sealed or given up before it took these rows: they belong into a new one."""
+    """The segment was sealed or abandoned before it accepted the rows; append them to a new one."""
 
 
 class GivenUp(OSError):
-    """The rows were written and not made durable; the file was cut back to what it had acknowledged."""
+    """The rows were written but not made durable; the file was truncated to the acknowledged rows."""
 
 
 class ActiveSegment:
-    def __init__(self, folder: Folder, *, waits: bool = False) -> None:
+    def __init__(self, folder: Folder, *, deferrable: bool = False) -> None:
         self._folder = folder
-        self.name = segments.new_name(waits=waits)
+        self.name = segments.new_name(deferrable=deferrable)
         self.path = folder.active / f"{self.name}{segments.SUFFIX}"
         self._write = threading.RLock()
         self._sync = threading.Lock()
-        # Bytes and rows of whole lines: one value, so that an interrupt cannot leave them out of step.
+        # Bytes and rows of whole lines, as one value, so that an interrupt cannot make them inconsistent.
         self._written = (0, 0)
         self._acknowledged = 0
-        self._torn = False
-        self._closed = False
+        self._is_torn = False
+        self._is_closed = False
         with _creating:
             self._fd = _create(self.path)
             _alive.add(self)
@@ -72,39 +72,39 @@ class ActiveSegment:
         return self._written[1]
 
     @property
-    def usable(self) -> bool:
-        return not self._closed
+    def is_usable(self) -> bool:
+        return not self._is_closed
 
     def append(self, rows: Sequence[Row]) -> None:
-        """Returns when the rows are durable. Threads that append at the same time share an fsync."""
+        """Append rows. Return when they are durable. Concurrent threads share an fsync."""
         with self._write:
-            if self._closed:
+            if self._is_closed:
                 raise Closed(self.name)
-            self._mend()
+            self._truncate_torn()
             lines = envelope.write_lines(rows, self.rows)
             end = self.bytes + len(lines)
-            self._torn = True
+            self._is_torn = True
             try:
                 durable.write_all(self._fd, lines)
                 self._written = (end, self.rows + len(rows))
-                self._torn = False
+                self._is_torn = False
             except BaseException:
                 with contextlib.suppress(OSError):
-                    self._mend()
+                    self._truncate_torn()
                 raise
         self._acknowledge(end)
 
     def seal(self) -> Path | None:
-        """Makes the segment immutable; None if it never took a row."""
+        """Seal the segment. Return its path, or None if it has no rows."""
         with self._sync, self._write:
             try:
-                if self._closed:
+                if self._is_closed:
                     return None
-                self._closed = True
+                self._is_closed = True
                 if self.rows == 0:
                     durable.remove(self.path)
                     return None
-                self._mend()
+                self._truncate_torn()
                 self._make_durable()
                 _before_seal()
                 sealed = self._folder.sealed / segments.sealed_name(self.name, self.rows)
@@ -115,26 +115,26 @@ class ActiveSegment:
                 self._release()
 
     def abandon(self) -> None:
-        """Lets go of a file that an error closed: free, it is an orphan, and the next flush takes it from there."""
+        """Release a file that an error closed. It becomes an orphan, which the next flush repairs."""
         with self._sync, self._write:
-            if self._closed:
+            if self._is_closed:
                 self._release()
 
     def forget_after_fork(self) -> None:
-        """In a child: the file belongs to the parent. Closing this copy does not free the parent's lock."""
-        self._closed = True
+        """Close the parent's file in a forked child. This does not release the parent's lock."""
+        self._is_closed = True
         self._release()
 
     def _acknowledge(self, end: int) -> None:
         with self._sync:
             if self._acknowledged >= end:
                 return
-            if self._closed:
-                raise GivenUp(f"segment {self.name} was given up before its rows were durable")
+            if self._is_closed:
+                raise GivenUp(f"segment {self.name} was abandoned before its rows were durable")
             self._make_durable()
 
     def _make_durable(self) -> None:
-        """Under `_sync`: everything written so far, by whichever thread."""
+        """Fsync everything that any thread has written so far. The caller holds `_sync`."""
         target = self.bytes
         if self._acknowledged == target:
             return
@@ -143,7 +143,7 @@ class ActiveSegment:
             durable.fsync_fd(self._fd)
         except OSError:
             with self._write:
-                self._closed = True
+                self._is_closed = True
                 with contextlib.suppress(OSError):
                     os.ftruncate(self._fd, self._acknowledged)
                 self._release()
@@ -151,16 +151,16 @@ class ActiveSegment:
         _after_sync()
         self._acknowledged = target
 
-    def _mend(self) -> None:
-        """Takes half-written lines away again. If even that fails, no further line may follow them."""
-        if not self._torn:
+    def _truncate_torn(self) -> None:
+        """Truncate half-written lines. If that fails, close the segment, so that no line follows them."""
+        if not self._is_torn:
             return
         try:
             os.ftruncate(self._fd, self.bytes)
         except OSError:
-            self._closed = True
+            self._is_closed = True
             raise
-        self._torn = False
+        self._is_torn = False
 
     def _release(self) -> None:
         fd, self._fd = self._fd, -1
@@ -169,7 +169,7 @@ class ActiveSegment:
 
 
 def _create(path: Path) -> int:
-    """Creates the file locked, then makes it visible: a repairer finds no moment at which it is there and free."""
+    """Create the file, lock it, then make it visible, so that repair never finds it unlocked."""
     temporary = path.with_name(f"{segments.NEW_PREFIX}{path.name}")
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o600)
     try:
@@ -177,7 +177,7 @@ def _create(path: Path) -> int:
         _before_visible()
         durable.rename(temporary, path)
         if not same_file(fd, path):
-            raise GivenUp(f"{path} was replaced while it was created")
+            raise GivenUp(f"{path} was replaced while it was being created")
         _after_visible()
     except BaseException:
         os.close(fd)
@@ -188,13 +188,13 @@ def _create(path: Path) -> int:
 
 
 def same_file(fd: int, path: Path) -> bool:
-    """Whether the descriptor is still what the path names; a repairer may have been quicker."""
+    """Tell whether the path still refers to the open file; repair may have moved it."""
     try:
-        there = path.stat()
+        current = path.stat()
     except FileNotFoundError:
         return False
-    held = os.fstat(fd)
-    return (held.st_ino, held.st_dev) == (there.st_ino, there.st_dev)
+    opened = os.fstat(fd)
+    return (opened.st_ino, opened.st_dev) == (current.st_ino, current.st_dev)
 
 
 def _forget_in_child() -> None:

@@ -1,8 +1,8 @@
-"""The line of a segment, and the one rule by which a line is valid.
+"""The envelope: the format of a line in a segment, and the only check of its validity.
 
-`{"n":<ordinal>,"v":1,"row":{…}}`: the ordinal is the line's place in its segment, from 0. A row's sequence is its
-segment's base plus its ordinal, so a line read twice is the same row twice. Flush and every other reader of the
-spool judge a line here and nowhere else: what one of them takes, all of them take.
+A line is `{"n":<ordinal>,"v":1,"row":{…}}`. The ordinal is the line's position in its segment, from 0. A row's sequence
+is its segment's base plus its ordinal, so reading a line again gives the same row. Flush and all other readers of the
+spool use this module, so they agree on which lines are valid.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ VERSION = 1
 
 
 def write_lines(rows: Iterable[Row], first_ordinal: int) -> bytes:
-    """Lines for coerced rows."""
+    """Encode coerced rows as lines."""
     return b"".join(
         b'{"n":%d,"v":%d,"row":%b}\n' % (ordinal, VERSION, orjson.dumps(row))
         for ordinal, row in enumerate(rows, first_ordinal)
@@ -27,9 +27,9 @@ def write_lines(rows: Iterable[Row], first_ordinal: int) -> bytes:
 
 
 def read_line(dataset: Dataset, line: bytes, ordinal: int) -> Row:
-    """The coerced row of a segment's line, or RowRejected with the reason why nobody may take it."""
+    """Return the coerced row of a line. Raise RowRejected with the reason if the line is invalid."""
     if not line.endswith(b"\n"):
-        raise RowRejected("the line was cut off")
+        raise RowRejected("the line is truncated")
     try:
         envelope = canonical.parse(line)
     except (ValueError, RecursionError) as error:
@@ -37,9 +37,9 @@ def read_line(dataset: Dataset, line: bytes, ordinal: int) -> Row:
     if not isinstance(envelope, dict) or envelope.get("v") != VERSION:
         raise RowRejected(f"the line is not an envelope of version {VERSION}")
     if envelope.get("n") != ordinal:
-        raise RowRejected(f"the envelope says ordinal {envelope.get('n')!r} and stands at {ordinal}")
+        raise RowRejected(f"the envelope has ordinal {envelope.get('n')!r}, expected {ordinal}")
     row = envelope.get("row")
     if not isinstance(row, dict):
-        raise RowRejected("the envelope holds no row")
-    # The gateway was settled when the row was taken in; a home that has since been given another id keeps its rows.
+        raise RowRejected("the envelope has no row")
+    # Keep the gateway id from when the row was recorded, even if the home has a new one.
     return coerce_row(dataset, row, str(row.get("gateway_id")))

@@ -1,4 +1,4 @@
-"""NDJSON from outside into the spool: each line a row, judged before it is stored."""
+"""Ingest NDJSON into the spool: each line is a row, validated before it is stored."""
 
 from __future__ import annotations
 
@@ -46,21 +46,24 @@ def ingest(
     strict: bool = False,
     progress: Callable[[str, float | None, float | None], None] = lambda _message, _done, _total: None,
 ) -> Report:
-    """Stores the valid rows and says why the others are not; when it returns, the accepted ones are durable."""
-    kind = datasets.get(dataset)
+    """Store the valid rows and report why others were rejected. Accepted rows are durable on return.
+
+    `strict` stores nothing if any line is rejected.
+    """
+    definition = datasets.get(dataset)
     report = Report(dataset)
-    # Segments are sealed by size and at the end: no timer is needed, this process will not idle.
+    # Segments are sealed by size and at the end; this process never idles, so it needs no timer.
     with Spool(home, SealRule(linger=float("inf"))) as spool, _rewindable(lines, strict) as rewindable:
         if strict:
-            beginning = rewindable.tell()
-            for _ in _judged(kind, rewindable, spool.gateway_id, report):
+            start = rewindable.tell()
+            for _ in _judged(definition, rewindable, spool.gateway_id, report):
                 pass
             if report.rejected:
                 return report
-            rewindable.seek(beginning)
+            rewindable.seek(start)
         batch: list[Row] = []
         size = 0
-        for row, length in _judged(kind, rewindable, spool.gateway_id, report):
+        for row, length in _judged(definition, rewindable, spool.gateway_id, report):
             batch.append(row)
             size += length
             if len(batch) >= _BATCH_ROWS or size >= _BATCH_BYTES:
@@ -72,7 +75,7 @@ def ingest(
     return report
 
 
-def _judged(kind: Dataset, lines: BinaryIO, gateway_id: str, report: Report) -> Iterator[tuple[Row, int]]:
+def _judged(dataset: Dataset, lines: BinaryIO, gateway_id: str, report: Report) -> Iterator[tuple[Row, int]]:
     for number, line in _numbered(lines):
         if line is None:
             report.rejected.append(Rejected(number, f"the line is longer than {MAX_LINE_BYTES >> 20} MiB"))
@@ -80,13 +83,13 @@ def _judged(kind: Dataset, lines: BinaryIO, gateway_id: str, report: Report) -> 
         if not line.strip():
             continue
         try:
-            yield coerce_row(kind, _parsed(line), gateway_id), len(line)
+            yield coerce_row(dataset, _parsed(line), gateway_id), len(line)
         except RowRejected as reason:
             report.rejected.append(Rejected(number, str(reason)))
 
 
 def _numbered(lines: BinaryIO) -> Iterator[tuple[int, bytes | None]]:
-    """Lines from 1 on; None for one that is too long to hold."""
+    """Yield (number, line), from 1 on. The line is None if it is too long."""
     number = 0
     while line := lines.readline(MAX_LINE_BYTES + 1):
         number += 1
@@ -107,7 +110,7 @@ def _parsed(line: bytes) -> Any:
 
 @contextmanager
 def _rewindable(lines: BinaryIO, needed: bool) -> Iterator[BinaryIO]:
-    """The input, or a copy of it if it has to be read twice and cannot be."""
+    """Yield the input, or a temporary copy if it must be read twice and cannot be rewound."""
     if not needed or lines.seekable():
         yield lines
         return

@@ -1,4 +1,4 @@
-"""Reading what waits in the spool without moving anything: beside live producers and flushes, at any time."""
+"""Read the spool without changing it, while producers and flushes may be running."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from hypaware.spool import envelope, segments
 
 @dataclass(frozen=True)
 class Waiting:
-    """What the spool of one dataset holds, told from names and sizes alone."""
+    """The contents of a dataset's spool, from file names and sizes alone."""
 
     dataset: str
     segments: int
@@ -29,28 +29,28 @@ class Waiting:
 
 
 def read_spooled_rows(home: Home, dataset: str, columns: Sequence[str] | None = None) -> Iterator[Row]:
-    """The rows that flush would take: sealed and active ones, as far as they are whole lines."""
-    kind = datasets.get(dataset)
+    """Yield the rows that a flush would commit: whole lines of sealed and active segments."""
+    definition = datasets.get(dataset)
     for path, sealed in _pending(home, dataset):
         with _opened(path) as file:
             for ordinal, line in enumerate(file):
                 if not sealed and not line.endswith(b"\n"):
-                    break  # its producer may be in the middle of it: what follows would be the other half
+                    break  # the producer may be writing this line
                 with contextlib.suppress(RowRejected):
-                    row = envelope.read_line(kind, line, ordinal)
+                    row = envelope.read_line(definition, line, ordinal)
                     yield row if columns is None else {name: row.get(name) for name in columns}
 
 
-def waiting(home: Home, dataset: str, *, patient: bool = False) -> Waiting:
-    """With `patient`, without the sealed segments that may wait longer."""
-    where = segments.folder(home, dataset)
-    # In this order: a file that is sealed meanwhile is counted in its new place, and only there.
-    active = {path.stem: _size(path) for path in segments.active_files(where)}
-    sealed = {segment.name: segment for segment in segments.sealed_segments(where)}
+def waiting(home: Home, dataset: str, *, skip_deferred: bool = False) -> Waiting:
+    """Return the contents of a dataset's spool. `skip_deferred` ignores deferred segments."""
+    folder = segments.folder(home, dataset)
+    # List active files first: a file that is sealed in between is counted as sealed, and only once.
+    active = {path.stem: _size(path) for path in segments.active_files(folder)}
+    sealed = {segment.name: segment for segment in segments.sealed_segments(folder)}
     moved = {_stem(name) for name in sealed}
-    if patient:
+    if skip_deferred:
         now = time.time()
-        sealed = {name: segment for name, segment in sealed.items() if not segment.waits(now)}
+        sealed = {name: segment for name, segment in sealed.items() if not segment.is_deferred(now)}
     sizes = {name: size for name, size in active.items() if size and name not in moved}
     oldest = min([*sealed, *sizes], default="").partition("-")[0]
     return Waiting(
@@ -63,23 +63,23 @@ def waiting(home: Home, dataset: str, *, patient: bool = False) -> Waiting:
 
 
 def _pending(home: Home, dataset: str) -> Iterator[tuple[Path, bool]]:
-    """Each file, oldest first, and whether it is sealed."""
-    where = segments.folder(home, dataset)
-    # In this order: a file that is sealed meanwhile is found in its new place, and only there.
-    active = {path.stem: path for path in segments.active_files(where)}
-    sealed = {segment.name: segment.path for segment in segments.sealed_segments(where)}
+    """Yield each file, oldest first, and whether it is sealed."""
+    folder = segments.folder(home, dataset)
+    # List active files first: a file that is sealed in between is read as sealed, and only once.
+    active = {path.stem: path for path in segments.active_files(folder)}
+    sealed = {segment.name: segment.path for segment in segments.sealed_segments(folder)}
     moved = {_stem(name) for name in sealed}
     for name in sorted(sealed.keys() | (active.keys() - moved)):
         yield (sealed[name], True) if name in sealed else (active[name], False)
 
 
 def _stem(name: str) -> str:
-    """A sealed segment's name before its count: the one it had while it was active."""
+    """Return the name that a sealed segment had while it was active: without its row count."""
     return name.partition(".")[0]
 
 
 def _opened(path: Path) -> BinaryIO:
-    """A file that was sealed since it was listed is found in its new place; one that is gone is in the lake."""
+    """Open a file that may have been sealed since it was listed. A missing file was committed: return no data."""
     try:
         return open(path, "rb")
     except FileNotFoundError:

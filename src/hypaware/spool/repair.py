@@ -1,7 +1,7 @@
-"""Orphans: active files whose producer is gone. Cut at the last whole line, counted, sealed.
+"""Repair orphans, active files whose producer has died: truncate to the last whole line, count the rows, seal.
 
-An orphan is known by its free lock. What is cut was never acknowledged: an acknowledged row ends in a newline that
-was fsynced with it.
+An orphan is an active file that is not locked. Truncated bytes were never acknowledged, because an acknowledged row
+ends with a newline that was fsynced with it.
 
 @ref spool#orphans
 """
@@ -20,7 +20,7 @@ from hypaware.spool import segments
 from hypaware.spool.active import same_file
 from hypaware.spool.segments import Folder
 
-_before_rename = faults.point("spool.repair.before-rename", "an orphan is cut to its last whole line and durable")
+_before_rename = faults.point("spool.repair.before-rename", "an orphan is truncated to its last whole line and durable")
 _after_rename = faults.point("spool.repair.after-rename", "a repaired orphan is sealed")
 
 _POLL_SECONDS = 0.05
@@ -35,7 +35,7 @@ class Repaired:
 
 
 def repair_orphans(folder: Folder) -> list[Repaired]:
-    """Seals every active file that nobody holds."""
+    """Seal every active file that is not locked."""
     _sweep_unborn(folder)
     repaired = []
     for path in segments.active_files(folder):
@@ -43,7 +43,7 @@ def repair_orphans(folder: Folder) -> list[Repaired]:
             done = _repair(folder, path)
         except OSError as error:
             raise Retryable(
-                f"{path}, which its producer left behind, could not be sealed: {error}", kind="spool_repair_failed"
+                f"could not seal {path}, which a stopped process has left: {error}", kind="spool_repair_failed"
             ) from error
         if done:
             repaired.append(done)
@@ -51,20 +51,20 @@ def repair_orphans(folder: Folder) -> list[Repaired]:
 
 
 def wait_until_sealed(folder: Folder, seconds: float) -> list[Path]:
-    """Waits for the files that are active now to be sealed by their producers, who do so soon of themselves.
+    """Wait until producers seal the files that are active now, which they soon do. Repair orphans.
 
-    Orphans among them are repaired. What is left in the end is held by a process that is alive but stuck.
+    Return the files that a live but stuck process still holds.
     """
-    waiting = set(segments.active_files(folder))
+    unsealed = set(segments.active_files(folder))
     deadline = time.monotonic() + seconds
-    while waiting:
+    while unsealed:
         repair_orphans(folder)
-        waiting &= set(segments.active_files(folder))
-        waiting = {path for path in waiting if _holds_rows(path)}
-        if not waiting or time.monotonic() >= deadline:
+        unsealed &= set(segments.active_files(folder))
+        unsealed = {path for path in unsealed if _holds_rows(path)}
+        if not unsealed or time.monotonic() >= deadline:
             break
         time.sleep(_POLL_SECONDS)
-    return sorted(waiting)
+    return sorted(unsealed)
 
 
 def _repair(folder: Folder, path: Path) -> Repaired | None:
@@ -77,7 +77,7 @@ def _repair(folder: Folder, path: Path) -> Repaired | None:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return None
-        # Its producer may have sealed it, or another repairer, between our look at the folder and the lock.
+        # Its producer or another repair may have sealed it before we had the lock.
         if not same_file(fd, path):
             return None
         size = os.fstat(fd).st_size
@@ -97,7 +97,7 @@ def _repair(folder: Folder, path: Path) -> Repaired | None:
 
 
 def _whole_lines(fd: int) -> tuple[int, int]:
-    """How many whole lines the file has, and where the last of them ends."""
+    """Count the whole lines of the file. Return the count and the end of the last one."""
     rows = end = offset = 0
     while block := os.pread(fd, 1 << 20, offset):
         rows += block.count(b"\n")
@@ -108,14 +108,14 @@ def _whole_lines(fd: int) -> tuple[int, int]:
 
 
 def _sweep_unborn(folder: Folder) -> None:
-    """Files whose producer died before they became visible; they hold nothing."""
+    """Remove empty files whose producer died before making them visible."""
     for path in folder.active.glob(f"{segments.NEW_PREFIX}*"):
         try:
             fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         except FileNotFoundError:
             continue
         try:
-            # A young one is left alone, its lock too: its producer is about to take it.
+            # Do not touch or lock a recent file: its producer is about to lock it.
             if time.time() - os.fstat(fd).st_mtime > _UNBORN_SECONDS:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 if same_file(fd, path):

@@ -1,11 +1,11 @@
 """Names and folders of segments.
 
-`spool/<dataset>/active/<time>-<random>.jsonl` while its producer holds it (by flock), then
-`spool/<dataset>/sealed/<time>-<random>.<rows>.jsonl`. Names sort by the time of creation; those of one process are
-always in its order. Rows that may wait for a better source of the same parts are in segments of their own, with
-`-waits` after the random part.
+A segment is `spool/<dataset>/active/<time>-<random>.jsonl` while its producer holds its flock, and then
+`spool/<dataset>/sealed/<time>-<random>.<rows>.jsonl`. Names sort by creation time; the names of one process keep its
+order. Deferrable rows, which wait for a better source of the same parts, are in separate segments with `-waits` after
+the random part.
 
-@ref spool#waiting
+@ref spool#deferred
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ NEW_PREFIX = ".new-"
 
 _WAITS = "-waits"
 PATIENCE_SECONDS = 600.0
-"""How long rows wait that may: long enough for a transcript to be imported."""
+"""How long deferrable rows wait: long enough for their transcript to be imported."""
 
 _secured: set[Path] = set()
 _naming = threading.Lock()
@@ -54,10 +54,10 @@ class Folder:
     def create(self) -> None:
         for folder in (self.active, self.sealed, self.rejected):
             durable.make_dir(folder)
-        # Whoever made them may have been killed before their names were durable; each process makes sure once.
+        # Their creator may have been killed before the directory entries were durable: fsync once per process.
         if self.path not in _secured:
-            for holder in (self.path, self.path.parent, self.path.parent.parent):
-                durable.fsync_dir(holder)
+            for parent in (self.path, self.path.parent, self.path.parent.parent):
+                durable.fsync_dir(parent)
             _secured.add(self.path)
 
 
@@ -71,14 +71,14 @@ class Segment:
     rows: int
     bytes: int
 
-    def waits(self, now: float) -> bool:
-        """Whether a flush that is in no hurry leaves it for later. A clock that went back ends the waiting."""
-        born = self.name.partition("-")[0]
-        return may_wait(self.name) and born.isdecimal() and 0 <= now - int(born) / 1000 < PATIENCE_SECONDS
+    def is_deferred(self, now: float) -> bool:
+        """Tell whether a background flush skips this segment. A clock that was set back ends the deferral."""
+        created = self.name.partition("-")[0]
+        return may_wait(self.name) and created.isdecimal() and 0 <= now - int(created) / 1000 < PATIENCE_SECONDS
 
 
 def may_wait(name: str) -> bool:
-    """Whether it holds rows that may wait for a better source, by its name."""
+    """Tell from a segment's name whether its rows are deferrable."""
     return name.partition(".")[0].endswith(_WAITS)
 
 
@@ -90,29 +90,29 @@ def datasets_with_spool(home: Home) -> list[str]:
     return sorted(path.name for path in home.spool.iterdir() if path.is_dir()) if home.spool.is_dir() else []
 
 
-def new_name(*, waits: bool = False) -> str:
-    """Later than every name that this process has given: two segments of one millisecond keep their order."""
+def new_name(*, deferrable: bool = False) -> str:
+    """Return a name that sorts after all earlier names of this process, even within one millisecond."""
     global _last_millisecond
     with _naming:
         _last_millisecond = max(time.time_ns() // 1_000_000, _last_millisecond + 1)
-        return f"{_last_millisecond:013d}-{secrets.token_hex(6)}{_WAITS if waits else ''}"
+        return f"{_last_millisecond:013d}-{secrets.token_hex(6)}{_WAITS if deferrable else ''}"
 
 
 def sealed_name(name: str, rows: int) -> str:
     return f"{name}.{rows}{SUFFIX}"
 
 
-def active_files(where: Folder) -> list[Path]:
-    return _listed(where.active)
+def active_files(spool: Folder) -> list[Path]:
+    return _listed(spool.active)
 
 
-def sealed_segments(where: Folder) -> list[Segment]:
-    """Oldest first."""
-    return list(_segments(where))
+def sealed_segments(spool: Folder) -> list[Segment]:
+    """Return the sealed segments, oldest first."""
+    return list(_segments(spool))
 
 
-def _segments(where: Folder) -> Iterator[Segment]:
-    for path in _listed(where.sealed):
+def _segments(spool: Folder) -> Iterator[Segment]:
+    for path in _listed(spool.sealed):
         name = path.name.removesuffix(SUFFIX)
         rows = name.partition(".")[2]
         try:
@@ -120,11 +120,11 @@ def _segments(where: Folder) -> Iterator[Segment]:
             counted = int(rows) if rows.isdecimal() else count_lines(path)
         except FileNotFoundError:
             continue
-        yield Segment(where.dataset, name, path, counted, size)
+        yield Segment(spool.dataset, name, path, counted, size)
 
 
 def count_lines(path: Path) -> int:
-    """Also a last one without its newline."""
+    """Count the lines of a file, including a last one without a newline."""
     lines, last = 0, b"\n"
     with open(path, "rb") as file:
         while block := file.read(1 << 20):

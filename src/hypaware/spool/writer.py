@@ -1,7 +1,7 @@
-"""`Spool`: what a producer uses. Append returns when the rows are durable.
+"""`Spool`, the API of producers. `append` returns when the rows are durable.
 
-Each process has active segments of its own, so producers need no lock between them. A segment is sealed when it is
-large, or a short while after its first row, so that a flush in another process never waits long for it.
+Each process has its own active segments, so producers need no lock between them. A segment is sealed when it is large
+enough, or shortly after its first row, so that a flush in another process never waits long for it.
 
 @ref spool#active
 """
@@ -31,7 +31,7 @@ from hypaware.spool.active import ActiveSegment, Closed
 _spools: weakref.WeakSet[Spool] = weakref.WeakSet()
 
 _Kind = tuple[str, bool]
-"""A dataset, and whether its rows may wait."""
+"""A dataset, and whether its rows are deferrable."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class SealRule:
     max_rows: int = 50_000
     max_bytes: int = 32 << 20
     linger: float = 1.0
-    """Seconds after its first row at which a segment is sealed."""
+    """Seconds from the first row of a segment to its seal."""
 
 
 class Spool:
@@ -55,38 +55,38 @@ class Spool:
         self._lingering = threading.Condition(self._guard)
         _spools.add(self)
 
-    def append(self, dataset: str, rows: Iterable[Any], *, waits: bool = False) -> int:
-        """Coerces and stores all of the rows, or none: the number stored, which are then durable.
+    def append(self, dataset: str, rows: Iterable[Any], *, deferrable: bool = False) -> int:
+        """Coerce and store all of the rows, or none. Return their number; they are durable.
 
-        Rows that `waits` may be held back by a flush for some minutes, until a better source has the same parts.
+        A flush may hold back `deferrable` rows for some minutes, until a better source has the same parts.
         """
-        kind = datasets.get(dataset)
+        definition = datasets.get(dataset)
         coerced = []
         for index, row in enumerate(rows):
             try:
-                coerced.append(coerce_row(kind, row, self.gateway_id))
+                coerced.append(coerce_row(definition, row, self.gateway_id))
             except RowRejected as reason:
                 raise HypError(f"{dataset}: row {index}: {reason}", kind="row_rejected") from None
-        return self.append_coerced(dataset, coerced, waits=waits)
+        return self.append_coerced(dataset, coerced, deferrable=deferrable)
 
-    def append_coerced(self, dataset: str, rows: Sequence[Row], *, waits: bool = False) -> int:
+    def append_coerced(self, dataset: str, rows: Sequence[Row], *, deferrable: bool = False) -> int:
         if not rows:
             return 0
         with telemetry.span("spool.append", component="spool", operation="append", hyp_dataset=dataset) as span:
             try:
-                segment = self._append((dataset, waits), rows)
+                segment = self._append((dataset, deferrable), rows)
             except OSError as error:
                 raise Retryable(
-                    f"the spool of {dataset} could not take {len(rows)} rows, none was acknowledged: {error}",
+                    f"could not write {len(rows)} rows to the spool of {dataset} ({error}); none was stored",
                     kind="spool_write_failed",
                 ) from error
             span.set(row_count=len(rows))
         if segment.rows >= self._rule.max_rows or segment.bytes >= self._rule.max_bytes:
-            self.sealed_by_size += self._seal((dataset, waits), segment)
+            self.sealed_by_size += self._seal((dataset, deferrable), segment)
         return len(rows)
 
     def seal(self) -> int:
-        """Seals every active segment of this process: the number that held rows."""
+        """Seal every active segment of this process. Return the number of segments with rows."""
         with self._guard:
             active = list(self._segments.items())
         return sum(self._seal(kind, segment) for kind, segment in active)
@@ -110,7 +110,7 @@ class Spool:
                 segment.append(rows)
                 return segment
             except Closed:
-                continue  # the sealer was quicker than we were
+                continue  # the sealer closed it first
             except BaseException:
                 segment.abandon()
                 raise
@@ -118,20 +118,20 @@ class Spool:
     def _active(self, kind: _Kind) -> ActiveSegment:
         with self._guard:
             if self._closed:
-                raise HypError("this spool was closed", kind="spool_closed")
+                raise HypError("the spool is closed", kind="spool_closed")
             segment = self._segments.get(kind)
-            if segment is None or not segment.usable:
-                dataset, waits = kind
+            if segment is None or not segment.is_usable:
+                dataset, deferrable = kind
                 folder = segments.folder(self.home, dataset)
                 folder.create()
-                segment = self._segments[kind] = ActiveSegment(folder, waits=waits)
+                segment = self._segments[kind] = ActiveSegment(folder, deferrable=deferrable)
                 if self._sealer is None and self._rule.linger < float("inf"):
                     self._sealer = threading.Thread(target=self._seal_lingering, name="spool-sealer", daemon=True)
                     self._sealer.start()
             return segment
 
     def _seal(self, kind: _Kind, segment: ActiveSegment) -> bool:
-        """A seal that fails leaves a durable file that nobody holds: no row is lost, the next flush repairs it."""
+        """Seal a segment. A failed seal leaves a durable, unlocked file, which the next flush repairs."""
         with self._guard:
             if self._segments.get(kind) is segment:
                 del self._segments[kind]
@@ -141,7 +141,7 @@ class Spool:
             return False
 
     def _seal_lingering(self) -> None:
-        """Ends with the last segment, so that it does not keep a spool alive that was let go of."""
+        """Seal segments when their time is up. Ends with the last one, so that it does not keep the spool alive."""
         while True:
             with self._lingering:
                 while not (due := self._due()):
@@ -155,10 +155,12 @@ class Spool:
 
     def _due(self) -> list[tuple[_Kind, ActiveSegment]]:
         now = time.monotonic()
-        return [(kind, held) for kind, held in self._segments.items() if held.opened_at + self._rule.linger <= now]
+        return [
+            (kind, segment) for kind, segment in self._segments.items() if segment.opened_at + self._rule.linger <= now
+        ]
 
     def _after_fork(self) -> None:
-        """In a child: it must not share its parent's files, locks or threads."""
+        """Reset in a forked child, which must not share its parent's files, locks or threads."""
         self._segments = {}
         self._sealer = None
         self._guard = threading.RLock()

@@ -1,4 +1,4 @@
-"""The small transactional store of a home: what belongs together is one transaction.
+"""The transactional store of a home (`state.db`) and its mirror: identity, sequences, flushes and deliveries.
 
-Identity, allocator, segments, flushes, high water. Knows no Spark and no lake.
+This package also opens a home. It uses neither Spark nor the spool.
 """

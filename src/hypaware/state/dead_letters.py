@@ -1,8 +1,8 @@
-"""Dead letters: rows that a destination refused, kept with the reason until the user replays or drops them.
+"""Dead letters: rows that a sink refused permanently, kept with the reason until the user replays or drops them.
 
-Its id is that of the chunk that was refused (and `-<sink>` where another letter has it), so that a replay is the same
-chunk again. The payload is the rows as an Arrow stream; without one (the state was rebuilt from its side file) they are
-read from the lake.
+The id of a dead letter is the id of the refused chunk, so that a replay sends the same chunk. If another letter already
+has that id, `-<sink>` is appended. The payload is the rows as an Arrow stream. A letter without a payload (the state
+was rebuilt from its mirror) is replayed from the lake.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def get(connection: Connection, id_or_prefix: str) -> DeadLetter:
     if exact := [letter for letter in found if letter.id == id_or_prefix]:
         return exact[0]
     if len(found) > 1:
-        raise HypError(f"{len(found)} dead letters begin with {id_or_prefix!r}: give more of its id", kind="ambiguous")
+        raise HypError(f"{len(found)} dead letters begin with {id_or_prefix!r}; give a longer id", kind="ambiguous")
     return found[0]
 
 
@@ -81,7 +81,7 @@ def payload(connection: Connection, letter_id: str) -> bytes | None:
 
 
 def bury(connection: Connection, letter: DeadLetter, body: bytes | None) -> None:
-    # A sink that was renamed keeps its chunks' ids; another that has its old name now may be refused the same rows.
+    # A renamed sink keeps the ids of its chunks. A new sink under the old name can be refused the same rows.
     owner = next((each.key for each in all_letters(connection) if each.id == letter.id), letter.key)
     if owner != letter.key:
         letter = replace(letter, id=f"{letter.id}-{letter.key.sink}")

@@ -1,8 +1,8 @@
-"""Deliveries as the side file keeps them: every stream with its watermark, what was planned, and its dead letters.
+"""Deliveries in the mirror: every stream with its watermark, its intent and its dead letters.
 
-`step` grows with every plan. The side file is written after a plan and before its first byte leaves, so a state that
-is behind it by steps was restored from an older copy, and one that is lost can be told how far each stream was.
-What was acknowledged since is sent again under the same ids, or asked for.
+`step` increases with every intent. The mirror is written after an intent and before its first byte is sent. So a state
+with a lower `step` was restored from an older copy, and a lost state can be restored with the watermark of each stream.
+Chunks that were acknowledged since then are sent again under the same ids, or the destination is asked for them.
 """
 
 from __future__ import annotations
@@ -28,22 +28,23 @@ class Deliveries:
     intents: tuple[Intent, ...]
     letters: tuple[DeadLetter, ...]
     lost: bool = False
-    """Whether rows were sent once that nobody remembers."""
+    """Whether rows were sent of which the record was lost."""
 
 
 def of_state(connection: Connection) -> Deliveries:
-    known = streams.all_streams(connection)
+    all_streams = streams.all_streams(connection)
     planned = [intents.pending(connection, key) for key in sorted(intents.with_pending(connection))]
     letters = dead_letters.all_letters(connection)
     step, lost = streams.step(connection), streams.is_memory_lost(connection)
-    return Deliveries(step, tuple(known), tuple(filter(None, planned)), tuple(letters), lost)
+    return Deliveries(step, tuple(all_streams), tuple(filter(None, planned)), tuple(letters), lost)
 
 
 def restore(connection: Connection, held: Deliveries) -> None:
-    """The state is behind, or new: what the side file knows of deliveries is all that counts, and later than what the
-    state knows. A stream or a letter that only the state has was renamed, delivered or dropped since.
+    """Replace the deliveries in a stale or new state with those in the mirror, which are newer.
+
+    A stream or a dead letter that only the state has was renamed, delivered or dropped since.
     """
-    bodies = {letter.id: dead_letters.payload(connection, letter.id) for letter in held.letters}
+    payloads = {letter.id: dead_letters.payload(connection, letter.id) for letter in held.letters}
     for stream in streams.all_streams(connection):
         intents.cancel(connection, stream.key)
         dead_letters.drop_of(connection, stream.key)
@@ -54,14 +55,14 @@ def restore(connection: Connection, held: Deliveries) -> None:
         if stream.key in planned:
             intents.plan(connection, planned[stream.key])
     for letter in held.letters:
-        dead_letters.bury(connection, letter, bodies[letter.id])
+        dead_letters.bury(connection, letter, payloads[letter.id])
     if held.lost:
         streams.lost_memory(connection)
     streams.stepped(connection, at_least=held.step)
 
 
 def distrust(connection: Connection) -> None:
-    """Nobody knows any more what was sent: each stream finds out from its destination, or waits for its user."""
+    """Mark the watermark of every stream as unknown: each asks its destination, or waits for the user."""
     streams.lost_memory(connection)
     for stream in streams.all_streams(connection):
         intents.cancel(connection, stream.key)

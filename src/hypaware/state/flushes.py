@@ -1,7 +1,7 @@
-"""Sequences, segments and flushes: each step of the flush protocol that the state must remember is one function.
+"""Sequences, segments and flushes. Each function is one step of the flush protocol that the state records.
 
-A flush is `reserved`, then `committed` or `burnt`; its range (after, last] is never given out again. A segment is
-`waiting` (it has failed before), `reserved` by a flush, or `committed`; one that the state does not know waits too.
+A flush is `reserved`, then `committed` or `burnt`. Its range (after, last] is never reused. A segment is `waiting` (an
+earlier flush of it failed), `reserved` by a flush, or `committed`. A segment without a record is waiting too.
 
 @ref flush#sequence
 """
@@ -15,16 +15,15 @@ from datetime import UTC, datetime, timedelta
 
 from sqlalchemy import Connection, delete, func, insert, select, update
 
-from hypaware.errors import StateError
-from hypaware.state import sources, tables, takeovers
-from hypaware.state.store import StateCorrupt
+from hypaware.errors import StateCorrupt, StateError
+from hypaware.state import sources, streams, tables, takeovers
 
 _segments, _flushes, _high_water, _allocator = tables.segments, tables.flushes, tables.high_water, tables.allocator
 
 _SEQ = "seq"
-# Far below what 64 bits hold: no mistake of a single import may end the numbers of a home.
+# Far below the 64-bit limit, so that one faulty import cannot use up the sequences of a home.
 _LAST_SEQ = 2**62
-# How long the state remembers segments and flushes that are done, against a segment file that reappears.
+# How long finished segments and flushes are kept, in case a segment file reappears.
 _REMEMBER = timedelta(days=30)
 
 
@@ -47,27 +46,27 @@ class Flush:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a flush did, as Record writes it down."""
+    """The result of a flush, as `record` stores it."""
 
     high_water: Mapping[str, int]
     rows_written: int
     rows_duplicate: int
     rows_rejected: int
     rows_purged: int = 0
-    """Kept out, because they were purged before: told, and not remembered."""
+    """Rows that were skipped because they were purged. Reported, but not stored."""
     rows_settled: int = 0
-    """Records of things that have a row already, under another id, which they settle: told, and not remembered."""
+    """Native rows that settle a live row already in the lake. Reported, but not stored."""
 
 
 def next_seq(connection: Connection) -> int:
     found = allocated(connection)
     if found is None:
-        raise StateCorrupt("the state has lost its allocator")
+        raise StateCorrupt("the state has no sequence allocator")
     return found
 
 
 def allocated(connection: Connection) -> int | None:
-    """The next sequence; None if the allocator is empty, which must never mean 1."""
+    """Return the next sequence, or None if the allocator is empty, which must never be read as 1."""
     found = connection.execute(select(_allocator.c.next_seq).where(_allocator.c.name == _SEQ)).scalar()
     return None if found is None else int(found)
 
@@ -79,23 +78,23 @@ def raise_next_seq(connection: Connection, at_least: int) -> None:
 
 
 def leap(connection: Connection, over: int) -> None:
-    """Leaves so many sequences to another home, which has the same past and gives out its own from here on."""
+    """Skip a range of sequences, which the home that this one was copied from will allocate."""
     base = next_seq(connection)
     if base + over > _LAST_SEQ:
         raise StateError(
-            f"no {over} sequences are left to leap over: {base} is the next one, {_LAST_SEQ} the last. This home can "
-            "be moved, but not copied any more"
+            f"cannot skip {over} sequences: {base} is the next one and {_LAST_SEQ} the last. This home can be "
+            "moved, but not copied any more"
         )
     raise_next_seq(connection, base + over)
 
 
 def reserve(connection: Connection, dataset: str, segments: Sequence[tuple[str, int]], *, above: int = 0) -> Flush:
-    """Takes a range for the (name, rows) segments, higher than `above`: the floor that the lake itself knows.
+    """Reserve a range for the (name, rows) segments, higher than `above`, the floor of the lake's table.
 
-    The attempt is counted here, so that a crash counts as well.
+    The attempt is counted here, so that a crash counts as an attempt.
     """
     base = max(next_seq(connection), above + 1)
-    flush_id, now = str(uuid.uuid4()), _now()
+    flush_id, now = str(uuid.uuid4()), streams.now()
     attempts = attempts_of(connection, dataset)
     reserved, start = [], base
     for name, rows in segments:
@@ -124,10 +123,10 @@ def reserve(connection: Connection, dataset: str, segments: Sequence[tuple[str, 
 
 
 def reserve_blocks(connection: Connection, dataset: str, size: int, *, above: int = 0) -> Flush:
-    """Takes a range of `size` for rows that come from no segment, higher than `above`. It may have gaps in the end."""
+    """Reserve `size` sequences, higher than `above`, for rows without a segment. Some may stay unused."""
     base = max(next_seq(connection), above + 1)
     if base + size > _LAST_SEQ:
-        raise StateError(f"{dataset}: a range of {size} sequences does not fit any more: {base} is the next one")
+        raise StateError(f"{dataset}: cannot reserve {size} sequences: {base} is the next one and {_LAST_SEQ} the last")
     flush = Flush(str(uuid.uuid4()), dataset, base - 1, base - 1 + size, ())
     _insert_flush(connection, flush)
     return flush
@@ -141,14 +140,14 @@ def _insert_flush(connection: Connection, flush: Flush) -> None:
             seq_after=flush.after,
             seq_last=flush.last,
             status="reserved",
-            reserved_at=_now(),
+            reserved_at=streams.now(),
         )
     )
     raise_next_seq(connection, flush.last + 1)
 
 
 def unfinished(connection: Connection, dataset: str | None = None) -> list[Flush]:
-    """Flushes that were reserved and neither committed nor burnt, oldest first."""
+    """Return the flushes that are reserved and neither committed nor burnt, oldest first."""
     chosen = select(_flushes).where(_flushes.c.status == "reserved").order_by(_flushes.c.seq_after)
     if dataset is not None:
         chosen = chosen.where(_flushes.c.dataset == dataset)
@@ -159,23 +158,23 @@ def unfinished(connection: Connection, dataset: str | None = None) -> list[Flush
 
 
 def unlanded(connection: Connection, dataset: str) -> set[str]:
-    """Ids of flushes that are not known to have landed: unfinished and burnt ones, as far as anybody remembers."""
+    """Return the ids of flushes that are not recorded as committed: reserved and burnt ones."""
     chosen = select(_flushes.c.id).where(_flushes.c.dataset == dataset, _flushes.c.status != "committed")
     return set(connection.execute(chosen).scalars())
 
 
-def burn(connection: Connection, flush: Flush, *, guilty: Iterable[str] | None = None) -> None:
-    """The flush did not land: its range is given up, its segments wait again.
+def burn(connection: Connection, flush: Flush, *, blamed: Iterable[str] | None = None) -> None:
+    """Record that a flush was not committed: its range stays unused and its segments are waiting again.
 
-    The attempt is held against the guilty segments only; None means that nobody knows, so against all.
+    The attempt counts only for the `blamed` segments. None means that the cause is unknown, so it counts for all.
     """
-    now = _now()
-    _settle(connection, flush, status="burnt", finished_at=now)
+    now = streams.now()
+    _finish(connection, flush, status="burnt", finished_at=now)
     sources.discard(connection, flush.id)
     takeovers.discard(connection, flush.id)
-    if guilty is not None:
-        innocent = [segment.name for segment in flush.segments if segment.name not in set(guilty)]
-        for name in innocent:
+    if blamed is not None:
+        unblamed = [segment.name for segment in flush.segments if segment.name not in set(blamed)]
+        for name in unblamed:
             connection.execute(
                 update(_segments)
                 .where(_segments.c.flush_id == flush.id, _segments.c.name == name)
@@ -189,9 +188,9 @@ def burn(connection: Connection, flush: Flush, *, guilty: Iterable[str] | None =
 
 
 def record(connection: Connection, flush: Flush, outcome: Outcome) -> None:
-    """The flush landed, or had nothing to land: its segments are done and the high water of its sources is raised."""
-    now = _now()
-    _settle(
+    """Record that a flush was committed, or had no rows: finish its segments and raise its high water."""
+    now = streams.now()
+    _finish(
         connection,
         flush,
         status="committed",
@@ -212,16 +211,16 @@ def record(connection: Connection, flush: Flush, outcome: Outcome) -> None:
 
 
 def mark_committed(connection: Connection, dataset: str, names: Iterable[str]) -> None:
-    """Segments that the lake itself says it holds; used when the state is rebuilt."""
-    wanted = list(dict.fromkeys(names))
-    _forget_segments(connection, dataset, wanted)
-    if wanted:
-        values = {"dataset": dataset, "row_count": 0, "status": "committed", "attempts": 0, "updated_at": _now()}
-        connection.execute(insert(_segments), [{**values, "name": name} for name in wanted])
+    """Mark segments whose rows are in the lake, when the state is rebuilt."""
+    unique = list(dict.fromkeys(names))
+    _forget_segments(connection, dataset, unique)
+    if unique:
+        values = {"dataset": dataset, "row_count": 0, "status": "committed", "attempts": 0, "updated_at": streams.now()}
+        connection.execute(insert(_segments), [{**values, "name": name} for name in unique])
 
 
 def committed_segments(connection: Connection, dataset: str, names: Iterable[str]) -> set[str]:
-    """Those of the named segments whose rows are in the lake: only their files are still there."""
+    """Return those of the named segments whose rows are in the lake, so that only their files remain."""
     found = connection.execute(
         select(_segments.c.name).where(_segments.c.dataset == dataset, _segments.c.status == "committed")
     ).scalars()
@@ -248,7 +247,7 @@ def high_water(connection: Connection, dataset: str | None = None) -> dict[str, 
 
 
 def recorded_through(connection: Connection, dataset: str) -> int:
-    """The highest sequence of the dataset that was recorded; 0 if there was none."""
+    """Return the highest recorded sequence of the dataset, or 0."""
     return max(high_water(connection, dataset).get(dataset, {}).values(), default=0)
 
 
@@ -266,8 +265,10 @@ def raise_high_water(connection: Connection, dataset: str, by_source: Mapping[st
 
 
 def lower_high_water(connection: Connection, dataset: str, floor: int) -> None:
-    """The lake was rolled back and the user goes on without those rows. Sequences are not given out again for that;
-    what imports brought may be there to be read again."""
+    """Lower the high water to the floor of a lake that was rolled back, after the user accepted the loss.
+
+    Sequences are not reused. The import checkpoints are forgotten, so that imports can read the lost rows again.
+    """
     sources.forget(connection, dataset)
     connection.execute(
         update(_high_water).where(_high_water.c.dataset == dataset, _high_water.c.seq > floor).values(seq=floor)
@@ -275,7 +276,7 @@ def lower_high_water(connection: Connection, dataset: str, floor: int) -> None:
 
 
 def burnt_ids(connection: Connection, dataset: str) -> set[str]:
-    """Flushes that did not land, as far back as the state remembers."""
+    """Return the ids of flushes that are recorded as not committed."""
     chosen = select(_flushes.c.id).where(_flushes.c.dataset == dataset, _flushes.c.status == "burnt")
     return set(connection.execute(chosen).scalars())
 
@@ -288,13 +289,13 @@ def last_flush_at(connection: Connection, dataset: str | None = None) -> datetim
     return datetime.fromisoformat(found) if found else None
 
 
-def _settle(connection: Connection, flush: Flush, **values: object) -> None:
-    """Once: what was committed is never burnt, what was burnt is never committed."""
-    settled = connection.execute(
+def _finish(connection: Connection, flush: Flush, **values: object) -> None:
+    """Change the status of a reserved flush, once: a committed flush is never burnt, and vice versa."""
+    finished = connection.execute(
         update(_flushes).where(_flushes.c.id == flush.id, _flushes.c.status == "reserved").values(**values)
     )
-    if settled.rowcount != 1:
-        raise StateError(f"flush {flush.id} of {flush.dataset} is no longer reserved, it was settled before")
+    if finished.rowcount != 1:
+        raise StateError(f"flush {flush.id} of {flush.dataset} is not reserved any more")
 
 
 def _segments_of(connection: Connection, flush_id: str) -> tuple[ReservedSegment, ...]:
@@ -305,7 +306,3 @@ def _segments_of(connection: Connection, flush_id: str) -> tuple[ReservedSegment
 def _forget_segments(connection: Connection, dataset: str, names: Sequence[str]) -> None:
     for name in names:
         connection.execute(delete(_segments).where(_segments.c.dataset == dataset, _segments.c.name == name))
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat()

@@ -1,7 +1,7 @@
-"""The gateways that a server knows, and whom each id belongs to.
+"""The gateways and bootstrap tokens of a server.
 
-An id belongs to the secret that it was first enrolled with, or, for clients that have no secret, to the owner of the
-token that they came with. It never passes from one to another by itself: only `release` frees it.
+A gateway id is bound to the secret that it was first enrolled with or, for a client without a secret, to the owner of
+the bootstrap token. Only `release` removes the binding.
 """
 
 from __future__ import annotations
@@ -9,11 +9,10 @@ from __future__ import annotations
 import hmac
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
 
 from sqlalchemy import Connection, and_, insert, select, update
 
-from hypaware.state import tables
+from hypaware.state import streams, tables
 
 _gateways = tables.gateways
 
@@ -24,32 +23,32 @@ class Gateway:
     host: str | None
     label: str | None
     bound_by: str | None
-    """`secret`, `token`, or None for one that was released."""
+    """`secret`, `token`, or None if the gateway was released."""
     first_seen_at: str
     last_seen_at: str
 
 
 @dataclass(frozen=True)
 class Claim:
-    """Who says that an id is theirs."""
+    """A request to use a gateway id."""
 
     tenant: str
     gateway_id: str
     owner: str
-    """Of the bootstrap token that they came with."""
+    """The owner of the bootstrap token."""
     secret_hash: str | None = None
     label: str | None = None
     host: str | None = None
 
 
 def bind(connection: Connection, claim: Claim) -> bool:
-    """Gives the id to whoever claims it first, and says whether it is theirs.
+    """Bind the id to the first client that claims it, and return whether the claim is accepted.
 
-    A client that was known by its token alone, and now has a secret, is known by its secret from then on.
+    A client that was bound by its token and now has a secret is bound by its secret from then on.
     """
-    here = and_(_gateways.c.tenant == claim.tenant, _gateways.c.gateway_id == claim.gateway_id)
-    known = connection.execute(select(_gateways.c.secret_hash, _gateways.c.owner).where(here)).first()
-    now = _now()
+    same = and_(_gateways.c.tenant == claim.tenant, _gateways.c.gateway_id == claim.gateway_id)
+    known = connection.execute(select(_gateways.c.secret_hash, _gateways.c.owner).where(same)).first()
+    now = streams.now()
     if known is None:
         connection.execute(
             insert(_gateways).values(
@@ -72,17 +71,17 @@ def bind(connection: Connection, claim: Claim) -> bool:
     values = {"secret_hash": claim.secret_hash, "owner": claim.owner, "label": claim.label, "last_seen_at": now}
     if claim.host is not None:
         values["host"] = claim.host
-    connection.execute(update(_gateways).where(here).values(**values))
+    connection.execute(update(_gateways).where(same).values(**values))
     return True
 
 
 def seen(connection: Connection, tenant: str, hosts: Mapping[str, str | None]) -> None:
-    """These gateways were here just now; a host that they did not tell stays as it was."""
-    now = _now()
+    """Update the time at which gateways were last seen. A host that is None stays unchanged."""
+    now = streams.now()
     for gateway_id, host in hosts.items():
-        here = and_(_gateways.c.tenant == tenant, _gateways.c.gateway_id == gateway_id)
-        told = {} if host is None else {"host": host}
-        connection.execute(update(_gateways).where(here).values(last_seen_at=now, **told))
+        same = and_(_gateways.c.tenant == tenant, _gateways.c.gateway_id == gateway_id)
+        values = {} if host is None else {"host": host}
+        connection.execute(update(_gateways).where(same).values(last_seen_at=now, **values))
 
 
 def all_gateways(connection: Connection, tenant: str) -> list[Gateway]:
@@ -101,10 +100,6 @@ def all_gateways(connection: Connection, tenant: str) -> list[Gateway]:
 
 
 def release(connection: Connection, tenant: str, gateway_id: str) -> bool:
-    """The next one who claims the id has it. What it delivered stays known under it."""
-    here = and_(_gateways.c.tenant == tenant, _gateways.c.gateway_id == gateway_id)
-    return bool(connection.execute(update(_gateways).where(here).values(secret_hash=None, owner=None)).rowcount)
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat()
+    """Release an id, so that the next client that claims it gets it. Its deliveries stay recorded."""
+    same = and_(_gateways.c.tenant == tenant, _gateways.c.gateway_id == gateway_id)
+    return bool(connection.execute(update(_gateways).where(same).values(secret_hash=None, owner=None)).rowcount)

@@ -1,8 +1,8 @@
-"""Who a home is, so that a moved or copied one is noticed before anything in it is touched.
+"""The identity of a home, which shows whether the home was moved or copied before anything in it is touched.
 
-A home is the same home while its path, its inode and its machine are the same; elsewhere with the same inode, it was
-moved; with another one, or on another machine, it is a copy, wherever it lies. `incarnation` is drawn anew whenever
-its memory may have forked (a copy, a rebuilt state), so that nothing sent under the old one is confused with the new.
+A home is unchanged if its path, its inode and its machine are the same. With the same inode at another path it was
+moved. With another inode, or on another machine, it is a copy. A home gets a new `incarnation` when its history may
+have forked (it was copied, or its state was rebuilt), so that deliveries of the two are never confused.
 
 @ref homes#identity
 """
@@ -24,9 +24,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-# FS_IOC_GETVERSION: the generation of an inode number, by which NFS servers tell stale handles.
+# FS_IOC_GETVERSION: the generation of an inode number, which NFS servers use to detect stale handles.
 _GET_VERSION = 0x80087601
-# The inode of a home that lies nowhere yet: a backup. Wherever it is opened, it is a copy.
+# The inode recorded in a backup, so that a home restored from it always counts as a copy.
 NOWHERE = 0
 
 
@@ -46,26 +46,26 @@ class Identity:
     home_path: str
     home_inode: int
     forks: tuple[int, ...] = ()
-    """The last sequence of each earlier incarnation: rows up to it are delivered under that one, whoever has them."""
+    """The last sequence of each earlier incarnation. Rows up to it are delivered under that incarnation."""
     home_born: int | None = None
-    """Tells the folder from an earlier one that had the same inode; None where the file system does not say."""
+    """Distinguishes the folder from an earlier one with the same inode. None if the file system does not provide it."""
 
-    def reborn(self, through: int) -> Identity:
-        """The same home with a memory that may have forked after this sequence."""
+    def next_incarnation(self, through: int) -> Identity:
+        """Return the same home as a new incarnation, whose history may have forked after this sequence."""
         parents, forks = (*self.parents, self.incarnation), (*self.forks, through)
         return replace(self, incarnation=new_incarnation(), parents=parents, forks=forks)
 
-    def placed(self, root: Path) -> Identity:
-        """The same home, which lies here now."""
+    def at(self, root: Path) -> Identity:
+        """Return the same home at another path."""
         return replace(self, machine_id=machine_id(), home_path=str(root.resolve()), **_folder(root))
 
-    def where(self, other: Identity) -> Identity:
-        """The same home, which lies where the other does."""
-        place = {name: getattr(other, name) for name in ("machine_id", "home_path", "home_inode", "home_born")}
-        return replace(self, **place)
+    def at_location_of(self, other: Identity) -> Identity:
+        """Return the same home at the path of the other."""
+        location = {name: getattr(other, name) for name in ("machine_id", "home_path", "home_inode", "home_born")}
+        return replace(self, **location)
 
-    def whereabouts(self, root: Path) -> Whereabouts:
-        """What the folder is, if this is the home that it says it is."""
+    def locate(self, root: Path) -> Whereabouts:
+        """Return whether the folder is this home, moved or not, or a copy of it."""
         if self.machine_id != machine_id() or self.home_inode != root.stat().st_ino:
             return Whereabouts.COPIED
         if self.home_born is not None and born(root) not in (None, self.home_born):
@@ -73,21 +73,21 @@ class Identity:
         return Whereabouts.HERE if self.home_path == str(root.resolve()) else Whereabouts.MOVED
 
     def descends_from(self, other: Identity) -> bool:
-        """Whether this is the other one or a later life of it; else it is an earlier one, or of another line."""
+        """Report whether this is the same incarnation as the other one or a later one of the same home."""
         return other.incarnation in (self.incarnation, *self.parents)
 
-    def epochs(self) -> list[Epoch]:
-        """The incarnations and the sequences that belong to each, oldest first."""
-        found, after = [], 0
+    def incarnation_ranges(self) -> list[Epoch]:
+        """Return the incarnations with the sequences that belong to each, oldest first."""
+        ranges, after = [], 0
         for incarnation, through in zip(self.parents, self.forks, strict=True):
-            found.append(Epoch(incarnation, after, max(after, through)))
+            ranges.append(Epoch(incarnation, after, max(after, through)))
             after = max(after, through)
-        return [*found, Epoch(self.incarnation, after, None)]
+        return [*ranges, Epoch(self.incarnation, after, None)]
 
 
 @dataclass(frozen=True)
 class Epoch:
-    """The sequences (after, through] belong to the incarnation; the last epoch has no end yet."""
+    """The sequences (after, through] of one incarnation. The current incarnation has no end."""
 
     incarnation: str
     after: int
@@ -113,7 +113,7 @@ def _folder(root: Path) -> dict[str, Any]:
 
 
 def born(folder: Path) -> int | None:
-    """What two folders differ in that had the same inode one after the other: file systems give numbers out again."""
+    """Return a value that differs between two folders that had the same inode, because file systems reuse inodes."""
     if (birth := getattr(folder.stat(), "st_birthtime_ns", None)) is not None:
         return int(birth)
     if sys.platform != "linux":
@@ -139,7 +139,7 @@ def from_json(values: dict[str, object]) -> Identity:
 
 
 def padded(forks: Any, parents: tuple[str, ...]) -> tuple[int, ...]:
-    """One for each parent; of those whose end nobody wrote down, nothing is known to belong to them."""
+    """Return one fork for each parent: 0, an empty range, for parents whose last sequence was not recorded."""
     held = [int(fork) for fork in forks][-len(parents) :] if parents else []
     return (*[0] * (len(parents) - len(held)), *held)
 
@@ -156,10 +156,10 @@ def machine_id() -> str:
 
 def _macos_platform_uuid() -> str | None:
     try:
-        told = subprocess.run(
+        output = subprocess.run(
             ["/usr/sbin/ioreg", "-rd1", "-c", "IOPlatformExpertDevice"], capture_output=True, text=True, timeout=10
         ).stdout
     except (OSError, subprocess.TimeoutExpired):
         return None
-    found = re.search(r'"IOPlatformUUID" = "([^"]+)"', told)
+    found = re.search(r'"IOPlatformUUID" = "([^"]+)"', output)
     return found.group(1) if found else None

@@ -1,8 +1,8 @@
-"""Intents: what is being delivered, written down before its first byte leaves.
+"""Intents: the durable plan of the next chunks of a stream, stored before the first byte is sent.
 
-A stream has at most one. Its chunks are settled one by one, in order: acknowledged, split into halves that take the
-chunk's place, or buried as a dead letter. When all are, the watermark rises and the intent is gone, in one
-transaction. A chunk that is here and not acknowledged may have arrived.
+A stream has at most one intent. Its chunks are finished one by one, in order: acknowledged, replaced by their halves,
+or stored as a dead letter. When all are finished, one transaction raises the watermark and deletes the intent. A chunk
+that is not acknowledged may have arrived.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from hypaware.state.stream_key import StreamKey
 from hypaware.state.streams import of
 
 _intents, _chunks = tables.intents, tables.chunks
-# The status of a chunk: it may have arrived, it is settled, or it is known not to have arrived.
-_DUE, _SETTLED, _UNSENT = "due", "settled", "unsent"
+# The status of a chunk: it may have arrived, it is finished, or it is known not to have arrived.
+_DUE, _FINISHED, _UNSENT = "due", "settled", "unsent"
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class PlannedChunk:
     rows: int
     acked: bool = False
     unsent: bool = False
-    """Whether it is known not to have arrived, though somebody has tried: it was refused, or they were told to wait."""
+    """Whether it is known not to have arrived although it was tried: it was refused or deferred."""
 
 
 @dataclass(frozen=True)
@@ -63,10 +63,10 @@ def with_pending(connection: Connection) -> set[StreamKey]:
 
 def plan(connection: Connection, intent: Intent) -> None:
     if pending(connection, intent.key):
-        raise StateError(f"{intent.key} has a plan already; it is finished first")
+        raise StateError(f"{intent.key} already has an intent, which must be finished first")
     connection.execute(
         insert(_intents).values(
-            **_of(intent.key), seq_after=intent.after, seq_last=intent.last, planned_at=streams.now()
+            **streams.key_columns(intent.key), seq_after=intent.after, seq_last=intent.last, planned_at=streams.now()
         )
     )
     _insert(connection, intent.key, intent.chunks)
@@ -74,37 +74,37 @@ def plan(connection: Connection, intent: Intent) -> None:
 
 
 def acknowledge(connection: Connection, key: StreamKey, chunk: PlannedChunk, rows: int) -> None:
-    """The destination has the chunk. A second acknowledgement changes nothing."""
-    settled = connection.execute(
-        update(_chunks).where(_same(key, chunk), _chunks.c.status != _SETTLED).values(status=_SETTLED)
+    """Record that the destination has the chunk. A second acknowledgement has no effect."""
+    changed = connection.execute(
+        update(_chunks).where(_same(key, chunk), _chunks.c.status != _FINISHED).values(status=_FINISHED)
     )
-    if settled.rowcount:
+    if changed.rowcount:
         streams.add_exported(connection, key, rows)
 
 
 def replace_chunk(connection: Connection, key: StreamKey, chunk: PlannedChunk, parts: Iterable[PlannedChunk]) -> None:
-    """Others take the chunk's place, under ids of their own: it is known not to have arrived."""
-    removed = connection.execute(delete(_chunks).where(_same(key, chunk), _chunks.c.status != _SETTLED))
+    """Replace a chunk that is known not to have arrived by smaller ones with their own ids."""
+    removed = connection.execute(delete(_chunks).where(_same(key, chunk), _chunks.c.status != _FINISHED))
     if removed.rowcount != 1:
-        raise StateError(f"chunk {chunk.id} of {key} is settled, it cannot be cut any more")
+        raise StateError(f"chunk {chunk.id} of {key} is finished and cannot be split any more")
     _insert(connection, key, parts)
     streams.stepped(connection)
 
 
 def note_unsent(connection: Connection, key: StreamKey, chunk: PlannedChunk) -> None:
-    """Whoever finds the intent need not ask whether it has arrived."""
+    """Record that a chunk has not arrived, so that a later run need not ask the destination."""
     connection.execute(update(_chunks).where(_same(key, chunk), _chunks.c.status == _DUE).values(status=_UNSENT))
 
 
 def about_to_send(connection: Connection, key: StreamKey, chunk: PlannedChunk) -> None:
-    """From now on it may have arrived."""
+    """Record, before a chunk is sent, that it may have arrived."""
     connection.execute(update(_chunks).where(_same(key, chunk), _chunks.c.status == _UNSENT).values(status=_DUE))
     streams.stepped(connection)
 
 
 def drop_chunk(connection: Connection, key: StreamKey, chunk: PlannedChunk) -> None:
-    """It is settled some other way: the destination had its rows before, or it is a dead letter now."""
-    connection.execute(update(_chunks).where(_same(key, chunk)).values(status=_SETTLED))
+    """Finish a chunk without sending it: the destination already has its rows, or it is a dead letter."""
+    connection.execute(update(_chunks).where(_same(key, chunk)).values(status=_FINISHED))
 
 
 def finish(connection: Connection, key: StreamKey) -> None:
@@ -124,12 +124,12 @@ def cancel(connection: Connection, key: StreamKey) -> None:
 
 
 def progress(connection: Connection) -> dict[StreamKey, tuple[int, int, int, int]]:
-    """(after, last, chunks in all, chunks acknowledged) of every pending intent."""
+    """Return (after, last, number of chunks, number of finished chunks) for every pending intent."""
     joined = (
         select(
             _intents,
             func.count(_chunks.c.id).label("total"),
-            func.count(_chunks.c.id).filter(_chunks.c.status == _SETTLED).label("acked"),
+            func.count(_chunks.c.id).filter(_chunks.c.status == _FINISHED).label("acked"),
         )
         .select_from(
             _intents.outerjoin(
@@ -150,13 +150,13 @@ def progress(connection: Connection) -> dict[StreamKey, tuple[int, int, int, int
 def _insert(connection: Connection, key: StreamKey, chunks: Iterable[PlannedChunk]) -> None:
     values = [
         {
-            **_of(key),
+            **streams.key_columns(key),
             "seq_after": chunk.after,
             "seq_last": chunk.last,
             "id": chunk.id,
             "incarnation": chunk.incarnation,
             "row_count": chunk.rows,
-            "status": _SETTLED if chunk.acked else _DUE,
+            "status": _FINISHED if chunk.acked else _DUE,
         }
         for chunk in chunks
     ]
@@ -175,10 +175,6 @@ def _chunk(row: Any) -> PlannedChunk:
         row.seq_after,
         row.seq_last,
         row.row_count,
-        row.status == _SETTLED,
+        row.status == _FINISHED,
         row.status == _UNSENT,
     )
-
-
-def _of(key: StreamKey) -> dict[str, str]:
-    return {"sink": key.sink, "dataset": key.dataset, "source": key.source}

@@ -1,22 +1,22 @@
-"""What gateways have delivered to this server: the ids of their batches, and the ranges that they covered.
+"""The ledger of a server: the batches that gateways delivered, and the ranges of sequences that they cover.
 
-A batch is known by its id, so that the same one sent again is not stored again. Ids are forgotten once their sender
-says that it has seen them acknowledged. Ranges are kept for ever, merged: they tell how far each stream has come, and
-that a batch under a new id holds rows that are here already. A gap between ranges is what its sender gave up for now
-(a dead letter), and may be filled later. Each incarnation of a gateway has its own numbers, so it has its own ranges.
+Batches are recorded by id, so that a batch that is sent again is not stored again. Ids are forgotten once the sender
+confirms that it has seen the acknowledgement. Ranges are kept forever, merged: they are the watermark of each stream,
+and they show that a batch under a new id contains rows that were already stored. A gap between ranges is a chunk that
+the sender has set aside as a dead letter, and may be filled later. Each incarnation of a gateway has its own sequences,
+and therefore its own ranges.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from itertools import pairwise
 from typing import Any
 
 from sqlalchemy import Connection, Table, and_, bindparam, delete, insert, select, update
 
-from hypaware.state import tables
+from hypaware.state import streams, tables
 
 _batches, _delivered = tables.batches, tables.delivered
 MAX_HOLES = 1_000
@@ -26,7 +26,7 @@ _STREAM = (*_SENDER, "source")
 
 @dataclass(frozen=True)
 class Sender:
-    """One life of a gateway, as far as one dataset goes."""
+    """One incarnation of a gateway, for one dataset."""
 
     tenant: str
     gateway_id: str
@@ -36,7 +36,7 @@ class Sender:
 
 @dataclass(frozen=True)
 class Range:
-    """Sequences of the sender's own, in (after, last]."""
+    """The sender's sequences (after, last]."""
 
     after: int
     last: int
@@ -44,7 +44,7 @@ class Range:
 
 @dataclass(frozen=True)
 class Delivery:
-    """The part of a stream that a batch says it is."""
+    """The part of a stream that a batch contains."""
 
     source: str
     range: Range
@@ -55,23 +55,23 @@ class Batch:
     sender: Sender
     id: str
     delivery: Delivery | None
-    """None from a client that knows nothing of ranges: its batches are known by their ids alone, for ever."""
+    """None from a client without ranges. Its batches are identified by their ids alone, which are kept forever."""
     rows: int
     content_sha: str
     segment: str | None
-    """None if it held no rows."""
+    """None if the batch had no rows."""
 
 
 @dataclass(frozen=True)
 class Covered:
-    """Everything up to `last` is here, but for the holes."""
+    """Everything up to `last` was stored, except for the holes."""
 
     last: int
     holes: tuple[Range, ...] = ()
 
 
 def _key(table: Table, names: Iterable[str]) -> Any:
-    # Names of their own: an UPDATE or DELETE must not take them for new values.
+    # Prefixed names, so that an UPDATE or DELETE does not treat them as new values.
     return and_(*(table.c[name] == bindparam(f"of_{name}") for name in names))
 
 
@@ -105,24 +105,24 @@ def is_known(connection: Connection, sender: Sender, batch_id: str) -> bool:
 
 
 def is_known_in_any_life(connection: Connection, sender: Sender, batch_id: str) -> bool:
-    """Whatever the incarnation: for a client that does not say which one it asks about."""
+    """Look the batch up under every incarnation, for a client that does not name one."""
     values = {name: value for name, value in _of(sender).items() if name != "of_incarnation"}
     return connection.execute(_KNOWN_IN_ANY_LIFE, {**values, "of_batch_id": batch_id}).first() is not None
 
 
 def overlaps(connection: Connection, sender: Sender, delivery: Delivery) -> bool:
-    """Whether any row of the range may be here already."""
-    asked = {"since": delivery.range.after, "until": delivery.range.last}
-    return connection.execute(_OVERLAPS, {**_of(sender, delivery.source), **asked}).first() is not None
+    """Report whether any row of the range may be stored already."""
+    bounds = {"since": delivery.range.after, "until": delivery.range.last}
+    return connection.execute(_OVERLAPS, {**_of(sender, delivery.source), **bounds}).first() is not None
 
 
 def ranges(connection: Connection, sender: Sender, source: str) -> list[Range]:
-    """Lowest first; no two of them touch."""
+    """Return the delivered ranges, lowest first. No two of them are adjacent."""
     return [Range(*row) for row in connection.execute(_RANGES, _of(sender, source))]
 
 
 def enter(connection: Connection, batch: Batch) -> None:
-    """The batch is stored. Its range must not overlap what was delivered before."""
+    """Record a stored batch. Its range must not overlap the ranges delivered before."""
     delivery = batch.delivery
     connection.execute(
         _ENTER,
@@ -135,7 +135,7 @@ def enter(connection: Connection, batch: Batch) -> None:
             "segment": batch.segment,
             "row_count": batch.rows,
             "content_sha": batch.content_sha,
-            "stored_at": datetime.now(UTC).isoformat(),
+            "stored_at": streams.now(),
         },
     )
     if delivery:
@@ -143,21 +143,21 @@ def enter(connection: Connection, batch: Batch) -> None:
 
 
 def forget(connection: Connection, sender: Sender, source: str, acked_to: int) -> None:
-    """The sender will never ask again about batches of this stream that end at or below the sequence."""
+    """Forget batches that end at or below the sequence. The sender will not ask about them again."""
     connection.execute(_FORGET, {**_of(sender, source), "acked_to": acked_to})
 
 
 def known_segments(connection: Connection, dataset: str, names: Sequence[str]) -> set[str]:
-    """Those of the named segments that hold batches of the ledger."""
+    """Return those of the named segments that contain recorded batches."""
     chosen = select(_batches.c.segment).where(_batches.c.dataset == dataset, _batches.c.segment.in_(names))
     return set(connection.execute(chosen).scalars())
 
 
 def covered(delivered: Sequence[Range], asked: Range | None = None) -> Covered:
-    """How far a stream has come and what is missing below; with `asked`, of the missing only what lies within it.
+    """Return the coverage of a stream: its last sequence and the holes below it, or only those within `asked`.
 
-    At most MAX_HOLES holes are told. Where there are more, `last` stops before the first untold one: a sender that
-    goes on from there meets it again.
+    At most MAX_HOLES holes are returned. If there are more, `last` ends before the first omitted one, so that a sender
+    that continues from there reaches it.
     """
     if not delivered:
         return Covered(0)
@@ -170,7 +170,7 @@ def covered(delivered: Sequence[Range], asked: Range | None = None) -> Covered:
 
 
 def keeper(connection: Connection) -> str | None:
-    """The server whose ledger this is; None in a state that was made anew since, and has lost it."""
+    """Return the id of the server that the ledger belongs to, or None if the ledger was lost with the state."""
     return connection.execute(select(tables.meta.c.value).where(tables.meta.c.key == _KEEPER)).scalar()
 
 
@@ -180,14 +180,14 @@ def keep(connection: Connection, server_id: str) -> None:
 
 
 def _cover(connection: Connection, sender: Sender, delivery: Delivery) -> None:
-    """Chunks come in order, so most ranges lengthen the one before; one that fills a gap also joins the one behind."""
+    """Add a range. Chunks arrive in order, so most extend the range before; one that fills a gap joins two ranges."""
     stream, after, last = _of(sender, delivery.source), delivery.range.after, delivery.range.last
-    behind = connection.execute(_BEGINS_AT, {**stream, "of_seq_after": last}).scalar()
-    if behind is not None:
+    next_last = connection.execute(_BEGINS_AT, {**stream, "of_seq_after": last}).scalar()
+    if next_last is not None:
         connection.execute(_DROP, {**stream, "of_seq_after": last})
-        last = behind
-    lengthened = connection.execute(_LONGER_BY, {**stream, "since": after, "until": last})
-    if lengthened.rowcount == 0:
+        last = next_last
+    extended = connection.execute(_LONGER_BY, {**stream, "since": after, "until": last})
+    if extended.rowcount == 0:
         connection.execute(
             _NEW_RANGE, {**_plain(sender), "source": delivery.source, "seq_after": after, "seq_last": last}
         )

@@ -1,7 +1,6 @@
-"""How the state came to its shape: an append-only list of named steps, each applied once, in order.
+"""The migrations of the state: an append-only list of named steps, each applied once, in order.
 
-A step is never edited after it was released; a new shape is a new step. The DDL is plain enough for SQLite and
-PostgreSQL alike.
+A released step is never edited; a change of the schema is a new step. The DDL works on both SQLite and PostgreSQL.
 """
 
 from __future__ import annotations
@@ -132,7 +131,7 @@ STEPS: tuple[tuple[str, Step], ...] = (
 
 
 def migrate(connection: Connection) -> None:
-    """Applies, in the caller's transaction, the steps that this state has not had."""
+    """Apply the missing steps in the caller's transaction. Raise FromTheFuture for steps of a newer version."""
     connection.execute(text("CREATE TABLE IF NOT EXISTS migrations (name TEXT PRIMARY KEY, applied_at TEXT NOT NULL)"))
     applied = set(connection.execute(text("SELECT name FROM migrations")).scalars())
     for name, step in STEPS:
@@ -147,4 +146,4 @@ def migrate(connection: Connection) -> None:
 
 
 class FromTheFuture(Exception):
-    """The state was written by a newer version."""
+    """The state has migrations of a newer version of HypAware."""

@@ -1,8 +1,8 @@
-"""The side file: what must survive the loss of the state, as small fsynced JSON beside it.
+"""The mirror: a small, fsynced JSON file next to the state, from which a lost state can be rebuilt.
 
-`state.mirror.json` holds the identity, the next sequence and the high waters as of the last recorded flush, and the
-deliveries as of the last plan. It is written after the state, so it is never ahead of it: a state that is behind its
-mirror was restored from an older copy. Writers take turns, so that it never goes back.
+`state.mirror.json` contains the identity, the next sequence and the high water as of the last recorded flush, and the
+deliveries as of the last intent. It is written after the state and is never ahead of it, so a state that is behind its
+mirror was restored from an older copy. A lock keeps a writer from replacing the mirror with an older one.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 VERSION = 1
 GATEWAY_FILE = "gateway.id"
-_before_write = faults.point("state.mirror.before-write", "the state is committed and its mirror is a step behind")
-_after_write = faults.point("state.mirror.after-write", "the mirror is as new as the state")
+_before_write = faults.point("state.mirror.before-write", "the state is committed and its mirror is one step behind")
+_after_write = faults.point("state.mirror.after-write", "the mirror is up to date with the state")
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Mirror:
     next_seq: int
     high_water: dict[str, dict[str, int]]
     deliveries: dict[str, Any] | None = None
-    """As `deliveries.as_json` wrote them; taken apart only where a state is rebuilt."""
+    """As written by `deliveries.as_json`. Parsed only when a state is rebuilt."""
 
     @property
     def step(self) -> int:
@@ -43,7 +43,7 @@ class Mirror:
 
 
 def read(path: Path) -> Mirror | None:
-    """None if there is none, or it is damaged: the lake itself then says what it knows."""
+    """Return the mirror, or None if it is missing or damaged. The state is then rebuilt from the lake alone."""
     try:
         held = json.loads(path.read_bytes())
         if held["version"] != VERSION:
@@ -59,10 +59,10 @@ def read(path: Path) -> Mirror | None:
 
 
 def write(path: Path, store: Store) -> None:
-    # Producers read the mirror to know whose home this is; they need no database for it.
+    # Imported here, because producers read the mirror and must not pay for importing the database.
     from hypaware.state import deliveries, flushes, whose
 
-    with _turn(path):
+    with _locked(path):
         with store.reading() as connection:
             known = whose.load(connection)
             body = {
@@ -72,18 +72,18 @@ def write(path: Path, store: Store) -> None:
                 "high_water": flushes.high_water(connection),
                 "deliveries": deliveries.as_json(deliveries.of_state(connection)),
             }
-        # A third place for what never changes: rows on their way carry the gateway's id.
-        noted = path.with_name(GATEWAY_FILE)
-        if known and not noted.exists():
-            durable.write_file(noted, known.gateway_id.encode())
+        # Rows in the spool carry the gateway's id, so it is stored a third time. It never changes.
+        gateway_file = path.with_name(GATEWAY_FILE)
+        if known and not gateway_file.exists():
+            durable.write_file(gateway_file, known.gateway_id.encode())
         _before_write()
         durable.write_file(path, json.dumps(body, indent=1).encode())
         _after_write()
 
 
 @contextmanager
-def _turn(path: Path) -> Iterator[None]:
-    """Another writer that read an older state must not write after us."""
+def _locked(path: Path) -> Iterator[None]:
+    """Keep a writer that has read an older state from writing after this one."""
     fd = os.open(path.with_name(f"{path.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)

@@ -1,8 +1,9 @@
-"""What retention must remember: since when it waits with rows for a sink, and what it dropped without waiting longer.
+"""Retention in the state: holds, which delay the removal of rows for a sink, and drops, which record removals.
 
-A hold belongs to rows of one (dataset, source, day) with sequences up to `through`, and begins on the day on which
-retention first found them due and wanted by a sink; rows of that day which come later have a later hold of their own.
-A drop is written down before its rows go (`landed` is 0 until somebody has seen that they went), and stays.
+A hold applies to the rows of one (dataset, source, day) with sequences up to `through`. It begins on the day on which
+retention first found that they have expired and that a sink has not received them. Rows of the same day that arrive
+later get their own, later hold. A drop is recorded before its rows are removed and is kept; `landed` is 0 until the
+removal is confirmed.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class Hold:
 
 @dataclass(frozen=True, order=True)
 class Drop:
-    """Rows that retention dropped, or is about to, although the sinks had not had them."""
+    """Rows that retention removed, or is about to remove, although the sinks have not received them."""
 
     dataset: str
     source: str
@@ -58,8 +59,8 @@ def holds(connection: Connection, dataset: str) -> list[Hold]:
     )
 
 
-def set_holds(connection: Connection, dataset: str, wanted: Iterable[Hold]) -> None:
-    """These and no others."""
+def set_holds(connection: Connection, dataset: str, new_holds: Iterable[Hold]) -> None:
+    """Replace the holds of a dataset."""
     connection.execute(delete(_holds).where(_holds.c.dataset == dataset))
     values = [
         {
@@ -69,14 +70,14 @@ def set_holds(connection: Connection, dataset: str, wanted: Iterable[Hold]) -> N
             "since": hold.since.isoformat(),
             "through": hold.through,
         }
-        for hold in wanted
+        for hold in new_holds
     ]
     if values:
         connection.execute(insert(_holds), values)
 
 
 def drops(connection: Connection, dataset: str | None = None) -> list[Drop]:
-    """Oldest first."""
+    """Return the drops, oldest first."""
     chosen = select(_drops)
     if dataset is not None:
         chosen = chosen.where(_drops.c.dataset == dataset)
@@ -84,7 +85,7 @@ def drops(connection: Connection, dataset: str | None = None) -> list[Drop]:
 
 
 def announce(connection: Connection, dropping: Iterable[Drop]) -> None:
-    """Before their rows go."""
+    """Record drops before their rows are removed."""
     for drop in dropping:
         connection.execute(
             insert(_drops).values(
@@ -101,7 +102,7 @@ def announce(connection: Connection, dropping: Iterable[Drop]) -> None:
 
 
 def settle(connection: Connection, landed: Collection[Drop], withdrawn: Collection[Drop]) -> None:
-    """What became of drops that were announced: their rows are gone, or they are all still there."""
+    """Finish announced drops: confirm those whose rows were removed, delete those whose rows all remain."""
     for drop in landed:
         connection.execute(update(_drops).where(_same(drop)).values(landed=1))
     for drop in withdrawn:

@@ -1,4 +1,4 @@
-"""What imports have taken of one source file: a value, and its form in a database. No database is needed for it."""
+"""The checkpoint of a source file and its database form. Importing this module does not import the database."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ class SourceMark:
     size: int
     mtime_ns: int
     consumed: int
-    """Lines that begin before this offset were taken, but for those of the messages held back."""
+    """Lines that begin before this offset were imported, except for those of the `held` messages."""
     prefix_hash: str
-    """Of the bytes before `consumed`."""
+    """The hash of the bytes before `consumed`."""
     held: tuple[str, ...]
     quiet: bool
-    """Nobody had written to it for a while: what was held back all the same waits for more, not for time."""
+    """The file had not changed for a while. Messages that are held anyway wait for more lines, not for time."""
     left_out: tuple[tuple[int, int], ...]
-    """From and to offsets of lines that lay outside the window, and are due for a wider one."""
+    """Offset ranges of lines outside the time window. They are imported when the window is extended."""
     since: str | None
     until: str | None
-    """The window that all of them lie outside of."""
+    """The time window that excludes all of them."""
     ignored: tuple[tuple[str | None, str | None], ...] = ()
-    """(folder, session) of lines that were not taken because their user did not want it; due when that is lifted."""
+    """(folder, session) of lines that a privacy rule excluded. They are imported when the rule is removed."""
 
 
 def from_row(row: Mapping[str, Any]) -> SourceMark:
     lists = {"held": tuple(orjson.loads(row["held"])), "left_out": tuple(map(tuple, orjson.loads(row["left_out"])))}
-    # A state that nobody has opened since then does not have it yet.
+    # A state that was not opened since the migration does not have this column yet.
     ignored = tuple(map(tuple, orjson.loads(row.get("ignored", b"[]"))))
     return SourceMark(**{**row, **lists, "quiet": bool(row["quiet"]), "ignored": ignored})
 

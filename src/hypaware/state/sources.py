@@ -1,8 +1,7 @@
-"""What imports have taken of each source file, so that an unchanged one is not opened and a grown one gives its news.
+"""Checkpoints of source files, so that an import skips unchanged files and reads only the new part of others.
 
-A mark is pending while its flush is under way and counts only when that flush is recorded: rows and mark come to be
-together. Marks are a shortcut, never the truth: without them an import reads everything, and the keys say what is
-there already.
+A checkpoint is pending while its flush runs and becomes valid when the flush is recorded, together with its rows.
+Checkpoints only save time: without them an import reads everything, and the dedupe keys find the existing rows.
 """
 
 from __future__ import annotations
@@ -23,13 +22,13 @@ def known(connection: Connection, provider: str, dataset: str) -> dict[str, Sour
 
 
 def pend(connection: Connection, flush_id: str, marks: Iterable[SourceMark]) -> None:
-    """What the flush will have taken, if it lands."""
+    """Store the checkpoints that become valid when the flush is committed."""
     if values := [{**to_row(mark), "flush_id": flush_id} for mark in marks]:
         connection.execute(insert(_pending), values)
 
 
 def promote(connection: Connection, flush_id: str) -> None:
-    """The flush landed: its marks count."""
+    """Make the checkpoints of a committed flush valid."""
     of_flush = _pending.c.flush_id == flush_id
     same = and_(*(_sources.c[name] == _pending.c[name] for name in ("provider", "dataset", "path")))
     connection.execute(delete(_sources).where(exists().where(of_flush, same)))
@@ -45,5 +44,5 @@ def discard(connection: Connection, flush_id: str) -> None:
 
 
 def forget(connection: Connection, dataset: str) -> None:
-    """The lake has lost rows of the dataset: every source is due again."""
+    """Forget all checkpoints of a dataset, because the lake has lost rows. Every source is imported again."""
     connection.execute(delete(_sources).where(_sources.c.dataset == dataset))

@@ -1,9 +1,9 @@
-"""Opening the state database and its transactions. The only module that knows SQLite.
+"""The state database and its transactions. This is the only module of the state that depends on SQLite.
 
-WAL with synchronous FULL: a transaction that returned is on disk. A transaction takes the write lock at its
-beginning (BEGIN IMMEDIATE), so what it read is still true when it writes. Damage that anybody meets leaves a mark
-beside the file (`state.db.suspect`), so that the next opening looks at all of it. A forked child uses connections of
-its own.
+WAL with synchronous FULL: a committed transaction is on disk. A transaction takes the write lock when it begins
+(BEGIN IMMEDIATE), so its reads are still valid when it writes. A process that detects damage creates the marker file
+`state.db.suspect`, so that the next process that opens the state checks all of it. A forked child process opens its own
+connections.
 
 @ref homes#state
 """
@@ -24,7 +24,7 @@ from sqlalchemy import Connection, event
 from sqlalchemy.exc import DatabaseError, DBAPIError, OperationalError
 
 from hypaware import faults
-from hypaware.errors import HypError, Retryable, StateError
+from hypaware.errors import HypError, Retryable, StateCorrupt, StateError
 from hypaware.state import migrations
 
 _before_commit = faults.point("state.commit.before-commit", "a change of the state is complete and not committed")
@@ -33,12 +33,6 @@ _after_commit = faults.point("state.commit.after-commit", "a change of the state
 _BUSY_MILLISECONDS = 30_000
 _stores: weakref.WeakSet[Store] = weakref.WeakSet()
 _inherited: list[sqlalchemy.Pool] = []
-
-
-class StateCorrupt(StateError):
-    """The file is there and is not a sound database."""
-
-    kind = "state_corrupt"
 
 
 class Store:
@@ -64,59 +58,59 @@ class Store:
 
     @contextmanager
     def transaction(self) -> Iterator[Connection]:
-        """All of it or nothing; durable when it returned."""
+        """Run a transaction. It is atomic, and durable when the context exits."""
         try:
             with self._engine.connect() as connection, connection.begin():
                 yield connection
                 _before_commit()
             _after_commit()
         except DBAPIError as error:
-            raise self._explained(error) from error
+            raise self._to_hyp_error(error) from error
 
     @contextmanager
     def reading(self) -> Iterator[Connection]:
-        """One consistent view; waits for no writer and holds none up."""
+        """Read one consistent snapshot, without waiting for writers or blocking them."""
         try:
             with self._engine.connect().execution_options(hyp_read_only=True) as connection, connection.begin():
                 yield connection
         except DBAPIError as error:
-            raise self._explained(error) from error
+            raise self._to_hyp_error(error) from error
 
     def close(self) -> None:
         self._engine.dispose()
 
-    def _explained(self, error: DBAPIError) -> HypError:
+    def _to_hyp_error(self, error: DBAPIError) -> HypError:
         reason = str(error.orig)
         if isinstance(error, OperationalError):
             if not os.access(self.path.parent, os.W_OK):
-                reason = f"nothing can be written to {self.path.parent}"
-            return Retryable(f"the state {self.path} could not be changed: {reason}", kind="state_unavailable")
+                reason = f"{self.path.parent} is not writable"
+            return Retryable(f"cannot write the state {self.path}: {reason}", kind="state_unavailable")
         if isinstance(error, DatabaseError) and type(error.orig) is sqlite3.DatabaseError:
             with contextlib.suppress(OSError):
                 suspicion(self.path).touch(mode=0o600)
             return StateCorrupt(f"the state {self.path} is damaged: {reason}")
-        return StateError(f"the state {self.path} refused a change: {reason}")
+        return StateError(f"a change of the state {self.path} failed: {reason}")
 
 
 def suspicion(path: Path) -> Path:
-    """The mark that somebody met damage in this state."""
+    """Return the path of the marker file of a state in which damage was detected."""
     return path.with_name(f"{path.name}.suspect")
 
 
 def is_sound(path: Path) -> bool:
-    """Whether the file is a database that can be read from end to end; an empty one is not damaged, only new."""
-    where = f"{path.absolute().as_uri()}?mode=rw"
+    """Report whether the database passes a full check. An empty file is new, not damaged."""
+    uri = f"{path.absolute().as_uri()}?mode=rw"
     try:
-        with contextlib.closing(sqlite3.connect(where, uri=True, timeout=_BUSY_MILLISECONDS / 1000)) as connection:
+        with contextlib.closing(sqlite3.connect(uri, uri=True, timeout=_BUSY_MILLISECONDS / 1000)) as connection:
             return bool(connection.execute("PRAGMA quick_check(1)").fetchone() == ("ok",))
     except sqlite3.OperationalError as error:
-        raise Retryable(f"the state {path} could not be looked at: {error}", kind="state_unavailable") from error
+        raise Retryable(f"cannot check the state {path}: {error}", kind="state_unavailable") from error
     except sqlite3.DatabaseError:
         return False
 
 
 def _prepare(connection: Any, _record: object) -> None:
-    # The driver would begin transactions by itself, deferred and late; `_begin` does it.
+    # Otherwise the driver begins transactions itself, late and deferred. `_begin` does it instead.
     connection.isolation_level = None
     for pragma in ("journal_mode=WAL", "synchronous=FULL", f"busy_timeout={_BUSY_MILLISECONDS}", "secure_delete=ON"):
         connection.execute(f"PRAGMA {pragma}").close()
@@ -128,7 +122,7 @@ def _begin(connection: Connection) -> None:
 
 
 def _forget_in_child() -> None:
-    """SQLite's connections do not survive a fork. They are kept, unused: closing them could touch the parent's."""
+    """Replace the connection pool after a fork. The old one is kept, unused: closing it could affect the parent."""
     for store in list(_stores):
         _inherited.append(store._engine.pool)
         store._engine.dispose(close=False)

@@ -1,4 +1,4 @@
-"""What names a stream. Apart from the tables, so that sinks need no database for it."""
+"""The key of a stream. Importing this module does not import the database."""
 
 from __future__ import annotations
 

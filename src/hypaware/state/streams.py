@@ -1,7 +1,7 @@
-"""Streams: how far each (sink, dataset, source) has been delivered, and to whom.
+"""Streams: the watermark and the destination of each (sink, dataset, source).
 
-`watermark` is None while nobody knows it; `history` then says why: `none` (nothing was ever sent, as far as this
-state goes back) or `lost` (an earlier state may have sent some). A held stream waits for its user.
+`watermark` is None while it is unknown. `history` then gives the reason: `none` (this state has sent nothing) or `lost`
+(an earlier state may have sent rows). A held stream waits for the user.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ _STEP = "deliveries.step"
 _LOST = "deliveries.lost"
 
 NONE, LOST = "none", "lost"
-# Why a stream waits for its user: its sink points elsewhere now, nobody knows what was delivered, or a chunk may have
-# arrived and is refused now.
+# Why a stream is held: its sink has another destination, the delivery record was lost, or a chunk that may have
+# arrived is refused.
 ELSEWHERE, HISTORY, OUTCOME = "elsewhere", "history", "outcome"
 
 
@@ -51,21 +51,21 @@ def all_streams(connection: Connection) -> list[Stream]:
 
 
 def create(connection: Connection, key: StreamKey, address: str) -> Stream:
-    """A stream that this state has never seen; the one of a sink that was only renamed is taken over instead."""
+    """Create a stream that is new to this state. The stream of a renamed sink is renamed instead."""
     history = LOST if is_memory_lost(connection) else NONE
     values = {"address": address, "history": history, "exported_rows": 0, "attempts": 0, "updated_at": now()}
-    connection.execute(insert(_streams).values(**_of(key), **values))
+    connection.execute(insert(_streams).values(**key_columns(key), **values))
     found = load(connection, key)
     assert found is not None
     return found
 
 
 def restore(connection: Connection, stream: Stream) -> None:
-    """As the side file remembers it."""
+    """Store a stream as the mirror has it."""
     forget(connection, stream.key)
     connection.execute(
         insert(_streams).values(
-            **_of(stream.key),
+            **key_columns(stream.key),
             address=stream.address,
             destination_id=stream.destination_id,
             watermark=stream.watermark,
@@ -83,9 +83,9 @@ def forget(connection: Connection, key: StreamKey) -> None:
 
 
 def rename(connection: Connection, key: StreamKey, sink: str) -> StreamKey:
-    """The sink has another name in the config now: the stream, its plan and its dead letters go with it.
+    """Rename the sink of a stream, of its intent and of its dead letters.
 
-    Chunks keep their ids: what may have arrived under one must be asked for under the same.
+    Chunks keep their ids, because a chunk that may have arrived must be looked up under the same id.
     """
     for table in (_streams, tables.intents, tables.chunks, tables.dead_letters):
         connection.execute(update(table).where(of(table, key)).values(sink=sink))
@@ -94,10 +94,10 @@ def rename(connection: Connection, key: StreamKey, sink: str) -> StreamKey:
 
 
 def exchange(connection: Connection, one: StreamKey, other: StreamKey) -> None:
-    """Each gets the name of the other's sink."""
-    aside = rename(connection, one, f"{one.sink} aside")
+    """Swap the sinks of two streams."""
+    parked = rename(connection, one, f"{one.sink} aside")
     rename(connection, other, one.sink)
-    rename(connection, aside, other.sink)
+    rename(connection, parked, other.sink)
 
 
 def bind(connection: Connection, key: StreamKey, address: str, destination_id: str | None) -> None:
@@ -105,8 +105,8 @@ def bind(connection: Connection, key: StreamKey, address: str, destination_id: s
     stepped(connection)
 
 
-def hold(connection: Connection, key: StreamKey, why: str, message: str) -> None:
-    _change(connection, key, held=why, last_error=message)
+def hold(connection: Connection, key: StreamKey, reason: str, message: str) -> None:
+    _change(connection, key, held=reason, last_error=message)
 
 
 def release(connection: Connection, key: StreamKey) -> None:
@@ -114,7 +114,7 @@ def release(connection: Connection, key: StreamKey) -> None:
 
 
 def forget_watermark(connection: Connection, key: StreamKey) -> None:
-    """All of it shall go again; a destination that can be asked still says what it has."""
+    """Deliver the whole stream again, except for rows that the destination reports to have."""
     _change(connection, key, watermark=None, history=NONE, exported_rows=0)
     stepped(connection)
 
@@ -126,10 +126,10 @@ def raise_watermark(connection: Connection, key: StreamKey, seq: int) -> None:
 
 
 def lower_watermarks(connection: Connection, dataset: str, floor: int) -> None:
-    """The user has given up the rows above the floor, and their sequences are never given out again."""
+    """Lower the watermarks to the floor, after the user gave up the rows above it. Their sequences are not reused."""
     lower = and_(_streams.c.dataset == dataset, _streams.c.watermark > floor)
     connection.execute(update(_streams).where(lower).values(watermark=floor, updated_at=now()))
-    # Plans end there too, else they would raise the watermarks again, above what the lake has.
+    # Intents end there too; otherwise they would raise the watermarks above the rows in the lake.
     planned, chunks = tables.intents, tables.chunks
     connection.execute(
         update(planned).where(planned.c.dataset == dataset, planned.c.seq_last > floor).values(seq_last=floor)
@@ -155,7 +155,7 @@ def add_exported(connection: Connection, key: StreamKey, rows: int) -> None:
 
 
 def lost_memory(connection: Connection) -> None:
-    """An earlier state has sent rows, and nobody remembers which."""
+    """Record that an earlier state has sent rows that are unknown to this one."""
     if not is_memory_lost(connection):
         connection.execute(insert(_meta).values(key=_LOST, value=now()))
 
@@ -165,7 +165,7 @@ def is_memory_lost(connection: Connection) -> bool:
 
 
 def step(connection: Connection) -> int:
-    """Grows with everything that the side file must know before the first byte leaves."""
+    """Return a number that increases with every change that must be in the mirror before a byte is sent."""
     return int(_value(connection, _STEP) or 0)
 
 
@@ -183,7 +183,7 @@ def now() -> str:
     return datetime.now(UTC).isoformat()
 
 
-def _of(key: StreamKey) -> dict[str, str]:
+def key_columns(key: StreamKey) -> dict[str, str]:
     return {"sink": key.sink, "dataset": key.dataset, "source": key.source}
 
 

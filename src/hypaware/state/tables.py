@@ -1,4 +1,4 @@
-"""The tables of the state, as queries see them. `migrations` creates them; a test holds the two together."""
+"""The tables of the state for queries. `migrations` creates them, and a test compares the two definitions."""
 
 from __future__ import annotations
 

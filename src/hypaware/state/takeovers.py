@@ -1,7 +1,7 @@
-"""How far rows that are being taken over were delivered before they came here.
+"""Watermarks of rows that a takeover imports, which another program has already delivered.
 
-Pending while their flush is under way, like the marks of its sources (`sources`): rows and watermarks come to be
-together, when the flush is recorded, by whoever records it. A flush that did not land leaves neither.
+Like the checkpoints of sources, they are pending while their flush runs and become valid when it is recorded, together
+with its rows. If the flush is not committed, they are discarded.
 """
 
 from __future__ import annotations
@@ -19,24 +19,25 @@ _pending = tables.pending_watermarks
 
 @dataclass(frozen=True)
 class Raised:
-    """The stream has everything up to `seq` at this address."""
+    """The destination at this address has everything of the stream up to `seq`."""
 
     key: StreamKey
     address: str
     seq: int
 
 
-def pend(connection: Connection, flush_id: str, raised: Iterable[Raised]) -> None:
-    """What will be true of the streams, if the flush lands."""
+def pend(connection: Connection, flush_id: str, watermarks: Iterable[Raised]) -> None:
+    """Store the watermarks that become valid when the flush is committed."""
     values = [
-        {**asdict(each.key), "flush_id": flush_id, "address": each.address, "watermark": each.seq} for each in raised
+        {**asdict(each.key), "flush_id": flush_id, "address": each.address, "watermark": each.seq}
+        for each in watermarks
     ]
     if values:
         connection.execute(insert(_pending), values)
 
 
 def promote(connection: Connection, flush_id: str) -> None:
-    """The flush landed: the streams go on from there. Their watermarks only rise."""
+    """Apply the watermarks of a committed flush. A watermark is only raised."""
     for row in connection.execute(select(_pending).where(_pending.c.flush_id == flush_id)).all():
         key = StreamKey(row.sink, row.dataset, row.source)
         if streams.load(connection, key) is None:

@@ -1,13 +1,13 @@
-"""Bootstrap tokens of a server, as the state holds them: by hash, never the token itself."""
+"""Bootstrap tokens of a server. The state stores the hash of a token, never the token."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 
 from sqlalchemy import Connection, insert, or_, select, update
 
-from hypaware.state import tables
+from hypaware.state import streams, tables
 
 _tokens = tables.server_tokens
 
@@ -22,7 +22,7 @@ class Token:
     last_used_at: str | None
 
     def refusal(self, now: datetime) -> str | None:
-        """Why nobody may enrol with it any more."""
+        """Return why the token cannot be used any more, or None."""
         if self.revoked_at is not None:
             return "revoked"
         if self.expires_at is not None and datetime.fromisoformat(self.expires_at) <= now:
@@ -44,7 +44,7 @@ def find(connection: Connection, token_hash: str) -> Token | None:
 
 
 def all_tokens(connection: Connection) -> list[Token]:
-    """Oldest first."""
+    """Return all tokens, oldest first."""
     found = connection.execute(select(*_COLUMNS).order_by(_tokens.c.created_at, _tokens.c.id))
     return [Token(*row) for row in found]
 
@@ -54,19 +54,15 @@ def revoked_ids(connection: Connection) -> frozenset[str]:
 
 
 def revoke(connection: Connection, id_or_label: str) -> list[str]:
-    """The ids of the tokens that this ended: the one with that id, else all with that label."""
+    """Revoke the token with that id, or else all tokens with that label, and return their ids."""
     named = or_(_tokens.c.id == id_or_label, _tokens.c.label == id_or_label)
-    alive = select(_tokens.c.id).where(named, _tokens.c.revoked_at.is_(None)).order_by(_tokens.c.created_at)
-    ids = list(connection.execute(alive).scalars())
+    active = select(_tokens.c.id).where(named, _tokens.c.revoked_at.is_(None)).order_by(_tokens.c.created_at)
+    ids = list(connection.execute(active).scalars())
     if id_or_label in ids:
         ids = [id_or_label]
-    connection.execute(update(_tokens).where(_tokens.c.id.in_(ids)).values(revoked_at=_now()))
+    connection.execute(update(_tokens).where(_tokens.c.id.in_(ids)).values(revoked_at=streams.now()))
     return ids
 
 
 def used(connection: Connection, token_id: str) -> None:
-    connection.execute(update(_tokens).where(_tokens.c.id == token_id).values(last_used_at=_now()))
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat()
+    connection.execute(update(_tokens).where(_tokens.c.id == token_id).values(last_used_at=streams.now()))

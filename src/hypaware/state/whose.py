@@ -1,4 +1,4 @@
-"""The identity of the home, as the state holds it."""
+"""Loads and saves the identity of the home in the state."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _KEY = "identity"
 
 
 def load(connection: Connection) -> Identity | None:
-    """None in a state that is new; it may be looked at before its migrations."""
+    """Return the identity, or None in a new state, which may not have been migrated yet."""
     if not inspect(connection).has_table(tables.meta.name):
         return None
     found = connection.execute(select(tables.meta.c.value).where(tables.meta.c.key == _KEY)).scalar()

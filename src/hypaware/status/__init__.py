@@ -1,4 +1,4 @@
-"""How everything is: one snapshot of a home (`snapshot.gather`), and the deeper checks (`checks`).
+"""The health of a home: a quick snapshot for `hyp status`, and the deeper checks of `hyp doctor`.
 
-Looks and changes nothing. A module for each part of the snapshot gives its facts and what to say of them.
+Both only read. Each part of the snapshot returns facts and diagnostics.
 """

@@ -1,4 +1,4 @@
-"""The clients: installed, enabled, attached, seen; and for each that is not recorded, why not."""
+"""The clients: installed, enabled, attached, seen, and why a client is not recorded."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from hypaware.status.view import View
 from hypaware.status.within import within
 
 _SECONDS = 1.5
-_PASSES = "its requests reach the provider and are not recorded"
+_UNRECORDED = "its requests reach the provider but are not recorded"
 
 
 @dataclass(frozen=True)
 class Standing:
     name: str
     program: str | None
-    """Where its command is; it may be installed without one on our path."""
+    """The path of its command; None if it is not on our PATH."""
     has_settings: bool
     enabled: bool
     chosen: bool
     """Whether the config names it."""
     was_attached: bool = False
-    """By the record of it, whatever its settings say now."""
+    """Whether an attach record exists, whatever the client's settings say now."""
     attached: standing.Standing | None = None
-    trouble: str | None = None
+    error: str | None = None
 
     @property
     def installed(self) -> bool:
@@ -48,30 +48,30 @@ class Standing:
         return self.was_attached or self.state not in ("detached", "unknown")
 
     def as_json(self) -> dict[str, Any]:
-        told = self.attached.as_json() if self.attached else {"client": self.name, "state": self.state}
+        facts = self.attached.as_json() if self.attached else {"client": self.name, "state": self.state}
         return {
-            **told,
+            **facts,
             "installed": self.installed,
             "program": self.program,
             "enabled": self.enabled,
-            "problem": self.trouble or told.get("problem"),
+            "problem": self.error or facts.get("problem"),
         }
 
 
 def look(view: View) -> Found[list[Standing]]:
     known = [each.settings for each in plugins.load(plugins.CLIENTS, Client) if each.settings]
-    found = [_standing(view, settings) for settings in known]
-    return Found(found, tuple(said for each in found for said in diagnostics(view, each)))
+    clients = [_client_status(view, settings) for settings in known]
+    return Found(clients, tuple(diagnostic for each in clients for diagnostic in diagnostics(view, each)))
 
 
-def _standing(view: View, settings: Settings) -> Standing:
+def _client_status(view: View, settings: Settings) -> Standing:
     configured = view.config.clients.get(settings.name)
-    attached, trouble, has_settings = None, None, False
+    attached, problem, has_settings = None, None, False
     try:
         has_settings = settings.path(view.environment).parent.is_dir()
         attached = within(_SECONDS, lambda: standing.standing(view.home, settings, view.environment))
-    except Exception as reason:
-        trouble = f"how {settings.name} stands could not be told: {reason_of(reason)}"
+    except Exception as exception:
+        problem = f"cannot determine whether {settings.name} is attached: {reason_of(exception)}"
     return Standing(
         name=settings.name,
         program=shutil.which(settings.name, path=view.environment.get("PATH", "")),
@@ -80,52 +80,55 @@ def _standing(view: View, settings: Settings) -> Standing:
         chosen=configured is not None,
         was_attached=undo.read(view.home, settings.name) is not None,
         attached=attached,
-        trouble=trouble,
+        error=problem,
     )
 
 
 def diagnostics(view: View, client: Standing) -> Iterator[Diagnostic]:
-    name, told = client.name, client.attached
+    name, attachment = client.name, client.attached
     attach = f"hyp client attach {name}"
-    if client.trouble:
-        yield warning("client_unreadable", f"{name}: {client.trouble}", f"hyp client status {name}")
-    elif told and told.problem:
-        said = f"{name}: {told.problem}; mend the file, then attach the client"
-        yield warning("client_unreadable", said, attach)
-    if told is None or (told.state == "detached" and told.problem):
+    if client.error:
+        yield warning("client_unreadable", f"{name}: {client.error}", f"hyp client status {name}")
+    elif attachment and attachment.problem:
+        message = f"{name}: {attachment.problem}; repair the file, then attach the client"
+        yield warning("client_unreadable", message, attach)
+    if attachment is None or (attachment.state == "detached" and attachment.problem):
         return
     if client.is_attached and not client.enabled:
         enable = f"hyp config set clients.{name}.enabled true"
-        yield warning("client_disabled", f"{name} is attached, and the config says not to record it", enable)
-    if told.state == "broken":
+        yield warning("client_disabled", f"{name} is attached but disabled in the config", enable)
+    if attachment.state == "broken":
         yield error(
             "client_unreachable",
-            f"{name} calls {told.base_url}, where nobody of this home answers: it may not work at all",
+            f"{name} calls {attachment.base_url}, but this home's gateway is not reachable there: {name} may not work",
             "hyp daemon start",
             f"hyp client detach {name}",
         )
-    elif told.state == "passing":
-        why = "the gateway does not listen" if view.runs else "the daemon does not run"
+    elif attachment.state == "passing":
+        why = "the gateway is not listening" if view.is_daemon_running else "the daemon is not running"
+        start = "hyp daemon restart" if view.is_daemon_running else "hyp daemon start"
+        yield warning("client_unrecorded", f"{name}: {why}; {_UNRECORDED}", start)
+    elif attachment.state == "changed":
         yield warning(
-            "client_unrecorded", f"{name}: {why}; {_PASSES}", "hyp daemon restart" if view.runs else "hyp daemon start"
+            "client_changed", f"{name}: its settings file {attachment.path} has changed since it was attached", attach
         )
-    elif told.state == "changed":
-        yield warning("client_changed", f"{name}: its settings {told.path} were changed since it was attached", attach)
-    elif told.state == "attached":
-        since = f" since it was attached {words.ago(told.attached_at, view.now)}" if told.attached_at else ""
+    elif attachment.state == "attached":
+        at = attachment.attached_at
+        since = f" since it was attached {words.ago(at, view.now)}" if at else ""
         yield info(
             "client_unseen",
-            f"{name}: no request was seen{since}; sessions that ran before go on without the gateway: begin a new one",
+            f"{name}: no request was seen{since}; sessions that were already running do not use the gateway, so start "
+            "a new one",
         )
-    elif told.state == "detached":
-        yield from _why_not_attached(client, attach)
+    elif attachment.state == "detached":
+        yield from _explain_detached(client, attach)
 
 
-def _why_not_attached(client: Standing, attach: str) -> Iterator[Diagnostic]:
+def _explain_detached(client: Standing, attach: str) -> Iterator[Diagnostic]:
     if client.installed and client.enabled:
-        yield info("client_not_attached", f"{client.name} is not attached: {_PASSES}, only imported later", attach)
+        yield info("client_not_attached", f"{client.name} is not attached: {_UNRECORDED}, only imported later", attach)
     elif client.installed and client.chosen:
         enable = f"hyp config set clients.{client.name}.enabled true"
-        yield info("client_off", f"{client.name} is not recorded, the config says so", enable, attach)
+        yield info("client_off", f"{client.name} is not recorded because the config disables it", enable, attach)
     elif client.enabled and client.chosen:
-        yield info("client_not_installed", f"{client.name} is enabled in the config and not installed here")
+        yield info("client_not_installed", f"{client.name} is enabled in the config but not installed")

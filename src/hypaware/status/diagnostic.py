@@ -1,7 +1,7 @@
-"""What a look has found: facts, and what to say of them.
+"""Diagnostics: a message about the home, with a severity and the commands that help.
 
-A diagnostic is an `error` where rows are not recorded, kept or delivered; a `warning` where that is to be feared, or
-waits for the user; an `info` where all is well and somebody may wonder. `repair` holds commands as they are typed.
+An `error` means that rows are not recorded, stored or delivered; a `warning` that this may happen, or that the user has
+to act; an `info` explains a normal state. `repair` holds complete commands.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Diagnostic:
 
 @dataclass(frozen=True)
 class Found(Generic[T]):
-    """What one part of the snapshot is."""
+    """The facts and diagnostics of one part of the snapshot."""
 
     facts: T
     diagnostics: tuple[Diagnostic, ...] = ()
@@ -52,8 +52,8 @@ def info(kind: str, message: str, *repair: str) -> Diagnostic:
     return Diagnostic("info", kind, message, repair)
 
 
-def reason_of(trouble: BaseException) -> str:
-    """In one line: what others wrote into a file may be long."""
-    text = getattr(trouble, "message", None) or str(trouble) or type(trouble).__name__
+def reason_of(exception: BaseException) -> str:
+    """Return the exception's message in one line, shortened: it may quote a file's contents."""
+    text = getattr(exception, "message", None) or str(exception) or type(exception).__name__
     first = str(text).strip().partition("\n")[0]
     return first if len(first) <= _LONGEST_REASON else f"{first[:_LONGEST_REASON]}…"

@@ -1,4 +1,4 @@
-"""Room on the disk, against what the home takes and how fast it grows."""
+"""Disk space: free bytes, the home's size and its growth."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from hypaware.status.view import View
 _FULL = 256 * 2**20
 _TIGHT = 2 * 2**30
 _DAYS_LEFT = 14
-# The growth of a week says more than that of a day.
 _WEEK = timedelta(days=7)
 
 
@@ -37,12 +36,12 @@ def look(view: View, lake: Lake, spool: Spool) -> Found[dict[str, Any]]:
 
 
 def nearest(home: Home) -> Path:
-    """The home, or the folder that it would be made in."""
+    """Return the home, or the nearest existing folder above it."""
     return next(path for path in (home.root, *home.root.parents) if path.is_dir())
 
 
 def _growth(view: View, lake: Lake) -> int:
-    """Bytes a day that the last week has brought."""
+    """Return the average growth of the last week, in bytes per day."""
     since = (view.now - _WEEK).date()
     files = (file for table in lake.tables.values() for file in table.files)
     return sum(file.bytes for file in files if file.day and file.day > since) // _WEEK.days
@@ -51,16 +50,16 @@ def _growth(view: View, lake: Lake) -> int:
 def _diagnostics(facts: dict[str, Any], spool: Spool) -> Iterator[Diagnostic]:
     free, growth = facts["free_bytes"], facts["growth_per_day"]
     left = f"{words.size(free)} are free on the disk of {facts['path']}"
-    # A commit writes what waits once more before it takes it away.
+    # A flush writes the spooled rows a second time before it removes the segments.
     if free < _FULL + 2 * spool.bytes:
-        yield error("disk_full", f"{left}: nothing more can be kept soon", "hyp maintain", "hyp purge --help")
+        yield error("disk_full", f"{left}: recording will stop soon", "hyp maintain", "hyp purge --help")
     elif free < _TIGHT:
         yield warning("disk_tight", f"only {left}", "hyp maintain", "hyp purge --help")
     elif growth and free / growth < _DAYS_LEFT:
         days = words.count(int(free / growth), "day")
         yield warning(
             "disk_filling",
-            f"{left}, which lasts {days} at {words.size(growth)} a day",
+            f"{left}, which will last {days} at {words.size(growth)} a day",
             "hyp maintain",
             "hyp purge --help",
         )

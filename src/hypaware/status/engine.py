@@ -1,4 +1,4 @@
-"""The engine: what it says of itself, and whether what it needs is installed."""
+"""The engine: its own status, and whether Java and its jars are installed."""
 
 from __future__ import annotations
 
@@ -16,33 +16,33 @@ _SECONDS = 1.5
 
 
 def look(home: Home, cache: Path, environment: Mapping[str, str]) -> Found[dict[str, Any]]:
-    told, missing = _asked(home), _missing(cache)
-    # One that runs has found its Java, perhaps in another environment than this one.
-    no_java = None if told["state"] == "running" else _no_java(environment)
-    facts = {**told, "installed": not missing and no_java is None}
-    return Found(facts, tuple(_diagnostics(facts, missing, no_java)))
+    status, missing = _engine_status(home), _missing_jars(cache)
+    # A running engine has found its Java, perhaps in another environment than this one.
+    java_error = None if status["state"] == "running" else _java_error(environment)
+    facts = {**status, "installed": not missing and java_error is None}
+    return Found(facts, tuple(_diagnostics(facts, missing, java_error)))
 
 
-def _asked(home: Home) -> dict[str, Any]:
+def _engine_status(home: Home) -> dict[str, Any]:
     try:
         return within(_SECONDS, lambda: client.status(home))
-    except Exception as trouble:
-        return {"state": "not_answering", "error": reason_of(trouble)}
+    except Exception as error:
+        return {"state": "not_answering", "error": reason_of(error)}
 
 
-def _missing(cache: Path) -> list[str]:
-    """By name and size; `hyp doctor` looks at every byte."""
-    where = jars.folder(cache, jars.locked())
-    return [jar.file_name for jar in jars.locked() if _size(where / jar.file_name) != jar.size]
+def _missing_jars(cache: Path) -> list[str]:
+    """Return the jars that are missing, by name and size. `hyp doctor` verifies their hashes."""
+    folder = jars.folder(cache, jars.locked())
+    return [jar.file_name for jar in jars.locked() if _size(folder / jar.file_name) != jar.size]
 
 
-def _no_java(environment: Mapping[str, str]) -> NotReady | None:
+def _java_error(environment: Mapping[str, str]) -> NotReady | None:
     try:
         within(_SECONDS, lambda: java.find(environment))
-    except NotReady as reason:
-        return reason
+    except NotReady as error:
+        return error
     except TimeoutError:
-        # One that has to be asked is there; `hyp doctor` waits for its answer.
+        # A Java that is slow to answer exists; `hyp doctor` waits for it.
         return None
     return None
 
@@ -54,13 +54,13 @@ def _size(path: Path) -> int | None:
         return None
 
 
-def _diagnostics(facts: dict[str, Any], missing: list[str], no_java: NotReady | None) -> Iterator[Diagnostic]:
-    if no_java:
-        yield warning(no_java.kind, f"{no_java.message}: nothing can be committed or asked", *no_java.repair)
+def _diagnostics(facts: dict[str, Any], missing: list[str], java_error: NotReady | None) -> Iterator[Diagnostic]:
+    if java_error:
+        yield warning(java_error.kind, f"{java_error.message}: flushes and queries cannot run", *java_error.repair)
     if missing:
         yield warning(
             "engine_not_installed",
-            f"the engine is not installed, so nothing can be committed or asked ({len(missing)} jars are missing)",
+            f"the engine is not installed ({len(missing)} jars are missing): flushes and queries cannot run",
             "hyp engine install",
         )
     if facts["state"] == "not_answering":

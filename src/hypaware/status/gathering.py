@@ -1,7 +1,7 @@
-"""One look at everything, part by part.
+"""Collect the snapshot of a home, part by part.
 
-Nothing raises: a part that cannot be looked at is told as a diagnostic, and the rest is told all the same. Nothing is
-made or changed, not even a home that does not exist, and nobody is waited for long.
+A part that fails becomes a diagnostic and does not affect the others; nothing raises. Nothing is created or changed,
+not even a home that does not exist, and no part waits long.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from hypaware.status.snapshot import Facts, Snapshot
 from hypaware.status.spool import Spool
 from hypaware.status.view import View, surroundings
 
-_UNTOLD: Facts = {"source": "gateway", "kind": "live"}
+_NO_GATEWAY: Facts = {"source": "gateway", "kind": "live"}
 
 T = TypeVar("T")
 
@@ -36,46 +36,47 @@ def gather(
     now: datetime | None = None,
     cache: Path | None = None,
 ) -> Snapshot:
-    looking = _Looking()
-    written = looking.at("the config", lambda: configured.look(home), Settings())
+    collector = _Looking()
+    written = collector.run("the config", lambda: configured.look(home), Settings())
     view = View(
         home=home,
         config=written.config,
-        memory=memory.recall(home),
-        daemon=looking.at("the daemon", lambda: Found(daemon.look(home)), {"state": "unknown"}),
+        state=memory.recall(home),
+        daemon=collector.run("the daemon", lambda: Found(daemon.look(home)), {"state": "unknown"}),
         now=now or datetime.now(UTC),
         environment=surroundings(environment),
         cache=cache or cache_dir(),
     )
-    itself = looking.at("the home", lambda: identity.look(home, view.memory), {"path": str(home.root)})
-    # In this order: rows that are committed meanwhile are told twice rather than not at all.
-    waiting = looking.at("the spool", lambda: waiting_rows.look(view), Spool())
-    recorded = looking.at("the lake", lambda: lake.look(view), Lake())
-    standing = looking.at("the clients", lambda: clients.look(view), list[Standing]())
-    attached = [each.name for each in standing if each.is_attached]
-    live = looking.at("the gateway", lambda: gateway.look(view, bool(attached)), _UNTOLD)
-    private = looking.at("privacy", lambda: sources.privacy(view), Facts())
-    delivered = looking.at("the sinks", lambda: delivery.look(view, recorded), list[Sink]())
-    looking.said += daemon.diagnostics(view, _who_needs_it(view, attached))
+    home_facts = collector.run("the home", lambda: identity.look(home, view.state), {"path": str(home.root)})
+    # Read the spool before the lake: rows committed in between are counted twice rather than not at all.
+    spooled = collector.run("the spool", lambda: waiting_rows.look(view), Spool())
+    tables = collector.run("the lake", lambda: lake.look(view), Lake())
+    known_clients = collector.run("the clients", lambda: clients.look(view), list[Standing]())
+    attached = [each.name for each in known_clients if each.is_attached]
+    live = collector.run("the gateway", lambda: gateway.look(view, bool(attached)), _NO_GATEWAY)
+    private = collector.run("privacy", lambda: sources.privacy(view), Facts())
+    known_sinks = collector.run("the sinks", lambda: delivery.look(view, tables), list[Sink]())
+    collector.diagnostics += daemon.diagnostics(view, _reasons_for_daemon(view, attached))
+    unknown = {"state": "unknown"}
     return Snapshot(
-        home=itself,
+        home=home_facts,
         config=written.facts,
         daemon=dict(view.daemon),
-        server=looking.at("the server", lambda: Found(server.look(home)), {"state": "unknown"}),
-        engine=looking.at("the engine", lambda: engine.look(home, view.cache, view.environment), {"state": "unknown"}),
-        clients=[each.as_json() for each in standing],
+        server=collector.run("the server", lambda: Found(server.look(home)), unknown),
+        engine=collector.run("the engine", lambda: engine.look(home, view.cache, view.environment), unknown),
+        clients=[each.as_json() for each in known_clients],
         sources=[{**live, **private}, *sources.history(view)],
-        spool=waiting.as_json(),
-        lake=recorded.sources,
-        sinks=[each.as_json() for each in delivered],
-        retention=looking.at("retention", lambda: retention.look(view, recorded), {}),
-        disk=looking.at("the disk", lambda: disk.look(view, recorded, waiting), {}),
-        diagnostics=_worst_first(looking.said),
+        spool=spooled.as_json(),
+        lake=tables.sources,
+        sinks=[each.as_json() for each in known_sinks],
+        retention=collector.run("retention", lambda: retention.look(view, tables), {}),
+        disk=collector.run("the disk", lambda: disk.look(view, tables, spooled), {}),
+        diagnostics=_worst_first(collector.diagnostics),
     )
 
 
-def _who_needs_it(view: View, attached: list[str]) -> list[str]:
-    """What the daemon is there for, in words."""
+def _reasons_for_daemon(view: View, attached: list[str]) -> list[str]:
+    """Return why this home needs a daemon, as text."""
     enabled = [name for name, each in view.config.clients.items() if each.enabled and name not in attached]
     return [
         *(f"{name} is attached" for name in attached),
@@ -84,10 +85,12 @@ def _who_needs_it(view: View, attached: list[str]) -> list[str]:
     ]
 
 
-def _worst_first(said: Iterable[Diagnostic]) -> tuple[Diagnostic, ...]:
-    """Where nothing is set up, that is all there is to say, but for what is broken; where the home is no folder, all
-    else is broken because of that."""
-    found = sorted(dict.fromkeys(said), key=lambda each: SEVERITIES.index(each.severity))
+def _worst_first(diagnostics: Iterable[Diagnostic]) -> tuple[Diagnostic, ...]:
+    """Sort by severity, and drop what follows from a more basic problem.
+
+    If the home is not a folder, that is the only diagnostic. If nothing is set up, only errors are shown besides it.
+    """
+    found = sorted(dict.fromkeys(diagnostics), key=lambda each: SEVERITIES.index(each.severity))
     if no_folder := [each for each in found if each.kind == "home_no_folder"]:
         return tuple(no_folder)
     if any(each.kind == "not_set_up" for each in found):
@@ -96,17 +99,17 @@ def _worst_first(said: Iterable[Diagnostic]) -> tuple[Diagnostic, ...]:
 
 
 class _Looking:
-    """What is said on the way; also of what could not be looked at."""
+    """Runs the parts and gathers their diagnostics, including those of parts that fail."""
 
     def __init__(self) -> None:
-        self.said: list[Diagnostic] = []
+        self.diagnostics: list[Diagnostic] = []
 
-    def at(self, what: str, look: Callable[[], Found[T]], otherwise: T) -> T:
+    def run(self, what: str, inspect: Callable[[], Found[T]], default: T) -> T:
         try:
-            found = look()
-        except Exception as trouble:
-            why = f"{reason_of(trouble)} ({type(trouble).__name__})"
-            self.said.append(error("unreadable", f"{what} could not be looked at: {why}", "hyp doctor"))
-            return otherwise
-        self.said += found.diagnostics
+            found = inspect()
+        except Exception as exception:
+            why = f"{reason_of(exception)} ({type(exception).__name__})"
+            self.diagnostics.append(error("unreadable", f"cannot inspect {what}: {why}", "hyp doctor"))
+            return default
+        self.diagnostics += found.diagnostics
         return found.facts

@@ -1,4 +1,4 @@
-"""A state that is only looked at, for steps that read one: nothing in it changes, and nothing beside it."""
+"""A read-only store: reads the state without changing it or creating side files."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hypaware.state.store import Store
 
 
 class Glance(Store):
-    """As a store in what it reads; it has no transaction."""
+    """A store whose `reading` works and whose `transaction` does not."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -29,10 +29,10 @@ class Glance(Store):
                 yield connection
 
     def transaction(self) -> NoReturn:
-        raise AssertionError("whoever looks at a state does not change it")
+        raise AssertionError("a read-only store cannot be changed")
 
     def migrate(self) -> NoReturn:
-        raise AssertionError("whoever looks at a state does not change it")
+        raise AssertionError("a read-only store cannot be changed")
 
     def close(self) -> None:
-        """Nothing is held between two looks."""
+        """Do nothing: no connection is kept open."""

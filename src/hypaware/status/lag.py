@@ -1,8 +1,8 @@
-"""How many rows lie in a range of sequences, told from the files' statistics alone.
+"""Count the rows in a range of sequences from the data files' statistics alone.
 
-Of a file that an end of the range cuts, at most so many rows are inside as there are sequences; where the file has not
-one row for each of them, that is a bound and not exact. `lake.counting` reads what is cut, with a library that a status
-has no time for.
+For a file that the range covers only partly, the count is the number of sequences inside the range. It is exact if the
+file has one row per sequence, and an upper bound otherwise. `lake.counting` reads such files and is exact, but needs a
+library that is too slow to import for a status.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ class Lag:
 
 
 def between(files: Iterable[DataFile], source: str, after: int, last: int) -> Lag:
-    """Rows of the source in (after, last]."""
+    """Count the rows of the source in (after, last]."""
     return sum((_of_file(file, after, last) for file in files if file.source == source), Lag())
 
 
 def _of_file(file: DataFile, after: int, last: int) -> Lag:
     lowest, highest = file.min_seq, file.max_seq
-    if file.numbered == 0:
+    if file.sequenced == 0:
         return Lag()
     if lowest is None or highest is None:
-        return Lag(file.numbered, exact=False)
+        return Lag(file.sequenced, exact=False)
     if highest <= after or lowest > last:
         return Lag()
     if after < lowest and highest <= last:
-        return Lag(file.numbered)
+        return Lag(file.sequenced)
     inside = min(highest, last) - max(lowest - 1, after)
-    return Lag(min(file.numbered, inside), exact=file.numbered == highest - lowest + 1)
+    return Lag(min(file.sequenced, inside), exact=file.sequenced == highest - lowest + 1)

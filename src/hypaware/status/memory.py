@@ -1,8 +1,8 @@
-"""What the state remembers, read without changing it: no migration, no repair, no mark of suspicion.
+"""A snapshot of the state, read without changing it: no migration, no repair, no damage marker.
 
-Plain SQL, for the layer that the state is written through takes half of the time that a status may. Tables that an
-older state does not have are empty. `export.standing` and `state.flushes` say the same at more length; tests hold
-them together.
+It uses plain SQL, because importing the layer that writes the state would take half of the time of a status. Tables
+that an older state does not have count as empty. `export.standing` and `state.flushes` implement the same rules; tests
+compare the two.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from hypaware.looking import has_table, look_into
 from hypaware.state.identity import Identity, from_json
 from hypaware.status.diagnostic import reason_of
 
-# Where it is the last one that a state has had, the list of all need not be loaded.
+# If this is the last migration of a state, the list of all migrations need not be imported.
 NEWEST_STEP = "0007_ignored"
 
 StreamName = tuple[str, str, str]
@@ -28,7 +28,7 @@ StreamName = tuple[str, str, str]
 
 @dataclass(frozen=True)
 class Unfinished:
-    """A flush that was reserved and is neither committed nor burnt."""
+    """A flush that was reserved and is neither committed nor discarded."""
 
     dataset: str
     reserved_at: str
@@ -36,7 +36,7 @@ class Unfinished:
 
 @dataclass(frozen=True)
 class Failing:
-    """Segments that flushes have failed with."""
+    """The segments of a dataset that failed to flush."""
 
     dataset: str
     segments: int
@@ -45,7 +45,7 @@ class Failing:
 
 @dataclass(frozen=True)
 class History:
-    """Files of a client that were imported."""
+    """The imported files of a client."""
 
     provider: str
     dataset: str
@@ -55,22 +55,22 @@ class History:
 
 @dataclass(frozen=True)
 class Memory:
-    state: str = "none"
+    condition: str = "none"
     """none, current, older, newer or unreadable."""
-    trouble: str | None = None
+    error: str | None = None
     identity: Identity | None = None
     high_water: dict[str, dict[str, int]] = field(default_factory=dict)
     unfinished: tuple[Unfinished, ...] = ()
     failing: tuple[Failing, ...] = ()
     streams: dict[StreamName, dict[str, Any]] = field(default_factory=dict)
     pending: dict[StreamName, dict[str, int]] = field(default_factory=dict)
-    letters: Counter[StreamName] = field(default_factory=Counter)
-    letter_rows: int = 0
+    dead_letters: Counter[StreamName] = field(default_factory=Counter)
+    dead_letter_rows: int = 0
     history: tuple[History, ...] = ()
     holds: int = 0
-    """How many days of rows retention waits with."""
+    """How many days retention holds for a sink."""
     drops: int = 0
-    """How often rows were dropped that a sink had not had."""
+    """How often retention dropped rows that a sink had not received."""
     last_commit_at: str | None = None
 
 
@@ -82,12 +82,12 @@ def recall(home: Home) -> Memory:
             db.row_factory = sqlite3.Row
             db.execute("BEGIN")
             return _read(db)
-    except (OSError, sqlite3.Error, ValueError, KeyError, TypeError, AttributeError) as trouble:
-        return Memory("unreadable", reason_of(trouble))
+    except (OSError, sqlite3.Error, ValueError, KeyError, TypeError, AttributeError) as error:
+        return Memory("unreadable", reason_of(error))
 
 
 def first_commit_above(home: Home, dataset: str, seq: int) -> str | None:
-    """When the first rows above the sequence were committed, as far back as the state remembers."""
+    """Return when the first rows above the sequence were committed, as far back as the state records it."""
     with look_into(home.state) as db:
         found = db.execute(
             "SELECT min(finished_at) FROM flushes"
@@ -98,7 +98,7 @@ def first_commit_above(home: Home, dataset: str, seq: int) -> str | None:
 
 
 def committed_segments(home: Home, dataset: str) -> set[str]:
-    """Segments whose rows are in the lake; of some of them the file may still be there."""
+    """Return the segments whose rows are in the lake. Some of their files may still exist."""
     with look_into(home.state) as db:
         return {
             name
@@ -114,7 +114,7 @@ def _read(db: sqlite3.Connection) -> Memory:
         return Memory("unreadable", "it is empty")
     letters = _rows(db, "dead_letters", "SELECT sink, dataset, source, row_count FROM dead_letters")
     return Memory(
-        state=_version(applied),
+        condition=_version(applied),
         identity=_identity(db),
         high_water=_high_water(db),
         unfinished=tuple(
@@ -132,8 +132,8 @@ def _read(db: sqlite3.Connection) -> Memory:
         ),
         streams={_name(row): dict(row) for row in _rows(db, "streams", "SELECT * FROM streams")},
         pending=_pending(db),
-        letters=Counter(map(_name, letters)),
-        letter_rows=sum(row["row_count"] for row in letters),
+        dead_letters=Counter(map(_name, letters)),
+        dead_letter_rows=sum(row["row_count"] for row in letters),
         history=tuple(
             History(row["provider"], row["dataset"], row["files"], row["bytes"])
             for row in _rows(
@@ -175,7 +175,7 @@ def _high_water(db: sqlite3.Connection) -> dict[str, dict[str, int]]:
 
 
 def _pending(db: sqlite3.Connection) -> dict[StreamName, dict[str, int]]:
-    """Of each intent its range, its chunks, and how many of them are settled."""
+    """Return the range and chunk counts of each intent."""
     rows = _rows(
         db,
         "intents",

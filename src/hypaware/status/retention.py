@@ -1,7 +1,7 @@
-"""What is kept for how long, what retention waits with, and what it dropped although a sink had not had it.
+"""Retention: how long rows are kept, which days are held, and what was dropped before a sink received it.
 
-Most of the time nothing is due, and that is told from config, state and files. Only where something is, the plan is
-made, by the same code that carries it out.
+Most of the time nothing is due, which config, state and file statistics show. Only if something is due, the retention
+plan is made, by the same code that carries it out.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from hypaware.status.diagnostic import Diagnostic, Found, info, warning
 from hypaware.status.lake import Lake
 from hypaware.status.view import View
 
-_NEWS = timedelta(days=7)
+_RECENT = timedelta(days=7)
 
 
 def look(view: View, lake: Lake) -> Found[dict[str, Any]]:
@@ -28,19 +28,19 @@ def look(view: View, lake: Lake) -> Found[dict[str, Any]]:
         "default_days": settings.default_days,
         "wait_for_sinks": settings.wait_for_sinks,
         "max_hold_days": settings.max_hold_days,
-        "datasets": (each := _planned(view) if _is_worth_a_plan(view, lake) else _unplanned(view, lake)),
+        "datasets": (each := _planned(view) if _needs_plan(view, lake) else _unplanned(view, lake)),
     }
-    return Found(facts, tuple(said for dataset in each for said in _diagnostics(view, dataset)))
+    return Found(facts, tuple(diagnostic for dataset in each for diagnostic in _diagnostics(view, dataset)))
 
 
-def _is_worth_a_plan(view: View, lake: Lake) -> bool:
-    # Without tables that could be read there is nothing to plan: they may be another home's.
-    if view.memory.state != "current" or not lake.tables:
+def _needs_plan(view: View, lake: Lake) -> bool:
+    # Do not plan without readable tables: the tables may belong to another home.
+    if view.state.condition != "current" or not lake.tables:
         return False
-    return bool(view.memory.holds or view.memory.drops or any(_due(view, lake, name) for name in lake.tables))
+    return bool(view.state.holds or view.state.drops or any(_is_due(view, lake, name) for name in lake.tables))
 
 
-def _due(view: View, lake: Lake, name: str) -> bool:
+def _is_due(view: View, lake: Lake, name: str) -> bool:
     with suppress(HypError):
         first = kept.first_day_kept(view.config, datasets.get(name), view.now)
         return first is not None and any(file.day and file.day < first for file in lake.tables[name].files)
@@ -78,23 +78,25 @@ def _planned(view: View) -> list[dict[str, Any]]:
 
 
 def _diagnostics(view: View, each: dict[str, Any]) -> Iterator[Diagnostic]:
-    for told in each["warnings"]:
-        yield warning("retention_warning", str(told).removeprefix("warning: "), "hyp maintain --dry-run")
+    for message in each["warnings"]:
+        yield warning("retention_warning", str(message).removeprefix("warning: "), "hyp maintain --dry-run")
     if each["rows_held"] and not each["warnings"]:
         sinks = sorted({sink for held in each["held"] for sink in held["sinks"]})
         yield info(
             "retention_holds",
-            f"{words.count(each['rows_held'], 'row')} of {each['dataset']} would go by now, and "
-            f"{'wait' if each['rows_held'] != 1 else 'waits'} for {', '.join(sinks)}",
+            f"{words.count(each['rows_held'], 'row')} of {each['dataset']} "
+            f"{'have' if each['rows_held'] != 1 else 'has'} reached the end of retention and "
+            f"{'are' if each['rows_held'] != 1 else 'is'} kept until {', '.join(sinks)} "
+            f"{'receive' if len(sinks) != 1 else 'receives'} {'them' if each['rows_held'] != 1 else 'it'}",
             f"hyp export {' '.join(sinks)}",
         )
     for drop in each["dropped_undelivered"][-1:]:
         at = words.moment(drop["at"])
-        say = warning if at and view.now - at < _NEWS else info
-        yield say(
+        report = warning if at and view.now - at < _RECENT else info
+        yield report(
             "dropped_undelivered",
-            f"{words.count(drop['rows'], 'row')} of {each['dataset']} ({drop['source']}, {drop['day']}) went "
-            f"{words.ago(drop['at'], view.now)} although {', '.join(drop['sinks'])} had not had them: they had waited "
-            "for retention.max_hold_days",
+            f"retention removed {words.count(drop['rows'], 'row')} of {each['dataset']} ({drop['source']}, "
+            f"{drop['day']}) {words.ago(drop['at'], view.now)}, before {', '.join(drop['sinks'])} received them: they "
+            "had been held for retention.max_hold_days",
             "hyp config set retention.max_hold_days 365",
         )

@@ -1,4 +1,4 @@
-"""The receiver of this home, if it has one: its lock tells whether it runs, its file where it listens."""
+"""The server of this home: its lock shows whether it runs, `run/server.json` where it listens."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ def look(home: Home) -> dict[str, Any]:
     if not lock_file.is_taken(home.run / "server.lock"):
         return {"state": "stopped"}
     pid = lock_file.holder(home.run / "server.lock")
-    return {"state": "running", "pid": pid, "listen": _told(home).get("listen")}
+    return {"state": "running", "pid": pid, "listen": _status_file(home).get("listen")}
 
 
-def _told(home: Home) -> dict[str, Any]:
-    """Nothing, until it listens."""
+def _status_file(home: Home) -> dict[str, Any]:
+    """Return the contents of `run/server.json`, or an empty dict until the server listens."""
     try:
-        found = json.loads((home.run / "server.json").read_bytes())
+        status = json.loads((home.run / "server.json").read_bytes())
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return status if isinstance(status, dict) else {}

@@ -1,4 +1,4 @@
-"""The config: whether it can be used as it stands. Where it cannot, the rest is told by the defaults."""
+"""The config: whether it is valid. If not, the rest of the snapshot uses the defaults."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def look(home: Home) -> Found[Settings]:
     facts = {"path": str(home.config), "exists": home.config.exists(), "valid": True, "error": None}
     try:
         return Found(Settings(configuration.load(home), facts))
-    except ConfigError as trouble:
-        why = reason_of(trouble)
-        said = error("config_invalid", f"the config cannot be used: {why}", "hyp config validate")
-        return Found(Settings(facts={**facts, "valid": False, "error": why}), (said,))
+    except ConfigError as exception:
+        why = reason_of(exception)
+        diagnostic = error("config_invalid", f"the config is invalid: {why}", "hyp config validate")
+        return Found(Settings(facts={**facts, "valid": False, "error": why}), (diagnostic,))

@@ -1,6 +1,6 @@
-"""What is delivered to each sink, and what is not: by the state, the config and the lake's files.
+"""The sinks: what each stream has delivered and how far it lags, from the state, the config and the lake's files.
 
-A stream is (sink, dataset, source). `export.standing` has the same rules; a test holds the two together.
+`export.standing` implements the same rules; a test compares the two.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from hypaware.status.memory import StreamName
 from hypaware.status.view import View
 
 _LOST = "lost"
-# A sink whose schedule is rare has two rounds before anybody is told.
+# A sink is reported as behind after two rounds of its schedule, but not before this.
 _BEHIND = timedelta(hours=1)
 
 
@@ -28,12 +28,12 @@ _BEHIND = timedelta(hours=1)
 class Stream:
     name: StreamName
     watermark: int | None
-    """None where an earlier state may have delivered rows and nobody remembers which."""
+    """None if the delivery record was lost."""
     high_water: int
     lag: Lag
     lag_seconds: float | None
     row: dict[str, Any]
-    """As the state has it; empty while it has never had a round."""
+    """The stream's row in the state; empty before its first round."""
     pending: dict[str, int] | None
     dead_letters: int
     points_elsewhere: bool
@@ -70,7 +70,7 @@ class Sink:
     address: str | None
     schedule: str | None
     next_round: str | None
-    trouble: str | None
+    error: str | None
     streams: tuple[Stream, ...]
 
     @property
@@ -85,7 +85,7 @@ class Sink:
     def status(self) -> str:
         """removed, unusable, held, failing, behind or delivered."""
         current = [stream for stream in self.streams if not stream.removed]
-        if self.removed or self.trouble:
+        if self.removed or self.error:
             return "removed" if self.removed else "unusable"
         if any(stream.held for stream in current):
             return "held"
@@ -109,23 +109,23 @@ class Sink:
             or None,
             "next_round": self.next_round,
             "dead_letters": sum(each.dead_letters for each in self.streams),
-            "error": self.trouble,
+            "error": self.error,
             "streams": [each.as_json() for each in self.streams],
         }
 
 
 def look(view: View, lake: Lake) -> Found[list[Sink]]:
-    remembered = {name[0] for name in view.memory.streams}
-    found = [_sink(view, lake, name) for name in sorted(view.config.sinks.keys() | remembered)]
-    return Found(found, tuple(each for sink in found for each in _diagnostics(view, sink)))
+    with_streams = {name[0] for name in view.state.streams}
+    sinks = [_sink(view, lake, name) for name in sorted(view.config.sinks.keys() | with_streams)]
+    return Found(sinks, tuple(each for sink in sinks for each in _diagnostics(view, sink)))
 
 
 def _sink(view: View, lake: Lake, name: str) -> Sink:
     declared = view.config.sinks.get(name)
-    address, trouble = _address(view, name) if declared else (None, None)
+    address, problem = _address(view, name) if declared else (None, None)
     datasets = declared.datasets if declared else ()
-    names = {key for key in view.memory.streams if key[0] == name} | {
-        (name, dataset, source) for dataset in datasets for source in view.memory.high_water.get(dataset, {})
+    names = {key for key in view.state.streams if key[0] == name} | {
+        (name, dataset, source) for dataset in datasets for source in view.state.high_water.get(dataset, {})
     }
     streams = tuple(_stream(view, lake, key, address, removed=key[1] not in datasets) for key in sorted(names))
     return Sink(
@@ -134,84 +134,82 @@ def _sink(view: View, lake: Lake, name: str) -> Sink:
         address,
         declared.schedule if declared else None,
         schedule.next_round(declared.schedule, view.now).isoformat().replace("+00:00", "Z") if declared else None,
-        trouble,
+        problem,
         streams,
     )
 
 
 def _address(view: View, sink: str) -> tuple[str | None, str | None]:
-    """Where the config says that its rows go, or why nothing can tell. A home without a state has none yet."""
-    if view.memory.identity is None:
+    """Return the configured destination, or why it cannot be determined. Both are None in a home without a state."""
+    if view.state.identity is None:
         return None, None
     try:
-        return configured.address(view.home, view.config, view.memory.identity, sink), None
-    except HypError as trouble:
-        return None, reason_of(trouble)
+        return configured.address(view.home, view.config, view.state.identity, sink), None
+    except HypError as exception:
+        return None, reason_of(exception)
 
 
 def _stream(view: View, lake: Lake, name: StreamName, address: str | None, *, removed: bool) -> Stream:
-    row = view.memory.streams.get(name, {})
+    row = view.state.streams.get(name, {})
     _, dataset, source = name
     watermark = row.get("watermark")
     if watermark is None and row.get("history") != _LOST:
         watermark = 0
-    high_water = view.memory.high_water.get(dataset, {}).get(source, 0)
-    found = Stream(
+    high_water = view.state.high_water.get(dataset, {}).get(source, 0)
+    stream = Stream(
         name=name,
         watermark=watermark,
         high_water=high_water,
         lag=Lag(),
         lag_seconds=0.0,
         row=row,
-        pending=view.memory.pending.get(name),
-        dead_letters=view.memory.letters[name],
+        pending=view.state.pending.get(name),
+        dead_letters=view.state.dead_letters[name],
         points_elsewhere=bool(row and address is not None and row["address"] != address),
         removed=removed,
     )
     after = watermark or 0
     if after >= high_water or removed:
-        return found
+        return stream
     table = lake.tables.get(dataset)
     lag = between(table.files, source, after, high_water) if table else Lag()
     if not lag.rows:
-        return found
+        return stream
     oldest = words.moment(memory.first_commit_above(view.home, dataset, after))
-    return replace(found, lag=lag, lag_seconds=max(0.0, (view.now - oldest).total_seconds()) if oldest else None)
+    return replace(stream, lag=lag, lag_seconds=max(0.0, (view.now - oldest).total_seconds()) if oldest else None)
 
 
 def _diagnostics(view: View, sink: Sink) -> Iterator[Diagnostic]:
     letters = sum(each.dead_letters for each in sink.streams)
     if letters:
-        what = words.count(letters, "dead letter waits", "dead letters wait")
+        count = words.count(letters, "dead letter")
         yield warning(
-            "dead_letters", f"{sink.name}: {what} for you: rows that it refused", "hyp export dead-letters list"
+            "dead_letters", f"{sink.name}: {count} (rows that the sink rejected)", "hyp export dead-letters list"
         )
     current = [stream for stream in sink.streams if not stream.removed]
     if sink.status == "unusable":
-        yield error("sink_unusable", f"{sink.name}: {sink.trouble}", "hyp config show", "hyp plugin list")
+        yield error("sink_unusable", f"{sink.name}: {sink.error}", "hyp config show", "hyp plugin list")
     elif sink.status == "held":
         held = next(stream for stream in current if stream.held)
-        why = held.row.get("last_error") or "it points elsewhere than before"
+        why = held.row.get("last_error") or "its destination has changed"
         yield warning(
             "sink_held",
-            f"{sink.name} waits for your word: {why}",
+            f"{sink.name} is held until you decide: {why}",
             f"hyp export adopt {sink.name}",
             f"hyp export resend {sink.name}",
         )
     elif sink.status == "failing":
         failed = next(stream for stream in current if stream.row.get("last_error"))
         yield warning("sink_failing", f"{sink.name}: {failed.row['last_error']}", f"hyp export {sink.name}")
-    elif any(each.lag_seconds is None or each.lag_seconds > _patience(view, sink) for each in current):
+    elif any(each.lag_seconds is None or each.lag_seconds > _max_lag_seconds(view, sink) for each in current):
         rows = f"{'' if sink.lag.exact else 'up to '}{words.count(sink.lag.rows, 'row')}"
-        yield warning("sink_behind", f"{sink.name} has not had {rows} yet", f"hyp export {sink.name}")
+        yield warning("sink_behind", f"{sink.name} is {rows} behind", f"hyp export {sink.name}")
     if sink.removed and any(each.pending for each in sink.streams):
-        yield info(
-            "sink_removed", f"{sink.name} is gone from the config with a delivery under way", "hyp export status"
-        )
+        yield info("sink_removed", f"{sink.name} was removed from the config during a delivery", "hyp export status")
 
 
-def _patience(view: View, sink: Sink) -> float:
-    """Two rounds of its schedule, and an hour at least."""
+def _max_lag_seconds(view: View, sink: Sink) -> float:
+    """Return two rounds of the sink's schedule, but at least an hour."""
     assert sink.schedule is not None
     first = schedule.next_round(sink.schedule, view.now)
     return max(_BEHIND, 2 * (schedule.next_round(sink.schedule, first) - first)).total_seconds()

@@ -1,9 +1,9 @@
-"""What a look at a home gives: its parts, what to say of them, and what they mean together.
+"""The snapshot of a home: its parts, their diagnostics, and the overall status.
 
-- **down**: nothing records. Nothing is set up, the home cannot be used, or the daemon does not run although a client or
+- **down**: nothing is recorded. The home is not set up or not usable, or the daemon is not running although a client or
   a sink needs it.
-- **degraded**: something is wrong, or waits for its user: there is an error or a warning.
-- **ok**: else.
+- **degraded**: there is an error or a warning.
+- **ok**: otherwise.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Snapshot:
     retention: Facts
     disk: Facts
     diagnostics: tuple[Diagnostic, ...]
-    """The worst first."""
+    """Sorted by severity, errors first."""
 
     @property
     def overall(self) -> str:

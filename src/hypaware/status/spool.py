@@ -1,4 +1,4 @@
-"""What waits in the spool, and what was refused on its way."""
+"""The spool: rows that are not committed yet, and rejects."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from hypaware.status.diagnostic import Diagnostic, Found, info, warning
 from hypaware.status.memory import Memory
 from hypaware.status.view import View
 
-# Where the daemon runs, it commits long before this.
-_LONG = timedelta(hours=1)
-_NEWS = timedelta(days=7)
+# A running daemon commits rows long before this.
+_OVERDUE = timedelta(hours=1)
+_RECENT = timedelta(days=7)
 
 
 @dataclass(frozen=True)
@@ -42,86 +42,91 @@ class Spool:
 
 def look(view: View) -> Found[Spool]:
     datasets = segments.datasets_with_spool(view.home)
-    each = [_of_dataset(view.home, view.memory, dataset) for dataset in datasets]
-    refused = {dataset: found for dataset in datasets if (found := _refused(view.home, dataset))}
+    per_dataset = [_of_dataset(view.home, view.state, dataset) for dataset in datasets]
+    rejects = {dataset: found for dataset in datasets if (found := _find_rejects(view.home, dataset))}
     facts = Spool(
-        segments=sum(one["segments"] for one in each),
-        rows=sum(one["rows"] for one in each),
-        bytes=sum(one["bytes"] for one in each),
-        oldest_at=min((one["oldest_at"] for one in each if one["oldest_at"]), default=None),
-        rejected_rows=sum(rows for rows, *_ in refused.values()),
-        datasets=[one for one in each if one["segments"]],
+        segments=sum(each["segments"] for each in per_dataset),
+        rows=sum(each["rows"] for each in per_dataset),
+        bytes=sum(each["bytes"] for each in per_dataset),
+        oldest_at=min((each["oldest_at"] for each in per_dataset if each["oldest_at"]), default=None),
+        rejected_rows=sum(rows for rows, *_ in rejects.values()),
+        datasets=[each for each in per_dataset if each["segments"]],
     )
-    said = [*_of_waiting(view, facts), *_of_flushes(view), *_of_refused(view, refused)]
-    return Found(facts, tuple(said))
+    diagnostics = [
+        *_overdue_diagnostics(view, facts),
+        *_flush_diagnostics(view),
+        *_reject_diagnostics(view, rejects),
+    ]
+    return Found(facts, tuple(diagnostics))
 
 
 def waiting(home: Home) -> Waiting:
-    """The same without the rest of a view, for whoever asks for no more."""
-    known = memory.recall(home)
-    each = [_of_dataset(home, known, dataset) for dataset in segments.datasets_with_spool(home)]
-    return Waiting(sum(one["segments"] for one in each), sum(one["rows"] for one in each))
+    """Count the rows in the spool, without the rest of a snapshot."""
+    state = memory.recall(home)
+    per_dataset = [_of_dataset(home, state, dataset) for dataset in segments.datasets_with_spool(home)]
+    return Waiting(sum(each["segments"] for each in per_dataset), sum(each["rows"] for each in per_dataset))
 
 
-def _of_dataset(home: Home, known: Memory, dataset: str) -> dict[str, Any]:
-    """One listing, for producers and flushes are at work: what is sealed meanwhile counts in its new place only.
+def _of_dataset(home: Home, state: Memory, dataset: str) -> dict[str, Any]:
+    """Count the rows of one dataset that are not in the lake yet.
 
-    Segments that the lake has already do not wait; only their files are still there.
+    Producers and flushes run at the same time, so active files are listed before sealed ones: a segment that is sealed
+    in between counts once, as sealed. Committed segments whose files still exist do not count.
     """
-    where = segments.folder(home, dataset)
-    active = {path.stem: _measured(path) for path in segments.active_files(where)}
-    sealed = segments.sealed_segments(where)
-    done = memory.committed_segments(home, dataset) if sealed and known.high_water else set()
+    folder = segments.folder(home, dataset)
+    active = {path.stem: _measured(path) for path in segments.active_files(folder)}
+    sealed = segments.sealed_segments(folder)
+    committed = memory.committed_segments(home, dataset) if sealed and state.high_water else set()
     names = {segment.name.partition(".")[0] for segment in sealed}
-    waiting = {segment.name: (segment.rows, segment.bytes) for segment in sealed if segment.name not in done}
-    # Sealed within a second or so, unless their producer died: then these rows wait as well.
-    waiting |= {name: found for name, found in active.items() if found[1] and name not in names}
-    born = min(waiting, default="").partition("-")[0]
-    oldest = datetime.fromtimestamp(int(born) / 1000, UTC) if born.isdecimal() else None
+    spooled = {segment.name: (segment.rows, segment.bytes) for segment in sealed if segment.name not in committed}
+    # Active files are sealed within about a second, unless their producer died.
+    spooled |= {name: measured for name, measured in active.items() if measured[1] and name not in names}
+    created = min(spooled, default="").partition("-")[0]
+    oldest = datetime.fromtimestamp(int(created) / 1000, UTC) if created.isdecimal() else None
     return {
         "dataset": dataset,
-        "segments": len(waiting),
-        "rows": sum(rows for rows, _ in waiting.values()),
-        "bytes": sum(size for _, size in waiting.values()),
+        "segments": len(spooled),
+        "rows": sum(rows for rows, _ in spooled.values()),
+        "bytes": sum(size for _, size in spooled.values()),
         "oldest_at": oldest.isoformat(timespec="seconds").replace("+00:00", "Z") if oldest else None,
     }
 
 
 def _measured(path: Path) -> tuple[int, int]:
-    """Rows and bytes of an active file; nothing where it has been sealed meanwhile."""
+    """Return the rows and bytes of an active file, or zeros if it has been sealed in the meantime."""
     try:
         return segments.count_lines(path), path.stat().st_size
     except FileNotFoundError:
         return 0, 0
 
 
-def _of_waiting(view: View, facts: Spool) -> Iterator[Diagnostic]:
+def _overdue_diagnostics(view: View, facts: Spool) -> Iterator[Diagnostic]:
     oldest = words.moment(facts.oldest_at)
-    if oldest is None or view.now - oldest < _LONG:
+    if oldest is None or view.now - oldest < _OVERDUE:
         return
     rows, when = words.count(facts.rows, "row"), words.ago(facts.oldest_at, view.now)
-    yield warning("spool_waiting", f"{rows} in the spool, the oldest from {when}, were not committed", "hyp flush")
+    yield warning("spool_waiting", f"{rows} in the spool not committed yet, the oldest from {when}", "hyp flush")
 
 
-def _of_flushes(view: View) -> Iterator[Diagnostic]:
-    for each in view.memory.failing:
-        what, times = words.count(each.segments, "segment"), words.count(each.attempts, "time")
+def _flush_diagnostics(view: View) -> Iterator[Diagnostic]:
+    for each in view.state.failing:
+        count, times = words.count(each.segments, "segment"), words.count(each.attempts, "attempt")
         yield warning(
-            "segments_failing", f"{what} of {each.dataset} could not be committed, tried up to {times}", "hyp flush"
+            "segments_failing", f"{count} of {each.dataset} could not be committed after {times}", "hyp flush"
         )
-    for left in view.memory.unfinished:
-        when = words.ago(left.reserved_at, view.now)
-        since = words.moment(left.reserved_at)
-        say = warning if since is None or view.now - since > _LONG else info
-        yield say(
+    for flush in view.state.unfinished:
+        when = words.ago(flush.reserved_at, view.now)
+        since = words.moment(flush.reserved_at)
+        report = warning if since is None or view.now - since > _OVERDUE else info
+        yield report(
             "flush_unfinished",
-            f"a commit of {left.dataset}, begun {when}, is under way or was broken off; the next one settles it",
+            f"a flush of {flush.dataset}, started {when}, is running or was interrupted; the next flush completes it",
             "hyp flush",
         )
 
 
-def _refused(home: Home, dataset: str) -> tuple[int, Path, datetime] | None:
-    """How many rows, the newest file of them, and when that was written."""
+def _find_rejects(home: Home, dataset: str) -> tuple[int, Path, datetime] | None:
+    """Return the number of rejects, the newest file of them, and when it was written."""
     files = [(path.stat().st_mtime, path) for path in segments.folder(home, dataset).rejected.glob("*.jsonl")]
     if not files:
         return None
@@ -129,13 +134,13 @@ def _refused(home: Home, dataset: str) -> tuple[int, Path, datetime] | None:
     return sum(segments.count_lines(path) for _, path in files), newest, datetime.fromtimestamp(at, UTC)
 
 
-def _of_refused(view: View, refused: dict[str, tuple[int, Path, datetime]]) -> Iterator[Diagnostic]:
-    for dataset, (rows, path, at) in refused.items():
-        say = warning if view.now - at < _NEWS else info
+def _reject_diagnostics(view: View, rejects: dict[str, tuple[int, Path, datetime]]) -> Iterator[Diagnostic]:
+    for dataset, (rows, path, at) in rejects.items():
+        report = warning if view.now - at < _RECENT else info
         when = words.ago(at.isoformat(), view.now)
-        yield say(
+        yield report(
             "rows_refused",
-            f"{words.count(rows, 'row')} of {dataset} could not be stored, the last {when}; "
-            f"{path.parent} has each with its reason",
+            f"{words.count(rows, 'row')} of {dataset} could not be stored, the last {when}; see the reasons in "
+            f"{path.parent}",
             f"head {shlex.quote(str(path))}",
         )

@@ -1,4 +1,4 @@
-"""What every part of the snapshot is told from: gathered once, so that the parts cannot contradict each other."""
+"""The input of every part of the snapshot, read once so that the parts cannot contradict each other."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hypaware.status.memory import Memory
 
 
 def surroundings(environment: Mapping[str, str] | None) -> Mapping[str, str]:
-    """This process's own where none is given; clients want to know where their user lives."""
+    """Return the given environment, or this process's own, with HOME set, which clients need."""
     return {"HOME": str(Path.home()), **(os.environ if environment is None else environment)}
 
 
@@ -23,19 +23,19 @@ def surroundings(environment: Mapping[str, str] | None) -> Mapping[str, str]:
 class View:
     home: Home
     config: Config
-    """All defaults where the file cannot be read."""
-    memory: Memory
+    """The defaults if the file is invalid."""
+    state: Memory
     daemon: Mapping[str, Any]
-    """`{"state": "stopped"}`, or `running` with what the daemon wrote down last."""
+    """`{"state": "stopped"}`, or `running` with the contents of the daemon's status file."""
     now: datetime
     environment: Mapping[str, str]
     cache: Path
 
     @property
-    def runs(self) -> bool:
+    def is_daemon_running(self) -> bool:
         return self.daemon.get("state") == "running"
 
-    def of_daemon(self, part: str) -> dict[str, Any]:
-        """What it wrote of one thing that it does; nothing where it did not, or wrote something else."""
-        found = self.daemon.get(part)
-        return found if isinstance(found, dict) else {}
+    def daemon_part(self, part: str) -> dict[str, Any]:
+        """Return one part of the daemon's status file, or an empty dict if it is missing or malformed."""
+        value = self.daemon.get(part)
+        return value if isinstance(value, dict) else {}

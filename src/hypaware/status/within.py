@@ -1,4 +1,4 @@
-"""Asking somebody who may not answer: whoever looks at everything cannot wait long for one."""
+"""Call a function that may hang, with a timeout."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-def within(seconds: float, ask: Callable[[], T]) -> T:
-    """Its result, or what it raised; TimeoutError where it takes longer, and it is left to itself."""
-    answers: queue.SimpleQueue[tuple[T | None, BaseException | None]] = queue.SimpleQueue()
+def within(seconds: float, call: Callable[[], T]) -> T:
+    """Return the call's result or raise its exception. Raise TimeoutError if it takes longer; its thread continues."""
+    outcomes: queue.SimpleQueue[tuple[T | None, BaseException | None]] = queue.SimpleQueue()
 
     def run() -> None:
         try:
-            answers.put((ask(), None))
-        except BaseException as trouble:
-            answers.put((None, trouble))
+            outcomes.put((call(), None))
+        except BaseException as exception:
+            outcomes.put((None, exception))
 
-    threading.Thread(target=run, name="asking", daemon=True).start()
+    threading.Thread(target=run, name="timeout", daemon=True).start()
     try:
-        answer, trouble = answers.get(timeout=seconds)
+        result, exception = outcomes.get(timeout=seconds)
     except queue.Empty:
         raise TimeoutError(f"no answer within {seconds:g} s") from None
-    if trouble is not None:
-        raise trouble
-    return answer  # type: ignore[return-value]
+    if exception is not None:
+        raise exception
+    return result  # type: ignore[return-value]

@@ -1,4 +1,4 @@
-"""Numbers and times as people say them."""
+"""Format numbers, sizes and times for people."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def count(number: int, one: str, many: str | None = None) -> str:
 
 
 def size(number: float) -> str:
-    """1,023 bytes, 1.5 MiB, 34 GiB."""
+    """Format a number of bytes: 1,023 bytes, 1.5 MiB, 34 GiB."""
     if number < 1024:
         return count(int(number), "byte")
     units = ["KiB", "MiB", "GiB", "TiB"]
@@ -23,7 +23,7 @@ def size(number: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """In the largest unit of which there is more than one and a half."""
+    """Format a duration in the largest unit that it is at least one and a half of."""
     for length, unit in _UNITS:
         if seconds >= 1.5 * length:
             return count(round(seconds / length), unit)
@@ -31,12 +31,12 @@ def duration(seconds: float) -> str:
 
 
 def moment(text: object) -> datetime | None:
-    """A time as the home's files hold them; None where it is none."""
+    """Parse an ISO 8601 time, in UTC if it has no offset; return None if it is not a time."""
     try:
-        found = datetime.fromisoformat(str(text))
+        time = datetime.fromisoformat(str(text))
     except ValueError:
         return None
-    return found if found.tzinfo else found.replace(tzinfo=UTC)
+    return time if time.tzinfo else time.replace(tzinfo=UTC)
 
 
 def ago(text: object, now: datetime) -> str:
@@ -44,4 +44,4 @@ def ago(text: object, now: datetime) -> str:
     if then is None:
         return "at an unknown time"
     seconds = (now - then).total_seconds()
-    return f"{duration(seconds)} ago" if seconds >= 0 else f"at {then:%Y-%m-%d %H:%M} (UTC), which is to come"
+    return f"{duration(seconds)} ago" if seconds >= 0 else f"at {then:%Y-%m-%d %H:%M} (UTC), in the future"

@@ -1,8 +1,9 @@
-"""A row of the original as a row of ours.
+"""Converting a row of the original into a row of this program.
 
-It says which installation recorded it, and for us that is this home from now on: a later import of the same
-transcripts must know its rows by their keys. The old id is kept in `attributes.gateway.taken_over_from`. What ours has
-no column for is kept in `attributes.taken_over`, by name, and so is a schema version that is not ours.
+The original row names the installation that recorded it. The converted row belongs to this home, so that a later import
+of the same transcripts recognises it by its key. The old installation id is kept in
+`attributes.gateway.taken_over_from`. Values without a column here are kept by name in `attributes.taken_over`, and so
+is a different schema version.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _VERSION = "schema_version"
 
 
 class Adapter:
-    """Counts what it had to set aside."""
+    """Converts rows and counts the values that have no column."""
 
     def __init__(self, dataset: Dataset, gateway_id: str) -> None:
         self._gateway_id = gateway_id
@@ -33,44 +34,47 @@ class Adapter:
         self._has_attributes = any(column.name == ATTRIBUTES and column.type is Type.JSON for column in dataset.columns)
         self.set_aside: Counter[str] = Counter()
 
-    def adapted(self, theirs: Mapping[str, Any]) -> Row:
-        """The row as `coerce_row` takes it."""
+    def convert(self, original: Mapping[str, Any]) -> Row:
+        """Return the row in the form that `coerce_row` accepts."""
         row: Row = {}
-        aside: dict[str, Any] = {}
-        for name, value in theirs.items():
+        extra: dict[str, Any] = {}
+        for name, value in original.items():
             if value is None or name in INTERNAL:
                 continue
             if name in self._known:
                 row[name] = value
             else:
-                aside[name] = _as_json(value)
+                extra[name] = _as_json(value)
         if self._version is not None and row.get(_VERSION, self._version) != self._version:
-            aside[_VERSION] = row.pop(_VERSION)
+            extra[_VERSION] = row.pop(_VERSION)
         recorded_by = row.pop(GATEWAY, None)
         if self._has_attributes:
-            self._note(row, recorded_by, aside)
-        self.set_aside.update(aside.keys())
+            self._set_attributes(row, recorded_by, extra)
+        self.set_aside.update(extra.keys())
         return row
 
-    def _note(self, row: Row, recorded_by: Any, aside: dict[str, Any]) -> None:
-        groups = row.get(ATTRIBUTES, {})
-        if isinstance(groups, str):
+    def _set_attributes(self, row: Row, recorded_by: Any, extra: dict[str, Any]) -> None:
+        attributes = row.get(ATTRIBUTES, {})
+        if isinstance(attributes, str):
             with contextlib.suppress(ValueError, RecursionError):
-                groups = canonical.parse(groups)
-        if not isinstance(groups, dict):
-            aside[ATTRIBUTES], groups = groups, {}
-        if aside:
-            groups = {**groups, "taken_over": aside}
+                attributes = canonical.parse(attributes)
+        if not isinstance(attributes, dict):
+            extra[ATTRIBUTES], attributes = attributes, {}
+        if extra:
+            attributes = {**attributes, "taken_over": extra}
         if recorded_by is not None and recorded_by != self._gateway_id:
-            known = groups.get("gateway", {})
-            noted = {**(known if isinstance(known, dict) else {"was": known}), "taken_over_from": recorded_by}
-            groups = {**groups, "gateway": noted}
-        if groups:
-            row[ATTRIBUTES] = groups
+            existing = attributes.get("gateway", {})
+            gateway = {
+                **(existing if isinstance(existing, dict) else {"was": existing}),
+                "taken_over_from": recorded_by,
+            }
+            attributes = {**attributes, "gateway": gateway}
+        if attributes:
+            row[ATTRIBUTES] = attributes
 
 
 def _as_json(value: Any) -> Any:
-    """A value of a column that ours does not have, in a form that JSON can say."""
+    """Convert a value of an unknown column into a JSON value."""
     if isinstance(value, bytes):
         return base64.b64encode(value).decode()
     if isinstance(value, datetime):

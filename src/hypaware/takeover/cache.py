@@ -1,12 +1,12 @@
-"""What lies where in a cache of the original. It is only ever read.
+"""The layout of a cache of the original. The cache is only read.
 
     <cache>/datasets/<dataset>/source=<source>/cursor.json      names the live table: {"tableDir": "table", …}
     <cache>/datasets/<dataset>/source=<source>/table*/          an Iceberg table
-    <cache>/datasets/<dataset>/client=…/date=…/epoch=<n>/       the same, as older versions had it
-    <cache>/datasets/<dataset>/<any>/_hypaware_spool/           active.jsonl, flush-*.jsonl: rows that wait
+    <cache>/datasets/<dataset>/client=…/date=…/epoch=<n>/       an Iceberg table, written by older versions
+    <cache>/datasets/<dataset>/<any>/_hypaware_spool/           active.jsonl, flush-*.jsonl: rows not yet flushed
 
-Beside the cache lies the state of the installation (plugins/, sinks/), and above that its config. `.retired` holds
-what was moved elsewhere. A spool file that was flushed in part has `<file>.progress.json` with a `byteOffset`.
+The state of the installation (plugins/, sinks/) is next to the cache, and its config is one directory above. `.retired`
+holds data that was moved elsewhere. A partly flushed spool file has a `<file>.progress.json` with a `byteOffset`.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ _CURSOR = "cursor.json"
 _SPOOL = "_hypaware_spool"
 _RETIRED = ".retired"
 _TABLE = "table"
-_LIKE_A_TABLE = ("table", "epoch=")
+_TABLE_PREFIXES = ("table", "epoch=")
 
 
 @dataclass(frozen=True)
 class Partition:
-    """A logical partition of a dataset: one live table, and others that are done with."""
+    """A logical partition of a dataset: one live table, and older tables that are no longer used."""
 
     dataset: str
     segments: tuple[str, ...]
-    """Its folders below the dataset's."""
+    """Its directories below the dataset's."""
     path: Path
 
     @property
@@ -44,7 +44,7 @@ class Partition:
         return "/".join(self.segments)
 
     def live_table(self) -> Path:
-        """The table that the cursor names."""
+        """Return the table that the cursor names."""
         if not (self.path / _CURSOR).exists():
             return self.path
         cursor = self._cursor()
@@ -55,26 +55,26 @@ class Partition:
             by_epoch = f"epoch={cursor.get('epoch', 0)}"
             named = by_epoch if (self.path / by_epoch).is_dir() else _TABLE
         if not isinstance(named, str) or Path(named).name != named or named in ("", ".", ".."):
-            raise CacheDamaged(f"{self.path / _CURSOR} names {named!r}, which is no folder beside it")
+            raise CacheDamaged(f"{self.path / _CURSOR} names {named!r}, which is not a directory next to it")
         found = self.path / named
         if found.is_symlink() or not found.is_dir():
-            raise CacheDamaged(f"{self.path / _CURSOR} names the table {named}, which is not there")
+            raise CacheDamaged(f"{self.path / _CURSOR} names the table {named}, which does not exist")
         return found
 
     def _cursor(self) -> dict[str, Any]:
         path = self.path / _CURSOR
         try:
-            held = json.loads(path.read_bytes())
+            document = json.loads(path.read_bytes())
         except (OSError, ValueError) as error:
-            raise CacheDamaged(f"{path} cannot be read: {error}") from error
-        if not isinstance(held, dict):
-            raise CacheDamaged(f"{path} is no cursor")
-        return held
+            raise CacheDamaged(f"cannot read {path}: {error}") from error
+        if not isinstance(document, dict):
+            raise CacheDamaged(f"{path} is not a cursor")
+        return document
 
 
 @dataclass(frozen=True)
 class SpoolFile:
-    """Rows that wait, pinned: bytes from `start` to `size` of this inode."""
+    """Rows not yet flushed: the bytes from `start` to `size` of this inode."""
 
     dataset: str
     path: Path
@@ -88,12 +88,12 @@ class SpoolFile:
 
 @dataclass
 class Cache:
-    asked: Path
+    requested: Path
     root: Path
     partitions: list[Partition] = field(default_factory=list)
     spools: list[SpoolFile] = field(default_factory=list)
     not_followed: list[Path] = field(default_factory=list)
-    """Links in the place of folders."""
+    """Links in place of directories."""
 
     @property
     def datasets(self) -> list[str]:
@@ -101,43 +101,45 @@ class Cache:
 
     @property
     def state_roots(self) -> list[Path]:
-        """Where the state of the installation can lie: in the cache itself, or beside it."""
+        """Where the state of the installation can be: in the cache itself or next to it."""
         return [self.root, self.root.parent] if self.root.name == "cache" else [self.root]
 
     @property
     def configs(self) -> list[Path]:
-        """Where its config can lie, of the installation first."""
+        """Where its config can be, that of the installation first."""
         roots = [*self.state_roots, self.root.parent.parent] if self.root.name == "cache" else self.state_roots
         seeds = [path for root in self.state_roots for path in sorted((root / "config-control").glob("*.json"))]
         return [path for root in roots if (path := root / "hypaware-config.json").is_file()] + seeds
 
 
-def find(asked: Path) -> Cache:
-    """The cache in a folder, which may also be the installation's own (`~/.hyp`), with everything in it."""
-    for root in (asked, asked / "cache", asked / "hypaware" / "cache"):
+def find(requested: Path) -> Cache:
+    """Find the cache in a directory, which may also be the installation's own (`~/.hyp`), and list its contents."""
+    for root in (requested, requested / "cache", requested / "hypaware" / "cache"):
         if (root / "datasets").is_dir():
-            return _listed(Cache(asked, root))
-    what = "there is no such folder" if not asked.is_dir() else "it has no folder `datasets`"
+            return _list_contents(Cache(requested, root))
+    problem = "the directory does not exist" if not requested.is_dir() else "it has no directory `datasets`"
     raise HypError(
-        f"{asked} is no cache of HypAware: {what}. Name the folder that holds `datasets`, often ~/.hyp/hypaware/cache",
+        f"{requested} is not a cache of HypAware: {problem}. Pass the directory that holds `datasets`, often "
+        "~/.hyp/hypaware/cache",
         kind="not_a_cache",
     )
 
 
-def _listed(cache: Cache) -> Cache:
-    """Spools before tables: what is flushed meanwhile is then met twice, and known by its key; never missed."""
+def _list_contents(cache: Cache) -> Cache:
+    """List spools before tables: a row that is flushed in between is found twice and recognised by its key, never
+    missed."""
     try:
         folders = list(_folders(cache, cache.root / "datasets", ()))
         for segments, folder in folders:
             if segments[-1] == _SPOOL:
-                cache.spools += _spooled(cache, segments[0], folder)
+                cache.spools += _spool_files(cache, segments[0], folder)
         for segments, folder in folders:
             if segments[-1] != _SPOOL and len(segments) > 1 and _is_partition(folder):
                 cache.partitions.append(Partition(segments[0], segments[1:], folder))
             elif len(segments) == 1 and _is_partition(folder):
                 cache.partitions.append(Partition(segments[0], (), folder))
     except OSError as error:
-        raise CacheDamaged(f"the cache {cache.root} cannot be looked through: {error}") from error
+        raise CacheDamaged(f"cannot list the cache {cache.root}: {error}") from error
     return cache
 
 
@@ -155,27 +157,27 @@ def _folders(cache: Cache, folder: Path, above: tuple[str, ...]) -> Iterator[tup
 
 
 def _is_table_name(name: str) -> bool:
-    return name.startswith(_LIKE_A_TABLE) or name in ("metadata", "data")
+    return name.startswith(_TABLE_PREFIXES) or name in ("metadata", "data")
 
 
 def _is_partition(folder: Path) -> bool:
     return (folder / _CURSOR).exists() or table.is_table(folder)
 
 
-def _spooled(cache: Cache, dataset: str, folder: Path) -> Iterator[SpoolFile]:
-    """The oldest first; the active one is the youngest."""
+def _spool_files(cache: Cache, dataset: str, folder: Path) -> Iterator[SpoolFile]:
+    """Yield the spool files, the oldest first; the active one is the newest."""
     flushing = sorted(path for path in folder.glob("flush-*.jsonl") if path.is_file())
     active = [path for path in (folder / "active.jsonl",) if path.is_file()]
     for path in [*flushing, *active]:
-        about = path.stat()
-        start = min(_progress(path), about.st_size)
-        if start < about.st_size:
+        status = path.stat()
+        start = min(_progress(path), status.st_size)
+        if start < status.st_size:
             name = path.relative_to(cache.root).as_posix()
-            yield SpoolFile(dataset, path, name, start, about.st_size, about.st_ino, about.st_mtime_ns)
+            yield SpoolFile(dataset, path, name, start, status.st_size, status.st_ino, status.st_mtime_ns)
 
 
 def _progress(path: Path) -> int:
-    """How much of it was flushed. Where nobody can tell, nothing: rows that were are known by their keys."""
+    """Return how many bytes were flushed; 0 if unknown, because flushed rows are recognised by their keys."""
     try:
         offset = json.loads(path.with_name(f"{path.name}.progress.json").read_bytes())["byteOffset"]
     except (OSError, ValueError, KeyError, TypeError):
@@ -184,11 +186,11 @@ def _progress(path: Path) -> int:
 
 
 def hash_of(file: BinaryIO, length: int) -> hashlib._Hash:
-    """Of the bytes at its beginning; it stands behind them then."""
+    """Hash the first `length` bytes and leave the file position after them."""
     file.seek(0)
     found = hashlib.sha256()
     left = length
-    while left > 0 and (some := file.read(min(left, 1 << 20))):
-        found.update(some)
-        left -= len(some)
+    while left > 0 and (block := file.read(min(left, 1 << 20))):
+        found.update(block)
+        left -= len(block)
     return found

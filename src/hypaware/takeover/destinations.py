@@ -1,8 +1,9 @@
-"""Which of our sinks continues which sink of the original: the same name, or as the user says, and the same place.
+"""Matching sinks: which of our sinks continues which sink of the original.
 
-Where a sink of the original delivered to is known from its config, if that lies with the cache; two spellings that come
-to the same address are the same place. Everything else only the user can say: it is asked for, never guessed, because
-one mistake sends every row twice, and the other loses them.
+A sink continues another if both have the same name, or the name that the user gives, and the same destination. The
+destination of an original sink is known from its config, if that is found with the cache; two spellings of one address
+are the same destination. If the destination is unknown, the user has to tell: a wrong guess would send every row twice
+or lose rows.
 """
 
 from __future__ import annotations
@@ -25,74 +26,76 @@ from hypaware.state.identity import Identity
 
 @dataclass(frozen=True)
 class Answers:
-    """What the user said about sinks."""
+    """The user's options about sinks."""
 
     renamed: Mapping[str, str] = field(default_factory=dict)
-    """Theirs → ours."""
+    """Original name → our name."""
     same: frozenset[str] = frozenset()
-    """Ours that deliver to where theirs did."""
+    """Our sinks that deliver to the original's destination."""
     other: frozenset[str] = frozenset()
-    """Ours that deliver elsewhere: they get all rows."""
+    """Our sinks that deliver elsewhere: they get all rows."""
 
     @classmethod
-    def of(cls, args: Mapping[str, Any]) -> Answers:
+    def from_args(cls, args: Mapping[str, Any]) -> Answers:
         return cls(dict(args.get("sinks") or {}), frozenset(args.get("same") or ()), frozenset(args.get("other") or ()))
 
     def check(self, config: Config) -> None:
         if both := self.same & self.other:
-            raise UsageError(f"the sink {min(both)} cannot deliver to the same destination and to another")
+            raise UsageError(f"--same-destination and --other-destination both name the sink {min(both)}")
         for name in (*self.renamed.values(), *self.same, *self.other):
             if name not in config.sinks:
-                known = nearest(name, list(config.sinks)) if config.sinks else " The config declares none."
+                known = nearest(name, list(config.sinks)) if config.sinks else " The config has no sinks."
                 raise UsageError(f"there is no sink {name!r}.{known}", kind="unknown_sink", repair="hyp config show")
 
 
 @dataclass(frozen=True)
 class Continued:
-    """What becomes of a sink of the original: `sink` goes on at `address`, or not, and why."""
+    """The match of an original sink: `sink` continues at `address`, or does not, and the reason."""
 
     sink: str | None
     address: str | None = None
-    why: str = ""
+    reason: str = ""
 
 
 def continued(
-    theirs: str, dataset: str, known: Mapping[str, str], answers: Answers, config: Config, ours: Addresses
+    original: str, dataset: str, known: Mapping[str, str], answers: Answers, config: Config, addresses: Addresses
 ) -> Continued:
-    """Raises HypError where only the user can say."""
-    name = answers.renamed.get(theirs, theirs)
+    """Match a sink. Raise HypError if only the user can tell."""
+    name = answers.renamed.get(original, original)
     if name not in config.sinks:
-        return Continued(None, why=f"the config has no sink {name}; if it goes on here, add --sink {theirs}=NAME")
+        return Continued(
+            None, reason=f"the config has no sink {name}; to continue it under another name, add --sink {original}=NAME"
+        )
     if dataset not in config.sinks[name].datasets:
-        return Continued(name, why=f"the sink {name} does not deliver {dataset}")
+        return Continued(name, reason=f"the sink {name} does not deliver {dataset}")
     if name in answers.other:
-        return Continued(name, why="you said that it delivers elsewhere: it gets all rows")
-    address = ours.of(name)
+        return Continued(name, reason="--other-destination: it gets all rows")
+    address = addresses.address_of(name)
     if name in answers.same:
-        return Continued(name, address, "you said that it delivers to the same destination")
-    if theirs in known and known[theirs] == address:
+        return Continued(name, address, "--same-destination")
+    if original in known and known[original] == address:
         return Continued(name, address, f"both deliver to {address}")
-    was = f"to {known[theirs]}" if theirs in known else "to a place that nothing here names"
+    destination = f"to {known[original]}" if original in known else "to an unknown destination"
     raise HypError(
-        f"the original's sink {theirs} delivered {was}, and the sink {name} delivers to {address}. If that is the same "
-        f"destination, add --same-destination {name}, and what it has is not sent again; if not, add "
-        f"--other-destination {name}, and it gets all rows. Nothing was changed",
+        f"the original's sink {original} delivered {destination}, and the sink {name} delivers to {address}. "
+        f"If that is the same destination, add --same-destination {name}, and delivered rows are not sent again. "
+        f"If not, add --other-destination {name}, and it gets all rows. Nothing was changed",
         kind="destination_unclear",
     )
 
 
 class Addresses:
-    """Where our sinks deliver to, in one spelling; asks nobody."""
+    """The normalised addresses of our sinks; nothing is contacted."""
 
     def __init__(self, home: Home, config: Config, identity: Identity) -> None:
         self._home, self._config, self._identity = home, config, identity
 
-    def of(self, sink: str) -> str:
+    def address_of(self, sink: str) -> str:
         return configured.address(self._home, self._config, self._identity, sink)
 
 
 def recorded(configs: Iterable[Path]) -> dict[str, str]:
-    """Where the original's sinks deliver to, by their names, as its config files say; the first file counts."""
+    """Return the original's destinations by sink name, from its config files; the first file counts."""
     found: dict[str, str] = {}
     for path in configs:
         try:
@@ -107,7 +110,7 @@ def recorded(configs: Iterable[Path]) -> dict[str, str]:
 
 
 def _address(settings: Mapping[str, Any]) -> str | None:
-    """A server's `url`, a folder's `dir`, or a bucket; None for what ours has no name for."""
+    """Return the address of a server `url`, a directory `dir` or a bucket; None for other destinations."""
     try:
         if isinstance(url := settings.get("url"), str):
             return forward_address.normalised(url.rstrip("/").removesuffix("/v1"))

@@ -1,7 +1,7 @@
-"""A dry run: what a take-over would write, find there already and refuse, exactly, without a trace. No Spark.
+"""The dry run of a takeover: the exact numbers of rows that it would write, find present, and reject. No Spark.
 
-Rows are read by the same pieces as in a real run; nothing is written anywhere. Whether a watermark can be taken over is
-only told as far as destinations go: what this home has to deliver first is found out by the real run, before it writes.
+Rows are read by the same code as in a real run; nothing is written. For watermarks only the destinations are checked:
+whether this home has undelivered rows is found by the real run, before it writes.
 """
 
 from __future__ import annotations
@@ -34,58 +34,58 @@ Progress = Callable[[str, float, float, dict[str, Any]], None]
 
 
 def dry_run(home: Home, config: Config, args: Mapping[str, Any], progress: Progress) -> dict[str, Any]:
-    request = Request.of(args)
+    request = Request.from_args(args)
     outcome = Outcome(str(request.dir), dry_run=True)
     cache, wanted = requests.look_through(request, outcome)
     identity = _identity(home)
-    looked_at = []
+    surveys = []
     for dataset in wanted:
         known = marks.known(home, PROVIDER, dataset.name)
-        looked_at.append(requests.surveyed(request, cache, dataset, known, outcome, _unheard))
-    requests.claims(request, cache, looked_at, config, Addresses(home, config, identity), outcome)
-    for dataset, found in zip(wanted, looked_at, strict=True):
-        outcome.datasets.append(_would_take(home, identity, request, dataset, found, progress))
+        surveys.append(requests.surveyed(request, cache, dataset, known, outcome, _ignore))
+    requests.claims(request, cache, surveys, config, Addresses(home, config, identity), outcome)
+    for dataset, survey in zip(wanted, surveys, strict=True):
+        outcome.datasets.append(_count_dataset(home, identity, request, dataset, survey, progress))
     return outcome.as_json()
 
 
-def _would_take(
-    home: Home, identity: Identity, request: Request, dataset: Dataset, found: Survey, progress: Progress
+def _count_dataset(
+    home: Home, identity: Identity, request: Request, dataset: Dataset, survey: Survey, progress: Progress
 ) -> DatasetOutcome:
-    taken = begun(found)
+    counts = begun(survey)
     terms = Terms(identity.gateway_id, metadata.retained_from(home, dataset.name))
     present, stones = Present(home, dataset, identity.gateway_id), tombstones.read(home)
-    bar = stones.closed.bar(dataset)
+    is_barred = stones.purge_filter.predicate(dataset)
     done = 0
-    for piece in pieces_of(number(found.due, found.spools), 0, terms):
-        built, of_source = Built(), {}
+    for piece in pieces_of(number(survey.due, survey.spools), 0, terms):
+        built, source_by_seq = Built(), {}
         for seq, row in piece.rows(dataset, built):
-            of_source[seq] = dataset.source_of(row)
-            if bar is not None and bar(row):
+            source_by_seq[seq] = dataset.source_of(row)
+            if is_barred is not None and is_barred(row):
                 built.purged.append(seq)
             elif (key := row_key(dataset, row, identity.gateway_id)) is not None:
                 built.seqs.append(seq)
                 built.keys += key
-        count_reports(taken, built.notes)
-        if taken.left and not request.skip_unreadable:
-            raise CacheDamaged(taken.left[0])
-        if not any(report.error for report in built.notes):
+        count_reports(counts, built.reports)
+        if counts.unreadable and not request.skip_unreadable:
+            raise CacheDamaged(counts.unreadable[0])
+        if not any(report.error for report in built.reports):
             purged = barred.settle(stones, dataset, identity.gateway_id, [built]).all
             keyed = [(key, seq) for key, seq in pairs(built.keys, built.seqs) if seq not in purged]
-            losers = present.duplicates(keyed)
-            for seq, source in of_source.items():
-                taken.tallies[source].purged += seq in purged
-                taken.tallies[source].written += seq not in purged and seq not in losers
+            duplicates = present.duplicates(keyed)
+            for seq, source in source_by_seq.items():
+                counts.tallies[source].purged += seq in purged
+                counts.tallies[source].written += seq not in purged and seq not in duplicates
         done += size_of(piece)
-        progress(f"reading {dataset.name}", done, found.bytes, {"unit": "bytes"})
-    return taken
+        progress(f"reading {dataset.name}", done, survey.bytes, {"unit": "bytes"})
+    return counts
 
 
 def _identity(home: Home) -> Identity:
-    """Of the home as it is; nobody's where there is none yet."""
+    """Return the home's identity, or a placeholder if there is no home yet."""
     if (held := mirror.read(home.mirror)) is not None:
         return held.identity
     return Identity("dry-run", "dry-run", (), "", str(Path(home.root)), 0)
 
 
-def _unheard(_number: int, _total: int) -> None:
+def _ignore(_number: int, _total: int) -> None:
     return None

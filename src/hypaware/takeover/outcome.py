@@ -1,4 +1,4 @@
-"""What came of a take-over: rows by dataset and source, watermarks, and what was not taken. INTERFACE's document."""
+"""The report of a takeover: rows by dataset and source, watermarks, and data that was not imported."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import Any
 
 @dataclass
 class Tally:
-    """Rows of one source."""
+    """Counts of the rows of one source."""
 
     found: int = 0
     rejected: int = 0
     without_sequence: int = 0
     pending: int = 0
-    """Of those found, how many waited in a spool."""
+    """How many of the rows found were in a spool."""
     too_old: int = 0
-    """Older than what retention keeps."""
+    """Older than retention keeps."""
     purged: int = 0
-    """Purged from this home before: they do not come back."""
+    """Purged from this home before; they are not imported again."""
     written: int = 0
 
     def add(self, other: Tally) -> None:
@@ -35,13 +35,13 @@ class DatasetOutcome:
     dataset: str
     tallies: dict[str, Tally] = field(default_factory=dict)
     rows_taken_before: int = 0
-    """Of those found, how many lie in data files that an earlier take-over took: they were not read again."""
+    """How many of the rows found are in data files that an earlier takeover imported; these were not read again."""
     not_rows: int = 0
-    """Lines of a spool that hold no rows; kept with the reason, like rows that were refused."""
+    """Lines of a spool that hold no row; kept with the reason, like rejected rows."""
     torn_bytes: int = 0
     set_aside: dict[str, int] = field(default_factory=dict)
-    left: list[str] = field(default_factory=list)
-    """Files that could not be read, and were left out because the user said so."""
+    unreadable: list[str] = field(default_factory=list)
+    """Files that could not be read and were skipped on request."""
     seq_after: int | None = None
     seq_last: int | None = None
     flush_id: str | None = None
@@ -75,16 +75,16 @@ class DatasetOutcome:
 
 @dataclass
 class WatermarkOutcome:
-    """One watermark of the original, and what it means here."""
+    """One watermark of the original, and its meaning here."""
 
     sink: str
-    """As the original called it."""
+    """The original's name of the sink."""
     dataset: str
     partition: str
     source: str | None = None
     old: int | None = None
     to: str | None = None
-    """Our sink that goes on from there."""
+    """Our sink that continues it."""
     honoured: bool = False
     new: int | None = None
     why: str = ""
@@ -102,11 +102,11 @@ class Outcome:
     not_taken: list[dict[str, Any]] = field(default_factory=list)
     """`{what, why, rows?}`"""
 
-    def leave(self, what: str, why: str, rows: int | None = None) -> None:
+    def add_not_taken(self, what: str, why: str, rows: int | None = None) -> None:
         self.not_taken.append({"what": what, "why": why, **({} if rows is None else {"rows": rows})})
 
-    def tell(self, sink: str, dataset: str, source: str, seq: int) -> None:
-        """Where the stream of our sink goes on."""
+    def set_watermark(self, sink: str, dataset: str, source: str, seq: int) -> None:
+        """Set the watermark at which the stream of our sink continues."""
         for each in self.watermarks:
             if each.honoured and (each.to, each.dataset, each.source) == (sink, dataset, source):
                 each.new = seq

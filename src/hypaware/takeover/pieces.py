@@ -1,8 +1,8 @@
-"""A data file, or a spool file, of the original as a piece of a build. Runs in Spark's tasks; only reads.
+"""A data file or a spool file of the original as a piece of a build. Runs in Spark tasks; only reads.
 
-Each time it is asked, a piece gives the same rows with the same sequences: a data file never changes, and of a spool
-file exactly the pinned bytes are read. Trouble with one file is told, and takes back the rows that it gave; whoever
-made the piece decides whether the take-over goes on without it.
+A piece yields the same rows with the same sequences every time: a data file never changes, and of a spool file exactly
+the recorded bytes are read. If a file cannot be read, its rows are withdrawn and the error is reported; the caller
+decides whether the takeover continues without the file.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ class TablePiece:
     path: Path
     mark: str
     columns: Mapping[str, str]
-    """Its columns, and what they are called now."""
+    """Its columns and their current names."""
     deleted: frozenset[int]
     seqs: bytes
-    """The sequences of its live rows, in its own order, as 64 bits each."""
+    """The sequences of its live rows, in file order, 64 bits each."""
     bytes: int
     terms: Terms
 
@@ -46,29 +46,29 @@ class TablePiece:
         return min(array("q", self.seqs), default=0)
 
     @property
-    def suspects(self) -> tuple[str, ...]:
+    def blamed_segments(self) -> tuple[str, ...]:
         return ()
 
     def rows(self, dataset: Dataset, built: Built) -> Iterator[tuple[int, Row]]:
         report = PieceReport(self.mark)
-        judge = Judge(dataset, self.terms, built, report, str(self.path))
+        converter = Judge(dataset, self.terms, built, report, str(self.path))
         seqs = array("q", self.seqs)
         try:
-            for place, (seq, theirs) in enumerate(zip(seqs, self._read(), strict=True)):
-                if (row := judge.judged(theirs, place, pending=False)) is not None:
+            for position, (seq, original) in enumerate(zip(seqs, self._original_rows(), strict=True)):
+                if (row := converter.convert(original, position, pending=False)) is not None:
                     yield seq, row
         except (OSError, ValueError, pa.ArrowException) as error:
-            judge.give_up(f"{self.path} cannot be read: {error}", seqs)
-        judge.close()
+            converter.withdraw(f"cannot read {self.path}: {error}", seqs)
+        converter.close()
 
-    def _read(self) -> Iterator[dict[str, Any]]:
-        with pq.ParquetFile(self.path) as held:
-            place = 0
-            for batch in held.iter_batches(_BATCH_ROWS, columns=list(self.columns)):
+    def _original_rows(self) -> Iterator[dict[str, Any]]:
+        with pq.ParquetFile(self.path) as envelope:
+            position = 0
+            for batch in envelope.iter_batches(_BATCH_ROWS, columns=list(self.columns)):
                 for row in plain_rows(batch, self.columns):
-                    if place not in self.deleted:
+                    if position not in self.deleted:
                         yield row
-                    place += 1
+                    position += 1
 
 
 @dataclass(frozen=True)
@@ -86,56 +86,58 @@ class SpoolPiece:
         return self.base
 
     @property
-    def suspects(self) -> tuple[str, ...]:
+    def blamed_segments(self) -> tuple[str, ...]:
         return ()
 
     def rows(self, dataset: Dataset, built: Built) -> Iterator[tuple[int, Row]]:
         report = PieceReport(self.mark, consumed=self.start)
-        judge = Judge(dataset, self.terms, built, report, str(self.path))
-        given = 0
+        converter = Judge(dataset, self.terms, built, report, str(self.path))
+        count = 0
         try:
             for line in self._lines(report):
-                for theirs in _rows_of(line, judge):
-                    row = judge.judged(theirs, given, pending=True)
-                    given += 1
+                for original in _rows_of(line, converter):
+                    row = converter.convert(original, count, pending=True)
+                    count += 1
                     if row is not None:
-                        yield self.base + given - 1, row
+                        yield self.base + count - 1, row
         except OSError as error:
-            judge.give_up(f"{self.path} cannot be read: {error}", range(self.base, self.base + given))
-        judge.close()
+            converter.withdraw(f"cannot read {self.path}: {error}", range(self.base, self.base + count))
+        converter.close()
 
     def _lines(self, report: PieceReport) -> Iterator[bytes]:
-        """Whole lines among the pinned bytes."""
+        """Yield complete lines among the recorded bytes."""
         with open_regular(self.path) as file:
-            about = os.fstat(file.fileno())
-            if about.st_ino != self.inode or about.st_size < self.size:
-                raise OSError("it was flushed or replaced meanwhile; nothing was taken, run the command again")
-            taken = hash_of(file, self.start)
+            status = os.fstat(file.fileno())
+            if status.st_ino != self.inode or status.st_size < self.size:
+                raise OSError(
+                    "it was flushed or replaced during the import; nothing was imported, run the command again"
+                )
+            digest = hash_of(file, self.start)
             while report.consumed < self.size:
                 line = file.readline(self.size - report.consumed)
                 if not line.endswith(b"\n"):
                     report.torn_bytes = self.size - report.consumed
                     break
                 report.consumed += len(line)
-                taken.update(line)
+                digest.update(line)
                 if line.strip():
                     yield line
-        report.taken_hash = taken.hexdigest()
+        report.taken_hash = digest.hexdigest()
 
 
-def _rows_of(line: bytes, judge: Judge) -> Iterator[Mapping[str, Any]]:
-    """The rows of an envelope `{"version": 1, "columns": […], "rows": […]}`; a line that is none is kept as it is."""
+def _rows_of(line: bytes, converter: Judge) -> Iterator[Mapping[str, Any]]:
+    """Yield the rows of an envelope `{"version": 1, "columns": […], "rows": […]}`; keep any other line as a reject."""
     try:
-        held = canonical.parse(line)
-        sound = held["version"] == _ENVELOPE_VERSION and isinstance(held["columns"], list)
-        rows = held["rows"] if sound else None
+        envelope = canonical.parse(line)
+        is_valid = envelope["version"] == _ENVELOPE_VERSION and isinstance(envelope["columns"], list)
+        rows = envelope["rows"] if is_valid else None
     except (ValueError, KeyError, TypeError, RecursionError):
         rows = None
     if not isinstance(rows, list):
-        judge.no_row(0, "the line is no envelope of version 1 with columns and rows", line)
+        converter.reject_line(0, "the line is not an envelope of version 1 with columns and rows", line)
         return
-    for place, row in enumerate(rows):
+    for position, row in enumerate(rows):
         if isinstance(row, dict):
             yield row
         else:
-            judge.no_row(place, "a row is a JSON object", as_kept(row))
+            converter.reject_line(position, "the row is not a JSON object", as_kept(row))

@@ -1,6 +1,6 @@
-"""Columns of a data file as rows of plain values: VARIANT as JSON values, moments as text.
+"""Columns of a data file as rows of plain values: VARIANT as JSON values, timestamps as text.
 
-A single value that cannot be read is a `Malformed` in its row, so that only that row is refused.
+A value that cannot be read becomes a `Malformed`, so that only its row is rejected.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def plain_rows(batch: pa.RecordBatch, columns: Mapping[str, str]) -> Iterator[di
         if pa.types.is_struct(storage.type) and storage.type.get_field_index("metadata") >= 0:
             values.append(_json_values(storage))
         elif pa.types.is_timestamp(storage.type):
-            values.append(_moments(storage))
+            values.append(_timestamps(storage))
         else:
             values.append(storage.to_pylist())
     return (dict(zip(names, row, strict=True)) for row in zip(*values, strict=True))
@@ -35,31 +35,31 @@ def plain_rows(batch: pa.RecordBatch, columns: Mapping[str, str]) -> Iterator[di
 def _json_values(variants: pa.StructArray) -> list[Any]:
     metadata, value = variants.field("metadata"), variants.field("value")
     return [
-        None if not valid or held is None else _json_value(names, held)
-        for valid, names, held in zip(
+        None if not valid or encoded is None else _json_value(names, encoded)
+        for valid, names, encoded in zip(
             variants.is_valid().to_pylist(), metadata.to_pylist(), value.to_pylist(), strict=True
         )
     ]
 
 
-def _moments(column: pa.Array) -> list[Any]:
-    """As text: not every moment that a file can hold is one that Python has."""
+def _timestamps(column: pa.Array) -> list[Any]:
+    """Return timestamps as text: a file can hold timestamps that Python cannot represent."""
     zone = "Z" if column.type.tz else ""
     micros = column.cast(pa.timestamp("us", column.type.tz), safe=False).cast(pa.int64()).to_pylist()
-    return [None if each is None else _moment(each, zone) for each in micros]
+    return [None if value is None else _timestamp(value, zone) for value in micros]
 
 
 @lru_cache(maxsize=4096)
-def _moment(micros: int, zone: str) -> Any:
+def _timestamp(micros: int, zone: str) -> Any:
     try:
         return (_EPOCH + timedelta(microseconds=micros)).isoformat(timespec="microseconds") + zone
     except OverflowError:
-        return Malformed(f"a time {micros} microseconds after 1970, which lies outside the years 1 to 9999")
+        return Malformed(f"the time {micros} microseconds after 1970 is outside the years 1 to 9999")
 
 
 @dataclass(frozen=True)
 class Malformed:
-    """In the place of a value that cannot be read: its row is refused, the others of the file are not."""
+    """Stands for a value that cannot be read: its row is rejected, other rows of the file are not."""
 
     reason: str
 
@@ -67,8 +67,8 @@ class Malformed:
         return self.reason
 
 
-def _json_value(names: bytes, held: bytes) -> Any:
+def _json_value(names: bytes, encoded: bytes) -> Any:
     try:
-        return decode(names, held)
+        return decode(names, encoded)
     except ValueError as error:
         return Malformed(str(error))

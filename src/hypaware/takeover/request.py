@@ -1,6 +1,6 @@
-"""What was asked for, and what can be said about it before anything is taken: datasets, watermarks, destinations.
+"""The request for a takeover, and everything that is determined before rows are imported: datasets, watermarks, sinks.
 
-The same for a real run and for a dry one; nothing is written here.
+Used by the real run and the dry run; nothing is written here.
 """
 
 from __future__ import annotations
@@ -33,34 +33,34 @@ class Request:
     skip_unreadable: bool = False
 
     @classmethod
-    def of(cls, args: Mapping[str, Any]) -> Request:
+    def from_args(cls, args: Mapping[str, Any]) -> Request:
         return cls(
             Path(args["dir"]),
-            Answers.of(args),
+            Answers.from_args(args),
             tuple(map(Path, args.get("state_dirs") or ())),
             bool(args.get("skip_unreadable")),
         )
 
 
 def look_through(request: Request, outcome: Outcome) -> tuple[Cache, list[Dataset]]:
-    """The cache, and those of its datasets that this installation has; the others are told of."""
+    """Return the cache and its datasets that are installed here; report the others."""
     cache = caches.find(request.dir)
-    known = datasets.names()
+    installed = datasets.names()
     for name in cache.datasets:
-        if name not in known:
-            outcome.leave(
-                f"dataset {name}", "no such dataset is installed; it stays where it is", _rows_of(cache, name)
+        if name not in installed:
+            outcome.add_not_taken(
+                f"dataset {name}", "the dataset is not installed; its rows stay in the cache", _rows_of(cache, name)
             )
     for path in cache.not_followed:
-        outcome.leave(str(path), "it is a link, and links are not followed")
-    for sink, waiting in watermarks.outboxes(cache, request.state_dirs):
-        why = f"{waiting} failed deliveries wait there; their rows lie above the watermark, and are delivered from here"
-        outcome.leave(f"outbox of {sink}", why)
-    return cache, [datasets.get(name) for name in cache.datasets if name in known]
+        outcome.add_not_taken(str(path), "links are not followed")
+    for sink, failed in watermarks.outboxes(cache, request.state_dirs):
+        reason = f"{failed} failed deliveries; their rows are above the watermark and will be delivered from here"
+        outcome.add_not_taken(f"outbox of {sink}", reason)
+    return cache, [datasets.get(name) for name in cache.datasets if name in installed]
 
 
 def _rows_of(cache: Cache, dataset: str) -> int | None:
-    """In its tables; None where one cannot be read."""
+    """Return the number of rows in the dataset's tables; None if one cannot be read."""
     try:
         live = [table.opened(each.live_table()) for each in cache.partitions if each.dataset == dataset]
         return sum(file.rows for opened in live for file in opened.files)
@@ -69,64 +69,69 @@ def _rows_of(cache: Cache, dataset: str) -> int | None:
 
 
 def surveyed(
-    request: Request, cache: Cache, dataset: Dataset, known: Mapping[str, SourceMark], outcome: Outcome, told: Told
+    request: Request,
+    cache: Cache,
+    dataset: Dataset,
+    checkpoints: Mapping[str, SourceMark],
+    outcome: Outcome,
+    on_progress: Told,
 ) -> Survey:
-    """What there is of the dataset. Raises CacheDamaged for what cannot be read, unless it is to be left out."""
-    found = survey(cache, dataset, known, told)
+    """Survey the dataset. Raise CacheDamaged if a file cannot be read, unless such files are skipped."""
+    found = survey(cache, dataset, checkpoints, on_progress)
     if found.unreadable and not request.skip_unreadable:
         first, more = found.unreadable[0], len(found.unreadable) - 1
         raise CacheDamaged(
-            f"{first.message}{f', and {more} more like it' if more else ''}: rows would be missing. With "
-            "--skip-unreadable the rest is taken, and this is told of. Nothing was changed"
+            f"{first.message}{f', and {more} more' if more else ''}: rows would be missing. To import the rest and "
+            "report the unreadable files, add --skip-unreadable. Nothing was changed"
         )
     for damage in found.unreadable:
-        outcome.leave(f"{dataset.name}, in part", damage.message)
+        outcome.add_not_taken(f"{dataset.name}, in part", damage.message)
     return found
 
 
 def claims(
     request: Request,
     cache: Cache,
-    found: Sequence[Survey],
+    surveys: Sequence[Survey],
     config: Config,
-    ours: Addresses,
+    addresses: Addresses,
     outcome: Outcome,
 ) -> dict[str, list[Claim]]:
-    """By dataset: which sinks of ours have what, as the original's watermarks say. All of them are told of."""
+    """Return by dataset which rows our sinks have, according to the original's watermarks; report all watermarks."""
     request.answers.check(config)
-    known = destinations.recorded(cache.configs)
+    recorded = destinations.recorded(cache.configs)
     through: dict[tuple[str, str, str], dict[str, int]] = {}
     for mark in watermarks.found_in(cache, request.state_dirs):
-        files = [each for one in found for each in one.files if mark.is_of(each.partition)]
+        files = [each for dataset_survey in surveys for each in dataset_survey.files if mark.is_of(each.partition)]
         sources: list[str | None] = [*sorted({source for each in files for source in each.sources})] or [None]
-        of_mark = [WatermarkOutcome(mark.sink, mark.dataset, mark.partition, source, mark.seq) for source in sources]
-        outcome.watermarks += of_mark
-        if (goes_on := _goes_on(mark, files, cache, known, request.answers, config, ours)).address is not None:
-            of_sink = through.setdefault((mark.dataset, str(goes_on.sink), goes_on.address), {})
+        reports = [WatermarkOutcome(mark.sink, mark.dataset, mark.partition, source, mark.seq) for source in sources]
+        outcome.watermarks += reports
+        if (match := _match_sink(mark, files, cache, recorded, request.answers, config, addresses)).address is not None:
+            sink_through = through.setdefault((mark.dataset, str(match.sink), match.address), {})
             name, seq = files[0].partition.name, mark.seq or 0
-            of_sink[name] = min(seq, of_sink.get(name, seq))
-        for told in of_mark:
-            told.to, told.why, told.honoured = goes_on.sink, goes_on.why, goes_on.address is not None
+            sink_through[name] = min(seq, sink_through.get(name, seq))
+        for report in reports:
+            report.to, report.why, report.honoured = match.sink, match.reason, match.address is not None
     by_dataset: dict[str, list[Claim]] = {}
-    for (dataset, sink, address), of_sink in through.items():
-        by_dataset.setdefault(dataset, []).append(Claim(sink, address, of_sink))
+    for (dataset, sink, address), sink_through in through.items():
+        by_dataset.setdefault(dataset, []).append(Claim(sink, address, sink_through))
     return by_dataset
 
 
-def _goes_on(
+def _match_sink(
     mark: Watermark,
     files: Sequence[Found],
     cache: Cache,
-    known: Mapping[str, str],
+    recorded: Mapping[str, str],
     answers: Answers,
     config: Config,
-    ours: Addresses,
+    addresses: Addresses,
 ) -> Continued:
     partitions = [each for each in cache.partitions if mark.is_of(each)]
     if mark.seq is None:
-        return Continued(None, why=f"{mark.path} cannot be understood")
+        return Continued(None, reason=f"cannot parse {mark.path}")
     if len(partitions) > 1:
-        return Continued(None, why=f"{len(partitions)} partitions have this name, and nothing says which one is meant")
+        return Continued(None, reason=f"{len(partitions)} partitions have this name")
     if not files:
-        return Continued(None, why=f"its partition {'has no rows' if partitions else 'is not in the cache'}")
-    return destinations.continued(mark.sink, mark.dataset, known, answers, config, ours)
+        return Continued(None, reason=f"its partition {'has no rows' if partitions else 'is not in the cache'}")
+    return destinations.continued(mark.sink, mark.dataset, recorded, answers, config, addresses)

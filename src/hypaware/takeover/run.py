@@ -1,4 +1,4 @@
-"""The job `import-cache`, as an engine runs it."""
+"""The job `import-cache`, as the engine runs it."""
 
 from __future__ import annotations
 
@@ -19,39 +19,39 @@ from hypaware.takeover.take_over import Means, take_over
 
 
 def import_cache(context: JobContext, args: dict[str, Any]) -> dict[str, Any]:
-    """args: `dir`, `sinks` (theirs → ours), `same`, `other`, `state_dirs`, `skip_unreadable`. Result: the document."""
+    """Run the job. args: `dir`, `sinks` (original → ours), `same`, `other`, `state_dirs`, `skip_unreadable`."""
     opened = open_home(context.home)
     if opened.rebuilt:
         context.note(opened.rebuilt)
     with closing(opened.store):
-        outcome = take_over(_means(context, opened), Request.of(args))
+        outcome = take_over(_takeover_context(context, opened), Request.from_args(args))
         for each in outcome.datasets:
             if each.flush_id is not None:
                 _trim(context, opened, datasets.get(each.dataset))
     return outcome.as_json()
 
 
-def _means(context: JobContext, opened: OpenHome) -> Means:
+def _takeover_context(context: JobContext, opened: OpenHome) -> Means:
     def flush(dataset: Dataset) -> None:
         if pending.waits(context.home, [dataset.name]):
             lake_jobs.flush_datasets(context, [dataset.name])
 
-    def lake(dataset: Dataset, found: Survey) -> SparkLake:
+    def lake(dataset: Dataset, survey: Survey) -> SparkLake:
         def watch(done: int, files: int, rows: int) -> None:
-            total = len(found.due) + len(found.spools)
-            message = f"taking over {dataset.name}"
-            context.progress(message, done, found.bytes, unit="bytes", files=files, files_total=total, rows=rows)
+            total = len(survey.due) + len(survey.spools)
+            message = f"importing {dataset.name}"
+            context.progress(message, done, survey.bytes, unit="bytes", files=files, files_total=total, rows=rows)
 
-        made = SparkLake(context.home, context.spark, opened.identity, context.check_cancelled, watch)
-        made.warm_up()
-        return made
+        spark_lake = SparkLake(context.home, context.spark, opened.identity, context.check_cancelled, watch)
+        spark_lake.warm_up()
+        return spark_lake
 
-    def told(dataset: Dataset, number: int, total: int) -> None:
+    def report_progress(dataset: Dataset, number: int, total: int) -> None:
         context.check_cancelled()
         if number % 100 == 0:
-            context.progress(f"looking at {dataset.name}", number, total, unit="files")
+            context.progress(f"reading footers of {dataset.name}", number, total, unit="files")
 
-    return Means(opened, context.config, flush, lake, told, context.check_cancelled)
+    return Means(opened, context.config, flush, lake, report_progress, context.check_cancelled)
 
 
 def _trim(context: JobContext, opened: OpenHome, dataset: Dataset) -> None:

@@ -1,8 +1,9 @@
-"""What there is to take of one dataset, looked at before anything is reserved.
+"""The survey of one dataset of a cache, before anything is reserved.
 
-Of every data file the footer is read, and two things of its rows: the old sequence and what the source follows from.
-So a file that is missing or torn is known before the first row is written. Files that an earlier take-over took whole
-(its marks say so) are left out: data files never change, and a spool file gives what came since.
+For every data file the footer is read, and two columns: the old sequence, and the column that determines the source. A
+missing or damaged file is thus known before the first row is written. Data files that an earlier takeover imported
+completely (by its checkpoints) are left out, because data files never change; of a spool file only the new bytes are
+read.
 """
 
 from __future__ import annotations
@@ -26,23 +27,23 @@ PROVIDER = "import-cache"
 _FIELD_ID = b"PARQUET:field_id"
 
 Told = Callable[[int, int], None]
-"""(files looked at, files in all)"""
+"""(files read, files in all)"""
 
 
 @dataclass(frozen=True)
 class Found:
-    """A data file: its live rows' old sequences, in its own order, null where a row has none."""
+    """A data file with the old sequences of its live rows, in file order, null if a row has none."""
 
     partition: Partition
-    file: TableFile
+    data_file: TableFile
     mark: str
-    """The name under which it is remembered once it is taken."""
+    """The name under which its checkpoint is stored."""
     columns: Mapping[str, str]
-    """Its columns, and what the table calls them now."""
+    """Its columns and their current names in the table."""
     seqs: pa.Array = field(compare=False)
     sources: frozenset[str]
     taken: bool = False
-    """Whether an earlier take-over took it."""
+    """Whether an earlier takeover imported it."""
 
 
 @dataclass
@@ -54,42 +55,43 @@ class Survey:
 
     @property
     def due(self) -> list[Found]:
-        return [found for found in self.files if not found.taken]
+        return [file for file in self.files if not file.taken]
 
     @property
     def sources(self) -> set[str]:
-        return {source for found in self.files for source in found.sources}
+        return {source for file in self.files for source in file.sources}
 
     @property
     def bytes(self) -> int:
-        return sum(found.file.bytes for found in self.due) + sum(each.size - each.start for each in self.spools)
+        return sum(file.data_file.bytes for file in self.due) + sum(each.size - each.start for each in self.spools)
 
 
-def survey(cache: Cache, dataset: Dataset, known: Mapping[str, SourceMark], told: Told) -> Survey:
-    """Everything of the dataset, spool files without what was taken of them; damage is collected, not raised."""
-    found = Survey(dataset.name)
+def survey(cache: Cache, dataset: Dataset, checkpoints: Mapping[str, SourceMark], on_progress: Told) -> Survey:
+    """Survey the dataset, spool files without the bytes already imported. Damage is collected, not raised."""
+    result = Survey(dataset.name)
     for each in cache.spools:
         if each.dataset == dataset.name:
             try:
-                rest = _rest(each, known.get(each.name))
+                remaining = _remaining(each, checkpoints.get(each.name))
             except OSError as error:
-                found.unreadable.append(CacheDamaged(f"{each.path} cannot be read: {error}"))
+                result.unreadable.append(CacheDamaged(f"cannot read {each.path}: {error}"))
             else:
-                found.spools += [rest] if rest is not None else []
-    listed = list(_listed(cache, dataset, found.unreadable))
-    for number, (partition, opened, file) in enumerate(listed):
-        told(number, len(listed))
+                result.spools += [remaining] if remaining is not None else []
+    files = list(_list_files(cache, dataset, result.unreadable))
+    for number, (partition, opened, file) in enumerate(files):
+        on_progress(number, len(files))
         try:
-            found.files.append(_looked_at(dataset, partition, opened, file, known))
+            result.files.append(_survey_file(dataset, partition, opened, file, checkpoints))
         except CacheDamaged as damage:
-            found.unreadable.append(damage)
-    # Rows without a sequence have no order but this one.
-    found.files.sort(key=lambda each: (each.partition.name, each.file.order, each.file.name))
-    return found
+            result.unreadable.append(damage)
+    # Rows without a sequence have no other order.
+    result.files.sort(key=lambda each: (each.partition.name, each.data_file.order, each.data_file.name))
+    return result
 
 
-def _rest(spool: SpoolFile, mark: SourceMark | None) -> SpoolFile | None:
-    """What was not taken yet; None if that is nothing. A file that does not begin as it did is taken from anew."""
+def _remaining(spool: SpoolFile, mark: SourceMark | None) -> SpoolFile | None:
+    """Return the part not imported yet, or None. A file that no longer starts with the imported bytes is read from the
+    start."""
     if mark is None or mark.consumed > spool.size:
         return spool
     with open_regular(spool.path) as file:
@@ -98,7 +100,7 @@ def _rest(spool: SpoolFile, mark: SourceMark | None) -> SpoolFile | None:
     return replace(spool, start=max(spool.start, mark.consumed)) if mark.consumed < spool.size else None
 
 
-def _listed(
+def _list_files(
     cache: Cache, dataset: Dataset, unreadable: list[CacheDamaged]
 ) -> Iterator[tuple[Partition, Table, TableFile]]:
     for partition in cache.partitions:
@@ -112,52 +114,60 @@ def _listed(
             yield from files
 
 
-def _looked_at(
-    dataset: Dataset, partition: Partition, opened: Table, file: TableFile, known: Mapping[str, SourceMark]
+def _survey_file(
+    dataset: Dataset, partition: Partition, opened: Table, file: TableFile, checkpoints: Mapping[str, SourceMark]
 ) -> Found:
     mark = f"{opened.uuid}/{file.name}"
     try:
         size = file.path.stat().st_size
         if size != file.bytes:
-            raise CacheDamaged(f"{file.path} has {size} bytes, and its table says {file.bytes}")
-        with pq.ParquetFile(file.path) as held:
-            columns = _columns(held.schema_arrow, opened.columns, file.path)
-            if held.metadata.num_rows != file.records:
-                raise CacheDamaged(f"{file.path} has {held.metadata.num_rows} rows, and its table says {file.records}")
-            wanted = {name: of_file for of_file, name in columns.items() if name in (SEQ, *dataset.source_columns)}
-            rows = held.read(columns=list(wanted.values()))
+            raise CacheDamaged(f"{file.path} has {size} bytes instead of {file.bytes}")
+        with pq.ParquetFile(file.path) as parquet:
+            columns = _columns(parquet.schema_arrow, opened.columns, file.path)
+            if parquet.metadata.num_rows != file.records:
+                raise CacheDamaged(f"{file.path} has {parquet.metadata.num_rows} rows instead of {file.records}")
+            wanted = {name: column for column, name in columns.items() if name in (SEQ, *dataset.source_columns)}
+            rows = parquet.read(columns=list(wanted.values()))
     except CacheDamaged:
         raise
     except (OSError, pa.ArrowException) as error:
-        raise CacheDamaged(f"{file.path} cannot be read: {error}") from error
-    alive = _alive(file.records, file.deleted)
-    texts = [rows.column(wanted[name]) for name in dataset.source_columns if name in wanted]
+        raise CacheDamaged(f"cannot read {file.path}: {error}") from error
+    is_live = _live_mask(file.records, file.deleted)
+    source_columns = [rows.column(wanted[name]) for name in dataset.source_columns if name in wanted]
     seqs = rows.column(wanted[SEQ]).cast(pa.int64()) if SEQ in wanted else pa.nulls(file.records, pa.int64())
     if isinstance(seqs, pa.ChunkedArray):
         seqs = seqs.combine_chunks()
-    return Found(partition, file, mark, columns, seqs.filter(alive), _sources(texts, file.records), mark in known)
+    return Found(
+        partition,
+        file,
+        mark,
+        columns,
+        seqs.filter(is_live),
+        _sources(source_columns, file.records),
+        mark in checkpoints,
+    )
 
 
-def _alive(rows: int, deleted: frozenset[int]) -> pa.Array:
+def _live_mask(rows: int, deleted: frozenset[int]) -> pa.Array:
     return pa.array([place not in deleted for place in range(rows)]) if deleted else pa.repeat(True, rows)
 
 
-def _sources(texts: list[pa.ChunkedArray], rows: int) -> frozenset[str]:
-    """By the same rule as `Dataset.source_of`."""
+def _sources(source_columns: list[pa.ChunkedArray], rows: int) -> frozenset[str]:
+    """Return the sources by the same rule as `Dataset.source_of`."""
     if not rows:
         return frozenset()
-    filled = [pc.if_else(pc.equal(text, ""), pa.scalar(None, text.type), text) for text in texts]
+    filled = [pc.if_else(pc.equal(text, ""), pa.scalar(None, text.type), text) for text in source_columns]
     return frozenset(pc.unique(pc.coalesce(*filled, UNKNOWN_SOURCE)).to_pylist())
 
 
 def _columns(schema: pa.Schema, by_id: Mapping[int, str], path: Path) -> dict[str, str]:
-    """A column is known by its field id; in a file without ids, by its name."""
-    found = {}
+    """Map columns to their current names: by field id, or by name in a file without ids."""
+    result = {}
     for each in schema:
-        told = (each.metadata or {}).get(_FIELD_ID)
-        name = by_id.get(int(told)) if told is not None else each.name
+        field_id = (each.metadata or {}).get(_FIELD_ID)
+        name = by_id.get(int(field_id)) if field_id is not None else each.name
         if name is not None:
             if pa.types.is_struct(each.type) and each.type.get_field_index("typed_value") >= 0:
-                raise CacheDamaged(f"{path}: column {name} is a shredded VARIANT, which is not read here")
-            found[each.name] = name
-    return found
+                raise CacheDamaged(f"{path}: column {name} is a shredded VARIANT, which is not supported")
+            result[each.name] = name
+    return result

@@ -1,8 +1,8 @@
-"""An Iceberg table of the original as plain files, read where it lies now.
+"""An Iceberg table of the original, read as plain files from its present location.
 
-`metadata/v<N>.metadata.json` with the highest N is the table: a commit creates the next one, `version-hint.text` may
-lag behind it. Paths inside begin with the table's `location`, which was true where it was written; that prefix is
-replaced by the folder in which the table was found, and nothing outside that folder is ever opened.
+`metadata/v<N>.metadata.json` with the highest N is current: a commit creates the next one, and `version-hint.text` may
+lag behind. Paths in the metadata start with the table's `location` at the time of writing; that prefix is replaced by
+the directory in which the table was found. No file outside that directory is ever opened.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _DATA, _POSITIONS = 0, 1
 
 
 class CacheDamaged(HypError):
-    """Some of a cache cannot be read: its rows would be missing without a word."""
+    """A part of a cache cannot be read, so rows would be missing silently."""
 
     kind = "cache_unreadable"
 
@@ -34,13 +34,13 @@ class CacheDamaged(HypError):
 class TableFile:
     path: Path
     name: str
-    """Its path within the table, as long as the table lives."""
+    """Its path within the table, which never changes."""
     bytes: int
     records: int
     deleted: frozenset[int]
-    """Positions of rows that are not there any more."""
+    """Positions of deleted rows."""
     order: int
-    """Grows with the commits that added files."""
+    """Increases with the commits that added files."""
 
     @property
     def rows(self) -> int:
@@ -51,32 +51,34 @@ class TableFile:
 class Table:
     folder: Path
     metadata: Path
-    held: Mapping[str, Any]
+    document: Mapping[str, Any]
 
     @property
     def uuid(self) -> str:
-        return str(self.held["table-uuid"])
+        return str(self.document["table-uuid"])
 
     @cached_property
     def columns(self) -> dict[int, str]:
-        """Names by field id, as the table has them now."""
-        schemas = self.held.get("schemas") or [self.held["schema"]]
-        current = self.held.get("current-schema-id", 0)
+        """Current column names by field id."""
+        schemas = self.document.get("schemas") or [self.document["schema"]]
+        current = self.document.get("current-schema-id", 0)
         schema = next((each for each in schemas if each.get("schema-id", 0) == current), schemas[-1])
         for field in schema["fields"]:
             if field.get("initial-default") is not None:
-                raise CacheDamaged(f"{self.metadata}: column {field['name']} has a default, which is not read here")
+                raise CacheDamaged(
+                    f"{self.metadata}: column {field['name']} has a default value, which is not supported"
+                )
         return {field["id"]: field["name"] for field in schema["fields"]}
 
     @cached_property
     def files(self) -> tuple[TableFile, ...]:
-        """The live data files, each with the rows that were deleted from it."""
+        """The live data files, each with its deleted rows."""
         try:
             return tuple(self._live_files())
         except CacheDamaged:
             raise
-        except Exception as error:  # whatever a torn Avro file makes its reader raise
-            raise CacheDamaged(f"the table {self.folder} cannot be read: {type(error).__name__}: {error}") from error
+        except Exception as error:  # a damaged Avro file raises many kinds of errors
+            raise CacheDamaged(f"cannot read the table {self.folder}: {type(error).__name__}: {error}") from error
 
     def _live_files(self) -> Iterator[TableFile]:
         snapshot = self._snapshot()
@@ -84,27 +86,29 @@ class Table:
             return
         data: list[tuple[dict[str, Any], int]] = []
         deleted: defaultdict[str, set[int]] = defaultdict(set)
-        for manifest in _avro(self._here(snapshot["manifest-list"])):
-            for entry in _avro(self._here(manifest["manifest_path"])):
+        for manifest in _avro(self._local_path(snapshot["manifest-list"])):
+            for entry in _avro(self._local_path(manifest["manifest_path"])):
                 if entry["status"] == _DELETED:
                     continue
                 file, inherited = entry["data_file"], manifest.get("sequence_number") or 0
                 if file.get("content", _DATA) == _DATA:
                     data.append((file, entry.get("sequence_number") or inherited))
                 else:
-                    self._note_deletes(file, deleted)
+                    self._add_deletes(file, deleted)
         for file, order in data:
             if file["file_format"].upper() != "PARQUET":
                 raise CacheDamaged(f"{self.folder}: {file['file_path']} is {file['file_format']}, not Parquet")
-            path = self._here(file["file_path"])
+            path = self._local_path(file["file_path"])
             name = path.relative_to(self.folder).as_posix()
-            gone = frozenset(deleted[file["file_path"]])
-            yield TableFile(path, name, file["file_size_in_bytes"], file["record_count"], gone, order)
+            positions = frozenset(deleted[file["file_path"]])
+            yield TableFile(path, name, file["file_size_in_bytes"], file["record_count"], positions, order)
 
-    def _note_deletes(self, file: Mapping[str, Any], deleted: defaultdict[str, set[int]]) -> None:
-        path = self._here(file["file_path"])
+    def _add_deletes(self, file: Mapping[str, Any], deleted: defaultdict[str, set[int]]) -> None:
+        path = self._local_path(file["file_path"])
         if file["content"] != _POSITIONS:
-            raise CacheDamaged(f"{path} deletes rows by their values, which is not read here: compact the table first")
+            raise CacheDamaged(
+                f"{path} is an equality delete, which is not supported: compact the table with the original first"
+            )
         if file["file_format"].upper() == "PUFFIN":
             target = deleted[file["referenced_data_file"]]
             target.update(deletes.in_vector(path, file["content_offset"], file["content_size_in_bytes"]))
@@ -113,27 +117,27 @@ class Table:
                 deleted[target_path].add(position)
 
     def _snapshot(self) -> Mapping[str, Any] | None:
-        current = self.held.get("current-snapshot-id")
+        current = self.document.get("current-snapshot-id")
         if current in (None, -1):
             return None
-        found = next((each for each in self.held.get("snapshots", ()) if each["snapshot-id"] == current), None)
+        found = next((each for each in self.document.get("snapshots", ()) if each["snapshot-id"] == current), None)
         if found is None:
-            raise CacheDamaged(f"{self.metadata} names a snapshot that it does not have")
+            raise CacheDamaged(f"{self.metadata}: the current snapshot is missing")
         return dict(found)
 
-    def _here(self, location: str) -> Path:
-        """Where a file of the table lies now."""
-        prefix = _plain(str(self.held["location"])).rstrip("/") + "/"
-        path = _plain(location)
+    def _local_path(self, location: str) -> Path:
+        """Return the present location of a file of the table."""
+        prefix = _normalise(str(self.document["location"])).rstrip("/") + "/"
+        path = _normalise(location)
         inside = PurePosixPath(path.removeprefix(prefix))
         if not path.startswith(prefix) or inside.is_absolute() or ".." in inside.parts:
-            raise CacheDamaged(f"{self.metadata} names {location}, which lies outside of its table")
+            raise CacheDamaged(f"{self.metadata} names {location}, which is outside its table")
         return self.folder / inside
 
 
 def opened(folder: Path) -> Table:
-    """The table in a folder, as its newest metadata says; raises CacheDamaged where there is none to be read."""
-    versions = {int(found[1]): each for each in _listed(folder) if (found := _VERSION.fullmatch(each.name))}
+    """Open the table in a directory by its newest metadata; raise CacheDamaged if there is none that can be read."""
+    versions = {int(found[1]): each for each in _metadata_files(folder) if (found := _VERSION.fullmatch(each.name))}
     hinted = _hint(folder)
     newest = max(versions, default=0)
     if not versions or hinted > newest:
@@ -141,19 +145,19 @@ def opened(folder: Path) -> Table:
         raise CacheDamaged(f"the table {folder} has no {missing}")
     path = versions[newest]
     try:
-        held = json.loads(path.read_bytes())
-        if not isinstance(held, dict) or not {"table-uuid", "location"} <= held.keys():
-            raise ValueError("it is no table's metadata")
+        document = json.loads(path.read_bytes())
+        if not isinstance(document, dict) or not {"table-uuid", "location"} <= document.keys():
+            raise ValueError("not the metadata of a table")
     except (OSError, ValueError) as error:
-        raise CacheDamaged(f"{path} cannot be read: {error}") from error
-    return Table(folder, path, held)
+        raise CacheDamaged(f"cannot read {path}: {error}") from error
+    return Table(folder, path, document)
 
 
 def is_table(folder: Path) -> bool:
-    return any(_VERSION.fullmatch(each.name) for each in _listed(folder)) or _hint(folder) > 0
+    return any(_VERSION.fullmatch(each.name) for each in _metadata_files(folder)) or _hint(folder) > 0
 
 
-def _listed(folder: Path) -> list[Path]:
+def _metadata_files(folder: Path) -> list[Path]:
     try:
         return list((folder / "metadata").iterdir())
     except (FileNotFoundError, NotADirectoryError):
@@ -167,8 +171,8 @@ def _hint(folder: Path) -> int:
         return 0
 
 
-def _plain(location: str) -> str:
-    """One spelling of a location, without its scheme."""
+def _normalise(location: str) -> str:
+    """Normalise a location and remove its scheme."""
     return "/" + location.removeprefix("file:").lstrip("/")
 
 

@@ -1,9 +1,9 @@
-"""One dataset of a cache into the lake: one flush, one commit, whatever its size.
+"""Importing one dataset of a cache into the lake: one flush and one commit, whatever its size.
 
-    survey · settle · reserve · build · pend · commit · secure · record
+    survey · watermarks · reserve · build · record pending watermarks · commit · secure · record
 
-Whoever dies before the commit leaves a burnt range and nothing else; whoever dies after it, rows, marks and watermarks
-that the next engine records together.
+A process killed before the commit leaves a burnt range and nothing else. After a kill behind the commit, the next
+engine records rows, checkpoints and watermarks together.
 """
 
 from __future__ import annotations
@@ -36,8 +36,10 @@ from hypaware.takeover.pieces import SpoolPiece, TablePiece
 from hypaware.takeover.survey import PROVIDER, Survey
 from hypaware.takeover.table import CacheDamaged
 
-_before_pend = faults.point("takeover.pend.before-commit", "the rows of a take-over are built, nothing else is noted")
-_after_pend = faults.point("takeover.pend.after-commit", "watermarks of a take-over are noted, no row is committed")
+_before_pend = faults.point("takeover.pend.before-commit", "the rows of a takeover are built, nothing else is recorded")
+_after_pend = faults.point(
+    "takeover.pend.after-commit", "the watermarks of a takeover are recorded, no row is committed"
+)
 
 _TASK_BYTES = 16 << 20
 
@@ -48,32 +50,32 @@ Piece = TablePiece | SpoolPiece
 class TakeIn:
     landing: Landing
     dataset: Dataset
-    found: Survey
+    survey: Survey
     claims: Sequence[Claim]
     terms: Terms
     skip_unreadable: bool = False
 
     def run(self) -> tuple[DatasetOutcome, dict[Settled, int]]:
-        """What was taken, and the watermark of each stream that goes on from the original's. With the table's turn."""
-        outcome = begun(self.found)
-        with self.landing.ready(self.dataset) as ready:
-            # The files with a watermark first: what they have without a sequence was delivered, the rest was not.
+        """Import the dataset under the table's lock; return its report and the watermark of each continued stream."""
+        outcome = begun(self.survey)
+        with self.landing.open_table(self.dataset) as ready:
+            # Files with a watermark first: their rows without a sequence were delivered, those of other files were not.
             claimed = {name for claim in self.claims for name in claim.through}
-            due = sorted(self.found.due, key=lambda found: found.partition.name not in claimed)
-            numbering = number(due, self.found.spools)
-            settled = self._settled(numbering, ready)
-            if not self.found.due and not self.found.spools and not any(each.rises for each in settled):
-                return outcome, {each: each.seq for each in settled}
-            return self._land(ready, numbering, settled, outcome)
+            due = sorted(self.survey.due, key=lambda file: file.partition.name not in claimed)
+            numbering = number(due, self.survey.spools)
+            positions = self._resolve_watermarks(numbering, ready)
+            if not self.survey.due and not self.survey.spools and not any(each.advances for each in positions):
+                return outcome, {each: each.seq for each in positions}
+            return self._commit(ready, numbering, positions, outcome)
 
-    def _settled(self, numbering: Numbering, ready: Ready) -> list[Settled]:
+    def _resolve_watermarks(self, numbering: Numbering, ready: Ready) -> list[Settled]:
         with self.landing.store.reading() as connection:
             high_water = delivered.high_water_of(connection, self.dataset.name)
-            bearings = Bearings(self.landing.home, self.dataset, ready.index, high_water)
-            return delivered.settle(self.claims, self.found, numbering, bearings, connection)
+            basis = Bearings(self.landing.home, self.dataset, ready.index, high_water)
+            return delivered.settle(self.claims, self.survey, numbering, basis, connection)
 
-    def _land(
-        self, ready: Ready, numbering: Numbering, settled: Sequence[Settled], outcome: DatasetOutcome
+    def _commit(
+        self, ready: Ready, numbering: Numbering, positions: Sequence[Settled], outcome: DatasetOutcome
     ) -> tuple[DatasetOutcome, dict[Settled, int]]:
         intake = Intake(self.landing, ready)
         name = self.dataset.name
@@ -82,49 +84,57 @@ class TakeIn:
             return list(_tasks(name, pieces_of(numbering, flush.after, self.terms), flush, table))
 
         with telemetry.span("cache.flush", component="takeover", operation="import_cache", hyp_dataset=name) as span:
-            flush, prepared = intake.build(name, numbering.size, tasks, self._judge)
-            raised = self._pend(ready, flush, prepared, settled)
-            landed = intake.land(flush, prepared, list(_marks(numbering, name, prepared.notes)))
-            span.set(row_count=landed.rows_written, rows_rejected=landed.rows_rejected)
+            flush, prepared = intake.build(name, numbering.size, tasks, self._check_reports)
+            new_watermarks = self._record_pending(ready, flush, prepared, positions)
+            result = intake.commit(flush, prepared, list(_marks(numbering, name, prepared.reports)))
+            span.set(row_count=result.rows_written, rows_rejected=result.rows_rejected)
         _count(outcome, prepared, numbering, flush)
-        telemetry.count("hyp_rows_written", landed.rows_written, hyp_dataset=name)
-        telemetry.count("hyp_rows_rejected", landed.rows_rejected, hyp_dataset=name)
-        return outcome, raised
+        telemetry.count("hyp_rows_written", result.rows_written, hyp_dataset=name)
+        telemetry.count("hyp_rows_rejected", result.rows_rejected, hyp_dataset=name)
+        return outcome, new_watermarks
 
-    def _judge(self, prepared: Prepared) -> None:
-        for report in prepared.notes:
+    def _check_reports(self, prepared: Prepared) -> None:
+        for report in prepared.reports:
             if report.error is not None and not self.skip_unreadable:
                 raise CacheDamaged(report.error)
 
-    def _pend(self, ready: Ready, flush: Flush, prepared: Prepared, settled: Sequence[Settled]) -> dict[Settled, int]:
-        newest = prepared.outcome().high_water
+    def _record_pending(
+        self, ready: Ready, flush: Flush, prepared: Prepared, positions: Sequence[Settled]
+    ) -> dict[Settled, int]:
+        high_water = prepared.outcome().high_water
         try:
             _before_pend()
             with self.landing.store.transaction() as connection:
-                known = delivered.high_water_of(connection, self.dataset.name)
-                raised = {
-                    each: each.watermark(flush.after, max(newest.get(source, 0), known.get(source, 0)))
-                    for each in settled
+                committed = delivered.high_water_of(connection, self.dataset.name)
+                new_watermarks = {
+                    each: each.watermark(flush.after, max(high_water.get(source, 0), committed.get(source, 0)))
+                    for each in positions
                     for source in (each.key.source,)
                 }
-                wanted = [Raised(each.key, each.address, seq) for each, seq in raised.items() if each.rises]
+                wanted = [Raised(each.key, each.address, seq) for each, seq in new_watermarks.items() if each.advances]
                 takeovers.pend(connection, flush.id, wanted)
         except Exception:
-            recover.burn(self.landing.home, self.landing.store, ready.table, flush, guilty=())
+            recover.burn(self.landing.home, self.landing.store, ready.table, flush, blamed=())
             raise
         _after_pend()
-        return raised
+        return new_watermarks
 
 
 def pieces_of(numbering: Numbering, after: int, terms: Terms) -> list[Piece]:
     pieces: list[Piece] = []
     for numbered in numbering.files:
-        found = numbered.found
-        if len(numbered.places):
-            seqs = array("q", pc.add(numbered.places, after).to_pylist()).tobytes()
+        file = numbered.file
+        if len(numbered.positions):
+            seqs = array("q", pc.add(numbered.positions, after).to_pylist()).tobytes()
             pieces.append(
                 TablePiece(
-                    found.file.path, found.mark, dict(found.columns), found.file.deleted, seqs, found.file.bytes, terms
+                    file.data_file.path,
+                    file.mark,
+                    dict(file.columns),
+                    file.data_file.deleted,
+                    seqs,
+                    file.data_file.bytes,
+                    terms,
                 )
             )
     pieces.sort(key=lambda piece: piece.first_seq)
@@ -138,26 +148,26 @@ def size_of(piece: Piece) -> int:
 
 
 def _tasks(dataset: str, pieces: Sequence[Piece], flush: Flush, table: LakeTable) -> Iterator[BuildTask]:
-    """Neighbours share a task, so that its files hold few days and a short range of sequences."""
-    field_ids, own = dict(table.field_ids), table.gateway_id
-    some: list[Piece] = []
-    for place, piece in enumerate(pieces, 1):
-        some.append(piece)
-        size = sum(map(size_of, some))
-        if size >= _TASK_BYTES or place == len(pieces):
-            yield BuildTask(dataset, tuple(some), flush.id, table.data_root, field_ids, size, own)
-            some = []
+    """Group neighbouring pieces into tasks, so that each output file holds few days and a short range of sequences."""
+    field_ids, gateway_id = dict(table.field_ids), table.gateway_id
+    batch: list[Piece] = []
+    for ordinal, piece in enumerate(pieces, 1):
+        batch.append(piece)
+        size = sum(map(size_of, batch))
+        if size >= _TASK_BYTES or ordinal == len(pieces):
+            yield BuildTask(dataset, tuple(batch), flush.id, table.data_root, field_ids, size, gateway_id)
+            batch = []
 
 
 def _marks(numbering: Numbering, dataset: str, reports: Sequence[PieceReport]) -> Iterator[SourceMark]:
-    """What was taken of each file, as far as it was."""
-    read = {report.mark: report for report in reports if report.error is None}
+    """Yield the checkpoint of each file that was read."""
+    readable = {report.mark: report for report in reports if report.error is None}
     for numbered in numbering.files:
-        found = numbered.found
-        if found.mark in read or not len(numbered.places):
-            yield _mark(dataset, found.mark, size=found.file.bytes, consumed=found.file.bytes)
+        file = numbered.file
+        if file.mark in readable or not len(numbered.positions):
+            yield _mark(dataset, file.mark, size=file.data_file.bytes, consumed=file.data_file.bytes)
     for spool, _ in numbering.spools:
-        if (report := read.get(spool.name)) is not None:
+        if (report := readable.get(spool.name)) is not None:
             yield _mark(dataset, spool.name, size=spool.size, consumed=report.consumed, prefix_hash=report.taken_hash)
 
 
@@ -180,7 +190,7 @@ def _mark(dataset: str, path: str, *, size: int, consumed: int, prefix_hash: str
 
 
 def _count(outcome: DatasetOutcome, prepared: Prepared, numbering: Numbering, flush: Flush) -> None:
-    count_reports(outcome, prepared.notes)
+    count_reports(outcome, prepared.reports)
     for file in prepared.files:
         outcome.tallies.setdefault(file.source, Tally()).written += file.rows
     outcome.seq_after, outcome.seq_last, outcome.flush_id = flush.after, flush.last, flush.id
@@ -189,30 +199,30 @@ def _count(outcome: DatasetOutcome, prepared: Prepared, numbering: Numbering, fl
 
 
 def _count_purged(outcome: DatasetOutcome, prepared: Prepared, numbering: Numbering, after: int) -> None:
-    """By the source of their file; of a spool, by that of most of its rows."""
+    """Count purged rows by the source of their file; in a spool, by the source of most of its rows."""
     purged = pa.array(sorted(prepared.purged), pa.int64())
     for numbered in numbering.files:
-        inside = pc.sum(pc.is_in(pc.add(numbered.places, after), value_set=purged)).as_py()
-        if inside:
-            outcome.tallies[min(numbered.found.sources)].purged += inside
-    tallies = {report.mark: report.tallies for report in prepared.notes}
+        count = pc.sum(pc.is_in(pc.add(numbered.positions, after), value_set=purged)).as_py()
+        if count:
+            outcome.tallies[min(numbered.file.sources)].purged += count
+    tallies = {report.mark: report.tallies for report in prepared.reports}
     ends = [first for _, first in numbering.spools[1:]] + [numbering.size + 1]
     for (spool, first), end in zip(numbering.spools, ends, strict=True):
-        inside = sum(after + first <= seq < after + end for seq in prepared.purged)
-        if inside:
-            of_file = tallies[spool.name]
-            outcome.tallies[max(of_file, key=lambda source: of_file[source].found)].purged += inside
+        count = sum(after + first <= seq < after + end for seq in prepared.purged)
+        if count:
+            tallies_of_file = tallies[spool.name]
+            outcome.tallies[max(tallies_of_file, key=lambda source: tallies_of_file[source].found)].purged += count
 
 
-def begun(found: Survey) -> DatasetOutcome:
-    """Rows in files that an earlier take-over took are found, and there already."""
-    outcome = DatasetOutcome(found.dataset)
-    for each in found.files:
+def begun(survey: Survey) -> DatasetOutcome:
+    """Start the report: rows in files that an earlier takeover imported count as found and present."""
+    outcome = DatasetOutcome(survey.dataset)
+    for each in survey.files:
         if each.taken and each.sources:
             tally = outcome.tallies.setdefault(min(each.sources), Tally())
-            tally.found += each.file.rows
+            tally.found += each.data_file.rows
             tally.without_sequence += each.seqs.null_count
-            outcome.rows_taken_before += each.file.rows
+            outcome.rows_taken_before += each.data_file.rows
     return outcome
 
 
@@ -225,4 +235,4 @@ def count_reports(outcome: DatasetOutcome, reports: Sequence[PieceReport]) -> No
         outcome.not_rows += report.not_rows
         outcome.torn_bytes += report.torn_bytes
         if report.error is not None:
-            outcome.left.append(report.error)
+            outcome.unreadable.append(report.error)

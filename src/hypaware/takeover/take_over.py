@@ -1,7 +1,7 @@
-"""Everything of a cache that this home has a place for, each row once, and its watermarks. The cache is only read.
+"""Takeover of a cache: every row of an installed dataset, once, and the watermarks. The cache is only read.
 
-What waits in this home's own spool is committed first, so that the lake's keys say what is there. Everything that can
-be refused is refused before anything is written.
+Rows in this home's own spool are committed first, so that the key index knows them. Everything that can be refused is
+refused before anything is written.
 """
 
 from __future__ import annotations
@@ -32,49 +32,49 @@ from hypaware.takeover.take_in import TakeIn, begun
 
 @dataclass(frozen=True)
 class Means:
-    """What a take-over needs of whoever runs it."""
+    """The callbacks and resources of a takeover."""
 
     opened: OpenHome
     config: Config
     flush: Callable[[Dataset], None]
-    """Commits what waits in the home's own spool."""
+    """Commits the rows in the home's own spool."""
     lake: Callable[[Dataset, Survey], Lake]
-    told: Callable[[Dataset, int, int], None]
-    """(dataset, files looked at, files in all); may raise Cancelled."""
+    on_progress: Callable[[Dataset, int, int], None]
+    """(dataset, files read, files in all); may raise Cancelled."""
     check_cancelled: Callable[[], None]
 
 
-def take_over(means: Means, request: Request) -> Outcome:
+def take_over(context: Means, request: Request) -> Outcome:
     outcome = Outcome(str(request.dir), dry_run=False)
     cache, wanted = requests.look_through(request, outcome)
-    looked_at = []
+    surveys = []
     for dataset in wanted:
-        with means.opened.store.reading() as connection:
-            known = sources.known(connection, PROVIDER, dataset.name)
-        told = partial(means.told, dataset)
-        looked_at.append(requests.surveyed(request, cache, dataset, known, outcome, told))
-    ours = Addresses(means.opened.home, means.config, means.opened.identity)
-    claims = requests.claims(request, cache, looked_at, means.config, ours, outcome)
-    for dataset, found in zip(wanted, looked_at, strict=True):
-        outcome.datasets.append(_take(means, request, dataset, found, claims.get(dataset.name, []), outcome))
+        with context.opened.store.reading() as connection:
+            checkpoints = sources.known(connection, PROVIDER, dataset.name)
+        on_progress = partial(context.on_progress, dataset)
+        surveys.append(requests.surveyed(request, cache, dataset, checkpoints, outcome, on_progress))
+    addresses = Addresses(context.opened.home, context.config, context.opened.identity)
+    claims = requests.claims(request, cache, surveys, context.config, addresses, outcome)
+    for dataset, survey in zip(wanted, surveys, strict=True):
+        outcome.datasets.append(_take(context, request, dataset, survey, claims.get(dataset.name, []), outcome))
     return outcome
 
 
 def _take(
-    means: Means, request: Request, dataset: Dataset, found: Survey, claims: list[Claim], outcome: Outcome
+    context: Means, request: Request, dataset: Dataset, survey: Survey, claims: list[Claim], outcome: Outcome
 ) -> DatasetOutcome:
-    if not (found.due or found.spools or claims):
-        # Nothing new costs nothing: Spark is not asked for.
-        return begun(found)
-    home, store = means.opened.home, means.opened.store
-    means.flush(dataset)
-    terms = Terms(means.opened.gateway_id, metadata.retained_from(home, dataset.name))
-    landing = Landing(home, store, means.lake(dataset, found))
-    keys = {StreamKey(each.sink, dataset.name, source) for each in claims for source in found.sources}
-    with stream_locks(home, keys), changing(dataset.name, means.check_cancelled):
-        taken, raised = TakeIn(landing, dataset, found, claims, terms, request.skip_unreadable).run()
-    for settled, seq in raised.items():
-        outcome.tell(settled.key.sink, dataset.name, settled.key.source, seq)
-    for why in taken.left:
-        outcome.leave(f"{dataset.name}, in part", why)
-    return taken
+    if not (survey.due or survey.spools or claims):
+        # Without new rows Spark is not started.
+        return begun(survey)
+    home, store = context.opened.home, context.opened.store
+    context.flush(dataset)
+    terms = Terms(context.opened.gateway_id, metadata.retained_from(home, dataset.name))
+    landing = Landing(home, store, context.lake(dataset, survey))
+    keys = {StreamKey(each.sink, dataset.name, source) for each in claims for source in survey.sources}
+    with stream_locks(home, keys), changing(dataset.name, context.check_cancelled):
+        dataset_outcome, new_watermarks = TakeIn(landing, dataset, survey, claims, terms, request.skip_unreadable).run()
+    for position, seq in new_watermarks.items():
+        outcome.set_watermark(position.key.sink, dataset.name, position.key.source, seq)
+    for reason in dataset_outcome.unreadable:
+        outcome.add_not_taken(f"{dataset.name}, in part", reason)
+    return dataset_outcome

@@ -1,9 +1,8 @@
-"""Telemetry: spans, events and metrics of OpenTelemetry, for those who ask for them.
+"""Telemetry: OpenTelemetry spans, events and metrics, off by default.
 
-Off unless `HYP_DEV_TELEMETRY=1` (JSON lines in the home's `telemetry/`) or `OTEL_EXPORTER_OTLP_ENDPOINT` is
-set (to that collector). Off, a call costs next to nothing and no part of OpenTelemetry is imported. On or
-off, nothing here raises into its caller. Names and numbers only: no secret, no header value, no message
-text.
+`HYP_DEV_TELEMETRY=1` writes JSON lines into the home's `telemetry/`; `OTEL_EXPORTER_OTLP_ENDPOINT` sends to that
+collector. While telemetry is off, a call costs almost nothing and OpenTelemetry is not imported. Nothing here raises an
+exception into its caller. Records contain names and numbers only: no secrets, no header values, no message text.
 """
 
 from __future__ import annotations
@@ -13,10 +12,9 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from pathlib import Path
 from types import TracebackType
 from typing import Literal, Protocol
-
-from hypaware.home import Home
 
 Status = Literal["ok", "failed", "skipped", "degraded", "cancelled"]
 Counter = Literal[
@@ -33,7 +31,7 @@ Gauge = Literal["hyp_sink_lag_rows", "hyp_spool_bytes"]
 
 
 class Span(Protocol):
-    """One timed piece of work; an exception that leaves it marks it failed and goes on."""
+    """One timed operation. An exception that leaves the block marks it failed and propagates."""
 
     def set(self, **attributes: object) -> None: ...
 
@@ -81,8 +79,8 @@ _process_run_id: str | None = None
 _job_run_id: ContextVar[str | None] = ContextVar("dev_run_id", default=None)
 
 
-def configure(home: Home) -> None:
-    """Called once by each process, before its work; what the environment does not ask for stays off."""
+def configure(folder: Path) -> None:
+    """Turn telemetry on if the environment asks for it. Each process calls this once, with the home's folder for it."""
     global _pipeline
     to_files = os.environ.get("HYP_DEV_TELEMETRY") == "1"
     if _pipeline is not None or not (to_files or os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT")):
@@ -92,28 +90,27 @@ def configure(home: Home) -> None:
 
         from hypaware.telemetry import pipeline
 
-        _pipeline = pipeline.to_files(home.telemetry) if to_files else pipeline.to_collector()
+        _pipeline = pipeline.to_files(folder) if to_files else pipeline.to_collector()
         atexit.register(close)
     except Exception as error:
-        sys.stderr.write(f"telemetry stays off: {type(error).__name__}: {error}\n")
+        sys.stderr.write(f"cannot turn telemetry on: {type(error).__name__}: {error}\n")
 
 
 def is_on() -> bool:
-    """Whether anybody hears of it: for what has to be found out first."""
+    """Return whether telemetry is on, for values that are costly to compute."""
     return _pipeline is not None
 
 
 def span(name: str, *, component: str, operation: str | None = None, **attributes: object) -> Span:
-    """`with span("cache.flush", component="lake", hyp_dataset=name) as s: … s.set(row_count=n)`"""
+    """Start a span: `with span("cache.flush", component="lake", hyp_dataset=name) as s: … s.set(row_count=n)`"""
     if (pipeline := _pipeline) is None:
         return _NO_SPAN
-    joining = {"dev_run_id": dev_run_id(), "hyp_component": component, "hyp_operation": operation or name}
-    return pipeline.span(name, {**attributes, **joining})
+    correlation = {"dev_run_id": dev_run_id(), "hyp_component": component, "hyp_operation": operation or name}
+    return pipeline.span(name, {**attributes, **correlation})
 
 
 def event(name: str, *, status: Status = "ok", **attributes: object) -> None:
-    """One log record. Component and operation are those of the span around it, unless `hyp_component` and
-    `hyp_operation` are given."""
+    """Emit a log record. Component and operation default to those of the enclosing span."""
     if (pipeline := _pipeline) is not None:
         pipeline.event(name, {**attributes, "dev_run_id": dev_run_id(), "status": status})
 
@@ -131,7 +128,7 @@ def gauge(metric: Gauge, value: float, *, status: Status = "ok", **attributes: o
 
 
 def dev_run_id() -> str:
-    """What joins the records of one run: the job's, else DEV_RUN_ID, else one that this process made up."""
+    """Return the id that connects the records of one run: the job's, else DEV_RUN_ID, else a random one per process."""
     global _process_run_id
     if (job := _job_run_id.get()) is not None:
         return job
@@ -144,7 +141,7 @@ def dev_run_id() -> str:
 
 @contextmanager
 def joined_to(run_id: str | None) -> Iterator[None]:
-    """Within it, records of this thread or task belong to the run of the command that asked for the job."""
+    """Within the block, records of this thread or task carry the run id of the command that requested the job."""
     token = _job_run_id.set(run_id)
     try:
         yield
@@ -153,17 +150,17 @@ def joined_to(run_id: str | None) -> Iterator[None]:
 
 
 def flush() -> None:
-    """Hands over what is buffered; waits a few seconds at most."""
+    """Export buffered records, waiting a few seconds at most."""
     if (pipeline := _pipeline) is not None:
         pipeline.flush()
 
 
 def close() -> None:
-    """Flushes and turns off; done by itself at exit."""
+    """Flush and turn telemetry off. Runs automatically at exit."""
     global _pipeline
-    ending, _pipeline = _pipeline, None
-    if ending is not None:
-        ending.close()
+    pipeline, _pipeline = _pipeline, None
+    if pipeline is not None:
+        pipeline.close()
 
 
 def _measure(metric: str, value: float, status: Status, attributes: dict[str, object]) -> None:

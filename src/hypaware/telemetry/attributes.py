@@ -1,4 +1,4 @@
-"""What an attribute may look like: snake_case keys, plain values, text cut at 512 characters."""
+"""Sanitise attributes: snake_case keys, plain values, text cut at 512 characters."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _FOREIGN = re.compile(r"[^a-z0-9_]+")
 
 
 def clean(attributes: Mapping[str, object]) -> dict[str, Value]:
-    """None is left out; lists become lists of text, anything else its text."""
+    """Return the attributes without None values. Lists become lists of text; other objects become text."""
     return {_key(key): _value(value) for key, value in attributes.items() if value is not None}
 
 

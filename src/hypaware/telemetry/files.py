@@ -1,7 +1,7 @@
-"""Exporters that write OpenTelemetry's records as JSON lines: `{traces,logs,metrics}-<pid>.jsonl`, mode 0600.
+"""Exporters that write OpenTelemetry records as JSON lines: `{traces,logs,metrics}-<pid>.jsonl`, mode 0600.
 
-A record is one line and one write: what a process recorded before it was killed can be read. The folder is
-made when the first record comes. The four keys that join records (`JOINING`) also stand beside `attributes`.
+Each record is one line and one write, so the records of a killed process can be read. The folder is created with the
+first record. The four keys that connect records (`JOINING`) appear both at the top level and in `attributes`.
 """
 
 from __future__ import annotations
@@ -51,14 +51,14 @@ class LogFile(LogRecordExporter):
         return LogRecordExportResult.SUCCESS
 
     def shutdown(self) -> None:
-        """Nothing is held open."""
+        """Do nothing: no file is kept open."""
 
     def force_flush(self, timeout_millis: int = 30000) -> bool:
         return True
 
 
 class MetricFile(MetricExporter):
-    """Each line is what came since the line before it, so that adding them up is right."""
+    """Writes deltas: each line covers the time since the previous one, so lines can be added up."""
 
     def __init__(self, folder: Path) -> None:
         delta = AggregationTemporality.DELTA
@@ -77,7 +77,7 @@ class MetricFile(MetricExporter):
         return MetricExportResult.SUCCESS
 
     def shutdown(self, timeout_millis: float = 30_000, **_kwargs: Any) -> None:
-        """Nothing is held open."""
+        """Do nothing: no file is kept open."""
 
     def force_flush(self, timeout_millis: float = 10_000) -> bool:
         return True
@@ -88,7 +88,7 @@ def _append(folder: Path, what: str, records: Iterable[dict[str, Any]]) -> None:
     if not lines:
         return
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    # The pid is asked for each time: a fork writes a file of its own.
+    # Read the pid each time, so that a forked process writes its own file.
     path = folder / f"{what}-{os.getpid()}.jsonl"
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     try:
@@ -140,8 +140,8 @@ def _point(metric: Metric, point: Any) -> dict[str, Any]:
 
 
 def _joined(attributes: Mapping[str, Any] | None) -> dict[str, Any]:
-    found = {key: list(value) if isinstance(value, tuple) else value for key, value in (attributes or {}).items()}
-    return {**{key: found.get(key) for key in JOINING}, "attributes": found}
+    plain = {key: list(value) if isinstance(value, tuple) else value for key, value in (attributes or {}).items()}
+    return {**{key: plain.get(key) for key in JOINING}, "attributes": plain}
 
 
 def _time(nanoseconds: int) -> str:

@@ -1,8 +1,7 @@
-"""The OpenTelemetry SDK, wired to files or to a collector. Imported only when telemetry is on.
+"""The OpenTelemetry SDK, connected to files or to a collector. Imported only when telemetry is on.
 
-The providers are ours alone: the global ones belong to the program that embeds us. Whatever the SDK or an
-exporter does wrong stays here; the SDK's own complaints about a collector that is down do not reach the
-user's terminal.
+The providers are private: the global ones belong to a program that embeds us. Errors of the SDK and its exporters do
+not leave this module, and the SDK's log messages about an unreachable collector do not reach the user's terminal.
 """
 
 from __future__ import annotations
@@ -67,12 +66,12 @@ def to_files(folder: Path) -> Pipeline:
 
 
 def to_collector() -> Pipeline:
-    """Over HTTP to where OpenTelemetry's own environment variables say."""
+    """Send over HTTP to the endpoint that OpenTelemetry's own environment variables name."""
     from opentelemetry.exporter.otlp.proto.http._log_exporter import OTLPLogExporter
     from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 
-    # A collector that is down must not hold up a command for the SDK's 10 seconds.
+    # An unreachable collector must not delay a command by the SDK's default of 10 seconds.
     timeout = None if "OTEL_EXPORTER_OTLP_TIMEOUT" in os.environ else _FLUSH_MILLIS / 1000
     return Pipeline(
         BatchSpanProcessor(OTLPSpanExporter(timeout=timeout)),
@@ -84,8 +83,10 @@ def to_collector() -> Pipeline:
 
 
 class Pipeline:
-    """One provider of each signal. Where series last, the run's id stays off metrics: each run would add
-    one for ever."""
+    """One provider per signal.
+
+    Metrics sent to a collector carry no run id: every run would create a time series that is kept forever.
+    """
 
     def __init__(
         self,
@@ -126,14 +127,14 @@ class Pipeline:
                 severity_text=text,
                 severity_number=number,
                 body=name,
-                attributes=clean(_with_surroundings(name, attributes)),
+                attributes=clean(_with_span_context(name, attributes)),
             )
 
     def measure(self, metric: str, value: float, attributes: dict[str, object]) -> None:
         with suppress(Exception):
             if not self._run_id_on_metrics:
                 attributes.pop("dev_run_id", None)
-            self._record[metric](value, clean(_with_surroundings(metric, attributes)))
+            self._record[metric](value, clean(_with_span_context(metric, attributes)))
 
     def flush(self) -> None:
         for provider in (self._traces, self._logs, self._metrics):
@@ -173,7 +174,7 @@ class LiveSpan:
     ) -> None:
         with suppress(Exception):
             if error is not None:
-                # The kind only: a message may hold what a user wrote.
+                # Record only the kind: a message may contain user text.
                 cancelled = isinstance(error, Cancelled | KeyboardInterrupt)
                 self._status = "cancelled" if cancelled else "failed"
                 self.set(error_kind=error.kind if isinstance(error, HypError) else type(error).__name__)
@@ -185,11 +186,11 @@ class LiveSpan:
                 context.detach(self._token)
 
 
-def _with_surroundings(name: str, attributes: dict[str, object]) -> dict[str, object]:
-    """Says whose record it is: as given, else as the span around it says."""
-    around = getattr(trace.get_current_span(), "attributes", None) or {}
-    component = around.get("hyp_component", "hypaware")
-    operation = around.get("hyp_operation", name)
+def _with_span_context(name: str, attributes: dict[str, object]) -> dict[str, object]:
+    """Add the component and operation of the enclosing span, unless they are given."""
+    enclosing = getattr(trace.get_current_span(), "attributes", None) or {}
+    component = enclosing.get("hyp_component", "hypaware")
+    operation = enclosing.get("hyp_operation", name)
     return {"hyp_component": component, "hyp_operation": operation, **attributes}
 
 

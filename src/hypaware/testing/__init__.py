@@ -1,1 +1,1 @@
-"""For those who write a sink: a destination with faults, a small lake, and the contract that every sink passes."""
+"""Test support for authors of sinks: a destination with faults, a small lake, and the contract of every sink."""

@@ -1,4 +1,4 @@
-"""The contract that every sink passes. Subclass it where pytest collects, and say what to test:
+"""The contract of every sink. Subclass it in a test module and name the sink to test:
 
     class TestMySink(SinkContract):
         kind = MY_SINK
@@ -7,8 +7,8 @@
         def other_options(self, tmp_path): ...
         def arrived(self, tmp_path, options): ...
 
-The destination is the real one; what goes wrong (an answer that is lost, rows that are refused, a kill at each crash
-point) goes wrong between it and the driver, so that it can be made to happen for every kind alike.
+The destination is real. Faults (a lost response, refused rows, a kill at each crash point) are injected between the
+sink and the driver, so that they occur in the same way for every kind of sink.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from hypaware.testing.sample_lake import DATASET, SampleLake, sample_row
 
 SINK = "here"
 _SOURCES = ("claude", "codex", "claude x")
-# What a delivery passes; the points inside a sink are its own.
+# The crash points of every delivery; a sink adds its own.
 POINTS = (
     "export.plan.before-commit", "export.plan.after-commit", "export.plan.after-mirror", "export.ship.before-send",
     "export.ship.after-answer", "export.ack.after-commit", "export.finish.after-commit",
@@ -46,7 +46,7 @@ POINTS = (
 
 @dataclass(frozen=True)
 class Place:
-    """A home, its lake and a sink."""
+    """A home with its lake and one configured sink."""
 
     home: Home
     lake: SampleLake
@@ -66,12 +66,6 @@ class Place:
         with self.opened() as opened:
             driver = Driver(opened, self.config, self.lake, Terms(max_wait, budget))
             return asyncio.run(driver.deliver([SINK]))[0]
-
-    def lives(self) -> None:
-        self.deliver()
-
-    def replays(self) -> None:
-        self.replay_all()
 
     def replay_all(self) -> list[dict[str, Any]]:
         with self.opened() as opened:
@@ -93,25 +87,25 @@ class SinkContract:
     kind: SinkType
     can_be_asked = True
     points: tuple[str, ...] = ()
-    """The sink's own crash points."""
+    """The crash points of the sink itself."""
 
     def options(self, tmp_path: Path) -> Mapping[str, Any]:
-        """Of a fresh destination under `tmp_path`; the same options name the same destination."""
+        """Return the options of a new destination below `tmp_path`; equal options mean the same destination."""
         raise NotImplementedError
 
     def other_options(self, tmp_path: Path) -> Mapping[str, Any]:
-        """Of another destination."""
+        """Return the options of another destination."""
         raise NotImplementedError
 
     def arrived(self, tmp_path: Path, options: Mapping[str, Any]) -> list[str]:
-        """The message ids of all rows at that destination, read without the sink, each as often as it is there."""
+        """Read the message ids of all rows at that destination, without the sink; a duplicate row is listed twice."""
         raise NotImplementedError
 
     @contextmanager
-    def place(self, tmp_path: Path, **faults_between: Any) -> Iterator[Place]:
+    def place(self, tmp_path: Path, **faults: Any) -> Iterator[Place]:
         home = Home(tmp_path / "home")
         with configured.also(between.wrapped(self.kind, tmp_path / "faults")):
-            for kind, value in faults_between.items():
+            for kind, value in faults.items():
                 Between(tmp_path / "faults").set(kind, value)
             yield Place(home, SampleLake(tmp_path / "lake"), self._config(self.options(tmp_path)))
 
@@ -119,10 +113,10 @@ class SinkContract:
         return Config(sinks={SINK: SinkConfig(self.kind.name, "* * * * *", (DATASET,), options)})
 
     def check(self, tmp_path: Path, place: Place, without: Collection[str] = ()) -> None:
-        """Every row of the lake is at the destination, once."""
+        """Assert that every row of the lake is at the destination exactly once."""
         expected = Counter(message for message in place.lake.message_ids() if message not in without)
         found = Counter(self.arrived(tmp_path, place.config.sinks[SINK].options))
-        assert found == expected, f"doubled or too many: {found - expected}, missing: {expected - found}"
+        assert found == expected, f"duplicate or unexpected: {found - expected}, missing: {expected - found}"
 
     # Deliveries
 
@@ -138,19 +132,19 @@ class SinkContract:
             assert sum(stream.rows for stream in place.deliver().streams) == 5
             self.check(tmp_path, place)
 
-    def test_a_kill_at_any_point_then_new_rows_lose_and_double_nothing(self, tmp_path: Path) -> None:
+    def test_a_kill_at_any_crash_point_loses_and_duplicates_no_row(self, tmp_path: Path) -> None:
         for point in (*POINTS, *self.points):
-            for time in (1, 2):
-                here = tmp_path / f"{point}-{time}"
+            for passage in (1, 2):
+                here = tmp_path / f"{point}-{passage}"
                 here.mkdir()
                 with self.place(here) as place:
                     place.commit(20)
-                    assert not live(place.lives, f"{point}:{time}"), f"no kill at {point}"
+                    assert not live(place.deliver, f"{point}:{passage}"), f"no kill at {point}"
                     place.commit(9, start=20)
                     assert place.deliver().status == "ok"
                     self.check(here, place)
 
-    def test_a_lost_answer_then_new_rows(self, tmp_path: Path) -> None:
+    def test_a_lost_response_followed_by_new_rows_duplicates_no_row(self, tmp_path: Path) -> None:
         with self.place(tmp_path, lose_answer=4) as place:
             place.commit(20)
             assert place.deliver(max_wait=0.0).status in ("failed", "partial")
@@ -159,7 +153,7 @@ class SinkContract:
             assert place.deliver().status == "ok"
             self.check(tmp_path, place)
 
-    def test_a_destination_that_is_busy_or_silent_for_a_while(self, tmp_path: Path) -> None:
+    def test_a_destination_that_is_busy_or_unreachable_for_a_while_receives_every_row(self, tmp_path: Path) -> None:
         with self.place(tmp_path, busy=2, cut=2) as place:
             place.commit(20)
             place.deliver(max_wait=4.0)
@@ -167,13 +161,13 @@ class SinkContract:
             assert place.deliver().status == "ok"
             self.check(tmp_path, place)
 
-    # What changes between two tries
+    # Changes between two attempts
 
-    def test_compaction_and_a_purge_between_two_tries(self, tmp_path: Path) -> None:
+    def test_compaction_and_a_purge_between_two_attempts_lose_and_duplicate_no_row(self, tmp_path: Path) -> None:
         with self.place(tmp_path, lose_answer=1) as place:
             place.commit(30)
             place.deliver(max_wait=0.0)
-            place.lake.rewrite()
+            place.lake.compact()
             arrived = set(self.arrived(tmp_path, place.config.sinks[SINK].options))
             gone = [message for message in place.lake.message_ids() if message not in arrived][::2]
             place.lake.purge(gone)
@@ -181,7 +175,7 @@ class SinkContract:
             assert place.deliver().status == "ok"
             self.check(tmp_path, place)
 
-    def test_a_chunk_of_which_nothing_is_left_is_settled_without_the_destination(self, tmp_path: Path) -> None:
+    def test_a_chunk_without_remaining_rows_is_acknowledged_without_the_destination(self, tmp_path: Path) -> None:
         with self.place(tmp_path, cut=99) as place:
             place.commit(3, sources=("claude",))
             place.deliver(max_wait=0.0)
@@ -190,7 +184,7 @@ class SinkContract:
             assert place.deliver().status == "ok"
             assert self.arrived(tmp_path, place.config.sinks[SINK].options) == []
 
-    def test_rows_that_are_to_stay_here_never_arrive_and_hold_up_nothing(self, tmp_path: Path) -> None:
+    def test_withheld_rows_never_arrive_and_do_not_delay_other_rows(self, tmp_path: Path) -> None:
         with self.place(tmp_path, lose_answer=1) as opened:
             opened.commit(20, cwds=("/open", "/closed"))
             closed = {f"message-{number}" for number in range(1, 20, 2)}
@@ -203,11 +197,11 @@ class SinkContract:
             closed |= {f"message-{number}" for number in range(20, 26)}
             report = place.deliver()
             assert (report.status, sum(stream.withheld for stream in report.streams)) == ("ok", 6)
-            # Allowed again, they stay undelivered: nobody asked for all of it to be sent anew.
+            # Once allowed again, they stay undelivered: only a resend sends them.
             assert sum(stream.rows for stream in opened.deliver().streams) == 0
             self.check(tmp_path, place, without=closed)
 
-    def test_a_home_that_has_moved_goes_on_where_it_was(self, tmp_path: Path) -> None:
+    def test_a_relocated_home_continues_its_streams(self, tmp_path: Path) -> None:
         with self.place(tmp_path, lose_answer=2) as place:
             place.commit(20)
             place.deliver(max_wait=0.0)
@@ -217,21 +211,21 @@ class SinkContract:
             assert moved.deliver().status == "ok"
             self.check(tmp_path, moved)
 
-    # Memory
+    # Lost state
 
-    def test_a_lost_state_is_recalled_from_its_side_file(self, tmp_path: Path) -> None:
+    def test_a_lost_state_is_rebuilt_from_its_mirror(self, tmp_path: Path) -> None:
         for point in POINTS[2:]:
             here = tmp_path / point
             here.mkdir()
             with self.place(here) as place:
                 place.commit(20)
-                live(place.lives, f"{point}:2")
+                live(place.deliver, f"{point}:2")
                 _forget_state(place.home)
                 place.commit(9, start=20)
                 assert place.deliver().status == "ok"
                 self.check(here, place)
 
-    def test_a_lost_watermark_is_asked_from_the_destination_or_the_stream_is_held(self, tmp_path: Path) -> None:
+    def test_a_lost_watermark_is_read_from_the_destination_or_the_stream_is_held(self, tmp_path: Path) -> None:
         with self.place(tmp_path) as place:
             place.commit(20)
             place.deliver()
@@ -248,7 +242,7 @@ class SinkContract:
 
     # Refusals
 
-    def test_refused_rows_become_dead_letters_and_the_rest_arrives(self, tmp_path: Path) -> None:
+    def test_refused_rows_become_dead_letters_and_the_other_rows_arrive(self, tmp_path: Path) -> None:
         poison = ("message-4", "message-11", "message-12")
         with self.place(tmp_path, refuse="\n".join(poison)) as place:
             place.commit(30)
@@ -258,23 +252,23 @@ class SinkContract:
             assert {answer["status"] for answer in place.replay_all()} == {"refused"}
             Between(tmp_path / "faults").clear()
             for point in ("export.replay.after-answer", "export.replay.after-commit"):
-                assert not live(place.replays, point)
+                assert not live(place.replay_all, point)
             assert {answer["status"] for answer in place.replay_all()} <= {"delivered"}
             self.check(tmp_path, place)
             assert place.deliver().status == "ok"
             self.check(tmp_path, place)
 
-    def test_a_kill_while_refusals_are_sorted_out(self, tmp_path: Path) -> None:
+    def test_a_kill_while_a_refused_chunk_is_split_loses_no_row(self, tmp_path: Path) -> None:
         poison = ("message-4", "message-11")
         for point in ("export.split.after-commit", "export.bury.after-commit"):
             here = tmp_path / point
             here.mkdir()
             with self.place(here, refuse="\n".join(poison)) as place:
                 place.commit(30)
-                assert not live(place.lives, f"{point}:2")
+                assert not live(place.deliver, f"{point}:2")
                 place.commit(9, start=30)
                 while any(stream.held for stream in place.deliver().streams):
-                    # It cannot be asked about the half that may have been sent: the user goes on without it.
+                    # The destination cannot be queried for the half that may have been sent: the user skips it.
                     assert not self.can_be_asked
                     with place.opened() as opened:
                         binding.adopt(place.home, place.config, opened.store, SINK)
@@ -282,15 +276,15 @@ class SinkContract:
                 assert {answer["status"] for answer in place.replay_all()} == {"delivered"}
                 self.check(here, place)
 
-    # Several of them
+    # Several sinks and rounds
 
-    def test_two_instances_have_watermarks_of_their_own(self, tmp_path: Path) -> None:
+    def test_two_sinks_of_one_kind_have_separate_watermarks(self, tmp_path: Path) -> None:
         with self.place(tmp_path) as place:
             place.commit(12)
             place.deliver()
             other = replace(place, config=self._config(self.other_options(tmp_path)))
-            moved = {"there": other.config.sinks[SINK], **place.config.sinks}
-            both = replace(place, config=Config(sinks=moved))
+            sinks = {"there": other.config.sinks[SINK], **place.config.sinks}
+            both = replace(place, config=Config(sinks=sinks))
             with both.opened() as opened:
                 driver = Driver(opened, both.config, both.lake, Terms(1.0))
                 reports = asyncio.run(driver.deliver(["there", SINK]))
@@ -298,7 +292,7 @@ class SinkContract:
             self.check(tmp_path, place)
             self.check(tmp_path, other)
 
-    def test_two_rounds_at_once(self, tmp_path: Path) -> None:
+    def test_two_concurrent_rounds_duplicate_no_row(self, tmp_path: Path) -> None:
         with self.place(tmp_path) as place:
             place.commit(40)
             with place.opened() as opened:
@@ -310,9 +304,9 @@ class SinkContract:
                 asyncio.run(both())
             self.check(tmp_path, place)
 
-    # Where it points
+    # Changed destinations and names
 
-    def test_a_sink_that_points_elsewhere_is_held_until_its_user_decides(self, tmp_path: Path) -> None:
+    def test_a_sink_that_points_elsewhere_is_held_until_the_user_decides(self, tmp_path: Path) -> None:
         with self.place(tmp_path) as place:
             place.commit(12)
             place.deliver()
@@ -330,7 +324,7 @@ class SinkContract:
             if self.can_be_asked:
                 self.check(tmp_path, place)
 
-    def test_a_sink_that_was_renamed_sends_nothing_again(self, tmp_path: Path) -> None:
+    def test_a_renamed_sink_sends_no_row_again(self, tmp_path: Path) -> None:
         with self.place(tmp_path) as place:
             place.commit(12)
             place.deliver()
@@ -343,7 +337,7 @@ class SinkContract:
 
 
 def _moved(home: Home, to: Path) -> Home:
-    """The home in another place, which has been told so."""
+    """Move the home and record its new path."""
     home.root.rename(to)
     there = Home(to)
     with closing(Store(there.state)) as store:
@@ -356,15 +350,15 @@ def _moved(home: Home, to: Path) -> Home:
 
 
 def _forget_state(home: Home) -> None:
-    """The state is gone; only its side file is there."""
+    """Delete the state; only the mirror remains."""
     for suffix in ("", "-wal", "-shm"):
         home.state.with_name(home.state.name + suffix).unlink(missing_ok=True)
 
 
 def _forget_deliveries(place: Place) -> None:
-    """As after the loss of state and side file: nobody remembers what was sent."""
+    """Put the state into the condition after a loss of state and mirror: the delivery record is gone."""
     with place.opened() as opened, opened.store.transaction() as connection:
         for stream in streams.all_streams(connection):
             intents.cancel(connection, stream.key)
             streams.restore(connection, replace(stream, watermark=None, history=streams.LOST))
-        whose.save(connection, opened.identity.reborn(flushes.next_seq(connection) - 1))
+        whose.save(connection, opened.identity.next_incarnation(flushes.next_seq(connection) - 1))

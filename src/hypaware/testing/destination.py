@@ -1,12 +1,12 @@
-"""A destination in a folder that misbehaves when it is told to: the smallest real sink, and the one to try drivers on.
+"""The smallest real sink: a destination in a folder, with faults on request. Use it to test drivers.
 
-`<folder>/<chunk id>.json` holds a chunk that arrived, created once. Faults are files too, so that they outlive a
-killed process: each `fault-<kind>` holds how often it still happens.
+`<folder>/<chunk id>.json` holds a stored chunk and is created once. Faults are files too, so that they survive a killed
+process: each `fault-<kind>` holds how often the fault still occurs.
 
-- `lose-answer`  the chunk is stored, the answer is not heard
-- `cut`          the connection ends before anything is stored
-- `busy`         it asks for patience
-- `refuse`       message ids that it does not take, one a line; a chunk with one of them is refused as a whole
+- `lose-answer`  the chunk is stored, the response is lost
+- `cut`          the connection is cut before anything is stored
+- `busy`         the destination asks to wait
+- `refuse`       message ids to refuse, one per line; a chunk with one of them is refused as a whole
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ if TYPE_CHECKING:
 
 
 class FolderDestination:
-    """The destination itself, as its owner sees it."""
+    """The destination as its owner sees it."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
 
     def arrived(self) -> list[str]:
-        """The message ids of all rows that it holds, in the order of arrival, each as often as it is there."""
+        """Return the message ids of all stored rows in order; a duplicate row is listed twice."""
         return [message for chunk in self.chunks() for message in chunk["messages"]]
 
     def chunks(self) -> list[dict[str, Any]]:
@@ -59,12 +59,12 @@ class FolderDestination:
         for path in self.folder.glob("fault-*"):
             path.unlink()
 
-    def refused(self) -> set[str]:
+    def refused_ids(self) -> set[str]:
         path = self.folder / "fault-refuse"
         return set(path.read_text().split("\n")) if path.exists() else set()
 
-    def happens(self, kind: str) -> bool:
-        """Once less from now on."""
+    def occurs(self, kind: str) -> bool:
+        """Return whether the fault occurs now, and count it down."""
         path = self.folder / f"fault-{kind}"
         left = int(path.read_text()) if path.exists() else 0
         if left:
@@ -76,7 +76,7 @@ class FolderSink(Sink):
     limits = Limits(rows=3, bytes=1 << 20)
 
     def __init__(self, settings: SinkSettings) -> None:
-        self._where = FolderDestination(Path(settings.options["folder"]))
+        self._destination = FolderDestination(Path(settings.options["folder"]))
         self._can_be_asked = bool(settings.options.get("can_be_asked", True))
         self._name = str(settings.options.get("calls_itself", "")) or None
         self._address = address(settings)
@@ -84,19 +84,19 @@ class FolderSink(Sink):
     async def open(self) -> Destination:
         return Destination(self._address, self._name)
 
-    async def landed(self, chunk: Chunk) -> bool | None:
+    async def has_chunk(self, chunk: Chunk) -> bool | None:
         return self._path(chunk).exists() if self._can_be_asked else None
 
-    async def delivered(self, stream: StreamKey, gateway_id: str, incarnation: str) -> Delivered | None:
+    async def coverage(self, stream: StreamKey, gateway_id: str, incarnation: str) -> Delivered | None:
         if not self._can_be_asked:
             return None
         last, holes = 0, []
-        for held in self._where.chunks():
-            whose = (held["dataset"], held["source"], held["gateway"], held["incarnation"])
-            if whose == (stream.dataset, stream.source, gateway_id, incarnation):
-                if held["after"] > last:
-                    holes.append((last, held["after"]))
-                last = max(last, held["last"])
+        for stored in self._destination.chunks():
+            owner = (stored["dataset"], stored["source"], stored["gateway"], stored["incarnation"])
+            if owner == (stream.dataset, stream.source, gateway_id, incarnation):
+                if stored["after"] > last:
+                    holes.append((last, stored["after"]))
+                last = max(last, stored["last"])
         return Delivered(last, tuple(holes))
 
     def encode(self, rows: pa.Table) -> Payload:
@@ -104,24 +104,24 @@ class FolderSink(Sink):
 
     async def ship(self, chunk: Chunk, payload: Payload, acked_to: int) -> int:
         assert isinstance(payload, Rows)
-        if self._where.happens("busy"):
+        if self._destination.occurs("busy"):
             raise Busy("asked to wait", 0.001)
-        if self._where.happens("cut"):
+        if self._destination.occurs("cut"):
             raise Unreachable("the connection was cut")
         messages: list[str] = payload.table.column("message_id").to_pylist()
         if not self._path(chunk).exists():
-            if bad := self._where.refused() & set(messages):
-                raise Refused(f"{sorted(bad)[0]} is not taken")
+            if bad := self._destination.refused_ids() & set(messages):
+                raise Refused(f"{min(bad)} is refused")
             self._store(chunk, messages)
-        if self._where.happens("lose-answer"):
-            raise Unreachable("the answer was lost")
+        if self._destination.occurs("lose-answer"):
+            raise Unreachable("the response was lost")
         return len(messages)
 
     async def close(self) -> None:
         return None
 
     def _path(self, chunk: Chunk) -> Path:
-        return self._where.folder / f"{chunk.id}.json"
+        return self._destination.folder / f"{chunk.id}.json"
 
     def _store(self, chunk: Chunk, messages: list[str]) -> None:
         body = {
@@ -138,7 +138,7 @@ class FolderSink(Sink):
         try:
             os.link(written, self._path(chunk))
         except FileExistsError:
-            pass  # another round was quicker with the same chunk
+            pass  # another round stored the same chunk first
         finally:
             written.unlink()
 
@@ -147,4 +147,4 @@ def address(settings: SinkSettings) -> str:
     return f"folder:{settings.options['folder']}"
 
 
-FOLDER = SinkType("test-folder", "a folder that misbehaves when it is told to", address, FolderSink)
+FOLDER = SinkType("test-folder", "a folder with faults on request", address, FolderSink)

@@ -1,4 +1,4 @@
-"""Work done in a process of its own, which may be killed for real in the middle of it."""
+"""Run work in a child process that a crash point may kill."""
 
 from __future__ import annotations
 
@@ -11,8 +11,11 @@ from collections.abc import Callable
 from hypaware import faults
 
 
-def live(work: Callable[[], None], crash_at: str | None = None) -> bool:
-    """Runs the work in a forked child: whether it lived to the end. Any end but that and SIGKILL is an error."""
+def live(work: Callable[[], object], crash_at: str | None = None) -> bool:
+    """Run the work in a forked child, optionally killed at a crash point.
+
+    Returns True if the child finished and False if it was killed by SIGKILL; fails on any other exit.
+    """
     sys.stdout.flush()
     sys.stderr.flush()
     pid = os.fork()
@@ -25,5 +28,5 @@ def live(work: Callable[[], None], crash_at: str | None = None) -> bool:
             traceback.print_exc()
             os._exit(70)
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    assert code in (0, -signal.SIGKILL), f"the child ended with {code}"
+    assert code in (0, -signal.SIGKILL), f"the child exited with {code}"
     return code == 0

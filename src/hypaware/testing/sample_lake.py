@@ -1,7 +1,6 @@
-"""A lake in a folder, for deliveries: one Arrow file per commit, each row with its sequence.
+"""A small lake for tests of delivery: a folder with one Arrow file per commit, each row with its sequence.
 
-It does to its rows what a real one does (commits, a rewrite of all files, a purge), with the real state beside it, and
-needs neither Spark nor Iceberg.
+It supports commits, compaction and purge like a real lake and uses the real state, but needs neither Spark nor Iceberg.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ DATASET = "ai_gateway_messages"
 
 
 def sample_row(number: int, source: str, text: str = "text") -> dict[str, object]:
-    """A valid row; the number makes its identity (`part_id`)."""
+    """Return a valid row; the number determines its identity (`part_id`)."""
     at = f"2026-11-{1 + number // 86_400 % 28:02d}T{number // 3600 % 24:02d}:{number // 60 % 60:02d}:{number % 60:02d}Z"
     return {
         "session_id": "session-1", "provider": "anthropic", "client_name": source, "conversation_source": source,
@@ -46,20 +45,20 @@ class SampleLake:
         folder.mkdir(parents=True, exist_ok=True)
 
     def commit(self, opened: OpenHome, rows: Sequence[dict[str, object]]) -> None:
-        """Rows of any sources, in this order, as one flush: reserved, written, recorded."""
+        """Commit rows of any sources in this order, as one flush: reserve, write, record."""
         dataset = datasets.get(DATASET)
         coerced = [coerce_row(dataset, row, opened.gateway_id) for row in rows]
         with opened.store.transaction() as connection:
             flush = flushes.reserve_blocks(connection, DATASET, len(rows))
-        seqs = [flush.after + 1 + place for place in range(len(rows))]
+        seqs = [flush.after + 1 + index for index in range(len(rows))]
         sources = [dataset.source_of(row) for row in coerced]
         self._write(f"{flush.after:020d}", self._table(coerced, seqs, sources))
         high_water = dict(zip(sources, seqs, strict=True))
         with opened.store.transaction() as connection:
             flushes.record(connection, flush, Outcome(high_water, len(rows), 0, 0))
 
-    def rewrite(self) -> None:
-        """Compaction: all rows in one file, in another order."""
+    def compact(self) -> None:
+        """Rewrite all rows into one file, in another order."""
         whole = self._whole()
         for path in self._files():
             path.unlink()
@@ -123,7 +122,7 @@ class SampleLake:
 
 def _schema() -> pa.Schema:
     dataset = datasets.get(DATASET)
-    return file_schema(dataset, {column.name: place for place, column in enumerate(table_columns(dataset), 1)})
+    return file_schema(dataset, {column.name: number for number, column in enumerate(table_columns(dataset), 1)})
 
 
 def _read(path: Path) -> pa.Table:

@@ -1,1 +1,1 @@
-"""`hyp verify`: audits the promises on the data at hand. Repairs only what is derived."""
+"""Check the integrity of the recorded data, and repair derived data."""

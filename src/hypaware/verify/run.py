@@ -1,7 +1,7 @@
-"""The job `verify`: every check over every dataset that has a table.
+"""The engine job `verify`: run every check on every dataset that has a table.
 
-args: `deep` (read everything instead of a sample), `repair` (mend what is derived, then look), `accept_rollback`.
-Result: `{ok, checks: [{name, dataset, ok, detail}]}`.
+Arguments: `deep` (read everything instead of a sample), `repair` (repair derived data before checking),
+`accept_rollback`. Result: `{ok, checks: [{name, dataset, ok, detail}]}`.
 """
 
 from __future__ import annotations
@@ -33,53 +33,53 @@ def verify(context: JobContext, args: dict[str, Any]) -> dict[str, Any]:
     lake = SparkLake(context.home, spark, opened.identity, context.check_cancelled)
     try:
         for dataset in known_datasets(context.home):
-            # Nobody commits between two looks at the same table.
+            # Hold the commit lock, so that the table does not change between two checks.
             with changing(dataset.name, context.check_cancelled):
                 try:
                     secure.refuse_damaged(context.home, dataset.name)
                 except LakeError as error:
-                    repair_ = f" ({error.repair[0]})" if error.repair else ""
-                    found.append(Check("table", dataset.name, False, f"{error.message}{repair_}"))
+                    command = f" ({error.repair[0]})" if error.repair else ""
+                    found.append(Check("table", dataset.name, False, f"{error.message}{command}"))
                     continue
                 audit = Audit(context.home, opened.store, lake, SparkTable(spark, dataset), dataset, bool(args["deep"]))
                 if args["accept_rollback"]:
-                    _tell(context, audit, repair.accept_rollback(audit))
+                    _note(context, audit, repair.accept_rollback(audit))
                 if args["repair"]:
-                    _tell(context, audit, repair.repair(audit))
-                for place, check in enumerate(checks.ALL):
+                    _note(context, audit, repair.repair(audit))
+                for index, check in enumerate(checks.ALL):
                     context.check_cancelled()
-                    context.progress(f"checking {dataset.name}", place, len(checks.ALL))
-                    found.append(_made(check, audit))
+                    context.progress(f"checking {dataset.name}", index, len(checks.ALL))
+                    found.append(_run_check(check, audit))
         found += _lost_tables(context, opened.store)
     finally:
         opened.store.close()
     return {"ok": all(check.ok for check in found), "checks": [asdict(check) for check in found]}
 
 
-def _made(check: Callable[[Audit], Check], audit: Audit) -> Check:
-    """A check that a damaged file stops has failed, and the others have their turn."""
+def _run_check(check: Callable[[Audit], Check], audit: Audit) -> Check:
+    """Run a check. If a damaged file stops it, it has failed, and the other checks still run."""
     try:
         return check(audit)
     except (Py4JJavaError, PySparkException, OSError, ValueError) as error:
-        told = str(error.java_exception.getMessage() if isinstance(error, Py4JJavaError) else error)
-        first = (told.splitlines() or [type(error).__name__])[0][:300]
-        return Check(check.__name__, audit.dataset.name, False, f"could not be made: {first}")
+        message = str(error.java_exception.getMessage() if isinstance(error, Py4JJavaError) else error)
+        first = (message.splitlines() or [type(error).__name__])[0][:300]
+        return Check(check.__name__.removeprefix("check_"), audit.dataset.name, False, f"could not run: {first}")
 
 
-def _tell(context: JobContext, audit: Audit, mended: Iterable[str]) -> None:
-    for told in mended:
-        context.note(f"{audit.dataset.name}: {told}")
+def _note(context: JobContext, audit: Audit, repairs: Iterable[str]) -> None:
+    for description in repairs:
+        context.note(f"{audit.dataset.name}: {description}")
 
 
 def _lost_tables(context: JobContext, store: Store) -> list[Check]:
-    """Tables whose rows were recorded and that the catalog does not know."""
+    """Return a failed check for each table with recorded rows that is not in the catalog."""
     present = {entry.name for entry in metadata.entries(context.home)}
     return [
         Check(
             "table",
             name,
             False,
-            f"rows up to {last} were recorded, the catalog does not know the table (hyp maintain {name} --rebuild)",
+            f"rows up to {last} were recorded, but the table is not in the catalog (hyp maintain {name} --rebuild)",
         )
         for name, last in recorded_through(store).items()
         if name not in present

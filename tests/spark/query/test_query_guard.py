@@ -130,7 +130,7 @@ REFUSED = {
     "EXECUTE IMMEDIATE": [f"EXECUTE IMMEDIATE 'DROP TABLE {TABLE}'", "EXECUTE IMMEDIATE 'SELECT 1'"],
     "a script": [f"BEGIN DROP TABLE {TABLE}; END", "BEGIN SELECT 1; END", "BEGIN DECLARE x INT; SELECT x; END"],
     "several statements": ["SELECT 1; SELECT 2", f"SELECT 1; DROP TABLE {TABLE};", "SELECT 1 /* ; */; SET x = 1"],
-    "there is no SQL": ["", "  \n"],
+    "the SQL is empty": ["", "  \n"],
     "runs a program": [
         f"SELECT TRANSFORM(role) USING 'cat' FROM {DATASET}",
         f"FROM {DATASET} MAP role USING 'cat' AS a",
@@ -200,7 +200,7 @@ REFUSED = {
         f"TABLE IDENTIFIER('hyp' || '.hypaware.{DATASET}.files')",
         f"SELECT IDENTIFIER('role') FROM {DATASET}",
     ],
-    "files cannot be queried": [
+    "datasets, not files": [
         "SELECT * FROM parquet.`/etc/hostname`",
         "SELECT * FROM `text`.`/etc/hostname`",
         "SELECT * FROM CSV.`file:///etc/hostname`",
@@ -208,7 +208,7 @@ REFUSED = {
         "SELECT * FROM iceberg.`/tmp/table`",
         "WITH `parquet, /etc/hostname` AS (SELECT 1) SELECT * FROM parquet.`/etc/hostname`",
     ],
-    f"call the dataset {DATASET} or hypaware.{DATASET}": [
+    f"name the dataset {DATASET} or hypaware.{DATASET}": [
         f"SELECT * FROM {TABLE}",
         f"SELECT * FROM {TABLE.upper()}",
         f"TABLE {TABLE}",
@@ -221,7 +221,7 @@ REFUSED = {
         f"WITH RECURSIVE r AS (SELECT 1 AS a UNION ALL SELECT a FROM r JOIN {TABLE} ON true) SELECT * FROM r",
         f"WITH `{TABLE.replace('.', ', ')}` AS (SELECT 1) SELECT * FROM {TABLE}",
     ],
-    "only its rows": [
+    "only the rows": [
         f"SELECT * FROM {TABLE}.snapshots",
         f"SELECT * FROM {DATASET}.files",
         f"SELECT * FROM hypaware.{DATASET}.files",
@@ -232,7 +232,7 @@ REFUSED = {
         f"SELECT * FROM {DATASET} JOIN LATERAL (SELECT * FROM {TABLE}.files) ON true",
         f"SELECT sum(1) OVER w FROM {DATASET} WINDOW w AS (ORDER BY (SELECT max(file_path) FROM {TABLE}.files))",
     ],
-    "there is no dataset": [
+    "no such dataset": [
         "SELECT * FROM our_view",
         "SELECT * FROM hypaware.our_global_view",
         "WITH `hypaware, our_global_view` AS (SELECT 1) SELECT * FROM hypaware.our_global_view",

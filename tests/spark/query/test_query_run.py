@@ -120,9 +120,9 @@ def test_a_limit_stops_the_output_and_says_so(asking: Asking) -> None:
 
         assert (report["rows"], report["truncated"]) == (10, True)
         assert len(asking.output.splitlines()) == 10
-        assert asking.notes == ["only the first 10 rows are shown; there are more (--max-rows 0 shows all)"]
+        assert asking.notes == ["only the first 10 rows are shown (use --max-rows 0 to see all)"]
     asking.ask(f"SELECT message_index FROM {DATASET}", format="jsonl", max_rows=1)
-    assert asking.notes == ["only the first row is shown; there are more (--max-rows 0 shows all)"]
+    assert asking.notes == ["only the first row is shown (use --max-rows 0 to see all)"]
 
 
 def test_a_result_of_exactly_the_limit_is_not_called_cut(asking: Asking) -> None:
@@ -284,7 +284,7 @@ def test_telemetry_tells_that_a_query_ran_and_nothing_of_what_it_said(
     asking: Asking, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sql: str, status: str, kind: str | None
 ) -> None:
     monkeypatch.setenv("HYP_DEV_TELEMETRY", "1")
-    telemetry.configure(Home(tmp_path))
+    telemetry.configure(Home(tmp_path).telemetry)
     try:
         with suppress(HypError):
             asking.ask(sql, format="jsonl")

@@ -1,4 +1,4 @@
-"""History of folders and sessions that are ignored is not imported, and is when they no longer are."""
+"""History of ignored folders and sessions is imported only once they are no longer ignored."""
 
 from __future__ import annotations
 
@@ -58,19 +58,19 @@ def would(home: Home, environment: dict[str, str], config: Config | None = None)
 
 
 @pytest.mark.hazard(50)
-def test_an_ignored_folder_is_not_imported_until_it_is_opened(
+def test_an_ignored_folder_is_imported_once_it_is_no_longer_ignored(
     home: Home, projects: Path, environment: dict[str, str], work: Path
 ) -> None:
     (work / ".hypignore").touch()
     path = write(projects / "a.jsonl", chain(turns("open", 2), at(work, turns("closed", 3))))
     told = would(home, environment)
     first = import_history(home, environment)
-    for found in (told, first.document()):
+    for found in (told, first.as_json()):
         assert (found["rows_written"], found["rows_skipped"], found["rows_ignored"]) == (6, 9, 9)
         assert found["lines_skipped"] == {"folder_ignored": 9}
-        assert found["summary"]["tokens"] == first.document()["summary"]["tokens"]
+        assert found["summary"]["tokens"] == first.as_json()["summary"]["tokens"]
     assert sessions(home) == ["open"] * 6
-    # Unchanged, and not opened; what is added to it is judged as well, and what was ignored before is not forgotten.
+    # The unchanged file is not opened. Added lines are filtered too, and earlier ignored pairs are kept.
     path.chmod(0)
     assert import_history(home, environment).files_unchanged == 1
     path.chmod(0o600)
@@ -84,7 +84,7 @@ def test_an_ignored_folder_is_not_imported_until_it_is_opened(
     assert import_history(home, environment).files_unchanged == 1
 
 
-def test_a_folder_that_was_ignored_and_is_gone_is_not_imported(
+def test_a_deleted_folder_that_was_ignored_is_not_imported(
     home: Home, projects: Path, environment: dict[str, str], work: Path
 ) -> None:
     clone = work / "clone"
@@ -101,13 +101,13 @@ def test_a_folder_that_was_ignored_and_is_gone_is_not_imported(
     assert would(home, environment)["rows_ignored"] == 6
     assert import_history(home, environment).rows_ignored == 6
     assert sessions(home) == []
-    # Its user makes it again, and opens it.
+    # The user creates the folder again and no longer ignores it.
     clone.mkdir()
     (clone / ".hypignore").write_text("full")
     assert import_history(home, environment).rows_written == 12
 
 
-def test_an_opted_out_session_is_not_imported_until_it_is_taken_back(
+def test_an_opted_out_session_is_imported_once_the_opt_out_is_withdrawn(
     home: Home, projects: Path, environment: dict[str, str]
 ) -> None:
     write(projects / "a.jsonl", turns("mine", 2))
@@ -116,19 +116,19 @@ def test_an_opted_out_session_is_not_imported_until_it_is_taken_back(
     assert would(home, environment)["lines_skipped"] == {"session_ignored": 6}
     assert import_history(home, environment).lines_skipped == {"session_ignored": 6}
     assert sessions(home) == ["yours"] * 3
-    # Another one that is ignored or taken back leaves the marks of these alone.
+    # Changing another session's policy does not affect these checkpoints.
     opt_outs.ignore(home, "unheard-of")
     assert import_history(home, environment).files_unchanged == 2
     opt_outs.unignore(home, "mine")
     assert import_history(home, environment).rows_written == 6
-    # What is in the lake stays there, and what comes to it does not.
+    # Rows in the lake stay; new rows are not imported.
     opt_outs.ignore(home, "mine")
     grow(projects / "a.jsonl", turns("mine", 1, first=2))
     assert import_history(home, environment).rows_ignored == 3
     assert len(sessions(home)) == 9
 
 
-def test_the_config_decides_about_folders_and_about_those_that_nobody_knows(
+def test_the_config_sets_the_policy_of_folders_and_of_unknown_folders(
     home: Home, projects: Path, environment: dict[str, str], work: Path
 ) -> None:
     write(projects / "a.jsonl", at(work / "gone", turns("closed", 1)))
@@ -144,7 +144,7 @@ def test_the_config_decides_about_folders_and_about_those_that_nobody_knows(
 
 
 @pytest.mark.hazard(59)
-def test_secrets_are_replaced_in_what_is_kept_where_that_is_asked_for(
+def test_secrets_in_imported_rows_are_redacted_if_configured(
     home: Home, projects: Path, environment: dict[str, str]
 ) -> None:
     lines = [{**line, "message": {"role": "user", "content": f"use {KEY}"}} for line in turns("s", 1, lines=0)]
@@ -156,7 +156,7 @@ def test_secrets_are_replaced_in_what_is_kept_where_that_is_asked_for(
     assert import_history(home, environment).files_unchanged == 1
 
 
-def test_where_nobody_can_say_what_is_ignored_nothing_is_imported(
+def test_nothing_is_imported_if_the_privacy_settings_cannot_be_read(
     home: Home, projects: Path, environment: dict[str, str]
 ) -> None:
     write(projects / "a.jsonl", turns("s", 1))
@@ -174,9 +174,9 @@ def test_where_nobody_can_say_what_is_ignored_nothing_is_imported(
     assert import_history(home, environment).rows_written == 3
 
 
-def test_what_goes_along_to_the_tasks_is_small(home: Home) -> None:
-    admission = Admission.of(home, Config(privacy=PrivacyConfig(folders={"~/a": "ignore"})))
+def test_the_policy_sent_to_tasks_is_small(home: Home) -> None:
+    admission = Admission.from_config(home, Config(privacy=PrivacyConfig(folders={"~/a": "ignore"})))
     packed = pickle.dumps(admission)
     assert pickle.loads(packed) == admission
     assert len(packed) < 1000
-    assert EVERYTHING.door().why_not(("/a", "s")) is None
+    assert EVERYTHING.row_filter().skip_reason(("/a", "s")) is None

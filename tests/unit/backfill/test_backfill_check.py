@@ -62,12 +62,12 @@ def fault(thing: Any, materializers: Materializers) -> ProviderFault:
     return caught.value
 
 
-def test_an_item_is_taken_as_a_dataclass_or_as_a_mapping(materializers: Materializers) -> None:
+def test_an_item_may_be_a_dataclass_or_a_mapping(materializers: Materializers) -> None:
     assert checked(ITEM, Diary(), materializers) == ITEM
     assert checked(AS_MAPPING, Diary(), materializers) == ITEM
 
 
-def test_a_path_may_stand_for_its_text(materializers: Materializers) -> None:
+def test_a_source_path_may_be_a_path_object(materializers: Materializers) -> None:
     provenance = {**AS_MAPPING["provenance"], "source_path": Path("/home/dev/.diary/monday")}  # type: ignore[dict-item]
 
     assert checked({**AS_MAPPING, "provenance": provenance}, Diary(), materializers) == ITEM
@@ -82,7 +82,7 @@ def test_a_path_may_stand_for_its_text(materializers: Materializers) -> None:
         {"name": "unsupported_location", "facts": {"path": "/a"}},
     ],
 )
-def test_an_event_is_taken_as_a_dataclass_or_as_a_mapping(event: Any, materializers: Materializers) -> None:
+def test_an_event_may_be_a_dataclass_or_a_mapping(event: Any, materializers: Materializers) -> None:
     assert checked(event, Diary(), materializers) == Event("unsupported_location", {"path": "/a"})
 
 
@@ -97,19 +97,19 @@ def test_an_event_is_taken_as_a_dataclass_or_as_a_mapping(event: Any, materializ
         ([ITEM], "neither an item nor an event"),
         ({"dataset": DATASET, "kind": "diary.page"}, "lacks provenance, value"),
         ({**AS_MAPPING, "rows": []}, "'rows'"),
-        ({**AS_MAPPING, "kind": None}, "kind is None"),
-        ({**AS_MAPPING, "provenance": None}, "provenance is None"),
+        ({**AS_MAPPING, "kind": None}, "the kind of an item is None"),
+        ({**AS_MAPPING, "provenance": None}, "the provenance of an item is None"),
         ({**AS_MAPPING, "provenance": {"client_name": "diary"}}, "lacks native_id, source_path"),
-        (Item(DATASET, "diary.page", {}, None), "provenance is None"),  # type: ignore[arg-type]
-        (Item("", "diary.page", {}, FROM), "dataset is ''"),
-        (Item(DATASET, "diary.page", {}, Provenance("diary", "/a", 7)), "native_id is 7"),  # type: ignore[arg-type]
+        (Item(DATASET, "diary.page", {}, None), "the provenance of an item is None"),  # type: ignore[arg-type]
+        (Item("", "diary.page", {}, FROM), "the dataset of an item is ''"),
+        (Item(DATASET, "diary.page", {}, Provenance("diary", "/a", 7)), "the native_id of an item is 7"),  # type: ignore[arg-type]
         (Event("Not a name"), "'Not a name'"),
         (Event("a" * 100), "name"),
         (Event("looked", None), "facts"),  # type: ignore[arg-type]
         ({"event": "looked", 7: 8}, "facts"),
     ],
 )
-def test_what_is_neither_an_item_nor_an_event_fails_its_provider(
+def test_a_value_that_is_neither_item_nor_event_fails_the_provider(
     thing: Any, said: str, materializers: Materializers
 ) -> None:
     found = fault(thing, materializers)
@@ -119,7 +119,7 @@ def test_what_is_neither_an_item_nor_an_event_fails_its_provider(
 
 
 @pytest.mark.hazard(48)
-def test_an_item_of_a_kind_that_nothing_takes_fails_its_provider(materializers: Materializers) -> None:
+def test_an_item_of_an_unknown_kind_fails_the_provider(materializers: Materializers) -> None:
     found = fault(Item(DATASET, "diary.photo", {}, FROM), materializers)
 
     assert found.kind == "materializer_missing"
@@ -128,7 +128,7 @@ def test_an_item_of_a_kind_that_nothing_takes_fails_its_provider(materializers: 
 
 
 @pytest.mark.hazard(48)
-def test_a_materializer_that_is_broken_is_missing_and_says_why(materializers: Materializers) -> None:
+def test_a_broken_materializer_is_reported_with_its_error(materializers: Materializers) -> None:
     materializers.broken.append(
         Plugin("hypaware.materializers", "diary.photo", "photos", "1", "photos:IT", "broken", "no luck")
     )
@@ -142,11 +142,13 @@ def test_a_materializer_that_is_broken_is_missing_and_says_why(materializers: Ma
 @pytest.mark.parametrize(
     ("item", "said"),
     [
-        (Item("elsewhere", "diary.page", {}, FROM), "registered only for ai_gateway_messages, diary_pages"),
+        (Item("elsewhere", "diary.page", {}, FROM), "declares only ai_gateway_messages, diary_pages"),
         (Item(DATASET, "diary.cover", {}, FROM), "become rows of diary_pages"),
     ],
 )
-def test_an_item_for_another_dataset_fails_its_provider(item: Item, said: str, materializers: Materializers) -> None:
+def test_an_item_for_an_undeclared_dataset_fails_the_provider(
+    item: Item, said: str, materializers: Materializers
+) -> None:
     found = fault(item, materializers)
 
     assert found.kind == "dataset_mismatch"
@@ -154,20 +156,20 @@ def test_an_item_for_another_dataset_fails_its_provider(item: Item, said: str, m
 
 
 @pytest.mark.hazard(48)
-def test_an_item_for_a_dataset_that_nobody_registered_fails_its_provider(materializers: Materializers) -> None:
+def test_an_item_for_an_unregistered_dataset_fails_the_provider(materializers: Materializers) -> None:
     found = fault(Item("diary_pages", "diary.cover", {}, FROM), materializers)
 
     assert (found.kind, found.message) == ("dataset_not_registered", "no dataset diary_pages is registered")
 
 
-def test_a_fault_comes_out_of_a_worker_as_it_went_in(materializers: Materializers) -> None:
+def test_a_provider_fault_survives_pickling(materializers: Materializers) -> None:
     found = pickle.loads(pickle.dumps(fault(None, materializers)))
 
     assert isinstance(found, ProviderFault)
     assert found.as_json() == fault(None, materializers).as_json()
 
 
-def test_rows_of_an_item_come_with_what_was_left_out() -> None:
+def test_materializing_an_item_counts_skipped_parts() -> None:
     skipped: Counter[str] = Counter()
 
     rows = list(rows_of(ITEM, Materializer("diary.page", DATASET, page), skipped))
@@ -177,7 +179,7 @@ def test_rows_of_an_item_come_with_what_was_left_out() -> None:
 
 
 @pytest.mark.hazard(48)
-def test_a_value_that_its_materializer_cannot_take_fails_the_provider() -> None:
+def test_a_value_that_the_materializer_rejects_fails_the_provider() -> None:
     materializer = Materializer("diary.page", DATASET, page)
 
     with pytest.raises(ProviderFault, match=r"an item of kind diary\.page: a page has a text") as caught:
@@ -186,7 +188,7 @@ def test_a_value_that_its_materializer_cannot_take_fails_the_provider() -> None:
     assert caught.value.kind == "invalid_yield"
 
 
-def test_what_looking_finds_is_a_file_or_an_event() -> None:
+def test_find_yields_files_and_events() -> None:
     found = Found(Path("/home/dev/.diary/monday"), 7)
 
     assert checked_source(found) is found
@@ -207,7 +209,7 @@ def test_what_looking_finds_is_a_file_or_an_event() -> None:
         ITEM,
     ],
 )
-def test_what_looking_must_not_find_fails_the_provider(thing: Any) -> None:
+def test_an_invalid_value_from_find_fails_the_provider(thing: Any) -> None:
     with pytest.raises(ProviderFault) as caught:
         checked_source(thing)
 

@@ -89,16 +89,16 @@ def test_a_provider_is_known_by_its_name_and_its_plugin() -> None:
         ({"name": ""}, "name"),
         ({"name": "Diary"}, "'Diary'"),
         ({"name": "../diary"}, "name"),
-        ({"name": "list"}, "cannot be called list"),
-        ({"name": "plan"}, "cannot be called plan"),
+        ({"name": "list"}, "cannot be named list"),
+        ({"name": "plan"}, "cannot be named plan"),
         ({"summary": ""}, "summary"),
         ({"summary": "two\nlines"}, "summary"),
         ({"datasets": ()}, "datasets is empty"),
-        ({"datasets": "ai_gateway_messages"}, "datasets is a tuple"),
-        ({"datasets": ["ai_gateway_messages"]}, "datasets is a tuple"),
+        ({"datasets": "ai_gateway_messages"}, "datasets must be a tuple"),
+        ({"datasets": ["ai_gateway_messages"]}, "datasets must be a tuple"),
         ({"datasets": ("a b",)}, "'a b'"),
-        ({"datasets": ("a", "a")}, "twice"),
-        ({"environment": "DIARY_HOME"}, "environment is a tuple"),
+        ({"datasets": ("a", "a")}, "duplicate name"),
+        ({"environment": "DIARY_HOME"}, "environment must be a tuple"),
         ({"environment": ("DIARY=1",)}, "'DIARY=1'"),
     ],
 )
@@ -113,7 +113,7 @@ def test_a_provider_of_the_wrong_shape_cannot_register(change: dict[str, Any], s
 
 
 @pytest.mark.parametrize("method", ["find", "first_time", "read"])
-def test_a_provider_without_its_functions_cannot_register(method: str) -> None:
+def test_a_provider_without_its_methods_cannot_register(method: str) -> None:
     broken = type("Broken", (Diary,), {method: None})()
 
     with pytest.raises(ValueError, match=f"no function {method}"):
@@ -124,7 +124,7 @@ def test_a_name_has_one_provider() -> None:
     providers = Providers()
     providers.register(Diary(), "the-first")
 
-    with pytest.raises(ValueError, match="a provider diary already, from the-first"):
+    with pytest.raises(ValueError, match="the provider diary is already registered by the-first"):
         providers.register(Diary(summary="another"), "the-second")
 
     assert [each.plugin for each in providers] == ["the-first"]
@@ -134,7 +134,7 @@ def test_a_kind_has_one_materializer() -> None:
     materializers = Materializers()
     materializers.register(PAGES, "the-first")
 
-    with pytest.raises(ValueError, match=r"diary\.page already, from the-first"):
+    with pytest.raises(ValueError, match=r"diary\.page is already registered by the-first"):
         materializers.register(replace(PAGES, dataset="pages"), "the-second")
 
     assert materializers.get("diary.page") is PAGES
@@ -167,7 +167,7 @@ def test_an_installed_client_brings_its_provider(site: Path) -> None:
     assert registry.providers().broken == []
 
 
-def test_a_client_without_history_is_no_provider(site: Path) -> None:
+def test_a_client_without_history_registers_no_provider(site: Path) -> None:
     install_client(site, backfill="None")
 
     providers = registry.providers()
@@ -180,12 +180,12 @@ def test_a_client_without_history_is_no_provider(site: Path) -> None:
     ("change", "said"),
     [
         ({"read": ""}, "no function read"),
-        ({"name": "journal"}, "calls itself 'journal'"),
+        ({"name": "journal"}, "has the name 'journal'"),
         ({"backfill": "Nothing()"}, "NameError"),
         ({"backfill": "7"}, "name"),
     ],
 )
-def test_a_broken_client_is_named_with_its_reason_and_stops_no_other(
+def test_a_broken_client_is_listed_with_its_error_and_the_others_load(
     site: Path, change: dict[str, str], said: str
 ) -> None:
     without = [each.name for each in registry.providers()]

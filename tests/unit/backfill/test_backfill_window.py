@@ -19,7 +19,7 @@ def window(
     return resolve(since, until, retention_days, default_days, NOW)
 
 
-def test_without_dates_and_without_retention_the_window_is_open() -> None:
+def test_without_dates_and_retention_the_window_is_unbounded() -> None:
     assert window() == Window(None, None)
 
 
@@ -40,7 +40,7 @@ def test_without_dates_and_without_retention_the_window_is_open() -> None:
         (" 7d ", "2026-11-08T12:30:00.000000Z"),
     ],
 )
-def test_a_date_is_iso_8601_or_so_long_ago(written: str, moment: str) -> None:
+def test_a_date_is_iso_8601_or_an_age(written: str, moment: str) -> None:
     assert window(since=written).since == moment
 
 
@@ -52,18 +52,18 @@ def test_a_date_is_iso_8601_or_so_long_ago(written: str, moment: str) -> None:
         ("7d", "2026-11-08T12:30:00.000000Z"),
     ],
 )
-def test_until_a_day_is_until_its_end(written: str, moment: str) -> None:
+def test_until_a_day_includes_the_whole_day(written: str, moment: str) -> None:
     assert window(until=written).until == moment
 
 
-def test_one_day_can_be_both_ends() -> None:
+def test_since_and_until_may_be_the_same_day() -> None:
     found = window(since="2026-11-01", until="2026-11-01")
 
-    assert found.holds("2026-11-01T00:00:00.000000Z")
-    assert found.holds("2026-11-01T23:59:59.999999Z")
-    assert not found.holds("2026-10-31T23:59:59.999999Z")
-    assert not found.holds("2026-11-02T00:00:00.000000Z")
-    assert found.holds(None)
+    assert found.contains("2026-11-01T00:00:00.000000Z")
+    assert found.contains("2026-11-01T23:59:59.999999Z")
+    assert not found.contains("2026-10-31T23:59:59.999999Z")
+    assert not found.contains("2026-11-02T00:00:00.000000Z")
+    assert found.contains(None)
 
 
 @pytest.mark.hazard(49)
@@ -93,7 +93,7 @@ def test_one_day_can_be_both_ends() -> None:
     ],
 )
 @pytest.mark.parametrize("option", ["since", "until"])
-def test_what_is_no_date_is_refused_and_named(option: str, written: str) -> None:
+def test_an_invalid_date_is_rejected_and_named(option: str, written: str) -> None:
     with pytest.raises(UsageError, match=f"--{option}") as refused:
         window(since=written) if option == "since" else window(until=written)
 
@@ -105,36 +105,36 @@ def test_what_is_no_date_is_refused_and_named(option: str, written: str) -> None
     ("since", "until"),
     [("2026-11-02", "2026-11-01"), ("1d", "2d"), ("2026-11-01T08:00:01Z", "2026-11-01T10:00:00+02:00")],
 )
-def test_since_after_until_is_refused(since: str, until: str) -> None:
+def test_since_after_until_is_rejected(since: str, until: str) -> None:
     with pytest.raises(UsageError, match=f"--since {since} is after".replace("+", r"\+")):
         window(since=since, until=until)
 
 
-def test_retention_is_a_bound_like_since_and_the_later_holds() -> None:
+def test_the_later_of_since_and_retention_applies() -> None:
     assert window(retention_days=7).since == "2026-11-08T12:30:00.000000Z"
     assert window(since="30d", retention_days=7) == window(since="7d")
     assert window(since="3d", retention_days=7) == window(since="3d")
 
 
-def test_the_config_bounds_it_unless_told_otherwise() -> None:
+def test_the_configured_retention_applies_without_an_option() -> None:
     assert window(default_days=7) == window(since="7d")
     assert window(retention_days=30, default_days=7) == window(since="30d")
     assert window(retention_days=0, default_days=7) == Window(None, None)
 
 
-def test_a_retention_of_more_days_than_there_were_is_no_bound() -> None:
+def test_a_retention_beyond_the_year_1_is_unlimited() -> None:
     assert window(retention_days=10**12) == Window(None, None)
     assert window(retention_days=1_000_000) == Window(None, None)
 
 
 @pytest.mark.hazard(49)
-def test_a_negative_retention_is_refused() -> None:
+def test_a_negative_retention_is_rejected() -> None:
     with pytest.raises(UsageError, match="--retention-days is -1"):
         window(retention_days=-1)
 
 
-def test_a_window_that_retention_leaves_empty_is_refused_with_the_way_out() -> None:
-    with pytest.raises(UsageError, match="--until 60d is earlier") as refused:
+def test_a_window_before_the_retention_period_is_rejected_with_a_repair() -> None:
+    with pytest.raises(UsageError, match="--until 60d is before") as refused:
         window(until="60d", default_days=30)
 
     assert refused.value.repair == ("hyp backfill --retention-days 0",)
@@ -142,7 +142,7 @@ def test_a_window_that_retention_leaves_empty_is_refused_with_the_way_out() -> N
 
 
 @given(st.text(max_size=30))
-def test_any_text_is_a_moment_in_the_one_written_form_or_refused(written: str) -> None:
+def test_any_text_is_parsed_to_canonical_form_or_rejected(written: str) -> None:
     try:
         found = window(since=written).since
     except UsageError:

@@ -1,4 +1,4 @@
-"""The import over a light lake: each part once, growth, windows, what is there already."""
+"""The import into a light lake: every part once, growing files, windows, existing rows."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_a_second_import_of_the_same_history_adds_nothing_and_opens_nothing(
     assert output_tokens(home) == 50
 
 
-def test_without_its_marks_an_import_reads_everything_and_still_adds_nothing(
+def test_without_checkpoints_an_import_reads_everything_and_adds_nothing(
     home: Home, projects: Path, environment: dict[str, str]
 ) -> None:
     write(projects / "s.jsonl", turns("s", 5))
@@ -87,9 +87,7 @@ def test_without_its_marks_an_import_reads_everything_and_still_adds_nothing(
 
 @pytest.mark.hazard(1)
 @pytest.mark.hazard(83)
-def test_rows_that_wait_in_the_spool_are_not_imported_a_second_time(
-    home: Home, projects: Path, environment: dict[str, str]
-) -> None:
+def test_spooled_rows_are_not_imported_again(home: Home, projects: Path, environment: dict[str, str]) -> None:
     write(projects / "s.jsonl", turns("s", 3))
     import_history(home, environment)
     rows = [public(row) for row in lake(home).values()]
@@ -106,7 +104,7 @@ def public(row: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.hazard(82)
-def test_a_spooled_row_that_flush_refuses_does_not_keep_the_import_from_writing_it(
+def test_a_spooled_row_that_a_flush_rejects_is_imported(
     home: Home, projects: Path, environment: dict[str, str]
 ) -> None:
     write(projects / "s.jsonl", turns("s", 1, lines=1))
@@ -119,7 +117,9 @@ def test_a_spooled_row_that_flush_refuses_does_not_keep_the_import_from_writing_
     assert "s-u0#0" in lake(home)
 
 
-def test_a_grown_file_gives_its_new_lines_only(home: Home, projects: Path, environment: dict[str, str]) -> None:
+def test_only_the_new_lines_of_a_grown_file_are_imported(
+    home: Home, projects: Path, environment: dict[str, str]
+) -> None:
     path = write(projects / "s.jsonl", turns("s", 3))
     import_history(home, environment)
     grow(path, turns("s", 2, first=3))
@@ -131,7 +131,7 @@ def test_a_grown_file_gives_its_new_lines_only(home: Home, projects: Path, envir
 
 @pytest.mark.hazard(52)
 @pytest.mark.hazard(80)
-def test_an_unfinished_answer_waits_until_it_is_complete_or_the_file_is_quiet(
+def test_an_unfinished_response_is_held_back_until_it_is_complete_or_the_file_is_quiet(
     home: Home, projects: Path, environment: dict[str, str]
 ) -> None:
     lines = list(turns("s", 2, lines=3))
@@ -148,7 +148,7 @@ def test_an_unfinished_answer_waits_until_it_is_complete_or_the_file_is_quiet(
 
 
 @pytest.mark.hazard(96)
-def test_lines_of_an_answer_that_come_after_a_long_pause_carry_only_the_difference(
+def test_lines_of_a_response_after_a_long_pause_carry_only_the_difference(
     home: Home, projects: Path, environment: dict[str, str]
 ) -> None:
     path = write(projects / "s.jsonl", turns("s", 1, lines=1, output=10))
@@ -173,9 +173,7 @@ def test_a_rewritten_file_is_read_from_its_beginning(home: Home, projects: Path,
 
 
 @pytest.mark.hazard(66)
-def test_a_forked_session_keeps_its_copies_with_the_first_and_its_own_lines_for_itself(
-    home: Home, projects: Path, environment: dict[str, str]
-) -> None:
+def test_a_forked_session_adds_only_its_own_lines(home: Home, projects: Path, environment: dict[str, str]) -> None:
     original = list(turns("s", 3))
     copied = [{**line, "sessionId": "fork"} for line in original]
     own = turns("fork", 1, first=3)
@@ -188,7 +186,9 @@ def test_a_forked_session_keeps_its_copies_with_the_first_and_its_own_lines_for_
     assert output_tokens(home) == 40
 
 
-def test_what_a_window_left_out_is_due_for_a_wider_one(home: Home, projects: Path, environment: dict[str, str]) -> None:
+def test_lines_outside_a_window_are_due_for_a_wider_one(
+    home: Home, projects: Path, environment: dict[str, str]
+) -> None:
     write(projects / "s.jsonl", turns("s", 10))
     narrow = import_history(home, environment, since="2026-10-01T08:05:00.000000Z", until="2026-10-01T08:06:00.000000Z")
     assert narrow.rows_written == 4, "both ends belong to it"
@@ -200,10 +200,8 @@ def test_what_a_window_left_out_is_due_for_a_wider_one(home: Home, projects: Pat
 
 
 @pytest.mark.hazard(84)
-def test_a_resumed_session_does_not_bring_back_what_was_imported_before(
-    home: Home, projects: Path, environment: dict[str, str]
-) -> None:
-    """Retention may have dropped those rows and their keys; the file still holds them."""
+def test_a_resumed_session_adds_no_duplicates(home: Home, projects: Path, environment: dict[str, str]) -> None:
+    """Retention may have removed those rows and their keys, but the file still holds them."""
     path = write(projects / "s.jsonl", turns("s", 3))
     import_history(home, environment)
     (home.lake / "keys.db").unlink()
@@ -211,7 +209,7 @@ def test_a_resumed_session_does_not_bring_back_what_was_imported_before(
     assert import_history(home, environment).rows_skipped == 0
 
 
-def test_sequences_rise_with_time_whatever_the_files_are_called(
+def test_sequences_rise_with_time_regardless_of_file_names(
     home: Home, projects: Path, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lots, "_TASK_BYTES", 1)
@@ -226,7 +224,7 @@ def test_sequences_rise_with_time_whatever_the_files_are_called(
 
 
 @pytest.mark.hazard(61)
-def test_a_file_that_cannot_be_read_is_told_and_does_not_stop_the_others(
+def test_an_unreadable_file_is_reported_and_the_others_are_imported(
     home: Home, projects: Path, environment: dict[str, str]
 ) -> None:
     write(projects / "a.jsonl", turns("a", 1))
@@ -239,13 +237,13 @@ def test_a_file_that_cannot_be_read_is_told_and_does_not_stop_the_others(
 
 
 @pytest.mark.hazard(93)
-def test_a_source_that_takes_its_worker_down_does_not_keep_the_others_out(
+def test_a_source_that_crashes_its_worker_does_not_stop_the_others(
     home: Home, projects: Path, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = LightLake.run
 
     def dies_of_poison(self: LightLake, tasks: Any) -> Any:
-        poisoned = any(piece.pinned.path.name == "poison.jsonl" for task in tasks for piece in task.pieces)
+        poisoned = any(piece.snapshot.path.name == "poison.jsonl" for task in tasks for piece in task.pieces)
         return [BuildFailure("a Spark task died")] * len(tasks) if poisoned else real(self, tasks)
 
     monkeypatch.setattr(LightLake, "run", dies_of_poison)
@@ -261,7 +259,7 @@ def test_a_source_that_takes_its_worker_down_does_not_keep_the_others_out(
 
 @pytest.mark.hazard(96)
 @pytest.mark.parametrize("change", ["wider window", "new inode"])
-def test_late_lines_carry_the_difference_also_when_the_source_is_read_afresh(
+def test_late_lines_carry_the_difference_even_if_the_source_is_read_again(
     home: Home, projects: Path, environment: dict[str, str], change: str
 ) -> None:
     path = write(projects / "s.jsonl", turns("s", 2, lines=1))
@@ -276,14 +274,14 @@ def test_late_lines_carry_the_difference_also_when_the_source_is_read_afresh(
     assert output_tokens(home) == 35
 
 
-def test_a_file_from_the_future_does_not_hold_its_end_back_for_ever(
+def test_a_file_with_a_future_time_is_imported_to_its_end(
     home: Home, projects: Path, environment: dict[str, str]
 ) -> None:
     write(projects / "s.jsonl", turns("s", 1), age=-86_400)
     assert import_history(home, environment).rows_written == 3
 
 
-def test_what_is_held_back_is_told_again_as_long_as_it_waits(
+def test_held_back_messages_are_reported_by_every_import(
     home: Home, projects: Path, environment: dict[str, str]
 ) -> None:
     write(projects / "s.jsonl", turns("s", 1), age=0)
@@ -309,18 +307,18 @@ def test_files_with_odd_names_times_and_kinds_do_not_stop_an_import(
     assert import_history(home, environment).files_unchanged == 7
 
 
-def test_a_lake_that_is_gone_is_told_although_no_source_has_changed(
+def test_a_missing_lake_is_reported_even_if_no_source_has_changed(
     home: Home, projects: Path, environment: dict[str, str]
 ) -> None:
-    """The marks would vouch for rows that are nowhere, and the transcripts will not be there for ever."""
+    """The checkpoints refer to lost rows, and the transcripts will not be kept forever."""
     write(projects / "s.jsonl", turns("s", 1))
     import_history(home, environment)
     shutil.rmtree(home.lake)
-    with pytest.raises(LakeError, match="does not know the table"):
+    with pytest.raises(LakeError, match="has no such table"):
         standing.check(home, DATASET, recorded_through(home, DATASET))
 
 
-def test_a_session_over_very_many_days_needs_no_more_open_files_than_others(
+def test_a_session_over_many_days_opens_a_bounded_number_of_files(
     home: Home, projects: Path, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(partitions, "_MAX_OPEN", 3)
@@ -333,22 +331,22 @@ def test_a_session_over_very_many_days_needs_no_more_open_files_than_others(
 
 
 @pytest.mark.hazard(50)
-def test_a_source_that_fails_half_way_gives_no_rows_at_all_and_stays_due(
+def test_a_source_that_fails_halfway_adds_no_rows_and_stays_due(
     home: Home, projects: Path, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its rows without its mark: a late line would not know what they carry. And they must keep no other copy out."""
+    """Rows without a checkpoint would make later differences wrong, and must not suppress another copy."""
     write(projects / "a.jsonl", turns("s", 3))
     copied = iter([{**line, "sessionId": "copy"} for line in turns("s", 3)])
     write(projects / "b.jsonl", copied, age=claude_files.LONG_AGO - 60)
-    real = SourcePiece._mark
+    real = SourcePiece._checkpoint
 
     def fails(self: SourcePiece, *read: Any) -> Any:
-        if self.pinned.path.name == "a.jsonl":
+        if self.snapshot.path.name == "a.jsonl":
             raise RuntimeError("broken")
         return real(self, *read)
 
     with monkeypatch.context() as broken:
-        broken.setattr(SourcePiece, "_mark", fails)
+        broken.setattr(SourcePiece, "_checkpoint", fails)
         outcome = import_history(home, environment)
     assert outcome.error is not None
     assert (outcome.rows_written, outcome.rows_skipped, outcome.items) == (9, 0, 1)

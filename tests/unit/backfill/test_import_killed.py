@@ -1,4 +1,4 @@
-"""The import under SIGKILL at every crash point, over a light lake; Spark's turn is in tests/acceptance."""
+"""The import, killed at every crash point, into a light lake; tests/acceptance does the same with Spark."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from tests.light_life import DATASET, append, import_history
 from tests.lives import live
 from tests.rows import rows as message_rows
 
-# Refusals and power cuts are the flush's: an import reads what coercion takes.
+# Rejects and power cuts are tested with the flush: this import has only valid rows.
 _NOT_HERE = ("lake.rejects", "lake.step-back", "lake.reserve", "lake.settlements", "lake.tombstones", "lake.relocate")
 POINTS = [
     point.name for point in all_points() if point.package in ("state", "lake") and not point.name.startswith(_NOT_HERE)
 ]
-# What several steps of one import pass, and the commits of one lot after another; a soak kills all of them more often.
+# Points that one import passes several times, with one batch after another; a soak kills at all of them more often.
 _AGAIN = ("state.", "lake.secure.", "lake.commit.")
 KILLS = [
     (point, times)
@@ -44,7 +44,7 @@ def home(tmp_path: Path) -> Home:
 
 @pytest.fixture
 def environment(tmp_path: Path) -> dict[str, str]:
-    """Three sessions, one of them a fork that repeats another's lines."""
+    """Write three sessions; one is a fork that repeats another's lines."""
     projects = tmp_path / "claude" / "projects" / "-project"
     original = list(turns("s", 4))
     write(projects / "s.jsonl", iter(original))
@@ -61,7 +61,7 @@ def expected_parts() -> set[str]:
 
 @pytest.mark.hazard(50)
 @pytest.mark.parametrize(("point", "times"), KILLS)
-def test_an_import_killed_at_any_point_goes_on_and_leaves_every_part_once(
+def test_an_import_killed_at_any_point_is_finished_by_the_next_one_without_duplicates(
     home: Home, environment: dict[str, str], point: str, times: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lots, "LOT_BYTES", 9000)

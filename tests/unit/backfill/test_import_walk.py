@@ -1,7 +1,7 @@
-"""Random lives of one transcript: it grows, rests, is copied, and is imported under changing windows.
+"""Random histories of one transcript: it grows, pauses, is copied, and is imported under changing windows.
 
-Whatever happened on the way, a last import without a window, of a file that has come to rest, leaves every part once
-and every token once; and after that nothing is due.
+After any such history, a last import of the quiet file without a window leaves every part and every token exactly once,
+and nothing is due afterwards.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _WALKS = 25 * int(os.environ["HYP_SOAK"]) if "HYP_SOAK" in os.environ else 12
 
 
 def _history(chance: random.Random) -> list[dict[str, Any]]:
-    """Turns of one to three lines whose counts grow, over some days."""
+    """Return turns of one to three lines with growing counts, over several days."""
     lines: list[dict[str, Any]] = []
     for turn in range(chance.randint(1, 6)):
         start = claude_files.START + timedelta(hours=chance.randint(5, 20) * turn)
@@ -54,7 +54,7 @@ def _true_tokens(lines: list[dict[str, Any]]) -> int:
 @pytest.mark.hazard(52)
 @pytest.mark.hazard(96)
 @pytest.mark.parametrize("seed", range(_WALKS))
-def test_however_a_transcript_was_imported_every_part_and_every_token_is_there_once(tmp_path: Path, seed: int) -> None:
+def test_every_part_and_token_is_imported_once_in_any_sequence_of_steps(tmp_path: Path, seed: int) -> None:
     chance = random.Random(seed)
     home = Home(tmp_path / "home")
     path = tmp_path / "claude" / "projects" / "-p" / "s.jsonl"

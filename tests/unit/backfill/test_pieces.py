@@ -1,4 +1,4 @@
-"""One source as a piece of a build: the same rows under the same numbers each time, whatever happens beside it."""
+"""Building one source: the same rows with the same sequences each time, even if the file changes."""
 
 from __future__ import annotations
 
@@ -36,24 +36,24 @@ def piece_of(path: Path, first_seq: int = 1) -> SourcePiece:
 def read(piece: SourcePiece) -> tuple[list[tuple[int, Row]], SourceReport]:
     built = Built()
     rows = list(piece.rows(AI_GATEWAY_MESSAGES, built))
-    (report,) = built.notes
+    (report,) = built.reports
     return rows, report
 
 
 @pytest.mark.hazard(81)
-def test_a_task_that_is_tried_again_sees_the_pinned_bytes_and_no_more(path: Path) -> None:
-    """Read to the end, the second try would give other rows under the sequences of the first."""
+def test_a_retried_task_reads_exactly_the_pinned_bytes(path: Path) -> None:
+    """Reading to the current end would give other rows for the sequences of the first attempt."""
     piece = piece_of(path, first_seq=500)
     first, report = read(piece)
     grow(path, turns("s", 3, first=4), age=0)
     assert read(piece)[0] == first
     assert [seq for seq, _ in first] == list(range(500, 512))
-    assert report.mark is not None
-    assert report.mark.consumed == report.mark.size < path.stat().st_size
+    assert report.checkpoint is not None
+    assert report.checkpoint.consumed == report.checkpoint.size < path.stat().st_size
 
 
 @pytest.mark.parametrize("change", ["replaced", "cut", "removed"])
-def test_a_source_that_changes_under_the_import_is_told_and_stays_due(path: Path, change: str) -> None:
+def test_a_source_that_changes_during_the_import_is_reported_and_stays_due(path: Path, change: str) -> None:
     piece = piece_of(path)
     if change == "replaced":
         other = path.with_name("other")
@@ -65,35 +65,35 @@ def test_a_source_that_changes_under_the_import_is_told_and_stays_due(path: Path
         path.unlink()
     rows, report = read(piece)
     assert rows == []
-    assert report.mark is None
+    assert report.checkpoint is None
     assert report.changed == ("vanished" if change == "removed" else "changed")
     assert report.error is None
 
 
-def test_a_source_that_is_cut_while_it_is_read_is_told_and_stays_due(
+def test_a_source_that_is_truncated_while_it_is_read_is_reported_and_stays_due(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reading, "_KEPT_BYTES", 10)
+    monkeypatch.setattr(reading, "_MAX_KEPT_BYTES", 10)
     piece = piece_of(path)
     built = Built()
     rows = piece.rows(AI_GATEWAY_MESSAGES, built)
     next(rows)
     os.truncate(path, 10)
     list(rows)
-    (report,) = built.notes
-    assert (report.mark, report.changed, report.error) == (None, "changed", None)
+    (report,) = built.reports
+    assert (report.checkpoint, report.changed, report.error) == (None, "changed", None)
 
 
-def test_a_row_never_gets_a_number_of_the_next_block(path: Path) -> None:
-    """Two rows with one sequence would be one for every destination."""
+def test_a_row_never_gets_a_sequence_of_the_next_source(path: Path) -> None:
+    """Destinations would treat two rows with one sequence as one."""
     rows, report = read(replace(piece_of(path), max_rows=5))
     assert len(rows) == 5
     assert report.fault is not None
     assert report.fault.kind == "invalid_yield"
 
 
-def test_a_mark_vouches_for_the_bytes_that_were_read_and_not_for_those_that_took_their_place(path: Path) -> None:
-    """Hashed afterwards, other bytes would count as imported, and their rows would never come."""
+def test_a_checkpoint_hashes_the_bytes_that_were_read_even_if_they_are_overwritten(path: Path) -> None:
+    """If the file were hashed later, overwritten bytes would count as imported and never be read."""
     piece = piece_of(path)
     built = Built()
     rows = piece.rows(AI_GATEWAY_MESSAGES, built)
@@ -101,9 +101,9 @@ def test_a_mark_vouches_for_the_bytes_that_were_read_and_not_for_those_that_took
     with path.open("r+b") as file:
         file.write(b"x" * 50)
     list(rows)
-    (report,) = built.notes
-    assert report.mark is not None
-    again = replace(piece.pinned, consumed=report.mark.consumed, prefix_hash=report.mark.prefix_hash)
+    (report,) = built.reports
+    assert report.checkpoint is not None
+    again = replace(piece.snapshot, consumed=report.checkpoint.consumed, prefix_hash=report.checkpoint.prefix_hash)
     with reading.Reading(again) as second:
-        second.start_over_if_rewritten()
+        second.reset_if_rewritten()
         assert second.source.consumed == 0

@@ -1,4 +1,4 @@
-"""What a dry run takes for there already: committed rows, rows of the spool that a flush would take, nothing else."""
+"""Rows that exist for a dry run: committed rows and spooled rows that a flush would accept."""
 
 from __future__ import annotations
 
@@ -34,18 +34,18 @@ def losers(home: Home, *numbers: int) -> set[int]:
 
 
 @pytest.mark.hazard(1)
-def test_committed_and_spooled_rows_are_there(home: Home) -> None:
+def test_committed_and_spooled_rows_exist(home: Home) -> None:
     append(home, rows(3))
     flush(home)
     append(home, rows(2, start=10))
     assert losers(home, 0, 2, 5, 10, 11, 12) == {0, 2, 10, 11}
 
 
-def test_rows_that_the_index_has_not_taken_in_are_found_in_the_files(home: Home) -> None:
+def test_rows_that_the_index_does_not_cover_are_found_in_the_files(home: Home) -> None:
     append(home, rows(3))
     flush(home)
     with closing(KeyIndex(home.keys)) as index:
-        old = index.through(DATASET, "another table")
+        old = index.indexed_through(DATASET, "another table")
     assert old is None
     home.keys.unlink()
     assert losers(home, 0, 5) == {0}
@@ -54,7 +54,7 @@ def test_rows_that_the_index_has_not_taken_in_are_found_in_the_files(home: Home)
 
 @pytest.mark.hazard(2)
 @pytest.mark.hazard(82)
-def test_a_spooled_line_that_flush_refuses_is_not_there(home: Home) -> None:
+def test_a_spooled_row_that_a_flush_rejects_does_not_exist(home: Home) -> None:
     append(home, rows(1))
     sealed = home.spool / DATASET / "sealed"
     refused = {"n": 0, "v": 1, "row": {"part_id": "message-7#0", "message_id": "message-7", "part_index": 0}}
@@ -62,7 +62,7 @@ def test_a_spooled_line_that_flush_refuses_is_not_there(home: Home) -> None:
     assert losers(home, 0, 7) == {0}
 
 
-def test_a_key_that_comes_twice_in_one_run_is_written_once(home: Home) -> None:
+def test_a_key_that_occurs_twice_in_one_run_is_written_once(home: Home) -> None:
     present = Present(home, AI_GATEWAY_MESSAGES)
     key = asked(1)[0][0]
     assert present.duplicates([(key, 9), (key, 4)]) == {9}
@@ -70,8 +70,8 @@ def test_a_key_that_comes_twice_in_one_run_is_written_once(home: Home) -> None:
 
 
 @pytest.mark.hazard(58)
-def test_settling_an_import_costs_its_own_keys_in_memory_and_not_the_lakes(tmp_path: Path) -> None:
-    """A set of all known ids would grow with the lake."""
+def test_matching_an_import_loads_only_its_own_keys_into_memory(tmp_path: Path) -> None:
+    """A set of all keys would grow with the lake."""
     with closing(KeyIndex(tmp_path / "keys.db")) as index:
         index.add(DATASET, "uuid", 1, ((number.to_bytes(KEY_BYTES, "big"), number) for number in range(200_000)))
         news = Built(

@@ -1,4 +1,4 @@
-"""Reading a pinned source: whole lines or none, bounds on everything, a reason for each line passed over."""
+"""Reading a pinned source: whole lines only, limits on everything, a reason for each skipped line."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def path(tmp_path: Path) -> Path:
         (b'{"a":' + b"[" * 2000 + b"]" * 2000 + b"}", "nested_too_deeply"),
     ],
 )
-def test_a_line_that_is_no_object_is_counted_with_its_reason_and_the_others_are_read(
+def test_an_invalid_line_is_counted_with_its_reason_and_the_others_are_read(
     path: Path, raw: bytes, reason: str
 ) -> None:
     path.write_bytes(b'{"n": 1}\n' + raw + b'\n\n{"n": 2}\n')
@@ -47,7 +47,7 @@ def test_a_line_that_is_no_object_is_counted_with_its_reason_and_the_others_are_
 
 
 @pytest.mark.hazard(60)
-def test_a_line_beyond_the_limit_is_passed_over_without_being_held_in_memory(
+def test_a_line_beyond_the_limit_is_skipped_without_being_kept_in_memory(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "MAX_LINE_BYTES", 50)
@@ -58,14 +58,14 @@ def test_a_line_beyond_the_limit_is_passed_over_without_being_held_in_memory(
     assert dict(reading.skipped) == {"line_too_long": 1}
 
 
-def test_half_a_line_at_the_end_is_left_for_the_next_import(path: Path) -> None:
+def test_an_incomplete_last_line_is_left_for_the_next_import(path: Path) -> None:
     path.write_bytes(b'{"n": 1}\n{"n": 2, "te')
     found, reading = read(path)
     assert len(found) == 1
     assert (reading.consumed, dict(reading.skipped)) == (9, {"half_line": 1})
 
 
-def test_a_last_line_without_its_newline_counts_if_it_is_complete(path: Path) -> None:
+def test_a_last_line_without_a_newline_counts_if_it_is_complete(path: Path) -> None:
     path.write_bytes(b'{"n": 1}\n{"n": 2}')
     found, reading = read(path)
     assert len(found) == 2
@@ -77,15 +77,15 @@ def test_a_last_line_without_its_newline_counts_if_it_is_complete(path: Path) ->
     assert again.is_new(18)
 
 
-def test_lines_that_were_counted_by_an_earlier_import_are_not_counted_again(path: Path) -> None:
+def test_lines_counted_by_an_earlier_import_are_not_counted_again(path: Path) -> None:
     path.write_bytes(b'garbage\n{"n": 1}\nrubbish\n')
     _, reading = read(path, consumed=8)
     assert dict(reading.skipped) == {"not_json": 1}
 
 
-def test_a_large_source_is_not_kept_and_reads_the_same(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_source_is_not_kept_in_memory_and_reads_the_same(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path.write_bytes(b"".join(b'{"n": %d}\n' % number for number in range(100)))
-    monkeypatch.setattr(module, "_KEPT_BYTES", 10)
+    monkeypatch.setattr(module, "_MAX_KEPT_BYTES", 10)
     found, _ = read(path)
     assert [value["n"] for value in found] == list(range(100))
 
@@ -95,47 +95,47 @@ def test_whole_numbers_keep_their_digits(path: Path) -> None:
     assert read(path)[0] == [{"n": 123456789012345678901234567890}]
 
 
-def test_a_rewritten_source_is_known_by_its_prefix(path: Path) -> None:
+def test_a_rewritten_source_is_detected_by_the_hash_of_its_prefix(path: Path) -> None:
     path.write_bytes(b'{"n": 1}\n{"n": 2}\n')
     _, reading = read(path, size=9)
-    taken = reading.taken_hash
+    taken = reading.consumed_hash
     with Reading(pin(path, consumed=9, prefix_hash=taken, held=frozenset({"m"}))) as same:
-        same.start_over_if_rewritten()
+        same.reset_if_rewritten()
         assert same.source.consumed == 9
     path.write_bytes(b'{"n": 7}\n{"n": 2}\n')
     with Reading(pin(path, consumed=9, prefix_hash=taken, held=frozenset({"m"}))) as other:
-        other.start_over_if_rewritten()
+        other.reset_if_rewritten()
         assert (other.source.consumed, other.source.held) == (0, frozenset())
 
 
-def test_another_file_under_the_same_name_is_refused(path: Path) -> None:
+def test_another_file_under_the_same_name_is_rejected(path: Path) -> None:
     path.write_bytes(b"{}\n")
     with pytest.raises(SourceChanged), Reading(pin(path, inode=1)):
         raise AssertionError("it was opened")
 
 
-def test_what_a_window_leaves_out_is_new_for_the_next_import_and_nothing_else_is(path: Path) -> None:
+def test_only_lines_outside_the_window_are_new_for_the_next_import(path: Path) -> None:
     path.write_bytes(b"".join(b'{"t": "2026-01-%02d"}\n' % day for day in range(1, 10)))
     size = len(b'{"t": "2026-01-01"}\n')
     with Reading(pin(path, window=Window("2026-01-03", "2026-01-06"))) as reading:
         wanted = [reading.wants(line, line.value["t"]) for line in reading.lines()]
     assert wanted == [False] * 2 + [True] * 4 + [False] * 3
     assert reading.left_out == [(0, 2 * size), (6 * size, 9 * size)]
-    assert reading.settle_window() == Window("2026-01-03", "2026-01-06")
+    assert reading.effective_window() == Window("2026-01-03", "2026-01-06")
     with Reading(pin(path, consumed=reading.consumed, left_out=tuple(reading.left_out))) as wider:
         new = [wider.is_new(line.offset) for line in wider.lines()]
         assert new == [not each for each in wanted]
 
 
-def test_a_window_that_left_nothing_out_counts_as_none(path: Path) -> None:
+def test_a_window_that_excluded_nothing_counts_as_unbounded(path: Path) -> None:
     path.write_bytes(b"{}\n")
     narrow = Window("2026-01-01T00:00:00.000000Z", None)
     with Reading(pin(path, window=narrow)) as reading:
         (line,) = reading.lines()
         assert reading.wants(line, None)
-        assert reading.settle_window() == Window()
+        assert reading.effective_window() == Window()
     silent = Reading(pin(path, window=narrow))
-    assert silent.settle_window() == narrow, "a provider that never asks may have left out anything"
+    assert silent.effective_window() == narrow, "a provider that never asks may have left out anything"
     assert silent.left_out == [(0, 3)]
 
 
@@ -150,10 +150,10 @@ def test_a_window_that_left_nothing_out_counts_as_none(path: Path) -> None:
         (Window("2024", "2026"), Window("2025", "2026"), True),
     ],
 )
-def test_a_window_covers_what_lies_within_it(taken: Window, asked: Window, covered: bool) -> None:
+def test_a_window_covers_narrower_windows(taken: Window, asked: Window, covered: bool) -> None:
     assert taken.covers(asked) is covered
 
 
-def test_a_pinned_source_says_nothing_was_taken_unless_told() -> None:
+def test_a_new_source_snapshot_has_no_imported_prefix() -> None:
     pinned = Pinned(Path("x"), 1, 2, 3)
     assert (pinned.consumed, pinned.held, pinned.quiet) == (0, frozenset(), True)

@@ -1,4 +1,4 @@
-"""What a run and a dry run share: the window that retention leaves, and providers that fail in any way they like."""
+"""The steps that a run and a dry run share: the window within retention, and failing providers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def outcome() -> Outcome:
         (Window("2026-11-01T00:00:00.000000Z"), Window("2026-11-01T00:00:00.000000Z")),
     ],
 )
-def test_what_retention_has_dropped_is_outside_every_window(asked: Window, kept: Window) -> None:
+def test_expired_days_are_outside_every_window(asked: Window, kept: Window) -> None:
     assert kept_window(asked, "2026-10-01") == kept
     assert kept_window(asked, None) == asked
 
@@ -37,23 +37,23 @@ def test_what_retention_has_dropped_is_outside_every_window(asked: Window, kept:
 @pytest.mark.parametrize(
     "error", [RuntimeError("x"), SystemExit(0), OSError(28, "no space"), HypError("no", kind="odd")]
 )
-def test_whatever_a_provider_raises_is_its_own_failure(outcome: Outcome, error: BaseException) -> None:
+def test_any_exception_of_a_provider_fails_only_that_provider(outcome: Outcome, error: BaseException) -> None:
     def fails(_: Dataset) -> None:
         raise error
 
     attempt(outcome, "ai_gateway_messages", fails)
     assert outcome.error is not None
-    assert outcome.document()["status"] == "failed"
+    assert outcome.as_json()["status"] == "failed"
 
 
-def test_a_dataset_that_nobody_registered_fails_the_provider(outcome: Outcome) -> None:
+def test_an_unregistered_dataset_fails_the_provider(outcome: Outcome) -> None:
     attempt(outcome, "nobodys", lambda _: None)
     assert outcome.error is not None
     assert outcome.error.kind == "dataset_not_registered"
 
 
 @pytest.mark.parametrize("error", [Cancelled(), Retryable("gone", kind="engine_died"), ConnectionRefusedError()])
-def test_a_cancelled_run_and_a_dead_engine_end_all_of_it(outcome: Outcome, error: Exception) -> None:
+def test_a_cancelled_run_and_a_dead_engine_end_the_whole_import(outcome: Outcome, error: Exception) -> None:
     def fails(_: Dataset) -> None:
         raise error
 

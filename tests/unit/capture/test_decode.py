@@ -78,7 +78,7 @@ def packed(data: bytes, *encodings: str) -> tuple[bytes, Headers]:
     return data, (*EVENT_STREAM, ("Content-Encoding", ", ".join(encodings)))
 
 
-def test_what_is_known_of_the_exchange_goes_through() -> None:
+def test_decoding_keeps_the_metadata_of_the_exchange() -> None:
     found = decode(recording(request=b'{"model": "m"}', request_headers=JSON))
 
     assert (found.exchange_id, found.upstream, found.provider, found.client_name) == (
@@ -99,28 +99,28 @@ def test_what_is_known_of_the_exchange_goes_through() -> None:
     [(), ("gzip",), ("x-gzip",), ("deflate",), ("br",), ("zstd",), ("gzip", "br"), ("zstd", "deflate", "gzip")],
     ids=lambda names: "+".join(names) or "plain",
 )
-def test_every_encoding_is_unpacked_also_several_in_a_row(encodings: tuple[str, ...]) -> None:
+def test_every_encoding_is_decompressed_including_nested_ones(encodings: tuple[str, ...]) -> None:
     found = decode(recording(*packed(STREAM * 500, *encodings)))
 
     assert found.response_text == (STREAM * 500).decode()
     assert found.error is None
 
 
-def test_deflate_without_its_frame_is_unpacked_too() -> None:
+def test_raw_deflate_without_a_zlib_frame_is_decompressed() -> None:
     found = decode(recording(raw_deflate(STREAM), (*EVENT_STREAM, ("content-encoding", "deflate"))))
 
     assert (found.response_text, found.error) == (STREAM.decode(), None)
 
 
 @pytest.mark.parametrize("name", ["gzip", "zstd"])
-def test_several_members_are_one_body(name: str) -> None:
+def test_several_gzip_members_form_one_body(name: str) -> None:
     pack = PACKERS[name]
     found = decode(recording(pack(STREAM[:40]) + pack(STREAM[40:]), (*EVENT_STREAM, ("content-encoding", name))))
 
     assert (found.response_text, found.error) == (STREAM.decode(), None)
 
 
-def test_a_body_in_a_file_is_read_in_pieces(tmp_path: Path) -> None:
+def test_a_body_in_a_file_is_read_in_blocks(tmp_path: Path) -> None:
     data, headers = packed(STREAM * 5000, "gzip")
     file = tmp_path / "body"
     file.write_bytes(data)
@@ -130,7 +130,7 @@ def test_a_body_in_a_file_is_read_in_pieces(tmp_path: Path) -> None:
 
 @pytest.mark.hazard(60)
 @pytest.mark.parametrize("name", sorted(BOMBS))
-def test_a_bomb_costs_its_bound_and_gives_a_reason(name: str) -> None:
+def test_a_decompression_bomb_stops_at_the_limit_with_a_reason(name: str) -> None:
     bounds = Bounds(size=8 << 20, ratio=10**9)
     bomb = BOMBS[name](bytes(96 << 20))
 
@@ -146,7 +146,7 @@ def test_a_bomb_costs_its_bound_and_gives_a_reason(name: str) -> None:
 
 
 @pytest.mark.hazard(60)
-def test_a_bomb_in_a_bomb_is_noticed_by_what_it_makes_of_its_bytes() -> None:
+def test_a_nested_decompression_bomb_is_detected_by_its_ratio() -> None:
     bomb = gzip.compress(gzip.compress(bytes(64 << 20)))
 
     found = decode(recording(bomb, (*JSON, ("content-encoding", "gzip, gzip"))))
@@ -156,7 +156,7 @@ def test_a_bomb_in_a_bomb_is_noticed_by_what_it_makes_of_its_bytes() -> None:
 
 @pytest.mark.parametrize("name", sorted(set(PACKERS) - {"x-gzip"}))
 @given(cut=st.integers(0, 10_000), seed=st.binary(max_size=30))
-def test_a_packed_stream_that_breaks_off_gives_what_came_before(name: str, cut: int, seed: bytes) -> None:
+def test_a_truncated_compressed_body_yields_the_data_before_the_truncation(name: str, cut: int, seed: bytes) -> None:
     plain = bytes(STREAM * 20) + seed
     whole = PACKERS[name](plain)
     part = whole[: cut % len(whole)]
@@ -164,16 +164,16 @@ def test_a_packed_stream_that_breaks_off_gives_what_came_before(name: str, cut: 
     found = unpack([part], [name], Bounds())
 
     assert plain.startswith(bytes(found.data))
-    assert found.trouble is None if not part else found.trouble is not None or bytes(found.data) == plain
+    assert found.problem is None if not part else found.problem is not None or bytes(found.data) == plain
 
 
 @pytest.mark.parametrize("name", sorted(PACKERS))
 @given(st.binary(max_size=300))
-def test_no_bytes_make_it_fail(name: str, data: bytes) -> None:
+def test_no_input_bytes_make_decoding_fail(name: str, data: bytes) -> None:
     decode(recording(data, (("content-encoding", name),), request=data, request_headers=JSON))
 
 
-def test_how_it_ended_and_what_became_of_its_bodies_stand_side_by_side() -> None:
+def test_the_error_lists_how_the_exchange_ended_and_the_problems_of_its_bodies() -> None:
     data, headers = packed(STREAM * 50, "gzip")
 
     found = decode(recording(data[:-9], headers, error="client_abort"))
@@ -183,7 +183,7 @@ def test_how_it_ended_and_what_became_of_its_bodies_stand_side_by_side() -> None
     assert found.events[0] == Event("message_start", {"type": "message_start"})
 
 
-def test_an_unknown_encoding_is_named_and_the_exchange_is_still_there() -> None:
+def test_an_unknown_encoding_is_reported_and_the_exchange_is_kept() -> None:
     found = decode(recording(b"xyz", (*JSON, ("content-encoding", "compress"))))
 
     assert (found.response_text, found.response_bytes) == (None, 3)
@@ -191,7 +191,7 @@ def test_an_unknown_encoding_is_named_and_the_exchange_is_still_there() -> None:
 
 
 @pytest.mark.hazard(56)
-def test_events_are_json_where_they_can_be_and_the_last_counts_without_its_blank_line() -> None:
+def test_event_data_is_parsed_as_json_and_the_last_event_needs_no_blank_line() -> None:
     found = decode(recording(b'data: {"a": 1}\n\ndata: [DONE]', EVENT_STREAM))
 
     assert found.events == (Event("message", {"a": 1}), Event("message", "[DONE]"))
@@ -200,14 +200,14 @@ def test_events_are_json_where_they_can_be_and_the_last_counts_without_its_blank
 
 
 @pytest.mark.parametrize("headers", [(), (("content-type", "text/plain"),), (("content-type", "text/event-stream"),)])
-def test_events_are_known_by_their_type_or_by_their_look(headers: Headers) -> None:
+def test_an_event_stream_is_detected_by_content_type_or_content(headers: Headers) -> None:
     found = decode(recording(STREAM, headers))
 
     assert found.events is not None
     assert [event.type for event in found.events] == ["message_start", "message_stop"]
 
 
-def test_json_is_one_document_whatever_type_it_claims() -> None:
+def test_a_json_body_is_parsed_whatever_its_content_type() -> None:
     assert decode(recording(b'{"data": 1}', (("content-type", "text/plain"),))).response == {"data": 1}
 
 
@@ -223,21 +223,21 @@ def test_json_is_one_document_whatever_type_it_claims() -> None:
     ],
     ids=["not a number", "no UTF-8", "half a character", "deep", "cut"],
 )
-def test_what_is_no_json_stays_text(data: bytes, text: str) -> None:
+def test_a_body_that_is_not_json_stays_text(data: bytes, text: str) -> None:
     found = decode(recording(data, JSON, request=data, request_headers=JSON))
 
     assert (found.response_text, found.response, found.request_text, found.request) == (text, None, text, None)
     assert found.error is None
 
 
-def test_what_is_no_text_is_only_counted() -> None:
+def test_only_the_size_of_a_binary_body_is_kept() -> None:
     found = decode(recording(b"\x89PNG\xff\x00", (("content-type", "image/png"),)))
 
     assert (found.response_text, found.response, found.response_bytes, found.error) == (None, None, 6, None)
 
 
 @pytest.mark.hazard(59)
-def test_secrets_of_headers_and_address_are_gone_and_the_run_is_noted() -> None:
+def test_headers_and_url_are_redacted_and_the_run_id_is_kept() -> None:
     secret = "sk-ant-REDACTED"
     headers = (("X-Api-Key", secret), ("Authorization", f"Bearer {secret}"), ("x-hyp-dev-run-id", "bf-1"))
 
@@ -250,7 +250,7 @@ def test_secrets_of_headers_and_address_are_gone_and_the_run_is_noted() -> None:
     assert found.metadata == {"dev_run_id": "bf-1"}
 
 
-def test_a_request_may_be_packed_as_well() -> None:
+def test_a_compressed_request_is_decompressed() -> None:
     headers = (*JSON, ("content-encoding", "zstd"))
     found = decode(recording(request=zstd.compress(json.dumps({"model": "m"}).encode()), request_headers=headers))
 

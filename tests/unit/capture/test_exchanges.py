@@ -1,4 +1,4 @@
-"""The raw row: everything that passed, secrets aside; a history stored once; put together again to the letter."""
+"""Raw rows hold everything that passed except secrets, store a repeated history once, and restore it byte for byte."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from hypaware.capture.body_parts import PartsMissing, StoredParts, parts_of, restore
 from hypaware.capture.decoded import Decoded
 from hypaware.capture.exchanges import decoded_of, raw_row, reproject
-from hypaware.capture.project import Seen, project
+from hypaware.capture.project.projection import project
+from hypaware.capture.project.seen import Seen
 from hypaware.model.coerce import coerce_row
 from hypaware.model.datasets import Row
 from hypaware.model.exchanges import AI_GATEWAY_EXCHANGES
@@ -24,7 +25,7 @@ SAMPLES = sorted(wire.SAMPLES.rglob("*.ndjson.xz"))
 
 
 class Kept:
-    """Raw rows as they are stored, and what is remembered of their parts."""
+    """Stored raw rows and the parts that are known to be stored."""
 
     def __init__(self) -> None:
         self.stored, self.seen = StoredParts(), Seen()
@@ -34,14 +35,14 @@ class Kept:
         raw = raw_row(exchange, project(exchange, self.seen), self.stored)
         if not fails:
             self.rows.append(coerce_row(AI_GATEWAY_EXCHANGES, raw.row, "gateway-1"))
-            raw.keep(self.stored)
+            raw.mark_stored(self.stored)
 
     def lookup(self, name: str) -> str | None:
         return next((parts[name] for row in self.rows if name in (parts := parts_of(row))), None)
 
 
 def growing(calls: int, size: int, *, at: Callable[[int], dict[str, Any]] | None = None) -> list[Decoded]:
-    """A session whose requests repeat its history; each step adds a call, its result and a few words."""
+    """A session whose requests repeat the history; each step adds a call, its result and some text."""
     messages: list[dict[str, Any]] = [{"role": "user", "content": "Look through all of it."}]
     found = []
     for number in range(calls):
@@ -74,7 +75,7 @@ def growing(calls: int, size: int, *, at: Callable[[int], dict[str, Any]] | None
     return found
 
 
-def test_every_recorded_exchange_is_put_together_again_exactly() -> None:
+def test_every_recorded_exchange_is_restored_exactly() -> None:
     for path in SAMPLES:
         kept, exchanges = Kept(), wire.sample(path)
         for exchange in exchanges:
@@ -91,7 +92,7 @@ def test_every_recorded_exchange_is_put_together_again_exactly() -> None:
             assert dict(again.request_headers) == dict(exchange.request_headers)
 
 
-def test_a_long_session_costs_little_more_than_its_last_request() -> None:
+def test_storing_a_long_session_takes_little_more_space_than_its_last_request() -> None:
     kept, exchanges = Kept(), growing(200, 1200)
     for exchange in exchanges:
         kept.take(exchange)
@@ -106,20 +107,20 @@ def test_a_long_session_costs_little_more_than_its_last_request() -> None:
         assert restore(row, parts.get) == exchange.request_text
 
 
-def test_projecting_stored_exchanges_again_gives_the_same_rows() -> None:
+def test_reprojecting_stored_exchanges_gives_the_same_rows() -> None:
     for path in SAMPLES:
         kept, live = Kept(), list[Row]()
         for exchange in wire.sample(path):
             live += project(exchange, kept.seen).rows
-        kept.seen.forget()
+        kept.seen.clear()
         for exchange in wire.sample(path):
             kept.take(exchange)
 
         assert [row for projection in reproject(kept.rows) for row in projection.rows] == live
 
 
-def test_a_day_holds_all_that_its_rows_name() -> None:
-    """Retention drops whole days: what is left can still be read."""
+def test_a_day_holds_every_part_that_its_rows_refer_to() -> None:
+    """Retention removes whole days, and the remaining rows can still be read."""
     kept, exchanges = Kept(), growing(12, 600, at=lambda number: wire.later(number * 240))
     for exchange in exchanges:
         kept.take(exchange)
@@ -131,21 +132,21 @@ def test_a_day_holds_all_that_its_rows_name() -> None:
     assert [restore(row, kept.lookup) for row in kept.rows] == [exchange.request_text for exchange in left]
 
 
-def test_a_row_whose_parts_are_gone_says_which() -> None:
+def test_a_row_with_missing_parts_names_them() -> None:
     kept = Kept()
     for exchange in growing(3, 600):
         kept.take(exchange)
     row = kept.rows.pop()
     kept.rows.clear()
 
-    with pytest.raises(PartsMissing, match=r"exchange-2: [0-9]+ parts of its request are gone") as gone:
+    with pytest.raises(PartsMissing, match=r"exchange-2: [0-9]+ parts of its request are missing") as gone:
         restore(row, kept.lookup)
     assert gone.value.missing
     (projection,) = reproject([row])
     assert (projection.rows, projection.skipped) == ((), {"parts_missing": 1})
 
 
-def test_what_was_not_stored_is_not_named_by_later_rows() -> None:
+def test_later_rows_do_not_refer_to_parts_that_were_not_stored() -> None:
     kept = Kept()
     for number, exchange in enumerate(growing(6, 600)):
         kept.take(exchange, fails=number % 2 == 0)
@@ -155,7 +156,7 @@ def test_what_was_not_stored_is_not_named_by_later_rows() -> None:
     ]
 
 
-def test_lost_or_bounded_memory_costs_space_only() -> None:
+def test_forgotten_parts_cost_only_space() -> None:
     kept, exchanges = Kept(), growing(12, 600)
     kept.stored = StoredParts(max_sessions=1, max_parts=8)
     for number, exchange in enumerate(exchanges):
@@ -167,7 +168,7 @@ def test_lost_or_bounded_memory_costs_space_only() -> None:
         assert restore(row, kept.lookup) == exchanges[number].request_text
 
 
-def test_other_ways_to_write_json_are_cut_too() -> None:
+def test_bodies_in_other_json_styles_are_split_too() -> None:
     kept = Kept()
     for exchange in growing(20, 600):
         spaced = json.dumps(exchange.request)
@@ -176,7 +177,7 @@ def test_other_ways_to_write_json_are_cut_too() -> None:
     assert len(kept.rows[-1]["request_body"]) < 4000
 
 
-def test_a_part_that_was_redacted_since_does_not_move_the_others() -> None:
+def test_redacting_a_stored_part_does_not_shift_the_others() -> None:
     kept = Kept()
     for exchange in growing(4, 600):
         kept.take(exchange)
@@ -200,7 +201,7 @@ def test_a_part_that_was_redacted_since_does_not_move_the_others() -> None:
         "",
     ],
 )
-def test_a_body_that_is_written_otherwise_is_kept_whole(text: str) -> None:
+def test_a_body_in_an_unknown_json_style_is_kept_whole(text: str) -> None:
     kept = Kept()
     kept.take(wire.decoded("/v1/messages", wire.parsed(text), {}, request_text=text))
 
@@ -209,7 +210,7 @@ def test_a_body_that_is_written_otherwise_is_kept_whole(text: str) -> None:
 
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.dictionaries(st.sampled_from(["role", "content", "x", "cache_control"]), json_values), max_size=5))
-def test_any_body_is_put_together_again(messages: list[Any]) -> None:
+def test_any_body_is_restored_exactly(messages: list[Any]) -> None:
     for text in (
         json.dumps({"messages": messages, "n": 1}, separators=(",", ":"), ensure_ascii=False),
         json.dumps({"n": 1, "input": messages}),
@@ -221,7 +222,7 @@ def test_any_body_is_put_together_again(messages: list[Any]) -> None:
 
 
 @pytest.mark.hazard(55)
-def test_what_nobody_can_read_is_kept_as_it_is() -> None:
+def test_an_exchange_in_an_unknown_dialect_is_stored_unchanged() -> None:
     kept = Kept()
     kept.take(
         wire.decoded(
@@ -242,7 +243,7 @@ def test_what_nobody_can_read_is_kept_as_it_is() -> None:
     assert "session_id" not in row
 
 
-def test_a_raw_row_says_what_the_call_was_for() -> None:
+def test_a_raw_row_holds_the_kind_of_the_call() -> None:
     kept = Kept()
     for exchange in wire.sample(wire.SAMPLES / "claude-2.1.325/interactive.ndjson.xz"):
         kept.take(exchange)
@@ -254,6 +255,6 @@ def test_a_raw_row_says_what_the_call_was_for() -> None:
     assert AI_GATEWAY_EXCHANGES.source_of(kept.rows[1]) == "claude"
 
 
-def test_the_dataset_is_kept_for_two_weeks_and_counted_by_its_start() -> None:
+def test_raw_exchanges_are_retained_for_two_weeks_by_their_start_time() -> None:
     assert (AI_GATEWAY_EXCHANGES.retention_days, AI_GATEWAY_EXCHANGES.time_column) == (14, "ts_start")
     assert AI_GATEWAY_EXCHANGES.key_column == "exchange_id"

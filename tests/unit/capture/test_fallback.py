@@ -1,4 +1,4 @@
-"""The address that clients call answers whether the daemon lives or not: real processes, really killed."""
+"""The gateway's address answers with and without a running daemon; the tests kill real processes."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ from tests import processes
 from tests.ports import FreePort
 from tests.processes import eventually
 
-# A daemon as far as this matters: it takes the socket and answers every request itself.
+# A minimal daemon: it takes the socket and answers every request itself.
 DAEMON = """
 import os, socket, sys, time
 from hypaware.capture import handover
 from hypaware.home import Home
-taken = handover.take(Home.from_environment(), sys.argv[1])
-taken.socket.setblocking(True)
-print(taken.address[1], flush=True)
+held = handover.take(Home.from_environment(), sys.argv[1])
+held.socket.setblocking(True)
+print(held.address[1], flush=True)
 while True:
-    client, _ = taken.socket.accept()
+    client, _ = held.socket.accept()
     client.recv(65536)
     body = b"daemon %d" % os.getpid()
     client.sendall(b"HTTP/1.1 200 OK\\r\\nContent-Length: %d\\r\\nConnection: close\\r\\n\\r\\n%s" % (len(body), body))
@@ -91,7 +91,7 @@ def serving(server: ThreadingHTTPServer) -> Iterator[int]:
 
 @pytest.fixture
 def listening(home: Home, monkeypatch: pytest.MonkeyPatch) -> Iterator[Home]:
-    """A home whose `fallback` is ended with the test, and has the time to start."""
+    """A home whose fallback is stopped at the end of the test."""
     for name in ("_START_SECONDS", "_ANSWER_SECONDS"):
         monkeypatch.setattr(handover, name, 120.0)
     home.root.mkdir(mode=0o700)
@@ -126,9 +126,7 @@ def address(free_port: FreePort) -> str:
 
 
 @pytest.mark.hazard(63)
-def test_a_client_reaches_its_provider_before_during_and_after_the_life_of_a_daemon(
-    listening: Home, address: str
-) -> None:
+def test_a_client_reaches_its_provider_before_during_and_after_a_daemon_runs(listening: Home, address: str) -> None:
     port = int(address.rpartition(":")[2])
     with provider() as upstream_port:
         upstream(listening, f"http://127.0.0.1:{upstream_port}")
@@ -142,7 +140,7 @@ def test_a_client_reaches_its_provider_before_during_and_after_the_life_of_a_dae
         assert seen["headers"]["x-api-key"] == "k"
         assert "accept-encoding" in seen["headers"]
         assert "x-hyp-dev-run-id" not in seen["headers"]
-        keeper = lock_file.holder(handover.lock_path(listening))
+        fallback_pid = lock_file.holder(handover.lock_path(listening))
         for _ in range(2):
             with processes.running(DAEMON, listening, address) as daemon:
                 assert daemon.stdout is not None
@@ -150,11 +148,11 @@ def test_a_client_reaches_its_provider_before_during_and_after_the_life_of_a_dae
                 assert [ask(port) for _ in range(5)] == [(200, f"daemon {daemon.pid}")] * 5
                 daemon.send_signal(signal.SIGKILL)
                 daemon.wait(60)
-                # At once: a connection that came meanwhile is waiting in the same queue.
+                # At once: a connection that arrived in between waits in the same queue.
                 assert ask(port)[1].startswith("data: one")
-        assert lock_file.holder(handover.lock_path(listening)) == keeper
+        assert lock_file.holder(handover.lock_path(listening)) == fallback_pid
         status, answer = ask(port, handover.HEALTH)
-        assert (status, json.loads(answer)) == (200, {**handover.health(listening, "fallback"), "pid": keeper})
+        assert (status, json.loads(answer)) == (200, {**handover.health(listening, "fallback"), "pid": fallback_pid})
         with socket.create_connection(("127.0.0.1", port), timeout=60) as client, client.makefile("rb") as answered:
             client.sendall(b"this is no request\r\n\r\n")
             head, _, body = answered.read().partition(b"\r\n\r\n")
@@ -163,20 +161,18 @@ def test_a_client_reaches_its_provider_before_during_and_after_the_life_of_a_dae
 
 
 @pytest.mark.hazard(63)
-def test_when_the_keeper_of_the_address_is_killed_the_daemon_serves_on_and_gets_another(
-    listening: Home, address: str
-) -> None:
-    with handover.take(listening, address) as taken, provider() as upstream_port:
+def test_when_the_fallback_is_killed_the_daemon_keeps_serving_and_starts_another(listening: Home, address: str) -> None:
+    with handover.take(listening, address) as held, provider() as upstream_port:
         upstream(listening, f"http://127.0.0.1:{upstream_port}")
-        assert not taken.tend()
+        assert not held.ensure_fallback()
         first = lock_file.holder(handover.lock_path(listening))
         assert first is not None
         os.kill(first, signal.SIGKILL)
         eventually(lambda: not lock_file.is_taken(handover.lock_path(listening)))
-        assert taken.tend()
-        assert not taken.tend()
+        assert held.ensure_fallback()
+        assert not held.ensure_fallback()
         assert lock_file.holder(handover.lock_path(listening)) not in (None, first)
-        taken.give_back()
+        held.release()
         assert ask(taken_port(address))[1].startswith("data: one")
 
 
@@ -185,10 +181,10 @@ def taken_port(address: str) -> int:
 
 
 @pytest.mark.hazard(63)
-def test_after_an_upgrade_one_of_the_new_version_takes_its_place(
+def test_after_an_upgrade_a_fallback_of_the_new_version_takes_over(
     listening: Home, address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    handover.take(listening, address).give_back()
+    handover.take(listening, address).release()
     old = lock_file.holder(handover.lock_path(listening))
     with provider() as upstream_port:
         upstream(listening, f"http://127.0.0.1:{upstream_port}")
@@ -200,8 +196,8 @@ def test_after_an_upgrade_one_of_the_new_version_takes_its_place(
         assert ask(taken_port(address))[1].startswith("data: one")
 
 
-def test_two_who_start_it_at_once_get_one(listening: Home, address: str) -> None:
-    codes = processes.together([lambda: handover.take(listening, address).give_back() for _ in range(4)])
+def test_concurrent_starts_yield_one_fallback(listening: Home, address: str) -> None:
+    codes = processes.together([lambda: handover.take(listening, address).release() for _ in range(4)])
     assert codes == [0] * 4
     pid = lock_file.holder(handover.lock_path(listening))
 
@@ -209,11 +205,11 @@ def test_two_who_start_it_at_once_get_one(listening: Home, address: str) -> None
         found = psutil.process_iter(["cmdline"])
         return [each.pid for each in found if str(listening.root) in (each.info["cmdline"] or ())]
 
-    # Those who found it taken have said so and are just ending.
+    # The processes that lost the race have reported it and are exiting.
     eventually(lambda: named() == [pid])
 
 
-def test_an_address_that_somebody_else_has_is_told(listening: Home) -> None:
+def test_an_address_that_is_in_use_is_reported(listening: Home) -> None:
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
@@ -222,7 +218,7 @@ def test_an_address_that_somebody_else_has_is_told(listening: Home) -> None:
 
 
 @pytest.mark.hazard(63)
-def test_it_verifies_its_provider_and_says_what_went_wrong(
+def test_the_fallback_verifies_its_provider_and_reports_errors(
     listening: Home, address: str, free_port: FreePort, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     authority = trustme.CA()
@@ -231,8 +227,8 @@ def test_it_verifies_its_provider_and_says_what_went_wrong(
     authority.issue_cert("localhost").configure_cert(good)
     trustme.CA().issue_cert("localhost").configure_cert(bad)
     monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "ca.pem"))
-    with handover.take(listening, address) as taken:
-        port = taken.address[1]
+    with handover.take(listening, address) as held:
+        port = held.address[1]
     with provider(good) as upstream_port:
         upstream(listening, f"https://localhost:{upstream_port}")
         assert ask(port)[1].startswith("data: one")
@@ -247,7 +243,7 @@ def test_it_verifies_its_provider_and_says_what_went_wrong(
 
 
 class Tunnel(BaseHTTPRequestHandler):
-    """A proxy that takes every name for this machine."""
+    """A proxy that resolves every name to this machine."""
 
     def do_CONNECT(self) -> None:
         asked.append((self.path, self.headers.get("Proxy-Authorization")))
@@ -273,7 +269,7 @@ def copy(source: socket.socket, to: socket.socket) -> None:
 
 
 @pytest.mark.hazard(63)
-def test_a_machine_behind_a_proxy_goes_out_through_it(
+def test_the_fallback_uses_the_configured_proxy(
     listening: Home, address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     authority = trustme.CA()
@@ -285,28 +281,28 @@ def test_a_machine_behind_a_proxy_goes_out_through_it(
         monkeypatch.setenv("HTTPS_PROXY", f"http://me:p%40ss@127.0.0.1:{proxy_port}")
         monkeypatch.setenv("NO_PROXY", "elsewhere.example, .internal.example")
         upstream(listening, f"https://provider.example:{upstream_port}")
-        with handover.take(listening, address) as taken:
-            port = taken.address[1]
+        with handover.take(listening, address) as held:
+            port = held.address[1]
         assert ask(port)[1].startswith("data: one")
         assert asked == [(f"provider.example:{upstream_port}", "Basic bWU6cEBzcw==")]
 
 
 @pytest.mark.hazard(63)
-def test_a_proxy_of_the_users_own_stays_in_the_way(listening: Home, address: str) -> None:
+def test_requests_still_go_through_the_users_own_proxy(listening: Home, address: str) -> None:
     with provider() as upstream_port:
         own = undo.OwnUpstream("/claude", f"http://127.0.0.1:{upstream_port}/llm")
         undo.write(listening, undo.Record("claude", "/x", True, "", "", (), "http://127.0.0.1:1/claude", upstream=own))
         assert own_upstreams.attached(listening)
-        with handover.take(listening, address) as taken:
-            port = taken.address[1]
+        with handover.take(listening, address) as held:
+            port = held.address[1]
         assert '"path": "/llm/v1/messages"' in ask(port, "/claude/v1/messages")[1]
-        # A session that is open when its client is detached goes on to call here, with the keys of that proxy.
+        # A session that is open when its client is detached still calls this address, with the keys of that proxy.
         undo.remove(listening, "claude")
         assert not own_upstreams.attached(listening)
         assert '"path": "/llm/v1/messages"' in ask(port, "/claude/v1/messages")[1]
 
 
-def test_where_a_detached_client_went_counts_for_a_week_and_until_it_is_attached_again(home: Home) -> None:
+def test_the_custom_upstream_of_a_detached_client_is_used_for_a_week_or_until_the_next_attach(home: Home) -> None:
     own = undo.OwnUpstream("/claude", "http://127.0.0.1:1/llm")
     record = undo.Record("claude", "/x", True, "", "", (), "http://127.0.0.1:1/claude", upstream=own)
     undo.write(home, record)
@@ -323,7 +319,7 @@ def test_where_a_detached_client_went_counts_for_a_week_and_until_it_is_attached
     assert not left.exists()
 
 
-def test_it_ends_when_nobody_needs_it(home: Home) -> None:
+def test_the_fallback_exits_when_it_is_not_needed(home: Home) -> None:
     home.run.mkdir(parents=True)
     path = undo.path_of(home, "claude")
     path.parent.mkdir(parents=True)
@@ -339,7 +335,7 @@ def test_it_ends_when_nobody_needs_it(home: Home) -> None:
     assert asyncio.run(life())
 
 
-def test_it_is_small(listening: Home, address: str) -> None:
+def test_the_fallback_uses_little_memory(listening: Home, address: str) -> None:
     with handover.take(listening, address), provider() as upstream_port:
         upstream(listening, f"http://127.0.0.1:{upstream_port}")
         process = psutil.Process(lock_file.holder(handover.lock_path(listening)))

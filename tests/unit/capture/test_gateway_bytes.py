@@ -1,4 +1,4 @@
-"""What the gateway passes on is what it was given: compared byte for byte, at the provider and at the client."""
+"""The gateway forwards exactly the bytes it receives, compared at the provider and at the client."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ONE_CONNECTION = {"connection", "keep-alive", "host", "transfer-encoding"}
 
 
 class Scripted:
-    """Answers with what the test has just set."""
+    """Answers with the response that the test has set."""
 
     def __init__(self) -> None:
         self.answer = Answer()
@@ -57,7 +57,7 @@ def head_lines(head: bytes) -> list[str]:
 
 
 def between(headers: list[list[str]]) -> list[str]:
-    """What of recorded headers is meant for the other end."""
+    """Return the recorded headers that must reach the other end."""
     return [f"{name}: {value}" for name, value in headers if name.lower() not in ONE_CONNECTION]
 
 
@@ -73,7 +73,7 @@ def recorded(path: Path) -> list[dict[str, Any]]:
 @pytest.mark.parametrize(
     "path", sorted(WIRE.glob("*/*.ndjson*")), ids=lambda path: f"{path.parent.name}/{path.name.split('.')[0]}"
 )
-def test_recorded_traffic_goes_through_byte_for_byte_and_is_kept(
+def test_recorded_traffic_is_forwarded_byte_for_byte_and_recorded(
     path: Path, script: Scripted, stub: UpstreamStub, gateway: LiveGateway, kept: Kept
 ) -> None:
     for number, each in enumerate(recorded(path), 1):
@@ -103,7 +103,7 @@ def test_recorded_traffic_goes_through_byte_for_byte_and_is_kept(
 
 
 @pytest.mark.hazard(65)
-def test_a_bare_request_gets_no_header_and_no_encoding_that_it_did_not_ask_for(
+def test_the_gateway_adds_no_headers_to_a_minimal_request(
     script: Scripted, stub: UpstreamStub, gateway: LiveGateway
 ) -> None:
     script.answer = Answer(headers=(), pieces=(b"x",), framing="length")
@@ -116,7 +116,7 @@ def test_a_bare_request_gets_no_header_and_no_encoding_that_it_did_not_ask_for(
 
 
 @pytest.mark.hazard(65)
-def test_a_packed_answer_stays_packed_and_packed_requests_too(
+def test_compressed_requests_and_responses_stay_compressed(
     script: Scripted, stub: UpstreamStub, gateway: LiveGateway, kept: Kept
 ) -> None:
     script.answer = gzipped(Answer(pieces=anthropic_events()))
@@ -130,7 +130,7 @@ def test_a_packed_answer_stays_packed_and_packed_requests_too(
 
 
 @pytest.mark.hazard(65)
-def test_odd_headers_keep_their_spelling_their_order_and_their_number(
+def test_unusual_headers_keep_their_spelling_order_and_number(
     script: Scripted, stub: UpstreamStub, gateway: LiveGateway
 ) -> None:
     odd = ("x-LOWER-Upper: a", "Accept:", "X-Twice: 1", "x-between: !#$%&'*+", "X-Twice: 2", f"x-long: {'l' * 100_000}")
@@ -144,7 +144,9 @@ def test_odd_headers_keep_their_spelling_their_order_and_their_number(
 
 
 @pytest.mark.hazard(65)
-def test_values_beyond_ascii_keep_their_text(script: Scripted, stub: UpstreamStub, gateway: LiveGateway) -> None:
+def test_header_values_outside_ascii_keep_their_text(
+    script: Scripted, stub: UpstreamStub, gateway: LiveGateway
+) -> None:
     script.answer = Answer(headers=(("x-utf", "zoë".encode().decode("latin-1")),), framing="length")
     utf8, latin1 = b"x-utf: caf\xc3\xa9", b"x-latin: caf\xe9"
 
@@ -155,7 +157,7 @@ def test_values_beyond_ascii_keep_their_text(script: Scripted, stub: UpstreamStu
     assert "x-utf: zoë".encode() in head
 
 
-def test_what_concerns_one_connection_or_the_gateway_itself_goes_no_further(
+def test_hop_by_hop_and_hypaware_headers_are_not_forwarded(
     script: Scripted, stub: UpstreamStub, gateway: LiveGateway, kept: Kept
 ) -> None:
     script.answer = Answer(
@@ -192,13 +194,13 @@ def test_what_concerns_one_connection_or_the_gateway_itself_goes_no_further(
         "/v1/a|b^c`{}",
     ],
 )
-def test_a_path_is_passed_on_as_it_was_written(target: str, stub: UpstreamStub, gateway: LiveGateway) -> None:
+def test_a_path_is_forwarded_as_written(target: str, stub: UpstreamStub, gateway: LiveGateway) -> None:
     gateway.ask(f"GET {target} HTTP/1.1\r\nHost: me\r\n\r\n".encode())
 
     assert stub.seen[0].target == target.rstrip("#")
 
 
-def test_a_whole_url_of_the_gateway_is_taken_for_its_path(stub: UpstreamStub, gateway: LiveGateway) -> None:
+def test_an_absolute_url_of_the_gateway_is_treated_as_its_path(stub: UpstreamStub, gateway: LiveGateway) -> None:
     whole = f"http://127.0.0.1:{gateway.port}/v1/messages?beta=true"
 
     head, _ = gateway.ask(f"GET {whole} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
@@ -208,7 +210,7 @@ def test_a_whole_url_of_the_gateway_is_taken_for_its_path(stub: UpstreamStub, ga
 
 
 @pytest.mark.parametrize("target", ["http://example.com/v1/messages", "https://127.0.0.1/v1", "ftp://x", "*"])
-def test_the_gateway_is_no_general_proxy(target: str, stub: UpstreamStub, gateway: LiveGateway) -> None:
+def test_the_gateway_rejects_requests_for_other_hosts(target: str, stub: UpstreamStub, gateway: LiveGateway) -> None:
     method = "OPTIONS" if target == "*" else "GET"
 
     head, body = gateway.ask(f"{method} {target} HTTP/1.1\r\nHost: example.com\r\n\r\n".encode())
@@ -219,7 +221,7 @@ def test_the_gateway_is_no_general_proxy(target: str, stub: UpstreamStub, gatewa
 
 
 @pytest.mark.parametrize("status", [204, 304])
-def test_an_answer_without_a_body_stays_without(status: int, script: Scripted, gateway: LiveGateway) -> None:
+def test_a_response_without_a_body_stays_without_one(status: int, script: Scripted, gateway: LiveGateway) -> None:
     script.answer = Answer(status, "Nothing", (("ETag", '"a"'),), framing="none")
 
     with gateway.connect() as wire:
@@ -228,7 +230,7 @@ def test_an_answer_without_a_body_stays_without(status: int, script: Scripted, g
             assert head_lines(wire.head()) == [f"HTTP/1.1 {status} Nothing", 'ETag: "a"']
 
 
-def test_the_answer_to_head_keeps_the_length_that_it_names(script: Scripted, gateway: LiveGateway) -> None:
+def test_the_response_to_head_keeps_its_content_length(script: Scripted, gateway: LiveGateway) -> None:
     script.answer = Answer(headers=(*JSON, ("content-length", "79")), framing="none")
 
     with gateway.connect() as wire:
@@ -237,7 +239,7 @@ def test_the_answer_to_head_keeps_the_length_that_it_names(script: Scripted, gat
             assert head_lines(wire.head())[-1] == "content-length: 79"
 
 
-def test_an_answer_that_ends_with_its_connection_gets_an_end_of_its_own(script: Scripted, gateway: LiveGateway) -> None:
+def test_a_response_without_framing_is_framed_for_the_client(script: Scripted, gateway: LiveGateway) -> None:
     script.answer = Answer(headers=JSON, pieces=(b'{"a"', b": 1}"), framing="close")
 
     with gateway.connect() as wire:
@@ -246,7 +248,7 @@ def test_an_answer_that_ends_with_its_connection_gets_an_end_of_its_own(script: 
             assert wire.answer()[1] == b'{"a": 1}'
 
 
-def test_a_chunked_request_stays_chunked_and_may_be_empty(stub: UpstreamStub, gateway: LiveGateway) -> None:
+def test_a_chunked_request_stays_chunked_even_if_empty(stub: UpstreamStub, gateway: LiveGateway) -> None:
     head = b"POST /v1/messages HTTP/1.1\r\nHost: me\r\nTransfer-Encoding: chunked\r\nTrailer: X-T\r\n\r\n"
 
     gateway.ask(head + b"3\r\nabc\r\n2;ext=1\r\nde\r\n0\r\nX-T: 1\r\n\r\n")
@@ -257,7 +259,7 @@ def test_a_chunked_request_stays_chunked_and_may_be_empty(stub: UpstreamStub, ga
     assert [seen.body for seen in stub.seen] == [b"abcde", b""]
 
 
-def test_a_client_that_waits_to_be_asked_for_its_body_is_asked(stub: UpstreamStub, gateway: LiveGateway) -> None:
+def test_a_client_that_expects_100_continue_gets_it(stub: UpstreamStub, gateway: LiveGateway) -> None:
     with gateway.connect() as wire:
         wire.send(b"POST /v1/messages HTTP/1.1\r\nHost: me\r\nExpect: 100-continue\r\nContent-Length: 4\r\n\r\n")
         assert wire.head() == b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -268,14 +270,14 @@ def test_a_client_that_waits_to_be_asked_for_its_body_is_asked(stub: UpstreamStu
     assert (stub.seen[0].body, stub.seen[0].header("expect")) == (b"body", None)
 
 
-def test_a_client_that_waits_is_not_asked_for_a_body_that_nobody_takes(kept: Kept, tmp_path: Path) -> None:
+def test_a_client_gets_no_100_continue_if_the_upstream_does_not_read_the_body(kept: Kept, tmp_path: Path) -> None:
     with LiveGateway(Routes([Route("gone", "/", "http://127.0.0.1:1", "x")]), kept, tmp_path) as gateway:
         head, _ = gateway.ask(b"POST /v1/x HTTP/1.1\r\nHost: me\r\nExpect: 100-continue\r\nContent-Length: 4\r\n\r\n")
 
     assert head.startswith(b"HTTP/1.1 502")
 
 
-def test_an_old_client_is_answered_in_its_way(script: Scripted, gateway: LiveGateway) -> None:
+def test_an_http_1_0_client_is_served(script: Scripted, gateway: LiveGateway) -> None:
     script.answer = Answer(pieces=(b"one", b"two"))
 
     with gateway.connect() as wire:
@@ -287,7 +289,7 @@ def test_an_old_client_is_answered_in_its_way(script: Scripted, gateway: LiveGat
     assert b"chunked" not in head.lower()
 
 
-def test_routes_lead_to_their_upstreams_and_say_who_called(stub: UpstreamStub, kept: Kept, tmp_path: Path) -> None:
+def test_routes_reach_their_upstreams_and_identify_the_client(stub: UpstreamStub, kept: Kept, tmp_path: Path) -> None:
     routes = Routes(
         [Route("inner", "/inner", f"{stub.url}/api/v2", "openai", strip_prefix=True), Route("all", "/", stub.url, "a")],
         recorded=("claude",),
@@ -310,16 +312,16 @@ def test_routes_lead_to_their_upstreams_and_say_who_called(stub: UpstreamStub, k
     ]
 
 
-def test_what_is_added_is_measured(stub: UpstreamStub, kept: Kept, tmp_path: Path) -> None:
+def test_the_overhead_of_the_gateway_is_reported(stub: UpstreamStub, kept: Kept, tmp_path: Path) -> None:
     measured: list[float] = []
-    with LiveGateway(stub, kept, tmp_path, overhead=measured.append) as gateway:
+    with LiveGateway(stub, kept, tmp_path, report_overhead=measured.append) as gateway:
         gateway.ask(post())
 
     assert len(measured) == 1
     assert measured[0] > 0
 
 
-def test_a_thousand_requests_need_one_connection_on_each_side(
+def test_a_thousand_requests_use_one_connection_on_each_side(
     script: Scripted, stub: UpstreamStub, gateway: LiveGateway, kept: Kept
 ) -> None:
     script.answer = document({"ok": True})
@@ -334,9 +336,7 @@ def test_a_thousand_requests_need_one_connection_on_each_side(
     assert [request for _, request, _ in kept.wait(1000)] == [b'{"n": %d}' % number for number in range(1000)]
 
 
-def test_requests_sent_ahead_are_answered_in_their_order(
-    script: Scripted, stub: UpstreamStub, gateway: LiveGateway
-) -> None:
+def test_pipelined_requests_are_answered_in_order(script: Scripted, stub: UpstreamStub, gateway: LiveGateway) -> None:
     script.answer = document({"ok": True})
 
     with gateway.connect() as wire:
@@ -346,7 +346,7 @@ def test_requests_sent_ahead_are_answered_in_their_order(
     assert [seen.body for seen in stub.seen] == [b"%d" % number for number in range(20)]
 
 
-def test_two_clients_do_not_wait_for_each_other(script: Scripted, kept: Kept, tmp_path: Path) -> None:
+def test_a_slow_client_does_not_delay_another_one(script: Scripted, kept: Kept, tmp_path: Path) -> None:
     held = threading.Event()
 
     def answer(seen: Seen) -> Answer:

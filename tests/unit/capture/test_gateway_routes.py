@@ -34,7 +34,7 @@ def led(found: Routes, target: str) -> tuple[str, str | None, str] | None:
         ("/", None),
     ],
 )
-def test_both_clients_live_behind_one_address(target: str, expected: tuple[str, str, str] | None) -> None:
+def test_both_clients_share_one_address(target: str, expected: tuple[str, str, str] | None) -> None:
     assert led(Routes([]), target) == expected
 
 
@@ -46,21 +46,21 @@ def test_both_clients_live_behind_one_address(target: str, expected: tuple[str, 
         (routes.CODEX_CHATGPT_BASE, "/responses", "https://chatgpt.com/backend-api/codex/responses"),
     ],
 )
-def test_what_attach_writes_leads_where_the_client_meant_to_go(base: str, path: str, url: str) -> None:
+def test_the_base_urls_of_attach_reach_the_clients_own_providers(base: str, path: str, url: str) -> None:
     found = Routes([]).find(base + path)
 
     assert found is not None
     assert found.url == url
 
 
-def test_upstreams_of_the_config_come_first_and_see_no_mark() -> None:
+def test_configured_upstreams_come_first_and_never_see_the_mark() -> None:
     found = Routes([UpstreamConfig(name="corp", base_url="https://corp.example/llm/", provider="anthropic")])
 
     assert led(found, "/claude/v1/messages") == ("https://corp.example/llm/v1/messages", "claude", "anthropic")
     assert led(found, "/v1/responses") == ("https://corp.example/llm/v1/responses", None, "anthropic")
 
 
-def test_the_longest_prefix_wins_within_the_config_and_the_presets_follow() -> None:
+def test_the_longest_configured_prefix_wins_before_the_presets() -> None:
     found = Routes(
         [
             Route("short", "/v1", "https://short.example", "a"),
@@ -76,14 +76,14 @@ def test_the_longest_prefix_wins_within_the_config_and_the_presets_follow() -> N
     assert led(found, "/api/hello") == ("https://api.anthropic.com/api/hello", "claude", "anthropic")
 
 
-def test_an_upstream_may_claim_a_marked_path_for_itself() -> None:
+def test_a_configured_upstream_can_claim_a_marked_path() -> None:
     found = Routes([Route("mine", "/codex/v1", "https://mine.example", "x", strip_prefix=True)])
 
     assert led(found, "/codex/v1/responses") == ("https://mine.example/responses", "codex", "x")
     assert led(found, "/codex/other") == ("https://api.openai.com/other", "codex", "openai")
 
 
-def test_a_client_that_is_not_recorded_is_served_all_the_same() -> None:
+def test_a_client_that_is_not_recorded_is_still_served() -> None:
     found = Routes([], recorded=("codex",))
 
     marked, plain = found.find("/claude/v1/messages"), found.find("/v1/models")
@@ -94,7 +94,7 @@ def test_a_client_that_is_not_recorded_is_served_all_the_same() -> None:
     assert (plain.route.client, plain.route.recorded) == ("codex", True)
 
 
-def test_a_path_is_kept_as_the_provider_knows_it() -> None:
+def test_the_recorded_path_is_the_providers_own() -> None:
     found = Routes([Route("s", "/corp/x", "https://e.example/deep", "p", strip_prefix=True)])
 
     destinations = [found.find(target) for target in ("/corp/x/v1/messages?a=b", "/claude/v1/messages?a=b")]

@@ -1,4 +1,4 @@
-"""Streams: passed on as they come, as fast as the slower side, however long they are."""
+"""Streams are forwarded as they arrive, at the speed of the slower side, whatever their length."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ LARGE = 100 * MIB
 
 
 def most_under_way() -> int:
-    """What two connections' sockets may hold, as large as this system lets them grow, and our own few buffers."""
+    """The bytes that the sockets of two connections and the gateway's own buffers can hold on this system."""
     limits = [Path("/proc/sys/net/ipv4") / name for name in ("tcp_rmem", "tcp_wmem")]
     grown = [int(limit.read_text().split()[2]) if limit.exists() else 8 * MIB for limit in limits]
     return (2 * sum(grown) // MIB + 16) * MIB
 
 
 def blocks(size: int) -> Iterator[bytes]:
-    """Bytes that nobody would produce by mistake, the same ones each time."""
+    """Pseudo-random bytes, the same ones each time."""
     seed = b"".join(hashlib.sha256(bytes([number])).digest() for number in range(256)) * 32
     for number in range(size // len(seed)):
         yield number.to_bytes(8, "big") + seed[8:]
 
 
 class Digests:
-    """Keeps what the bodies hashed to, read block by block."""
+    """Stores the hashes of the bodies, read block by block."""
 
     def __init__(self) -> None:
         self.found: list[tuple[str, str, bool]] = []
@@ -50,8 +50,8 @@ class Digests:
 
 
 @pytest.mark.hazard(65)
-def test_each_piece_is_there_before_the_next_is_sent(tmp_path: Path) -> None:
-    """The provider waits with the next one until the client has the one before: held back, it would never come."""
+def test_each_chunk_arrives_before_the_next_one_is_sent(tmp_path: Path) -> None:
+    """The provider sends a chunk only after the client has received the previous one, so buffering would deadlock."""
     steps = [threading.Event() for _ in range(5)]
     pieces = [part for number, step in enumerate(steps) for part in (step, b"piece %d" % number)]
     kept = Kept()
@@ -73,7 +73,7 @@ def test_each_piece_is_there_before_the_next_is_sent(tmp_path: Path) -> None:
     assert recording.started_at <= recording.ended_at
 
 
-def test_a_request_is_passed_on_while_it_is_still_being_written(tmp_path: Path) -> None:
+def test_a_request_is_forwarded_while_the_client_is_still_sending_it(tmp_path: Path) -> None:
     with UpstreamStub() as stub, LiveGateway(stub, Kept(), tmp_path) as gateway, gateway.connect() as wire:
         wire.send(b"POST /v1/messages HTTP/1.1\r\nHost: me\r\nContent-Length: 30\r\n\r\n")
         for number in range(1, 4):
@@ -85,7 +85,7 @@ def test_a_request_is_passed_on_while_it_is_still_being_written(tmp_path: Path) 
 
 
 @pytest.mark.hazard(57)
-def test_a_hundred_megabytes_go_both_ways_unchanged_and_are_kept(tmp_path: Path) -> None:
+def test_a_hundred_megabytes_pass_unchanged_in_both_directions_and_are_recorded(tmp_path: Path) -> None:
     expected = hashlib.sha256()
     for block in blocks(LARGE):
         expected.update(block)
@@ -105,7 +105,7 @@ def test_a_hundred_megabytes_go_both_ways_unchanged_and_are_kept(tmp_path: Path)
 
     assert f"content-length: {LARGE}".encode() in head
     assert got.hexdigest() == stub.seen[0].sha256 == expected.hexdigest()
-    # Either way was kept as it was, unless the disk was slower than the stream; then it says so.
+    # Both directions are recorded unchanged, unless the disk was too slow; then the recording is marked incomplete.
     ((request, response, complete),) = kept.found
     assert not complete or (request, response) == (expected.hexdigest(), expected.hexdigest())
     assert gateway.counts.kept == 1
@@ -114,13 +114,13 @@ def test_a_hundred_megabytes_go_both_ways_unchanged_and_are_kept(tmp_path: Path)
 
 
 @pytest.mark.hazard(57)
-def test_a_slow_reader_slows_its_provider_and_costs_no_memory(tmp_path: Path) -> None:
-    """At no time is more under way than the sockets and a few buffers hold."""
+def test_a_slow_reader_slows_down_its_provider_without_using_memory(tmp_path: Path) -> None:
+    """The bytes in flight never exceed what the sockets and a few buffers hold."""
     bound = most_under_way()
     size = bound + LARGE
     with (
         UpstreamStub(lambda _seen: Answer(pieces=blocks(size), framing="length", length=size)) as stub,
-        LiveGateway(stub, Digests(), tmp_path, limits=Limits(body=MIB)) as gateway,
+        LiveGateway(stub, Digests(), tmp_path, limits=Limits(body_size=MIB)) as gateway,
         gateway.connect() as wire,
     ):
         wire.send(post())
@@ -133,8 +133,8 @@ def test_a_slow_reader_slows_its_provider_and_costs_no_memory(tmp_path: Path) ->
 
 
 @pytest.mark.hazard(57)
-def test_a_slow_provider_slows_its_client(tmp_path: Path) -> None:
-    """It answers before it has read anything, and reads nothing: the client cannot get rid of its body."""
+def test_a_slow_provider_slows_down_its_client(tmp_path: Path) -> None:
+    """The provider responds without reading, so the client cannot send its body."""
     bound = most_under_way()
     size = bound + LARGE
     go_on = threading.Event()
@@ -165,22 +165,22 @@ def taken_before_it_stuck(wire: Wire, size: int) -> int:
 
 
 @pytest.mark.hazard(57)
-def test_a_keeper_that_hangs_holds_up_no_stream_and_no_memory(tmp_path: Path) -> None:
+def test_a_blocked_exchange_handler_delays_no_stream_and_uses_bounded_memory(tmp_path: Path) -> None:
     hanging = threading.Event()
     found: list[Recording] = []
 
-    def keep(recording: Recording) -> None:
+    def handle(recording: Recording) -> None:
         assert hanging.wait(PATIENCE)
         found.append(recording)
 
-    limits = Limits(in_memory=10_000, room=100_000, waiting=8)
+    limits = Limits(in_memory=10_000, total_in_memory=100_000, queued_exchanges=8)
     with (
         UpstreamStub(lambda _seen: Answer(pieces=[b"e" * 1000] * 50)) as stub,
-        LiveGateway(stub, keep, tmp_path, limits=limits) as gateway,
+        LiveGateway(stub, handle, tmp_path, limits=limits) as gateway,
     ):
         for _ in range(20):
             assert len(gateway.ask(post("/v1/messages", b"r" * 5_000))[1]) == 50_000
-        # An exchange is handed on a moment after its client has its answer.
+        # An exchange is handed on a moment after its client has the response.
         eventually(lambda: gateway.counts.dropped)
         hanging.set()
 
@@ -189,7 +189,7 @@ def test_a_keeper_that_hangs_holds_up_no_stream_and_no_memory(tmp_path: Path) ->
     assert len(found) == counts.kept
 
 
-def test_many_streams_at_once_each_get_their_own(tmp_path: Path) -> None:
+def test_concurrent_streams_are_kept_apart(tmp_path: Path) -> None:
     def answer(seen: Seen) -> Answer:
         return Answer(pieces=[b"data: %s %d\n\n" % (seen.body, number) for number in range(50)])
 

@@ -1,4 +1,4 @@
-"""What goes wrong on the way: the client hears the truth, and every exchange leaves a trace."""
+"""Failures are reported to the client truthfully, and every exchange is recorded."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def error(body: bytes) -> tuple[str, str]:
     return found["type"], found["message"]
 
 
-def test_a_provider_that_is_down_is_named(kept: Kept, tmp_path: Path, free_port: FreePort) -> None:
+def test_an_unreachable_provider_is_reported_by_name(kept: Kept, tmp_path: Path, free_port: FreePort) -> None:
     port = free_port()
     with LiveGateway(Routes([Route("work", "/", f"https://127.0.0.1:{port}", "x")]), kept, tmp_path) as gateway:
         head, body = gateway.ask(post("/v1/messages", b'{"a": 1}'))
@@ -46,7 +46,7 @@ def test_a_provider_that_is_down_is_named(kept: Kept, tmp_path: Path, free_port:
     assert (recording.status, recording.error, answer) == (None, "upstream_down", b"")
 
 
-def test_a_certificate_that_nobody_vouches_for_is_refused(kept: Kept, tmp_path: Path) -> None:
+def test_an_untrusted_certificate_is_rejected(kept: Kept, tmp_path: Path) -> None:
     with UpstreamStub() as stub:
         routes = Routes([Route("work", "/", stub.url, "x")])
         with LiveGateway(routes, kept, tmp_path) as gateway:
@@ -57,7 +57,7 @@ def test_a_certificate_that_nobody_vouches_for_is_refused(kept: Kept, tmp_path: 
     assert stub.seen == []
 
 
-def test_an_authority_of_the_environment_is_trusted_besides_the_usual_ones(kept: Kept, tmp_path: Path) -> None:
+def test_ssl_cert_file_adds_to_the_system_authorities(kept: Kept, tmp_path: Path) -> None:
     with UpstreamStub() as stub:
         routes = Routes([Route("work", "/", stub.url, "x")])
         with LiveGateway(routes, kept, tmp_path, environment={"SSL_CERT_FILE": str(stub.ca_file)}) as gateway:
@@ -71,18 +71,18 @@ def test_an_authority_of_the_environment_is_trusted_besides_the_usual_ones(kept:
     assert own.verify_mode == ssl.CERT_REQUIRED
 
 
-def test_a_file_of_authorities_that_cannot_be_read_is_named(kept: Kept, tmp_path: Path) -> None:
+def test_an_unreadable_ssl_cert_file_is_reported(kept: Kept, tmp_path: Path) -> None:
     missing = {"SSL_CERT_FILE": str(tmp_path / "missing.pem")}
-    with pytest.raises(NotReady, match=r"missing\.pem, which holds no certificates"):
+    with pytest.raises(NotReady, match=r"missing\.pem, which contains no certificates"):
         LiveGateway(Routes([]), kept, tmp_path, environment=missing).__enter__()
 
 
-def test_the_other_side_is_asked_for_life_signs() -> None:
+def test_upstream_sockets_use_tcp_keep_alive() -> None:
     with upstreams.open_socket((socket.AF_INET, socket.SOCK_STREAM, 0, "", ("127.0.0.1", 1))) as opened:
         assert opened.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) != 0
 
 
-def test_a_path_that_no_upstream_takes_is_answered_with_json(kept: Kept, tmp_path: Path) -> None:
+def test_a_path_without_a_route_gets_a_json_error(kept: Kept, tmp_path: Path) -> None:
     with LiveGateway(Routes([]), kept, tmp_path) as gateway:
         head, body = gateway.ask(b"GET /favicon.ico?secret=1 HTTP/1.1\r\nHost: me\r\n\r\n")
 
@@ -93,7 +93,7 @@ def test_a_path_that_no_upstream_takes_is_answered_with_json(kept: Kept, tmp_pat
     assert "secret" not in message
 
 
-def test_a_websocket_is_refused_clearly_and_noted(kept: Kept, tmp_path: Path) -> None:
+def test_a_websocket_is_rejected_and_recorded(kept: Kept, tmp_path: Path) -> None:
     asked = b"Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: eA==\r\n"
     with UpstreamStub() as stub, LiveGateway(stub, kept, tmp_path) as gateway:
         head, body = gateway.ask(b"GET /v1/responses HTTP/1.1\r\nHost: me\r\n" + asked + b"\r\n")
@@ -105,7 +105,7 @@ def test_a_websocket_is_refused_clearly_and_noted(kept: Kept, tmp_path: Path) ->
     assert stub.seen == []
 
 
-def test_a_provider_that_hangs_up_before_it_answers(kept: Kept, tmp_path: Path) -> None:
+def test_a_provider_that_closes_before_responding_is_reported(kept: Kept, tmp_path: Path) -> None:
     with UpstreamStub(lambda _seen: Answer(cut="head")) as stub, LiveGateway(stub, kept, tmp_path) as gateway:
         head, body = gateway.ask(post("/v1/messages", b"{}"))
         recording, request, _ = kept.only()
@@ -113,10 +113,10 @@ def test_a_provider_that_hangs_up_before_it_answers(kept: Kept, tmp_path: Path) 
     assert head.startswith(b"HTTP/1.1 502")
     assert error(body)[0] == "upstream_closed"
     assert (recording.error, request) == ("upstream_down", b"{}")
-    assert len(stub.seen) == 1, "a POST may have been heard; it is not for the gateway to say it again"
+    assert len(stub.seen) == 1, "a POST may have taken effect, so the gateway must not repeat it"
 
 
-def test_an_answer_that_is_no_http_is_told_apart_from_none(kept: Kept, tmp_path: Path) -> None:
+def test_an_invalid_http_response_is_distinguished_from_no_response(kept: Kept, tmp_path: Path) -> None:
     answer = Answer(headers=(("content-length", "3"), ("content-length", "4")), framing="none")
     with UpstreamStub(lambda _seen: answer) as stub, LiveGateway(stub, kept, tmp_path) as gateway:
         head, body = gateway.ask(post("/v1/messages", b"{}"))
@@ -136,7 +136,7 @@ def until_cut(pieces: Iterable[bytes]) -> bytes:
 
 
 @pytest.mark.parametrize("framing", ["chunked", "length"])
-def test_a_stream_that_is_cut_is_cut_for_the_client_too(framing: str, kept: Kept, tmp_path: Path) -> None:
+def test_a_truncated_stream_is_truncated_for_the_client_too(framing: str, kept: Kept, tmp_path: Path) -> None:
     answer = (
         Answer(pieces=anthropic_events()[:3], cut="body")
         if framing == "chunked"
@@ -156,7 +156,7 @@ def test_a_stream_that_is_cut_is_cut_for_the_client_too(framing: str, kept: Kept
     assert (recording.status, recording.error, recording.response.complete) == (200, "upstream_cut", True)
 
 
-def test_an_error_of_the_provider_is_passed_on_and_kept(kept: Kept, tmp_path: Path) -> None:
+def test_an_error_of_the_provider_is_forwarded_and_recorded(kept: Kept, tmp_path: Path) -> None:
     overloaded = document(
         {"type": "error", "error": {"type": "overloaded_error", "message": "Overloaded"}}, 529, "Busy"
     )
@@ -169,7 +169,7 @@ def test_an_error_of_the_provider_is_passed_on_and_kept(kept: Kept, tmp_path: Pa
     assert (recording.status, recording.error, answer) == (529, None, body)
 
 
-def test_a_client_that_goes_away_frees_its_provider_and_is_noted(kept: Kept, tmp_path: Path) -> None:
+def test_a_disconnecting_client_frees_its_provider_and_is_recorded(kept: Kept, tmp_path: Path) -> None:
     never = threading.Event()
     with (
         UpstreamStub(lambda _seen: Answer(pieces=(b"first", never))) as stub,
@@ -186,7 +186,7 @@ def test_a_client_that_goes_away_frees_its_provider_and_is_noted(kept: Kept, tmp
     assert (recording.status, recording.error, body) == (200, "client_abort", b"first")
 
 
-def test_a_client_that_goes_away_before_any_answer_is_noted(kept: Kept, tmp_path: Path) -> None:
+def test_a_client_that_disconnects_before_the_response_is_recorded(kept: Kept, tmp_path: Path) -> None:
     never = threading.Event()
     heard = threading.Event()
 
@@ -205,7 +205,7 @@ def test_a_client_that_goes_away_before_any_answer_is_noted(kept: Kept, tmp_path
     assert (recording.status, recording.error, request) == (None, "client_abort", b"only this")
 
 
-def test_an_answer_that_comes_before_the_request_has_ended_is_passed_on(kept: Kept, tmp_path: Path) -> None:
+def test_a_response_that_precedes_the_end_of_the_request_is_forwarded(kept: Kept, tmp_path: Path) -> None:
     early = Answer(413, "Too Large", pieces=(b'{"error": "too large"}',), framing="length", before_body=True)
     with UpstreamStub(lambda _seen: early) as stub, LiveGateway(stub, kept, tmp_path) as gateway:
         with gateway.connect() as wire:
@@ -221,7 +221,7 @@ def test_an_answer_that_comes_before_the_request_has_ended_is_passed_on(kept: Ke
     assert (recording.status, recording.error) == (413, None)
 
 
-def test_a_connection_that_the_provider_closed_meanwhile_is_not_used_again(kept: Kept, tmp_path: Path) -> None:
+def test_a_pooled_connection_that_the_provider_closed_is_not_reused(kept: Kept, tmp_path: Path) -> None:
     with (
         UpstreamStub(lambda _seen: document({"ok": True})) as stub,
         LiveGateway(stub, kept, tmp_path) as gateway,
@@ -236,8 +236,8 @@ def test_a_connection_that_the_provider_closed_meanwhile_is_not_used_again(kept:
     assert stub.connections == 5
 
 
-def test_a_get_that_met_a_dying_connection_is_said_once_more(kept: Kept, tmp_path: Path) -> None:
-    """The provider hangs up on the second request of a connection, once."""
+def test_a_get_on_a_closing_connection_is_retried_once(kept: Kept, tmp_path: Path) -> None:
+    """The provider closes the connection on its second request, once."""
     hang_up = iter((False, True))
 
     def answer(_seen: Seen) -> Answer:
@@ -255,7 +255,7 @@ def test_a_get_that_met_a_dying_connection_is_said_once_more(kept: Kept, tmp_pat
     assert [seen.connection for seen in stub.seen] == [0, 0, 1]
 
 
-def test_a_broken_request_is_refused_and_the_next_client_is_served(
+def test_a_malformed_request_is_rejected_and_the_next_client_is_served(
     kept: Kept, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with UpstreamStub() as stub, LiveGateway(stub, kept, tmp_path) as gateway:
@@ -276,11 +276,11 @@ def test_a_broken_request_is_refused_and_the_next_client_is_served(
         assert gateway.ask(post())[0].startswith(b"HTTP/1.1 200")
 
     assert sum(seen.complete for seen in stub.seen) == 1
-    assert "not a size" not in caplog.text, "nothing of what a client says belongs into a log"
+    assert "not a size" not in caplog.text, "client data must not appear in a log"
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "0.0.0.0"])
-def test_an_upstream_that_is_the_gateway_itself_is_refused(
+def test_an_upstream_that_points_at_the_gateway_is_rejected(
     host: str, kept: Kept, tmp_path: Path, free_port: FreePort
 ) -> None:
     port = free_port()
@@ -289,7 +289,7 @@ def test_an_upstream_that_is_the_gateway_itself_is_refused(
         pass
 
 
-def test_an_address_that_is_taken_is_named_with_a_way_out(kept: Kept, tmp_path: Path) -> None:
+def test_an_address_in_use_is_reported_with_a_repair(kept: Kept, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         with pytest.raises(NotReady, match=f"cannot listen on 127.0.0.1:{port}") as refused:
@@ -306,7 +306,9 @@ def refused_when_it_stops(wire: Wire) -> tuple[bytes, bytes]:
             return head, body
 
 
-def test_stopping_lets_a_stream_end_and_takes_no_new_one(kept: Kept, tmp_path: Path, free_port: FreePort) -> None:
+def test_stopping_lets_a_running_stream_finish_and_rejects_new_requests(
+    kept: Kept, tmp_path: Path, free_port: FreePort
+) -> None:
     go_on = threading.Event()
 
     def answer(seen: Seen) -> Answer:
@@ -336,7 +338,7 @@ def test_stopping_lets_a_stream_end_and_takes_no_new_one(kept: Kept, tmp_path: P
     assert (recording.path, recording.error, body) == ("/v1/messages", None, b"firstlast")
 
 
-def test_stopping_breaks_off_what_does_not_end_in_time_and_keeps_it(kept: Kept, tmp_path: Path) -> None:
+def test_stopping_aborts_streams_after_the_grace_period_and_records_them(kept: Kept, tmp_path: Path) -> None:
     never = threading.Event()
     with (
         UpstreamStub(lambda _seen: Answer(pieces=(b"first", never))) as stub,
@@ -354,8 +356,8 @@ def test_stopping_breaks_off_what_does_not_end_in_time_and_keeps_it(kept: Kept, 
     assert (recording.status, recording.error, body) == (200, "gateway_stopped", b"first")
 
 
-def test_an_address_can_be_handed_over_and_handed_on(kept: Kept, tmp_path: Path) -> None:
-    """The socket is somebody's who keeps it: who comes after the gateway stopped listening is for the next."""
+def test_a_listening_socket_can_be_handed_over_and_handed_on(kept: Kept, tmp_path: Path) -> None:
+    """The socket outlives the gateway: connections after `stop_listening` wait for the next one."""
     with (
         socket.create_server(("127.0.0.1", 0)) as kept_open,
         UpstreamStub() as stub,
@@ -368,13 +370,13 @@ def test_an_address_can_be_handed_over_and_handed_on(kept: Kept, tmp_path: Path)
         with socket.create_connection(kept_open.getsockname()), kept_open.accept()[0] as mine:
             assert mine.getsockname() == kept_open.getsockname()
         wire.send(post())
-        assert wire.answer()[0].startswith(b"HTTP/1.1 200"), "who is connected is still served"
+        assert wire.answer()[0].startswith(b"HTTP/1.1 200"), "open connections are still served"
         assert len(kept.wait(2)) == 2
 
 
-def test_pages_of_its_own_are_answered_on_the_spot_and_not_recorded(kept: Kept, tmp_path: Path) -> None:
+def test_local_pages_are_answered_directly_and_not_recorded(kept: Kept, tmp_path: Path) -> None:
     pages = {"/_hypaware/health": lambda: {"hypaware": "gateway"}}
-    with UpstreamStub() as stub, LiveGateway(stub, kept, tmp_path, own_pages=pages) as gateway:
+    with UpstreamStub() as stub, LiveGateway(stub, kept, tmp_path, local_pages=pages) as gateway:
         _, body = gateway.ask(b"GET /_hypaware/health?x HTTP/1.1\r\nHost: me\r\n\r\n")
 
     assert json.loads(body) == {"hypaware": "gateway"}
@@ -382,7 +384,7 @@ def test_pages_of_its_own_are_answered_on_the_spot_and_not_recorded(kept: Kept, 
     assert gateway.counts.kept == 0
 
 
-def test_a_gateway_behind_a_proxy_goes_out_through_it(kept: Kept, tmp_path: Path) -> None:
+def test_the_gateway_uses_the_configured_proxy(kept: Kept, tmp_path: Path) -> None:
     asked: list[bytes] = []
 
     def tunnel(server: socket.socket, target: int) -> None:
@@ -435,7 +437,7 @@ def _copy(source: socket.socket, target: socket.socket) -> None:
         ("http://localhost:4000", {"ALL_PROXY": "http://p:1"}, None),
     ],
 )
-def test_the_environment_says_which_proxy_to_use(url: str, environment: dict[str, str], expected: str | None) -> None:
+def test_the_environment_selects_the_proxy(url: str, environment: dict[str, str], expected: str | None) -> None:
     found = upstreams.proxy_for(url, environment)
 
     assert (found.url if found else None) == expected

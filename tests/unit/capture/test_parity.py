@@ -1,6 +1,6 @@
-"""The same conversation, live and from its transcript: every part meets its twin, and says the same.
+"""The same conversation, live and from its transcript: every part has a match with the same content.
 
-`DIFFERENCES` lists what cannot be the same, and why; everything else must be.
+`DIFFERENCES` lists the columns that cannot be equal, and why; all others must be.
 """
 
 from __future__ import annotations
@@ -12,9 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from hypaware.capture.project import Seen, match_keys, project
+from hypaware.capture.project.projection import project
+from hypaware.capture.project.seen import Seen
 from hypaware.model.coerce import coerce_row
 from hypaware.model.datasets import Row
+from hypaware.model.matching import match_keys
 from hypaware.model.messages import AI_GATEWAY_MESSAGES
 from tests import claude_transcripts, codex_rollouts, wire
 from tests.history import GATEWAY_ID, readable, rows_of, usage
@@ -64,16 +66,16 @@ DIFFERENCES: dict[str, dict[str, str]] = {
     },
 }
 _WARMUPS = {"claude-2.0.76/basic": 6}
-"""Parts that only the import has: the client writes transcripts of its warm-up calls, which are no conversation."""
+"""Parts that only the import has: the client writes transcripts of its warm-up calls, which are not conversations."""
 
 
 _MEANWHILE = {"claude-2.1.325/autocompact": "compaction"}
-"""The client compacts while a tool runs: its transcript has the result before the summary, a request after it. And with
-several calls in one message, a transcript has results between them, where a request shows all of the calls first."""
+"""If the client compacts while a tool runs, the transcript has the result before the summary, a request after it. With
+several calls in one message, a transcript has results between them, but a request lists all calls first."""
 
 
 class Joined:
-    """The parts of a scenario: pairs of twins, and what has none."""
+    """The parts of a scenario: matched pairs, and the parts without a match."""
 
     def __init__(self, imported: list[Row], live: list[Row]) -> None:
         self.pairs: list[tuple[Row, Row]] = []
@@ -106,7 +108,7 @@ def imported(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Row]]:
 
 
 def transcript_rows(folder: Path) -> dict[str, list[Row]]:
-    """Session → the rows of its transcripts, each part once."""
+    """Map each session to the rows of its transcripts, each part once."""
     found: dict[str, Row] = {}
     for path in claude_transcripts.unpacked(folder / "claude"):
         for row in rows_of(claude_transcripts.PROVIDER, path, quiet=True)[0]:
@@ -144,7 +146,7 @@ def live_rows(scenario: str) -> Iterator[Row]:
 
 @pytest.mark.hazard(68)
 @pytest.mark.parametrize("scenario", SCENARIOS)
-def test_every_part_of_a_transcript_meets_the_live_row_of_it(joined: dict[str, Joined], scenario: str) -> None:
+def test_every_transcript_part_matches_its_live_row(joined: dict[str, Joined], scenario: str) -> None:
     alone = [(row["role"], row.get("content_text")) for row in joined[scenario].imported_only]
 
     assert len(alone) == _WARMUPS.get(scenario, 0), alone
@@ -152,15 +154,17 @@ def test_every_part_of_a_transcript_meets_the_live_row_of_it(joined: dict[str, J
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
-def test_live_rows_without_a_twin_are_what_transcripts_leave_out(joined: dict[str, Joined], scenario: str) -> None:
-    """Reminders, the client's notes to the model, and attempts that failed."""
+def test_live_rows_without_a_native_row_are_those_that_transcripts_omit(
+    joined: dict[str, Joined], scenario: str
+) -> None:
+    """These are reminders, notes of the client to the model, and failed attempts."""
     for row in joined[scenario].live_only:
         left_out = row.get("attachment_type") == "system_reminder" or row["role"] in ("system", "developer")
         assert left_out or row["part_type"] == "error", (row["role"], row.get("content_text"))
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
-def test_twins_say_the_same(joined: dict[str, Joined], scenario: str) -> None:
+def test_matching_rows_have_the_same_content(joined: dict[str, Joined], scenario: str) -> None:
     may_differ = DIFFERENCES[scenario.partition("-")[0]].keys() | {"previous_message_id"}
     for ours, live in joined[scenario].pairs:
         different = {
@@ -173,7 +177,7 @@ def test_twins_say_the_same(joined: dict[str, Joined], scenario: str) -> None:
 
 
 @pytest.mark.parametrize("scenario", [each for each in SCENARIOS if each.startswith("claude-2.1")])
-def test_the_thread_of_live_messages_is_the_transcripts(joined: dict[str, Joined], scenario: str) -> None:
+def test_live_messages_form_the_same_thread_as_the_transcript(joined: dict[str, Joined], scenario: str) -> None:
     names = joined[scenario].imported_id_of
     for ours, live in joined[scenario].pairs:
         before = [names.get(each, each) for each in live["previous_message_id"]]
@@ -185,15 +189,15 @@ def test_the_thread_of_live_messages_is_the_transcripts(joined: dict[str, Joined
 
 @pytest.mark.hazard(67)
 @pytest.mark.parametrize("scenario", [each for each in SCENARIOS if "-2.1" in each or each.startswith("codex")])
-def test_the_tokens_are_the_same(joined: dict[str, Joined], scenario: str) -> None:
-    """Also where the client had to ask again and again."""
+def test_live_and_native_rows_have_the_same_tokens(joined: dict[str, Joined], scenario: str) -> None:
+    """This includes calls that the client had to repeat."""
     found = joined[scenario]
     ours = usage([row for row, _ in found.pairs] + found.imported_only)
 
     assert usage([row for _, row in found.pairs] + found.live_only) == ours
 
 
-def test_each_difference_in_the_table_is_one(joined: dict[str, Joined]) -> None:
+def test_each_documented_difference_occurs(joined: dict[str, Joined]) -> None:
     seen: dict[str, Counter[str]] = defaultdict(Counter)
     for scenario, found in joined.items():
         for ours, live in found.pairs:

@@ -1,4 +1,4 @@
-"""Who says how far work may go: the nearest file, the config, the session; the strictest counts."""
+"""The privacy policy: the nearest file, the config and the session decide, and the strictest wins."""
 
 from __future__ import annotations
 
@@ -37,16 +37,16 @@ FULL, LOCAL, IGNORE = PrivacyClass
         ("#" * 70_000 + "\nfull", IGNORE),
     ],
 )
-def test_a_file_says_one_word_and_everything_else_means_ignore(content: str, expected: PrivacyClass) -> None:
+def test_hypignore_holds_one_class_and_anything_else_means_ignore(content: str, expected: PrivacyClass) -> None:
     assert hypignore.parse(content.encode()) is expected
 
 
 @given(st.binary(max_size=40))
-def test_no_content_is_ever_an_error(content: bytes) -> None:
+def test_no_content_of_a_hypignore_raises(content: bytes) -> None:
     assert hypignore.parse(content) in PrivacyClass
 
 
-def test_the_nearest_file_wins_and_a_change_is_seen_at_once(home: Home, tmp_path: Path) -> None:
+def test_the_nearest_hypignore_wins_and_changes_apply_at_once(home: Home, tmp_path: Path) -> None:
     inner = tmp_path / "work/open/deep"
     inner.mkdir(parents=True)
     privacy = Privacy(home)
@@ -59,13 +59,13 @@ def test_the_nearest_file_wins_and_a_change_is_seen_at_once(home: Home, tmp_path
         LOCAL,
     ]
     (tmp_path / "work/open/.hypignore").write_text("ignore # now")
-    verdict = privacy.verdict(str(inner), None)
-    assert (verdict.privacy, verdict.why) == (IGNORE, str(tmp_path / "work/open/.hypignore"))
+    verdict = privacy.decide(str(inner), None)
+    assert (verdict.privacy_class, verdict.reason) == (IGNORE, str(tmp_path / "work/open/.hypignore"))
     (tmp_path / "work/open/.hypignore").unlink()
     assert privacy.class_of(f"{inner}/", None) is LOCAL
 
 
-def test_a_folder_that_is_gone_is_judged_by_those_above_it(home: Home, tmp_path: Path) -> None:
+def test_a_missing_folder_follows_the_rules_of_its_parents(home: Home, tmp_path: Path) -> None:
     (tmp_path / "work").mkdir()
     (tmp_path / "work/.hypignore").touch()
     assert Privacy(home).class_of(str(tmp_path / "work/was/here"), None) is IGNORE
@@ -74,12 +74,12 @@ def test_a_folder_that_is_gone_is_judged_by_those_above_it(home: Home, tmp_path:
 
 @pytest.mark.hazard(61)
 @pytest.mark.parametrize("cwd", [None, "", "relative/path", "../up", "/a\0b", "/a\ud800b", "~"])
-def test_an_unknown_folder_is_judged_as_the_config_says(home: Home, cwd: str | None) -> None:
+def test_an_unknown_folder_gets_the_configured_class(home: Home, cwd: str | None) -> None:
     assert Privacy(home).class_of(cwd, None) is FULL
     assert Privacy(home, unknown_folder=LOCAL).class_of(cwd, None) is LOCAL
 
 
-def test_what_cannot_be_read_or_is_no_file_means_ignore(home: Home, tmp_path: Path) -> None:
+def test_an_unreadable_or_irregular_hypignore_means_ignore(home: Home, tmp_path: Path) -> None:
     for name in ("folder", "pipe", "nowhere"):
         (tmp_path / name).mkdir()
     (tmp_path / "folder/.hypignore").mkdir()
@@ -89,7 +89,7 @@ def test_what_cannot_be_read_or_is_no_file_means_ignore(home: Home, tmp_path: Pa
     assert [privacy.class_of(str(tmp_path / name), None) for name in ("folder", "pipe", "nowhere")] == [IGNORE] * 3
 
 
-def test_a_link_hides_nothing(home: Home, tmp_path: Path) -> None:
+def test_a_symbolic_link_does_not_bypass_a_rule(home: Home, tmp_path: Path) -> None:
     (tmp_path / "real/secret").mkdir(parents=True)
     (tmp_path / "real/.hypignore").write_text("ignore")
     (tmp_path / "way").symlink_to(tmp_path / "real/secret")
@@ -104,9 +104,7 @@ def test_a_link_hides_nothing(home: Home, tmp_path: Path) -> None:
     assert by_config.class_of(str(tmp_path / "real/secret/x"), None) is LOCAL
 
 
-def test_of_the_configs_folders_the_innermost_counts(
-    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_innermost_configured_folder_counts(home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     privacy = Privacy(
         home, {"~/work": "ignore", str(tmp_path / "work/open"): "full", str(tmp_path / "odd"): "whatever"}
@@ -115,31 +113,31 @@ def test_of_the_configs_folders_the_innermost_counts(
     assert privacy.class_of(str(tmp_path / "work/open/x"), None) is FULL
     assert privacy.class_of(str(tmp_path / "workshop"), None) is FULL
     assert privacy.class_of(str(tmp_path / "odd"), None) is IGNORE
-    assert privacy.verdict(str(tmp_path / "work/x"), None).why == "privacy.folders in the config: ~/work"
+    assert privacy.decide(str(tmp_path / "work/x"), None).reason == "privacy.folders in the config: ~/work"
 
 
-def test_the_strictest_of_all_sources_counts(home: Home, tmp_path: Path) -> None:
+def test_the_strictest_source_wins(home: Home, tmp_path: Path) -> None:
     (tmp_path / ".hypignore").write_text("full")
     privacy = Privacy(home, {str(tmp_path): "local-only"})
     assert privacy.class_of(str(tmp_path), "s") is LOCAL
     opt_outs.ignore(home, "s")
-    assert privacy.verdict(str(tmp_path), "s").why == "hyp session ignore"
+    assert privacy.decide(str(tmp_path), "s").reason == "hyp session ignore"
     assert privacy.class_of(str(tmp_path), "s") is IGNORE
     assert privacy.class_of(None, "s") is IGNORE
     assert privacy.class_of(str(tmp_path), "t") is LOCAL
-    assert privacy.withheld(str(tmp_path), "t")
+    assert privacy.is_withheld(str(tmp_path), "t")
     opt_outs.unignore(home, "s")
     assert privacy.class_of(str(tmp_path), "s") is LOCAL
 
 
-def test_a_session_without_a_folder_is_judged_by_what_its_hooks_said(home: Home, tmp_path: Path) -> None:
+def test_a_session_without_a_folder_uses_the_one_that_its_hooks_noted(home: Home, tmp_path: Path) -> None:
     (tmp_path / ".hypignore").touch()
-    privacy = Privacy(home, cwd_of={"s": str(tmp_path)}.get)
+    privacy = Privacy(home, find_cwd={"s": str(tmp_path)}.get)
     assert [privacy.class_of(None, each) for each in ("s", "t", None)] == [IGNORE, FULL, FULL]
     assert privacy.class_of("/elsewhere", "s") is FULL
 
 
-def test_opting_out_says_whether_it_was_news(home: Home) -> None:
+def test_ignoring_a_session_reports_whether_anything_changed(home: Home) -> None:
     assert not opt_outs.unignore(home, "s")
     assert not home.root.exists()
     assert [opt_outs.ignore(home, "s"), opt_outs.ignore(home, "s"), opt_outs.ignore(home, "t")] == [True, False, True]
@@ -151,14 +149,16 @@ def test_opting_out_says_whether_it_was_news(home: Home) -> None:
 
 @pytest.mark.hazard(61)
 @pytest.mark.parametrize("session_id", ["", "  ", "a\nb", "\x1b[2J", "x" * 300])
-def test_what_is_no_session_id_is_refused(home: Home, session_id: str) -> None:
+def test_an_invalid_session_id_is_rejected(home: Home, session_id: str) -> None:
     with pytest.raises(UsageError):
         opt_outs.ignore(home, session_id)
     assert not home.root.exists()
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"v": 2, "sessions": {}}', '{"v": 1, "sessions": {"a": 1}}'])
-def test_a_broken_file_records_nothing_and_says_so(home: Home, content: str) -> None:
+def test_with_an_unreadable_privacy_file_nothing_is_recorded_and_the_error_is_reported(
+    home: Home, content: str
+) -> None:
     opt_outs.ignore(home, "s")
     privacy = Privacy(home)
     assert privacy.class_of("/x", "other") is FULL
@@ -169,7 +169,7 @@ def test_a_broken_file_records_nothing_and_says_so(home: Home, content: str) -> 
     assert opt_outs.path_of(home).read_text() == content
 
 
-def test_many_opt_outs_at_once_are_all_kept(home: Home) -> None:
+def test_concurrent_opt_outs_are_all_kept(home: Home) -> None:
     works = [lambda each=each: [opt_outs.ignore(home, f"{each}-{turn}") for turn in range(10)] for each in range(4)]
     assert processes.together(works) == [0] * 4
     assert len(opt_outs.read(home)) == 40
@@ -178,7 +178,7 @@ def test_many_opt_outs_at_once_are_all_kept(home: Home) -> None:
 @pytest.mark.parametrize(
     ("point", "known"), [("capture.opt-out.before-write", False), ("capture.opt-out.after-write", True)]
 )
-def test_killed_while_writing_the_file_is_the_old_one_or_the_new_one(home: Home, point: str, known: bool) -> None:
+def test_after_a_kill_the_opt_outs_are_the_old_or_the_new_ones(home: Home, point: str, known: bool) -> None:
     opt_outs.ignore(home, "s")
     code = "from hypaware.capture import opt_outs\nfrom hypaware.home import Home\n"
     done = processes.run(code + "opt_outs.ignore(Home.from_environment(), 't')", home, crash_at=point)

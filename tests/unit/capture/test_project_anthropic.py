@@ -1,4 +1,4 @@
-"""The Anthropic dialect: whole, streamed, cut short, refused; side calls, subagents and names of sessions."""
+"""The Anthropic dialect: plain, streamed, truncated and failed responses; side calls, subagents and session ids."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from hypaware.capture.decoded import Event
-from hypaware.capture.project import Kind, Seen, project
+from hypaware.capture.project.projection import project
+from hypaware.capture.project.seen import Seen
+from hypaware.capture.project.turn import Kind
 from hypaware.model import canonical
 from hypaware.model.datasets import Row
 from tests import wire
@@ -39,7 +41,7 @@ MESSAGE = {
 
 
 def streamed(message: dict[str, Any]) -> list[Event]:
-    """The message as the API streams it: deltas of a few letters, final counts at the end."""
+    """The message as the API streams it: deltas of a few characters, final counts at the end."""
     begun = {**message, "content": [], "stop_reason": None, "usage": {**message["usage"], "output_tokens": 1}}
     said: list[dict[str, Any]] = [{"type": "message_start", "message": begun}]
     for index, block in enumerate(message["content"]):
@@ -80,7 +82,7 @@ def attributes(row: Row) -> dict[str, Any]:
     return found
 
 
-def test_a_streamed_answer_gives_the_rows_of_a_whole_one() -> None:
+def test_a_streamed_response_gives_the_same_rows_as_a_plain_one() -> None:
     whole, events = rows_of(BODY, MESSAGE), rows_of(BODY, streamed(MESSAGE))
 
     assert events == whole
@@ -95,8 +97,8 @@ def test_a_streamed_answer_gives_the_rows_of_a_whole_one() -> None:
 
 
 @pytest.mark.hazard(55)
-def test_a_kind_of_block_that_nobody_knows_is_a_row_streamed_or_whole() -> None:
-    """Its text is under the same name in its deltas as in the block."""
+def test_an_unknown_kind_of_block_becomes_a_row() -> None:
+    """The text has the same key in its deltas as in the block."""
     block = {"type": "compaction", "content": "All that was said."}
     begun, deltas = (
         {**block, "content": None},
@@ -112,13 +114,13 @@ def test_a_kind_of_block_that_nobody_knows_is_a_row_streamed_or_whole() -> None:
     assert [row["part_type"] for row in rows] == ["text", "compaction"]
 
 
-def test_words_count_also_where_nobody_said_that_their_block_begins() -> None:
+def test_text_deltas_count_even_if_no_event_started_their_block() -> None:
     events = [event for event in streamed(MESSAGE) if event.type != "content_block_start"]
     said = [row["content_text"] for row in rows_of(BODY, events) if row["part_type"] in ("text", "reasoning")]
     assert said == [row["content_text"] for row in rows_of(BODY, MESSAGE) if row["part_type"] in ("text", "reasoning")]
 
 
-def test_an_answers_rows_carry_what_settlement_needs() -> None:
+def test_rows_of_a_response_hold_the_facts_that_settlement_needs() -> None:
     answer = rows_of(BODY, MESSAGE, response_headers={"request-id": "req_1"})[1:]
 
     assert [row["request_id"] for row in answer] == ["req_1"] * 3
@@ -128,7 +130,7 @@ def test_an_answers_rows_carry_what_settlement_needs() -> None:
     assert {canonical.parse(row["raw_frame"])["message_id"] for row in answer} == {"msg_1"}
 
 
-def test_a_stream_that_is_cut_anywhere_gives_what_came_and_says_that_it_was_cut() -> None:
+def test_a_stream_truncated_anywhere_keeps_what_arrived_and_reports_the_truncation() -> None:
     events, whole = streamed(MESSAGE), rows_of(BODY, MESSAGE)
     for length in range(len(events) - 2):
         rows = rows_of(BODY, events[:length], error="upstream_cut")
@@ -143,8 +145,8 @@ def test_a_stream_that_is_cut_anywhere_gives_what_came_and_says_that_it_was_cut(
             assert canonical.parse(rows[-2]["status"])["finish_reason"] == "error"
 
 
-def test_what_was_said_before_the_cut_has_the_id_that_the_history_gives_it() -> None:
-    """A client keeps the blocks that were finished and goes on from there."""
+def test_text_before_a_truncation_has_the_id_that_a_later_history_derives() -> None:
+    """A client keeps the finished blocks and continues from there."""
     seen, recorded = Seen(), list[str]()
     stops = [number for number, event in enumerate(streamed(MESSAGE)) if event.type == "content_block_stop"]
     cut = streamed(MESSAGE)[: stops[1] + 3]
@@ -159,7 +161,7 @@ def test_what_was_said_before_the_cut_has_the_id_that_the_history_gives_it() -> 
 
 @pytest.mark.hazard(55)
 @pytest.mark.hazard(67)
-def test_each_attempt_that_failed_is_a_row_and_the_question_is_one() -> None:
+def test_each_failed_attempt_is_a_row_and_the_question_is_recorded_once() -> None:
     seen, rows = Seen(), list[Row]()
     refused = {"type": "error", "error": {"type": "overloaded_error", "message": "Overloaded"}}
     for number in range(3):
@@ -173,7 +175,7 @@ def test_each_attempt_that_failed_is_a_row_and_the_question_is_one() -> None:
 
 
 @pytest.mark.hazard(67)
-def test_a_try_that_broke_before_it_said_anything_costs_nothing_twice() -> None:
+def test_the_cost_of_an_attempt_without_output_is_not_counted_twice() -> None:
     seen = Seen()
     broken = rows_of(BODY, streamed(MESSAGE)[:1], seen, error="upstream_cut", exchange_id="e0")
     again = rows_of(BODY, streamed(MESSAGE), seen, exchange_id="e1")
@@ -185,21 +187,21 @@ def test_a_try_that_broke_before_it_said_anything_costs_nothing_twice() -> None:
 @pytest.mark.parametrize(
     ("answer", "more", "code", "said"),
     [
-        ("", {"status": None, "error": "upstream_down"}, "upstream_down", "no answer came"),
+        ("", {"status": None, "error": "upstream_down"}, "upstream_down", "no response was received"),
         ("<html>Bad gateway</html>", {"status": 502}, "http_502", "<html>Bad gateway</html>"),
         ({"error": "no such model"}, {"status": 404}, "http_404", "no such model"),
-        ("", {"status": 200, "error": "client_abort"}, "client_abort", "the answer ended before its time"),
+        ("", {"status": 200, "error": "client_abort"}, "client_abort", "the response ended early"),
     ],
 )
 @pytest.mark.hazard(55)
-def test_an_answer_that_is_none_leaves_a_row(answer: Any, more: dict[str, Any], code: str, said: str) -> None:
+def test_a_missing_response_leaves_an_error_row(answer: Any, more: dict[str, Any], code: str, said: str) -> None:
     *_, row = rows_of(BODY, answer, **more)
 
     assert (row["part_type"], row["role"], row["is_error"]) == ("error", "assistant", True)
     assert canonical.parse(row["status"]) == {"error_code": code, "error_message": said}
 
 
-def test_an_error_in_the_middle_of_a_stream_is_told_after_what_came() -> None:
+def test_an_error_within_a_stream_follows_the_output_before_it() -> None:
     error = {"type": "error", "error": {"type": "overloaded_error", "message": "Overloaded"}}
     rows = rows_of(BODY, [*streamed(MESSAGE)[:9], Event("error", error)])
 
@@ -207,7 +209,7 @@ def test_an_error_in_the_middle_of_a_stream_is_told_after_what_came() -> None:
     assert canonical.parse(rows[-1]["status"])["error_code"] == "overloaded_error"
 
 
-def test_system_prompt_and_tools_stand_on_the_first_answer_made_with_them() -> None:
+def test_system_prompt_and_tools_are_on_the_first_response_made_with_them() -> None:
     seen = Seen()
     first = rows_of(BODY, MESSAGE, seen)
     more = [*BODY["messages"], {"role": "assistant", "content": BLOCKS}]
@@ -223,7 +225,7 @@ def test_system_prompt_and_tools_stand_on_the_first_answer_made_with_them() -> N
     assert second[0]["tool_name"] == "Bash"
 
 
-def test_a_subagent_is_a_thread_of_its_own() -> None:
+def test_a_subagent_has_a_thread_of_its_own() -> None:
     seen = Seen()
     agent = {**CLAUDE, "x-claude-code-agent-id": "a1"}
     mine, theirs = rows_of(BODY, MESSAGE, seen), rows_of(BODY, MESSAGE, seen, request_headers=agent)
@@ -242,13 +244,13 @@ def test_a_subagent_is_a_thread_of_its_own() -> None:
         (None, CLAUDE, "session-1"),
     ],
 )
-def test_a_session_is_named_by_what_the_client_sends(metadata: Any, headers: dict[str, str], session: str) -> None:
+def test_the_session_id_comes_from_the_client(metadata: Any, headers: dict[str, str], session: str) -> None:
     exchange = wire.decoded(PATH, {**BODY, "metadata": metadata}, MESSAGE, request_headers=headers)
 
     assert project(exchange, Seen()).session_id == session
 
 
-def test_a_session_without_a_name_keeps_its_hash_while_it_grows() -> None:
+def test_a_session_without_an_id_keeps_its_hash_as_it_grows() -> None:
     more = [*BODY["messages"], {"role": "assistant", "content": "Yes."}, {"role": "user", "content": "And?"}]
     first = project(wire.decoded(PATH, BODY, MESSAGE), Seen())
     second = project(wire.decoded(PATH, {**BODY, "messages": more}, MESSAGE), Seen())
@@ -257,7 +259,7 @@ def test_a_session_without_a_name_keeps_its_hash_while_it_grows() -> None:
     assert {row.get("client_name") for row in first.rows} == {None}
 
 
-def test_side_calls_are_told_apart_and_make_no_rows() -> None:
+def test_side_calls_are_recognized_and_produce_no_rows() -> None:
     found: Counter[str | None] = Counter()
     for scenario in ("claude-1.0.128/basic", "claude-2.0.76/basic", "claude-2.1.325/interactive"):
         for exchange in wire.sample(wire.SAMPLES / f"{scenario}.ndjson.xz"):
@@ -270,7 +272,7 @@ def test_side_calls_are_told_apart_and_make_no_rows() -> None:
     assert (counted.kind, counted.rows) == (Kind.COUNT_TOKENS, ())
 
 
-def test_the_writing_of_a_summary_is_no_part_of_the_conversation_and_the_summary_is() -> None:
+def test_a_compaction_request_produces_no_rows_but_its_summary_does() -> None:
     seen = Seen()
     made = [project(each, seen) for each in wire.sample(wire.SAMPLES / "claude-2.1.325/compact.ndjson.xz")]
 
@@ -289,14 +291,14 @@ def test_the_writing_of_a_summary_is_no_part_of_the_conversation_and_the_summary
         ("POST", PATH, "unreadable_request:/v1/messages"),
     ],
 )
-def test_what_nobody_can_read_is_counted_by_its_path(method: str, path: str, why: str) -> None:
+def test_an_unknown_dialect_is_counted_by_its_path(method: str, path: str, why: str) -> None:
     body = None if path == PATH else BODY
     projection = project(wire.decoded(path, body, MESSAGE, method=method), Seen())
 
     assert (projection.dialect, projection.rows, projection.skipped) == (None, (), {why: 1})
 
 
-def test_what_the_hooks_noted_of_a_session_stands_in_its_rows() -> None:
+def test_rows_hold_what_hooks_noted_about_their_session() -> None:
     exchange = wire.decoded(PATH, BODY, MESSAGE, request_headers=CLAUDE)
     rows = project(exchange, Seen(), facts=lambda session: {"cwd": f"/home/dev/{session}"}).rows
 

@@ -1,4 +1,4 @@
-"""The Chat Completions dialect: whole, streamed, cut short, refused; conversations without a name."""
+"""The Chat Completions dialect: plain, streamed, truncated and failed responses; conversations without an id."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from hypaware.capture.decoded import Event
-from hypaware.capture.project import Seen, project
+from hypaware.capture.project.projection import project
+from hypaware.capture.project.seen import Seen
 from hypaware.model import canonical
 from hypaware.model.datasets import Row
 from tests import wire
@@ -54,7 +55,7 @@ def rows_of(body: Any, answer: Any, seen: Seen | None = None, **more: Any) -> li
 
 
 @pytest.mark.hazard(55)
-def test_a_streamed_answer_gives_the_rows_of_a_whole_one() -> None:
+def test_a_streamed_response_gives_the_same_rows_as_a_plain_one() -> None:
     whole = rows_of(BODY, ANSWER)
 
     assert rows_of(BODY, streamed()) == whole
@@ -74,7 +75,7 @@ def test_a_streamed_answer_gives_the_rows_of_a_whole_one() -> None:
     assert canonical.parse(whole[2]["status"]) == {"finish_reason": "tool_calls"}
 
 
-def test_a_stream_that_is_cut_anywhere_gives_what_came_and_says_that_it_was_cut() -> None:
+def test_a_stream_truncated_anywhere_keeps_what_arrived_and_reports_the_truncation() -> None:
     for length in range(6):
         rows = rows_of(BODY, streamed()[:length], error="upstream_cut")
 
@@ -82,7 +83,7 @@ def test_a_stream_that_is_cut_anywhere_gives_what_came_and_says_that_it_was_cut(
         assert canonical.parse(rows[-1]["status"])["error_code"] == "upstream_cut"
 
 
-def test_a_tools_answer_has_the_name_of_its_tool() -> None:
+def test_a_tool_result_has_the_name_of_its_tool() -> None:
     seen = Seen()
     rows_of(BODY, ANSWER, seen)
     said = ANSWER["choices"][0]["message"]  # type: ignore[index]
@@ -94,7 +95,7 @@ def test_a_tools_answer_has_the_name_of_its_tool() -> None:
 
 
 @pytest.mark.hazard(55)
-def test_an_answer_that_is_an_error_is_a_row() -> None:
+def test_an_error_response_becomes_a_row() -> None:
     refused = {"error": {"message": "Slow down", "type": "requests", "code": "rate_limit_exceeded"}}
     *_, row = rows_of(BODY, refused, status=429)
 
@@ -148,7 +149,7 @@ def test_two_conversations_that_begin_alike_are_both_recorded() -> None:
     ids=["custom", "function_call", "audio", "refusal"],
 )
 @pytest.mark.hazard(55)
-def test_what_is_said_in_other_forms_is_a_row_streamed_whole_or_shown_again(
+def test_refusals_audio_and_legacy_calls_become_rows_in_every_form(
     pieces: list[dict[str, Any]], whole: dict[str, Any], rows: list[tuple[Any, ...]]
 ) -> None:
     chunks = [{"id": "chatcmpl-1", "choices": [{"index": 0, "delta": delta}]} for delta in pieces]
@@ -165,10 +166,10 @@ def test_what_is_said_in_other_forms_is_a_row_streamed_whole_or_shown_again(
     later = [*ASKED, {"role": "assistant", **known}, {"role": "user", "content": "Go on."}]
     again = rows_of({**BODY, "messages": later}, {**answer, "id": "chatcmpl-2"}, seen)
     assert [row.get("content_text") for row in again if row["role"] == "user"] == ["Go on."]
-    assert [row["role"] for row in again].count("assistant") <= 1, "only the new answer"
+    assert [row["role"] for row in again].count("assistant") <= 1, "only the new response"
 
 
-def test_pictures_and_thoughts_are_parts_of_their_own_kind() -> None:
+def test_images_and_reasoning_have_part_types_of_their_own() -> None:
     picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
     asked = [{"role": "user", "content": [{"type": "text", "text": "What is it?"}, picture]}]
     said = {"content": "A dot.", "reasoning_content": "I look."}

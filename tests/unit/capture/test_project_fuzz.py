@@ -1,4 +1,4 @@
-"""Whatever a client or a provider sends: nothing raises, and each row that comes out fits its table."""
+"""Whatever a client or a provider sends, nothing raises, and each resulting row fits its table."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ from hypothesis import strategies as st
 from hypaware.capture.body_parts import StoredParts
 from hypaware.capture.decoded import Event
 from hypaware.capture.exchanges import raw_row
-from hypaware.capture.project import Seen, match_keys, project
+from hypaware.capture.project.projection import project
+from hypaware.capture.project.seen import Seen
 from hypaware.model.coerce import coerce_row, complete_row
 from hypaware.model.exchanges import AI_GATEWAY_EXCHANGES
+from hypaware.model.matching import match_keys
 from hypaware.model.messages import AI_GATEWAY_MESSAGES
 from tests import wire
 from tests.strategies import json_values
@@ -48,7 +50,7 @@ _EVENTS = st.lists(st.builds(Event, _TYPES, _LIKELY), max_size=8)
 @pytest.mark.hazard(60)
 @settings(max_examples=120, deadline=None)
 @given(st.sampled_from(PATHS), _BODIES, _BODIES | _EVENTS, st.sampled_from([200, 400, None]), st.text(max_size=20))
-def test_any_exchange_makes_rows_that_fit_or_none(
+def test_any_exchange_produces_rows_that_fit_or_none(
     path: str, body: Any, answer: Any, status: int | None, agent: str
 ) -> None:
     headers = {"user-agent": agent, "x-codex-turn-metadata": agent, "x-claude-code-session-id": "s"}
@@ -65,7 +67,7 @@ def test_any_exchange_makes_rows_that_fit_or_none(
 
 @pytest.mark.hazard(60)
 @pytest.mark.parametrize("path", PATHS)
-def test_deep_nesting_is_stored_as_far_as_it_can_be(path: str) -> None:
+def test_deeply_nested_content_is_stored_as_far_as_possible(path: str) -> None:
     bomb: Any = "x"
     for _ in range(900):
         bomb = [bomb]

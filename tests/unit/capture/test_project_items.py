@@ -1,4 +1,4 @@
-"""Items of the Responses dialect of every kind: the rows of an import, and a count of what makes none."""
+"""Every kind of item of the Responses dialect gives the rows of an import, or is counted if it gives none."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from hypaware.capture.decoded import Event
-from hypaware.capture.project import Projection, Seen, project
+from hypaware.capture.project.projection import Projection, project
+from hypaware.capture.project.seen import Seen
 from hypaware.model import canonical
 from hypaware.model.datasets import Row
 from tests import wire
@@ -81,7 +82,7 @@ def without_id(item: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.hazard(55)
 @pytest.mark.parametrize("answer", [RESPONSE, streamed()], ids=["whole", "streamed"])
-def test_every_kind_of_item_gives_what_the_import_of_it_gives(tmp_path: Path, answer: Any) -> None:
+def test_every_kind_of_item_gives_the_same_rows_as_its_import(tmp_path: Path, answer: Any) -> None:
     rows, reading = imported(tmp_path, [meta(), turn(), *(line("response_item", each) for each in (ASKED, *OUTPUT))])
     found = live([ASKED], answer, Seen())
 
@@ -92,8 +93,8 @@ def test_every_kind_of_item_gives_what_the_import_of_it_gives(tmp_path: Path, an
 
 
 @pytest.mark.parametrize("keeps_ids", [True, False])
-def test_what_makes_no_row_is_counted_once_however_often_it_is_shown(keeps_ids: bool) -> None:
-    """An old client shows its items without ids: two that are alike are still two."""
+def test_an_item_without_a_row_is_counted_once_however_often_it_is_repeated(keeps_ids: bool) -> None:
+    """An old client sends its items without ids; two equal ones are still two."""
     history, seen = [ASKED, *OUTPUT], Seen()
     if not keeps_ids:
         history = [without_id(item) for item in history]
@@ -103,12 +104,12 @@ def test_what_makes_no_row_is_counted_once_however_often_it_is_shown(keeps_ids: 
     second = live([*history, approved], answer, seen)
 
     assert second.skipped == {"unknown_type:mcp_approval_response": 1, "unknown_type:web_search_call": 1}
-    assert live([*history, approved], {**answer, "output": []}, seen).skipped == {}, "the same is asked again"
+    assert live([*history, approved], {**answer, "output": []}, seen).skipped == {}, "the request was repeated"
     seen.rollback(second.changes)
-    assert live([*history, approved], answer, seen).skipped == second.skipped, "it could not be stored"
+    assert live([*history, approved], answer, seen).skipped == second.skipped, "the rows could not be stored"
 
 
-def test_a_picture_alone_is_counted_and_what_nobody_misses_is_not() -> None:
+def test_a_message_with_only_an_image_is_counted_and_bookkeeping_is_not() -> None:
     given: list[dict[str, Any]] = [
         {"type": "message", "role": "user", "content": [PICTURE]},
         {"type": "message", "role": "assistant", "content": []},

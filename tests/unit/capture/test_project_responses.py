@@ -1,4 +1,4 @@
-"""The Responses dialect: items with and without ids, whole, streamed, cut short, refused."""
+"""The Responses dialect: items with and without ids; plain, streamed, truncated and failed responses."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 
 from hypaware.capture.decoded import Event
-from hypaware.capture.project import Kind, Seen, project
+from hypaware.capture.project.projection import project
+from hypaware.capture.project.seen import Seen
+from hypaware.capture.project.turn import Kind
 from hypaware.model import canonical
 from hypaware.model.datasets import Row
 from tests import wire
@@ -65,7 +67,7 @@ def rows_of(body: Any, answer: Any, seen: Seen | None = None, **more: Any) -> li
 
 
 @pytest.mark.parametrize("with_output", [True, False])
-def test_a_streamed_answer_gives_the_rows_of_a_whole_one(with_output: bool) -> None:
+def test_a_streamed_response_gives_the_same_rows_as_a_plain_one(with_output: bool) -> None:
     whole = rows_of(BODY, RESPONSE)
 
     assert rows_of(BODY, streamed(with_output=with_output)) == whole
@@ -81,8 +83,8 @@ def test_a_streamed_answer_gives_the_rows_of_a_whole_one(with_output: bool) -> N
 
 
 @pytest.mark.hazard(55)
-def test_a_stream_that_says_no_more_than_clients_need_gives_the_same_rows() -> None:
-    """Other providers leave out what nobody reads: numbers, the beginnings of items, the state of the whole."""
+def test_a_minimal_stream_gives_the_same_rows() -> None:
+    """Other providers omit indexes, item starts and the overall status."""
     end: dict[str, Any] = {
         "type": "response.completed",
         "response": {"id": "resp_1", "usage": USAGE, "model": "gpt-6"},
@@ -103,7 +105,7 @@ def test_a_stream_that_says_no_more_than_clients_need_gives_the_same_rows() -> N
     assert project(wire.decoded("/v1/responses", BODY, without_role), Seen()).rows[-1]["role"] == "assistant"
 
 
-def test_a_stream_that_is_cut_anywhere_gives_what_came_and_says_that_it_was_cut() -> None:
+def test_a_stream_truncated_anywhere_keeps_what_arrived_and_reports_the_truncation() -> None:
     events, whole = streamed(with_output=True), rows_of(BODY, RESPONSE)
     for length in range(len(events)):
         rows = rows_of(BODY, events[:length], error="upstream_cut")
@@ -115,8 +117,8 @@ def test_a_stream_that_is_cut_anywhere_gives_what_came_and_says_that_it_was_cut(
             assert finished.get("content_text", "").startswith(row.get("content_text", ""))
 
 
-def test_without_ids_in_the_request_the_answers_ids_name_nothing() -> None:
-    """An old client does not keep them: its next request shows the same items without."""
+def test_ids_of_a_response_are_not_used_if_the_request_has_none() -> None:
+    """An old client does not keep the ids: its next request has the same items without them."""
     seen = Seen()
     asked = {name: value for name, value in ASKED.items() if name != "id"}
     first = rows_of({**BODY, "input": [asked]}, RESPONSE, seen)
@@ -134,8 +136,8 @@ def test_without_ids_in_the_request_the_answers_ids_name_nothing() -> None:
 
 @pytest.mark.hazard(83)
 @pytest.mark.parametrize("remembers", [True, False])
-def test_a_client_that_shows_back_ids_and_gives_none_has_each_part_once(remembers: bool) -> None:
-    """`input += response.output`, as the provider's own library is used: also after a restart in between."""
+def test_a_client_that_only_repeats_response_ids_has_each_part_once(remembers: bool) -> None:
+    """`input += response.output`, as with the provider's own library, with and without a restart in between."""
     asked = {"role": "user", "content": "List the files."}
     done = {"type": "function_call_output", "call_id": "call_1", "output": "a b"}
     outputs: list[list[dict[str, Any]]] = [OUTPUT, [{**OUTPUT[1], "id": "msg_3"}], []]
@@ -147,12 +149,12 @@ def test_a_client_that_shows_back_ids_and_gives_none_has_each_part_once(remember
         answer = {**RESPONSE, "id": f"resp_{number}", "output": output}
         rows += project(wire.decoded("/v1/responses", {"input": given}, answer), seen if remembers else Seen()).rows
 
-    assert len({row["part_id"] for row in rows}) == 7, "two questions, five parts of answers and tools"
+    assert len({row["part_id"] for row in rows}) == 7, "two questions and five parts of responses and tools"
     assert len(rows) == 7 or not remembers
 
 
 @pytest.mark.hazard(83)
-def test_a_client_that_begins_to_show_ids_shows_what_is_recorded() -> None:
+def test_a_client_that_starts_to_send_ids_does_not_duplicate_parts() -> None:
     seen = Seen()
     without = {name: value for name, value in ASKED.items() if name != "id"}
     rows_of({**BODY, "input": [without]}, RESPONSE, seen)
@@ -163,7 +165,7 @@ def test_a_client_that_begins_to_show_ids_shows_what_is_recorded() -> None:
 
 
 @pytest.mark.hazard(55)
-def test_an_answer_that_failed_is_a_row() -> None:
+def test_a_failed_response_becomes_a_row() -> None:
     failed = {"id": "resp_1", "status": "failed", "error": {"code": "server_error", "message": "Broken"}}
     events = [Event("response.failed", {"type": "response.failed", "response": failed})]
     refused = {"error": {"type": "invalid_request_error", "message": "Bad"}}
@@ -174,13 +176,13 @@ def test_an_answer_that_failed_is_a_row() -> None:
     assert canonical.parse(refused_row["status"])["error_code"] == "invalid_request_error"
 
 
-def test_an_answer_that_ran_out_of_room_says_so() -> None:
+def test_a_response_that_hit_the_output_limit_says_so() -> None:
     answer = {**RESPONSE, "status": "incomplete", "incomplete_details": {"reason": "max_output_tokens"}}
 
     assert canonical.parse(rows_of(BODY, answer)[-1]["status"]) == {"finish_reason": "length"}
 
 
-def test_text_alone_and_messages_without_a_type_are_what_was_asked() -> None:
+def test_plain_text_input_and_messages_without_a_type_are_user_messages() -> None:
     for given in ("Hello.", [{"role": "user", "content": "Hello."}]):
         first, *_ = rows_of({**BODY, "input": given}, RESPONSE, request_headers={})
         assert (first["role"], first["content_text"]) == ("user", "Hello.")
@@ -189,14 +191,14 @@ def test_text_alone_and_messages_without_a_type_are_what_was_asked() -> None:
 @pytest.mark.parametrize(
     ("kind", "found"), [("turn", Kind.TURN), ("compaction", Kind.COMPACTION), ("prewarm", Kind.WARMUP)]
 )
-def test_the_client_says_what_a_call_is_for(kind: str, found: Kind) -> None:
+def test_codex_states_the_kind_of_a_call(kind: str, found: Kind) -> None:
     headers = {**CODEX, "x-codex-turn-metadata": f'{{"request_kind":"{kind}","session_id":"s"}}'}
     projection = project(wire.decoded(PATH, BODY, RESPONSE, request_headers=headers), Seen())
 
     assert (projection.kind, bool(projection.rows)) == (found, found is Kind.TURN)
 
 
-def test_a_subagents_thread_names_its_parent() -> None:
+def test_the_thread_of_a_subagent_names_its_parent() -> None:
     seen, rows = Seen(), list[Row]()
     for exchange in wire.sample(wire.SAMPLES / "codex-0.166.0/subagent.ndjson.xz"):
         rows += project(exchange, seen).rows
@@ -209,8 +211,8 @@ def test_a_subagents_thread_names_its_parent() -> None:
     }
 
 
-def test_the_folder_is_where_the_client_says_that_it_is_at_work() -> None:
-    """Outside of a repository no header names it; within one, the header names the repository's top."""
+def test_the_working_directory_is_the_one_that_the_client_states() -> None:
+    """Outside of a repository no header names the folder; within one, the header names the repository's root."""
     told = [f"<environment_context>\n  <cwd>{each}</cwd>\n</environment_context>" for each in ("/a", "/a &amp; b/c")]
     moved = [{"type": "message", "role": "user", "content": [{"type": "input_text", "text": each}]} for each in told]
     metadata = '{"workspaces": {"/top": {"latest_git_commit_hash": "abc"}}}'

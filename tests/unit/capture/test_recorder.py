@@ -1,4 +1,4 @@
-"""The copy beside the stream: bounded, never in the way, and whole or said not to be."""
+"""The recorded copy is bounded, never delays the stream, and is complete or marked incomplete."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from tests.live_gateway import Kept
 from tests.processes import PATIENCE, eventually
 
 ROUTE = Route("anthropic", "/", "https://api.anthropic.com", "anthropic", client="claude")
-SMALL = Limits(in_memory=100, body=10_000, room=4_000, waiting=3)
+SMALL = Limits(in_memory=100, body_size=10_000, total_in_memory=4_000, queued_exchanges=3)
 
 
 @contextmanager
-def recording(keep: Keep, folder: Path, limits: Limits = SMALL) -> Iterator[Recorder]:
-    recorder = Recorder(keep, folder, limits=limits)
+def recording(handle: Keep, folder: Path, limits: Limits = SMALL) -> Iterator[Recorder]:
+    recorder = Recorder(handle, folder, limits=limits)
     recorder.start()
     try:
         yield recorder
@@ -34,16 +34,16 @@ def recording(keep: Keep, folder: Path, limits: Limits = SMALL) -> Iterator[Reco
 
 
 def exchange(recorder: Recorder, request: bytes = b"{}", *answer: bytes, error: str | None = None) -> None:
-    take = recorder.begin(ROUTE, "POST", "/v1/messages", [("a", "b")])
-    take.request.add(request)
-    take.answered(200, [("c", "d")])
-    for piece in answer:
-        take.came(piece)
-    take.end(error)
+    capture = recorder.start_capture(ROUTE, "POST", "/v1/messages", [("a", "b")])
+    capture.request.add(request)
+    capture.set_response(200, [("c", "d")])
+    for chunk in answer:
+        capture.add_response_bytes(chunk)
+    capture.finish(error)
 
 
 class Held:
-    """A keep that waits for the test."""
+    """An exchange handler that waits for the test."""
 
     def __init__(self) -> None:
         self.begun, self.go_on = threading.Semaphore(0), threading.Event()
@@ -55,7 +55,7 @@ class Held:
         self.kept.append(found)
 
 
-def test_an_exchange_is_kept_as_it_passed(tmp_path: Path) -> None:
+def test_an_exchange_is_recorded_as_it_passed(tmp_path: Path) -> None:
     kept = Kept()
     with recording(kept, tmp_path) as recorder:
         exchange(recorder, b"question", b"ans", b"wer")
@@ -71,18 +71,18 @@ def test_an_exchange_is_kept_as_it_passed(tmp_path: Path) -> None:
 
 
 @pytest.mark.hazard(57)
-def test_a_large_body_lies_in_a_private_file_until_it_is_kept(tmp_path: Path) -> None:
+def test_a_large_body_is_in_a_private_file_until_it_is_stored(tmp_path: Path) -> None:
     modes: list[tuple[int, int]] = []
     bodies: list[bytes] = []
 
-    def keep(found: Recording) -> None:
-        assert isinstance(found.response.held, Path)
-        assert found.request.held == b"{}"
-        path = found.response.held
+    def handle(found: Recording) -> None:
+        assert isinstance(found.response.content, Path)
+        assert found.request.content == b"{}"
+        path = found.response.content
         modes.append((stat.S_IMODE(path.stat().st_mode), stat.S_IMODE(path.parent.stat().st_mode)))
         bodies.append(b"".join(found.response.blocks()))
 
-    with recording(keep, tmp_path / "spill") as recorder:
+    with recording(handle, tmp_path / "spill") as recorder:
         exchange(recorder, b"{}", *(b"%03d" % number for number in range(300)))
 
     assert modes == [(0o600, 0o700)]
@@ -91,9 +91,9 @@ def test_a_large_body_lies_in_a_private_file_until_it_is_kept(tmp_path: Path) ->
 
 
 @pytest.mark.hazard(57)
-def test_a_body_beyond_the_limit_is_kept_as_far_as_it_goes_and_says_so(tmp_path: Path) -> None:
+def test_a_body_over_the_limit_is_kept_up_to_it_and_marked_incomplete(tmp_path: Path) -> None:
     kept = Kept()
-    with recording(kept, tmp_path, Limits(in_memory=100, body=1_000)) as recorder:
+    with recording(kept, tmp_path, Limits(in_memory=100, body_size=1_000)) as recorder:
         exchange(recorder, b"{}", *[b"x" * 300] * 5)
 
     found, _, response = kept.only()
@@ -103,48 +103,48 @@ def test_a_body_beyond_the_limit_is_kept_as_far_as_it_goes_and_says_so(tmp_path:
 
 
 @pytest.mark.hazard(57)
-def test_memory_is_bounded_over_all_exchanges_and_comes_back(tmp_path: Path) -> None:
-    """Each is small enough for itself; together they would not be. Nothing is lost: they go to disk before."""
+def test_memory_is_bounded_across_exchanges_and_released(tmp_path: Path) -> None:
+    """Each body fits the memory limit alone, but not all together; they are spilled to disk and nothing is lost."""
     kept = Kept()
-    limits = Limits(in_memory=1 << 20, room=200_000)
+    limits = Limits(in_memory=1 << 20, total_in_memory=200_000)
     with recording(kept, tmp_path, limits) as recorder:
         for _ in range(3):
-            takes = [recorder.begin(ROUTE, "POST", "/", []) for _ in range(10)]
+            captures = [recorder.start_capture(ROUTE, "POST", "/", []) for _ in range(10)]
             for _ in range(20):
-                for take in takes:
-                    take.came(b"y" * 1000)
-                eventually(lambda: recorder.spill.room.take(30_000))
-                recorder.spill.room.give(30_000)
-            for take in takes:
-                take.end()
+                for capture in captures:
+                    capture.add_response_bytes(b"y" * 1000)
+                eventually(lambda: recorder.spill.budget.reserve(30_000))
+                recorder.spill.budget.release(30_000)
+            for capture in captures:
+                capture.finish()
         found = kept.wait(30)
 
     assert {len(response) for _, _, response in found} == {20_000}
     assert all(each.response.complete for each, _, _ in found)
-    assert any(isinstance(each.response.held, Path) for each, _, _ in found)
-    assert recorder.spill.room.take(limits.room), "all of the room was given back"
+    assert any(isinstance(each.response.content, Path) for each, _, _ in found)
+    assert recorder.spill.budget.reserve(limits.total_in_memory), "all memory was released"
 
 
 @pytest.mark.hazard(57)
-def test_a_disk_that_cannot_follow_costs_the_copy_and_not_the_stream(tmp_path: Path) -> None:
+def test_a_slow_disk_costs_the_recording_and_not_the_stream(tmp_path: Path) -> None:
     kept = Kept()
     stuck = threading.Event()
     with recording(kept, tmp_path) as recorder:
-        recorder.spill.then(lambda: eventually(stuck.is_set))
-        take = recorder.begin(ROUTE, "POST", "/", [])
+        recorder.spill.enqueue(lambda: eventually(stuck.is_set))
+        capture = recorder.start_capture(ROUTE, "POST", "/", [])
         for _ in range(100):
-            take.came(b"z" * 90)
+            capture.add_response_bytes(b"z" * 90)
         stuck.set()
-        take.end()
+        capture.finish()
 
     found, _, response = kept.only()
     assert found.error == "recorder_behind"
     assert (found.response.size, found.response.complete) == (9_000, False)
     assert response == b"z" * len(response)
-    assert 0 < len(response) <= SMALL.room
+    assert 0 < len(response) <= SMALL.total_in_memory
 
 
-def test_a_spill_that_fails_is_said_and_the_rest_is_kept(tmp_path: Path) -> None:
+def test_a_failed_spill_is_reported_and_the_rest_is_kept(tmp_path: Path) -> None:
     kept = Kept()
     folder = tmp_path / "spill"
     with recording(kept, folder) as recorder:
@@ -158,46 +158,48 @@ def test_a_spill_that_fails_is_said_and_the_rest_is_kept(tmp_path: Path) -> None
 
 
 @pytest.mark.hazard(57)
-def test_too_many_that_wait_are_dropped_counted_and_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    keep = Held()
-    with caplog.at_level(logging.WARNING, "hypaware.gateway"), recording(keep, tmp_path) as recorder:
+def test_exchanges_over_the_queue_limit_are_dropped_counted_and_reported(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    handle = Held()
+    with caplog.at_level(logging.WARNING, "hypaware.gateway"), recording(handle, tmp_path) as recorder:
         exchange(recorder)
-        assert keep.begun.acquire(timeout=PATIENCE)
+        assert handle.begun.acquire(timeout=PATIENCE)
         for number in range(6):
             exchange(recorder, b"%d" % number)
         eventually(lambda: recorder.counts.dropped == 3)
-        keep.go_on.set()
+        handle.go_on.set()
 
-    assert [b"".join(found.request.blocks()) for found in keep.kept] == [b"{}", b"0", b"1", b"2"]
+    assert [b"".join(found.request.blocks()) for found in handle.kept] == [b"{}", b"0", b"1", b"2"]
     assert recorder.counts == Counts(kept=4, dropped=3)
-    assert "3 exchanges were dropped" not in caplog.text
-    assert "2 exchanges were dropped" in caplog.text
+    assert "3 exchanges dropped" not in caplog.text
+    assert "2 exchanges dropped" in caplog.text
 
 
-def test_a_dropped_one_leaves_no_file(tmp_path: Path) -> None:
-    keep = Held()
-    with recording(keep, tmp_path) as recorder:
+def test_a_dropped_exchange_leaves_no_file(tmp_path: Path) -> None:
+    handle = Held()
+    with recording(handle, tmp_path) as recorder:
         exchange(recorder)
-        assert keep.begun.acquire(timeout=PATIENCE)
+        assert handle.begun.acquire(timeout=PATIENCE)
         for _ in range(6):
             exchange(recorder, b"{}", b"a" * 300)
         eventually(lambda: recorder.counts.dropped == 3)
         assert len(list(tmp_path.iterdir())) == 3
-        keep.go_on.set()
+        handle.go_on.set()
 
     assert list(tmp_path.iterdir()) == []
 
 
-def test_trouble_that_passes_is_waited_out(tmp_path: Path) -> None:
+def test_a_temporary_error_is_retried(tmp_path: Path) -> None:
     tries = iter((True, True, False))
     kept = Kept()
 
-    def keep(found: Recording) -> None:
+    def handle(found: Recording) -> None:
         if next(tries, False):
             raise Retryable("the disk is full")
         kept(found)
 
-    with recording(keep, tmp_path) as recorder:
+    with recording(handle, tmp_path) as recorder:
         exchange(recorder, b"first")
         exchange(recorder, b"second")
         found = kept.wait(2)
@@ -206,11 +208,11 @@ def test_trouble_that_passes_is_waited_out(tmp_path: Path) -> None:
     assert recorder.counts == Counts(kept=2)
 
 
-def test_trouble_that_does_not_pass_does_not_hold_up_the_end(tmp_path: Path) -> None:
-    def keep(_found: Recording) -> None:
+def test_a_lasting_error_does_not_delay_stopping(tmp_path: Path) -> None:
+    def handle(_found: Recording) -> None:
         raise Retryable("the disk is full")
 
-    with recording(keep, tmp_path) as recorder:
+    with recording(handle, tmp_path) as recorder:
         exchange(recorder)
         exchange(recorder, b"{}", b"a" * 300)
 
@@ -218,17 +220,17 @@ def test_trouble_that_does_not_pass_does_not_hold_up_the_end(tmp_path: Path) -> 
     assert list(tmp_path.iterdir()) == []
 
 
-def test_one_that_cannot_be_kept_is_counted_and_its_words_stay_out_of_the_log(
+def test_an_exchange_that_cannot_be_stored_is_counted_and_not_quoted_in_the_log(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     kept = Kept()
 
-    def keep(found: Recording) -> None:
-        if found.request.held == b"secret":
-            raise ValueError(f"cannot read {found.request.held!r}")
+    def handle(found: Recording) -> None:
+        if found.request.content == b"secret":
+            raise ValueError(f"cannot read {found.request.content!r}")
         kept(found)
 
-    with recording(keep, tmp_path) as recorder:
+    with recording(handle, tmp_path) as recorder:
         exchange(recorder, b"secret")
         exchange(recorder, b"plain")
 
@@ -238,7 +240,7 @@ def test_one_that_cannot_be_kept_is_counted_and_its_words_stay_out_of_the_log(
     assert "secret" not in caplog.text
 
 
-def test_stopping_returns_when_everything_that_ended_is_kept_in_its_order(tmp_path: Path) -> None:
+def test_stopping_returns_when_all_finished_exchanges_are_stored_in_order(tmp_path: Path) -> None:
     kept = Kept()
     with recording(kept, tmp_path, Limits(in_memory=100)) as recorder:
         for number in range(200):
@@ -247,7 +249,7 @@ def test_stopping_returns_when_everything_that_ended_is_kept_in_its_order(tmp_pa
     assert [request for _, request, _ in kept.wait(200)] == [b"%d" % number for number in range(200)]
 
 
-def test_what_an_earlier_process_left_is_removed_and_nothing_else(tmp_path: Path) -> None:
+def test_only_spill_files_of_an_earlier_process_are_removed(tmp_path: Path) -> None:
     kept = Kept()
     (tmp_path / "0123.spill").write_bytes(b"left")
     (tmp_path / "notes.txt").write_bytes(b"mine")
@@ -261,45 +263,47 @@ def test_what_an_earlier_process_left_is_removed_and_nothing_else(tmp_path: Path
     assert outside.read_bytes() == b"mine too"
 
 
-def test_a_home_that_is_gone_is_not_made_anew(tmp_path: Path) -> None:
-    """The folder lies two levels below what belongs to the home; that one may be removed while a gateway begins."""
+def test_a_removed_home_is_not_created_again(tmp_path: Path) -> None:
+    """The spill directory is two levels below the home, which may be removed while a gateway starts."""
     with pytest.raises(FileNotFoundError):
         Recorder(Kept(), tmp_path / "run" / "spill" / "0", limits=SMALL).start()
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_exchange_ends_once(tmp_path: Path) -> None:
+def test_an_exchange_finishes_once(tmp_path: Path) -> None:
     kept = Kept()
     with recording(kept, tmp_path) as recorder:
-        take = recorder.begin(ROUTE, "POST", "/", [])
-        take.end("client_abort")
-        take.end("gateway_failed")
+        capture = recorder.start_capture(ROUTE, "POST", "/", [])
+        capture.finish("client_abort")
+        capture.finish("gateway_failed")
 
     assert [found.error for found, _, _ in kept.wait(1)] == ["client_abort"]
 
 
-def test_what_comes_after_the_end_is_not_heard(tmp_path: Path) -> None:
-    """A provider may answer while the request is still being sent."""
+def test_bytes_after_the_end_are_ignored(tmp_path: Path) -> None:
+    """A provider may respond while the request is still being sent."""
     kept = Kept()
     with recording(kept, tmp_path) as recorder:
-        take = recorder.begin(ROUTE, "POST", "/", [])
-        take.request.add(b"early")
-        take.end()
-        take.request.add(b"late" * 100)
+        capture = recorder.start_capture(ROUTE, "POST", "/", [])
+        capture.request.add(b"early")
+        capture.finish()
+        capture.request.add(b"late" * 100)
 
     found, request, _ = kept.only()
     assert (request, found.request.size, found.request.complete) == (b"early", 5, True)
-    assert recorder.spill.room.take(SMALL.room)
+    assert recorder.spill.budget.reserve(SMALL.total_in_memory)
 
 
-def test_a_client_that_is_not_recorded_leaves_nothing(tmp_path: Path) -> None:
+def test_a_client_that_is_not_recorded_leaves_no_trace(tmp_path: Path) -> None:
     kept: list[Recording] = []
     with recording(kept.append, tmp_path) as recorder:
-        take = recorder.begin(Route("a", "/", "https://x", "x", client="claude", recorded=False), "POST", "/", [])
-        take.request.add(b"a" * 500)
-        take.came(b"b" * 500)
+        capture = recorder.start_capture(
+            Route("a", "/", "https://x", "x", client="claude", recorded=False), "POST", "/", []
+        )
+        capture.request.add(b"a" * 500)
+        capture.add_response_bytes(b"b" * 500)
         assert list(tmp_path.iterdir()) == []
-        take.end()
+        capture.finish()
 
     assert kept == []
     assert recorder.counts == Counts()

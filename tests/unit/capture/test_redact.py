@@ -1,4 +1,4 @@
-"""What the door lets into a record: listed headers and parameters; of all others at most four characters."""
+"""Listed headers and parameters are recorded; of all others at most four characters are kept."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ UNUSUAL = ["X-Forwarded-User", "x-my-company", "anthropic-organization-id", "ope
 
 @pytest.mark.hazard(59)
 @pytest.mark.parametrize("name", [*LISTED, *UNUSUAL])
-def test_a_header_that_may_hold_a_secret_keeps_four_characters_at_most(name: str) -> None:
+def test_a_masked_header_keeps_at_most_four_characters(name: str) -> None:
     assert redact_headers([(name, SECRET)]) == {name.lower(): MASK + SECRET[-4:]}
     assert redact_headers([(name, SECRET[:17])]) == {name.lower(): MASK + SECRET[13:17]}
     assert redact_headers([(name, SECRET[:16])]) == {name.lower(): MASK}
@@ -28,7 +28,7 @@ def test_a_header_that_may_hold_a_secret_keeps_four_characters_at_most(name: str
     assert redact_headers([(name, "")]) == {name.lower(): MASK}
 
 
-def test_what_tells_sessions_and_answers_apart_is_recorded_as_it_is() -> None:
+def test_headers_that_identify_session_and_response_are_recorded_unchanged() -> None:
     headers = {
         "X-Claude-Code-Session-Id": "b4523ce0-57e2-4c33-a3cf-97f41b6e597e",
         "x-claude-code-agent-id": "a442ed57fc76e8f89",
@@ -43,12 +43,12 @@ def test_what_tells_sessions_and_answers_apart_is_recorded_as_it_is() -> None:
 
 
 @pytest.mark.hazard(59)
-def test_a_key_in_a_harmless_header_is_seen_all_the_same() -> None:
+def test_a_key_in_a_recorded_header_is_redacted() -> None:
     key = "sk-" + "ant-api03-" + SECRET * 4
     assert redact_headers([("User-Agent", f"tool/1 {key}")])["user-agent"].startswith("tool/1 [anthropic-key:")
 
 
-def test_several_of_one_name_are_joined_and_each_is_masked() -> None:
+def test_repeated_headers_are_joined_and_each_value_is_masked() -> None:
     assert redact_headers(
         [("Set-Cookie", f"a={SECRET}"), ("set-cookie", "b=1"), ("Via", "1.1 a"), ("via", "1.1 b")]
     ) == {
@@ -58,7 +58,7 @@ def test_several_of_one_name_are_joined_and_each_is_masked() -> None:
 
 
 @pytest.mark.hazard(61)
-def test_a_header_without_a_proper_name_is_left_out() -> None:
+def test_a_header_with_an_invalid_name_is_omitted() -> None:
     assert redact_headers([(SECRET * 5, "x"), ("a b", SECRET), ("../x\x1b[2J", SECRET), ("", SECRET)]) == {}
 
 
@@ -79,19 +79,19 @@ def test_a_header_without_a_proper_name_is_left_out() -> None:
         ("/v1/x?a=b=c==", ("/v1/x", f"a={MASK}")),
     ],
 )
-def test_values_of_a_query_are_masked_unless_they_are_listed(target: str, expected: tuple[str, str]) -> None:
+def test_query_values_are_masked_unless_allowed(target: str, expected: tuple[str, str]) -> None:
     assert redact_query(target) == expected
 
 
 @pytest.mark.hazard(59)
-def test_a_key_in_the_path_is_seen() -> None:
+def test_a_key_in_the_path_is_redacted() -> None:
     path, _ = redact_query("/bot/AI" + "za" + "b" * 35 + "/send")
     assert path.startswith("/bot/[gcp-key:")
 
 
 @given(st.text(), st.text(min_size=17, alphabet=st.characters(min_codepoint=0x21, max_codepoint=0x7E)))
 @pytest.mark.hazard(59)
-def test_no_query_whatever_its_form_shows_more_than_four_characters_of_a_value(around: str, value: str) -> None:
+def test_no_query_reveals_more_than_four_characters_of_a_value(around: str, value: str) -> None:
     cut = value.translate({ord(sign): "x" for sign in "&;#?="})
     _, query = redact_query(f"/p?{around.translate({ord('#'): None})}&k={cut}")
     assert query.split("&")[-1] == f"k={MASK}{cut[-4:]}"

@@ -1,4 +1,4 @@
-"""Secrets in content: none survives, the same one is always the same, and what is none stays as it was."""
+"""Secrets in content are replaced by stable markers, and all other text stays unchanged."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FIXTURES = Path(__file__).parents[2] / "fixtures"
 
 
 def drawn(length: int, alphabet: str = string.ascii_letters + string.digits, seed: int = 7) -> str:
-    """Text without a pattern, the same each time."""
+    """Pseudo-random text, the same each time."""
     found = []
     for at in range(length):
         seed = (seed * 1103515245 + 12345 + at) % 2**31
@@ -37,7 +37,7 @@ def drawn(length: int, alphabet: str = string.ascii_letters + string.digits, see
 HEX = "0123456789abcdef"
 BASE32 = "ABCDEFGHIJKLMNOPQRSTUVWXYZ234567"
 PEM = f"-----BEGIN RSA PRIVATE KEY-----\n{drawn(64)}\n{drawn(40)}+/==\n-----END RSA PRIVATE KEY-----"
-# Put together here, so that no scanner takes this file for a leak.
+# Assembled here, so that no secret scanner reports this file.
 PLANTED = {
     "anthropic-key": "sk-" + "ant-api03-" + drawn(93) + "AA",
     "openai-key": "sk-" + "proj-" + drawn(70) + "T3BlbkFJ" + drawn(70),
@@ -83,7 +83,7 @@ ASSIGNED = [
 @pytest.mark.hazard(59)
 @pytest.mark.parametrize("around", AROUND)
 @pytest.mark.parametrize("kind", PLANTED)
-def test_a_known_secret_is_replaced_by_its_kind_and_a_short_hash(kind: str, around: str) -> None:
+def test_a_secret_is_replaced_by_its_kind_and_a_short_hash(kind: str, around: str) -> None:
     secret = PLANTED[kind]
     redacted, counts = redact_text(around.format(secret))
     assert secret not in redacted
@@ -97,7 +97,7 @@ def test_a_known_secret_is_replaced_by_its_kind_and_a_short_hash(kind: str, arou
 
 @pytest.mark.hazard(59)
 @pytest.mark.parametrize(("around", "secret"), ASSIGNED)
-def test_what_is_assigned_to_a_name_that_speaks_of_a_secret_goes(around: str, secret: str) -> None:
+def test_a_value_assigned_to_the_name_of_a_secret_is_redacted(around: str, secret: str) -> None:
     for text in (around.format(secret), f"PATH=/usr/bin\n{around.format(secret)}\nHOME=/home/dev\n"):
         redacted, counts = redact_text(text)
         assert secret not in redacted
@@ -125,7 +125,7 @@ HEADERS = [
 @pytest.mark.hazard(59)
 @pytest.mark.parametrize("written", [str, str.upper, str.lower, str.title], ids=["as sent", "upper", "lower", "title"])
 @pytest.mark.parametrize(("header", "secret"), HEADERS)
-def test_a_header_is_known_in_any_case_and_in_any_quotes(header: str, secret: str, written: Any) -> None:
+def test_a_quoted_header_is_redacted_in_any_case_and_quoting(header: str, secret: str, written: Any) -> None:
     header = written(header.replace("{}", "\0")).replace("\0", secret)
     name, _, value = header.partition(":")
     texts = [header, f"> {header}\r\n> accept: */*", f"curl -H '{header}' https://host/", json.dumps({"said": header})]
@@ -176,11 +176,11 @@ def test_a_header_is_known_in_any_case_and_in_any_quotes(header: str, secret: st
         'key = "value-with-12-digits-34"',
     ],
 )
-def test_what_is_no_secret_stays(text: str) -> None:
+def test_text_that_is_not_a_secret_stays(text: str) -> None:
     assert redact_text(text) == (text, {})
 
 
-def test_the_same_secret_is_the_same_everywhere_and_another_is_another() -> None:
+def test_the_same_secret_has_the_same_marker_everywhere() -> None:
     key = PLANTED["github-token"]
     first, _ = redact_text(f"a {key} b {key}")
     second, _ = redact_json({"deep": [{"er": f"({key})"}]})
@@ -198,7 +198,7 @@ def test_a_rule_can_be_turned_off() -> None:
     assert redact_text(text, rules_off=secrets_rules.KINDS) == (text, {})
 
 
-def test_a_private_key_whose_end_is_missing_goes_as_far_as_it_reaches() -> None:
+def test_a_truncated_private_key_is_redacted_to_its_end() -> None:
     cut = PEM.partition("-----END")[0]
     assert redact_text(f"{cut}# and then")[0].startswith("[private-key:")
     assert drawn(40) not in redact_text(f"{cut}# and then")[0]
@@ -220,19 +220,19 @@ secrets_in_text = st.lists(
 
 
 @given(secrets_in_text)
-def test_redacting_twice_is_redacting_once(text: str) -> None:
+def test_redaction_is_idempotent(text: str) -> None:
     once, _ = redact_text(text)
     assert redact_text(once) == (once, {})
 
 
 @given(secrets_in_text, json_values)
-def test_json_stays_json_with_the_same_shape(text: str, value: Any) -> None:
+def test_redacted_json_keeps_its_structure(text: str, value: Any) -> None:
     whole = canonical.text({"a": text, "password": text, "other": value}) if storable(text, value) else "{}"
     redacted, _ = redact_json_text(whole)
     assert canonical.text(canonical.parse(redacted)) == redacted
     assert redact_json_text(redacted) == (redacted, {})
     assert canonical.parse(redacted).keys() == canonical.parse(whole).keys()
-    # As plain text too, for bodies that are kept as they came.
+    # As plain text too, for bodies that are stored unchanged.
     orjson.loads(redact_text(whole)[0])
 
 
@@ -245,7 +245,7 @@ def storable(*values: Any) -> bool:
 
 
 @pytest.mark.hazard(59)
-def test_no_column_of_a_row_lets_a_secret_through() -> None:
+def test_no_column_of_a_delivered_row_contains_a_secret() -> None:
     key, jwt = PLANTED["anthropic-key"], PLANTED["jwt"]
     row = {
         "part_id": "m#0",
@@ -266,8 +266,8 @@ def test_no_column_of_a_row_lets_a_secret_through() -> None:
 
 
 @pytest.mark.hazard(68)
-def test_words_of_a_stream_that_are_json_are_redacted_as_their_transcript_is() -> None:
-    """Written in another order or with other spaces, they would not be known as the same part."""
+def test_streamed_text_that_is_json_is_redacted_like_its_transcript() -> None:
+    """With another key order or spacing, they would not be recognized as the same part."""
     said = '{ "password": "hunter2!x",\n  "a": 1 }'
     chunks = [{"index": 0, "delta": {"type": "text_delta", "text": said[at : at + 6]}} for at in range(0, len(said), 6)]
     events = tuple(Event("content_block_delta", chunk) for chunk in chunks)
@@ -290,7 +290,7 @@ def test_words_of_a_stream_that_are_json_are_redacted_as_their_transcript_is() -
     ],
     ids=["function", "custom", "function_call", "audio"],
 )
-def test_a_secret_that_a_chat_stream_cuts_is_found_wherever_it_is_said(delta: Any) -> None:
+def test_a_secret_split_by_a_chat_stream_is_found_in_every_field(delta: Any) -> None:
     key = PLANTED["github-token"]
     chunks = [{"choices": [{"index": 0, "delta": delta(said)}]} for said in (f"use {key[:9]}", key[9:])]
     events = tuple(Event("message", chunk) for chunk in chunks)
@@ -301,7 +301,7 @@ def test_a_secret_that_a_chat_stream_cuts_is_found_wherever_it_is_said(delta: An
     assert not any(part in str(found.response_text) for part in (key[:9], key[9:]))
 
 
-def test_the_sample_transcripts_hold_no_secret_and_none_is_seen() -> None:
+def test_no_secret_is_found_in_the_sample_transcripts() -> None:
     files = [path for path in FIXTURES.rglob("*") if path.suffix in (".jsonl", ".json", ".xz")]
     assert files
     for path in files:
@@ -318,8 +318,8 @@ def test_the_sample_transcripts_hold_no_secret_and_none_is_seen() -> None:
      "Q~", "8Q~aaaaaaaa", "cookie:", "Cookie: a=b;", "cookie: ;", "AUTHORIZATION: ", "authorization: a1 ", "BASIC ",
      "Basic aaaaaaaa ", "bearer\\t", "Set-Cookie: sid=0123456789abcdef; "],
 )  # fmt: skip
-def test_nothing_makes_the_search_slow(unit: str) -> None:
-    """Twice the text is about twice the work; with a rule that tries over and over this would not end."""
+def test_no_input_makes_the_scanner_slow(unit: str) -> None:
+    """Twice the text takes about twice the time; a rule that backtracks would not finish."""
     redact_text(unit * (400_000 // len(unit)))
     redact_text(unit * (40_000 // len(unit)) + "\n" + "x" * 40_000)
 
@@ -327,7 +327,7 @@ def test_nothing_makes_the_search_slow(unit: str) -> None:
 @pytest.mark.hazard(60)
 @pytest.mark.parametrize("depth", [200, 300, 500, 1000, 5000])
 @pytest.mark.parametrize(("opening", "closing"), [("[", "]"), ('{"a":', "}")])
-def test_a_secret_in_deep_nesting_is_found(depth: int, opening: str, closing: str) -> None:
+def test_a_secret_in_deeply_nested_json_is_found(depth: int, opening: str, closing: str) -> None:
     key = PLANTED["github-token"]
     text = opening * depth + f'"{key}"' + closing * depth
     redacted, counts = redact_json_text(text)

@@ -1,4 +1,4 @@
-"""The hint is never quieter than the rules: what it passes over holds nothing that they would find."""
+"""The hint matches every text in which the rules find a secret."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ def hinted(text: str) -> bool:
 
 
 def plain(expression: str) -> str:
-    """The same for an engine that goes back."""
+    """The same expression for a backtracking engine."""
     return re.sub(r"\(\?<?!.*?\)", "", re.sub(r"(?<=[*+?}])\+", "", expression))
 
 
 @pytest.mark.hazard(59)
 @pytest.mark.parametrize("expression", EXPRESSIONS, ids=lambda expression: EXPRESSIONS[expression])
-def test_every_kind_of_key_gives_a_hint(expression: str) -> None:
+def test_every_kind_of_key_matches_the_hint(expression: str) -> None:
     alphabet = st.characters(codec="ascii")
     keys = st.from_regex(plain(expression), fullmatch=True, alphabet=alphabet).filter(lambda key: redact_text(key)[1])
 
@@ -62,7 +62,7 @@ def test_every_kind_of_key_gives_a_hint(expression: str) -> None:
 @pytest.mark.hazard(59)
 @settings(max_examples=200)
 @given(st.lists(st.sampled_from(PIECES) | st.text(max_size=3), max_size=9).map("".join))
-def test_where_a_rule_speaks_there_is_a_hint(text: str) -> None:
+def test_every_text_with_a_secret_matches_the_hint(text: str) -> None:
     for redact in (redact_text, redact_json_text):
         if redact(text)[1]:
             assert hinted(text)
@@ -78,5 +78,5 @@ def test_where_a_rule_speaks_there_is_a_hint(text: str) -> None:
         '{"input_tokens": 123456789, "max_tokens": 64000, "key_count": 3}',
     ],
 )
-def test_ordinary_text_gives_none(text: str) -> None:
+def test_ordinary_text_does_not_match_the_hint(text: str) -> None:
     assert not hinted(text)

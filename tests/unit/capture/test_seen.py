@@ -1,4 +1,4 @@
-"""What a conversation's requests add, each part once: growing, tried again, compacted, forked, after lost memory."""
+"""Requests add each part of a conversation once: growing, retried, compacted, forked, and after a restart."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hypaware.capture.decoded import Decoded
-from hypaware.capture.project import Projection, Seen, project
+from hypaware.capture.project.projection import Projection, project
+from hypaware.capture.project.seen import Seen
 from hypaware.model.datasets import Row
 from tests import wire
 
@@ -22,17 +23,17 @@ Message = dict[str, Any]
 
 
 class Client:
-    """A client that repeats its whole history in every request, as Claude Code does."""
+    """A client that repeats its whole history in every request, like Claude Code."""
 
     def __init__(self, session: str = SESSION) -> None:
         self.session = session
         self.history: list[Message] = []
         self.calls = 0
         self.reminder: str | None = None
-        """What the client adds to the next request, and to no other."""
+        """Content that the client adds to the next request only."""
 
     def exchange(self, answer: list[Message] | None, **more: Any) -> Decoded:
-        """None: the answer is an error."""
+        """None if the response is an error."""
         self.calls += 1
         body = {
             "model": "model-1",
@@ -54,8 +55,8 @@ class Client:
         return wire.decoded("/v1/messages", body, message, **given)
 
     def _shown(self) -> list[Message]:
-        """The last block has a mark for the cache, an earlier text alone is written as plain text, old thoughts are
-        left out, and a reminder stands beside the newest words."""
+        """The last block has a cache marker, an earlier single text is plain text, old reasoning is
+        omitted, and a reminder accompanies the newest text."""
         shown: list[Message] = json.loads(json.dumps(self.history))
         for message in shown[:-4]:
             lasting = [block for block in message["content"] if block["type"] != "thinking"]
@@ -95,7 +96,7 @@ def result(name: str, said: str = "done") -> Message:
 
 
 class Recorded:
-    """The rows that are stored: the key index drops those that it has."""
+    """The stored rows; the key index drops duplicates."""
 
     def __init__(self) -> None:
         self.seen = Seen()
@@ -114,7 +115,7 @@ class Recorded:
         return Counter((row["role"], _words(row)) for row in kept)
 
     def answers_counted(self) -> int:
-        """Each answer of the client above costs one token."""
+        """Each response of the client above costs one token."""
         groups = (json.loads(row["attributes"]) for row in self.rows.values())
         return sum(group["usage"]["output_tokens"] for group in groups if "usage" in group)
 
@@ -147,14 +148,14 @@ STEPS = st.lists(
 @pytest.mark.hazard(86)
 @settings(max_examples=150, deadline=None)
 @given(STEPS)
-def test_any_course_of_a_conversation_gives_each_part_once(steps: list[tuple[str, str, str, bool]]) -> None:
-    """Without its guard: words said again after a compaction are lost, or a restart doubles what was recorded."""
+def test_any_course_of_a_conversation_records_each_part_once(steps: list[tuple[str, str, str, bool]]) -> None:
+    """The guard against losing text repeated after a compaction, and against duplicates after a restart."""
     client, recorded = Client(), Recorded()
     truth: Counter[tuple[str, str]] = Counter()
     answers = 0
     for number, (step, asked, answered, reminded) in enumerate(steps):
         if step == "restart":
-            recorded.seen.forget()
+            recorded.seen.clear()
             continue
         if step.startswith("compact") and client.history:
             _compact(client, f"{SUMMARY} {number}", truth, keep=step.endswith("keep"))
@@ -166,7 +167,7 @@ def test_any_course_of_a_conversation_gives_each_part_once(steps: list[tuple[str
             recorded.take(client.exchange(None))
             recorded.take(client.exchange(None))
         if step == "fail and restart":
-            recorded.seen.forget()
+            recorded.seen.clear()
         answer = [text(answered)]
         if step == "work":
             tool = f"toolu_{number}"
@@ -187,13 +188,13 @@ def test_any_course_of_a_conversation_gives_each_part_once(steps: list[tuple[str
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(["main", "agent", "restart"]), WORDS, WORDS), max_size=14))
-def test_two_threads_under_one_name_do_not_disturb_each_other(steps: list[tuple[str, str, str]]) -> None:
-    """Old clients send their subagents' calls under the session's name, with nothing to tell them apart."""
+def test_two_threads_with_the_same_session_id_do_not_interfere(steps: list[tuple[str, str, str]]) -> None:
+    """Old clients send their subagents' calls with the session's id and nothing to distinguish them."""
     threads, recorded = {"main": Client(), "agent": Client()}, Recorded()
     truth: Counter[tuple[str, str]] = Counter()
     for number, (step, asked, answered) in enumerate(steps):
         if step == "restart":
-            recorded.seen.forget()
+            recorded.seen.clear()
             continue
         client = threads[step]
         client.calls = number
@@ -207,7 +208,7 @@ def test_two_threads_under_one_name_do_not_disturb_each_other(steps: list[tuple[
 
 
 def _compact(client: Client, summary: str, truth: Counter[tuple[str, str]], *, keep: bool) -> None:
-    """The history becomes a summary; some clients keep its end, from a message with a tool call on."""
+    """The history becomes a summary; some clients keep its end, starting at a message with a tool call."""
     calls = [
         number
         for number, message in enumerate(client.history)
@@ -220,8 +221,8 @@ def _compact(client: Client, summary: str, truth: Counter[tuple[str, str]], *, k
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 4), WORDS, WORDS), min_size=1, max_size=14))
-def test_a_window_that_slides_over_a_conversation_gives_each_part_once(steps: list[tuple[int, str, str]]) -> None:
-    """A client that shows only the end of a long conversation, while it is remembered."""
+def test_a_sliding_window_records_each_part_once(steps: list[tuple[int, str, str]]) -> None:
+    """A client that sends only the end of a long conversation that is still in the cache."""
     client, recorded = Client(), Recorded()
     truth: Counter[tuple[str, str]] = Counter()
     for dropped, asked, answered in steps:
@@ -237,7 +238,7 @@ def test_a_window_that_slides_over_a_conversation_gives_each_part_once(steps: li
 
 
 @pytest.mark.hazard(86)
-def test_the_same_short_words_after_a_compaction_are_new() -> None:
+def test_the_same_text_after_a_compaction_is_new() -> None:
     client, recorded = Client(), Recorded()
     for summary in (None, "A", "B"):
         if summary is not None:
@@ -252,7 +253,7 @@ def test_the_same_short_words_after_a_compaction_are_new() -> None:
 
 
 @pytest.mark.hazard(83)
-def test_a_request_after_lost_memory_gives_the_whole_history_its_old_ids() -> None:
+def test_after_a_restart_a_history_gets_its_old_ids() -> None:
     client, recorded = Client(), Recorded()
     for number in range(6):
         client.says(text("go on"))
@@ -264,14 +265,14 @@ def test_a_request_after_lost_memory_gives_the_whole_history_its_old_ids() -> No
         client.takes([text("OK")])
     known = len(recorded.rows)
     client.says(text("go on"))
-    recorded.seen.forget()
+    recorded.seen.clear()
     replay = recorded.take(client.exchange(None))
 
     assert len(replay.rows) == known + 2
     assert len(recorded.rows) == known + 2, "the new question, and the error"
 
 
-def test_a_result_that_the_client_clears_later_is_the_same_result() -> None:
+def test_a_tool_result_that_the_client_clears_later_keeps_its_id() -> None:
     client, recorded = Client(), Recorded()
     client.says(text("List."))
     recorded.take(client.exchange([call("toolu_1")]))
@@ -281,14 +282,14 @@ def test_a_result_that_the_client_clears_later_is_the_same_result() -> None:
     client.takes([text("Done.")])
     client.history[2]["content"] = [result("toolu_1", "[Old tool result content cleared]")]
     client.says(text("Thanks."))
-    recorded.seen.forget()
+    recorded.seen.clear()
     recorded.take(client.exchange(None))
 
     assert recorded.said()["user", "toolu_1"] == 1
 
 
 @pytest.mark.hazard(66)
-def test_a_fork_repeats_what_stays_the_first_sessions() -> None:
+def test_the_repeated_history_of_a_fork_stays_with_the_original_session() -> None:
     client, recorded = Client(), Recorded()
     for asked in ("one", "two"):
         client.says(text(asked))
@@ -306,7 +307,7 @@ def test_a_fork_repeats_what_stays_the_first_sessions() -> None:
     assert len(recorded.take(fork.exchange([text("said four")])).rows) == 2
 
 
-def test_a_history_from_before_the_gateway_is_recorded_and_says_that_its_time_is_unknown() -> None:
+def test_a_history_from_before_the_gateway_is_recorded_with_unknown_time() -> None:
     client = Client()
     client.says(text("one"))
     client.takes([text("said one")])
@@ -319,7 +320,7 @@ def test_a_history_from_before_the_gateway_is_recorded_and_says_that_its_time_is
     assert [row["message_index"] for row in rows] == [0, 1, 2, 3]
 
 
-def test_what_could_not_be_stored_is_new_again() -> None:
+def test_parts_that_could_not_be_stored_are_new_again() -> None:
     client, seen = Client(), Seen()
     client.says(text("one"))
     project(client.exchange([text("said one")]), seen)
@@ -335,22 +336,22 @@ def test_what_could_not_be_stored_is_new_again() -> None:
     assert project(lost, seen).rows == first.rows
 
 
-def test_a_conversation_that_was_not_stored_is_as_if_it_had_never_been() -> None:
+def test_a_conversation_that_was_not_stored_is_forgotten() -> None:
     client, seen = Client(), Seen()
     client.says(text("one"))
     exchange = client.exchange([text("said one")])
     first = project(exchange, seen)
     seen.rollback(first.changes)
 
-    assert seen.parts == 0
+    assert seen.part_count == 0
     assert project(exchange, seen).rows == first.rows
 
 
 @pytest.mark.hazard(58)
-def test_memory_is_bounded_and_the_quiet_are_forgotten_first() -> None:
+def test_memory_is_bounded_and_idle_conversations_are_evicted_first() -> None:
     seen = Seen(max_parts=20, max_conversations=4)
     for number in range(12):
         client = Client(f"session-{number}")
         client.says(*(text(f"{number} {each}") for each in range(6)))
         project(client.exchange([text("yes")]), seen)
-        assert seen.parts <= 20 + 7
+        assert seen.part_count <= 20 + 7

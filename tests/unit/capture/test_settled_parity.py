@@ -1,4 +1,4 @@
-"""Recorded conversations of real clients, live and imported, through a lake: each part is one row in the end."""
+"""Conversations of real clients, live and imported, through a lake: each part becomes one row."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.unit.maintain.compacting import SmallFiles
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Row], list[Row], list[Row]]:
-    """Live rows, imported rows of the same sessions, and those live ones that no transcript has."""
+    """Live rows, imported rows of the same sessions, and the live rows that no transcript has."""
     by_session = transcript_rows(tmp_path_factory.mktemp("transcripts"))
     live, imported, alone = [], [], []
     for scenario in SCENARIOS:
@@ -40,7 +40,7 @@ def stored(home: Home, rows: list[Row]) -> Report:
 
 @pytest.mark.hazard(68)
 @pytest.mark.parametrize("first", ["live", "imported"])
-def test_each_part_of_real_conversations_is_one_row_whichever_came_first(
+def test_each_part_of_a_real_conversation_is_one_row_in_either_order(
     home: Home, recorded: tuple[list[Row], list[Row], list[Row]], first: str
 ) -> None:
     live, imported, alone = recorded

@@ -1,4 +1,4 @@
-"""`run/gateway.json`: what `hyp client status` goes by."""
+"""`run/gateway.json`, which `hyp client status` reads."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from hypaware.home import Home
 AT = datetime(2026, 1, 31, 12, tzinfo=UTC)
 
 
-def test_the_last_sighting_outlives_the_gateway_and_the_counts_do_not(home: Home) -> None:
+def test_last_seen_times_survive_a_restart_and_counts_do_not(home: Home) -> None:
     home.run.mkdir(parents=True)
     first = Sightings(home, "127.0.0.1:1")
-    first.saw("claude", AT)
-    first.saw("claude", AT + timedelta(seconds=5))
+    first.record("claude", AT)
+    first.record("claude", AT + timedelta(seconds=5))
     first.write()
     expected = {"last_seen_at": "2026-01-31T12:00:05Z", "exchanges": 2}
     assert json.loads(path_of(home).read_text()) == {
@@ -30,7 +30,7 @@ def test_the_last_sighting_outlives_the_gateway_and_the_counts_do_not(home: Home
     first.write()
     assert path_of(home).stat().st_mtime_ns == written.st_mtime_ns
     second = Sightings(home, "127.0.0.1:2")
-    second.saw("codex", AT)
+    second.record("codex", AT)
     second.write()
     found = json.loads(path_of(home).read_text())
     assert (found["listen"], found["clients"]["claude"]) == ("127.0.0.1:2", {**expected, "exchanges": 0})
@@ -38,17 +38,17 @@ def test_the_last_sighting_outlives_the_gateway_and_the_counts_do_not(home: Home
 
 
 @pytest.mark.parametrize("content", ["", "[]", '{"clients": 1}', '{"clients": {"claude": 1}}'])
-def test_what_another_one_left_broken_is_no_trouble(home: Home, content: str) -> None:
+def test_a_corrupt_activity_file_is_replaced(home: Home, content: str) -> None:
     home.run.mkdir(parents=True)
     path_of(home).write_text(content)
     sightings = Sightings(home, "x")
-    sightings.saw("claude", AT)
+    sightings.record("claude", AT)
     sightings.write()
     assert json.loads(path_of(home).read_text())["clients"]["claude"]["exchanges"] == 1
 
 
-def test_a_folder_that_is_gone_does_not_end_the_gateway(home: Home) -> None:
+def test_a_missing_directory_does_not_stop_the_gateway(home: Home) -> None:
     sightings = Sightings(home, "x")
-    sightings.saw("claude", AT)
+    sightings.record("claude", AT)
     sightings.write()
     assert not home.root.exists()

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypaware.capture import sse
 from hypaware.capture.sse import RawEvent
 
-# Characters that a reader may take for an end of line and that are none, and all that mean something here.
+# Characters that look like line ends but are none, and all characters with a meaning.
 TEXT = st.text(st.sampled_from("ab :\u2028\u2029\x0b\x0c\x1c\x85{}\U0001f600é\x00"), max_size=8)
 END = st.sampled_from(("\n", "\r", "\r\n"))
 FIELD = st.tuples(st.sampled_from(("data", "event", "id", "retry", "", "odd", "data ")), TEXT)
@@ -18,38 +18,38 @@ def found(text: str) -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("end", ["\n", "\r", "\r\n"])
-def test_lines_end_in_any_of_the_three_ways(end: str) -> None:
+def test_lines_end_in_cr_lf_or_both(end: str) -> None:
     lines = ["event: greeting", "data: one", "data: two", "", "data: three", "", ""]
 
     assert found(end.join(lines)) == [("greeting", "one\ntwo"), ("message", "three")]
 
 
-def test_comments_and_unknown_fields_are_passed_over() -> None:
+def test_comments_and_unknown_fields_are_skipped() -> None:
     assert found(": ping\n\nid: 7\nretry: 10\nodd: x\ndata: here\n\n") == [("message", "here")]
 
 
-def test_one_space_after_the_colon_goes_and_the_others_stay() -> None:
+def test_only_one_space_after_the_colon_is_removed() -> None:
     assert found("data:a\n\ndata: b\n\ndata:  c\n\n") == [("message", "a"), ("message", "b"), ("message", " c")]
 
 
-def test_a_field_without_a_colon_has_no_value() -> None:
+def test_a_field_without_a_colon_has_an_empty_value() -> None:
     assert found("data\n\ndata\ndata\n\n") == [("message", ""), ("message", "\n")]
 
 
-def test_a_byte_order_mark_is_no_part_of_the_first_field() -> None:
+def test_a_byte_order_mark_is_skipped() -> None:
     assert found("\ufeffdata: a\n\n") == [("message", "a")]
 
 
-def test_an_event_without_data_is_none_and_leaves_its_type_behind() -> None:
+def test_an_event_without_data_is_dropped_with_its_type() -> None:
     assert found("event: ping\n\ndata: a\n\n") == [("message", "a")]
 
 
-def test_separators_of_unicode_stand_within_a_line() -> None:
+def test_unicode_separators_do_not_end_a_line() -> None:
     assert found('data: "\u2028\x85\x0b"\n\n') == [("message", '"\u2028\x85\x0b"')]
 
 
 @pytest.mark.hazard(56)
-def test_the_last_event_counts_without_its_blank_line_and_without_any_end_of_line() -> None:
+def test_the_last_event_counts_without_a_blank_line_or_line_end() -> None:
     assert found("data: a\n\nevent: last\ndata: b\n") == [("message", "a"), ("last", "b")]
     assert found("data: a\n\nevent: last\ndata: b") == [("message", "a"), ("last", "b")]
 
@@ -57,7 +57,7 @@ def test_the_last_event_counts_without_its_blank_line_and_without_any_end_of_lin
 @pytest.mark.hazard(56)
 @settings(max_examples=500)
 @given(st.lists(st.tuples(FIELD, END, st.sampled_from(("", "\n", "\r\n"))), max_size=12), st.data())
-def test_any_cut_gives_the_whole_events_before_it_and_at_most_one_begun(
+def test_any_truncation_yields_the_complete_events_and_at_most_one_partial(
     parts: list[tuple[tuple[str, str], str, str]], data: st.DataObject
 ) -> None:
     text = "".join(f"{name}:{value}{end}{blank}" for (name, value), end, blank in parts)
@@ -73,8 +73,8 @@ def test_any_cut_gives_the_whole_events_before_it_and_at_most_one_begun(
 
 
 @given(st.lists(st.tuples(st.sampled_from(("message", "ping", "content_block_delta")), st.text(max_size=20))), END)
-def test_what_was_written_by_the_rules_is_read_again(written: list[tuple[str, str]], end: str) -> None:
-    """A line's own ends become line feeds: the format knows no other within data."""
+def test_events_written_by_the_standard_are_parsed(written: list[tuple[str, str]], end: str) -> None:
+    """Line ends within data become line feeds, because the format has no others."""
     expected = [RawEvent(kind, data.replace("\r\n", "\n").replace("\r", "\n")) for kind, data in written]
     text = "".join(
         f"event: {event.type}{end}" + "".join(f"data: {line}{end}" for line in event.data.split("\n")) + end
@@ -88,5 +88,5 @@ def test_what_was_written_by_the_rules_is_read_again(written: list[tuple[str, st
     ("text", "expected"),
     [("event: a\n", True), ("\n\n: hello\n", True), ("\ufeffdata: x", True), ('{"data": 1}', False), ("", False)],
 )
-def test_a_stream_is_known_by_its_beginning(text: str, expected: bool) -> None:
+def test_an_event_stream_is_recognized_by_its_beginning(text: str, expected: bool) -> None:
     assert sse.looks_like_events(text) is expected

@@ -1,4 +1,4 @@
-"""Many exchanges to an fsync: in order, tried again where the disk fails, and one bad one holds nobody."""
+"""Many exchanges share an fsync: they stay in order, are retried if the disk fails, and a bad one delays no other."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ RAW, MESSAGES = "ai_gateway_exchanges", "ai_gateway_messages"
 
 
 class Disk:
-    """A spool that says no when it is told to, and can be made to wait."""
+    """A spool that fails or blocks on request."""
 
     def __init__(self) -> None:
         self.appended: list[tuple[str, bool, list[str]]] = []
@@ -29,13 +29,13 @@ class Disk:
         self.may_go_on = threading.Event()
         self.may_go_on.set()
 
-    def append_coerced(self, dataset: str, rows: Sequence[Row], *, waits: bool = False) -> int:
+    def append_coerced(self, dataset: str, rows: Sequence[Row], *, deferrable: bool = False) -> int:
         self.tries += 1
         assert self.may_go_on.wait(60)
         if (error := self.refusing(dataset, rows)) is not None:
             raise error
         if rows:
-            self.appended.append((dataset, waits, [row["id"] for row in rows]))
+            self.appended.append((dataset, deferrable, [row["id"] for row in rows]))
         return len(rows)
 
 
@@ -56,7 +56,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(storing, "_SECONDS_BETWEEN_TRIES", (0.001,))
 
 
-def test_what_waits_goes_together_the_raw_exchanges_first() -> None:
+def test_queued_exchanges_are_stored_together_raw_rows_first() -> None:
     disk, lost, stored = Disk(), Lost(), list[str]()
     disk.may_go_on.clear()
     each = Storing(disk, lost)
@@ -77,7 +77,7 @@ def test_what_waits_goes_together_the_raw_exchanges_first() -> None:
     assert lost.count == 0
 
 
-def test_a_disk_that_is_full_for_a_while_gets_each_row_once() -> None:
+def test_a_temporarily_full_disk_gets_each_row_once() -> None:
     disk, lost, stored = Disk(), Lost(), list[str]()
     failures = iter([True, True, False])
     disk.refusing = lambda dataset, _rows: Retryable("full") if dataset == MESSAGES and next(failures, False) else None
@@ -92,7 +92,7 @@ def test_a_disk_that_is_full_for_a_while_gets_each_row_once() -> None:
     ]
 
 
-def test_at_the_end_a_full_disk_is_not_waited_for_and_the_loss_is_counted() -> None:
+def test_closing_does_not_wait_for_a_full_disk_and_counts_the_loss() -> None:
     disk, lost, stored = Disk(), Lost(), list[str]()
     disk.refusing = lambda _dataset, _rows: Retryable("full")
     each = Storing(disk, lost)
@@ -102,21 +102,21 @@ def test_at_the_end_a_full_disk_is_not_waited_for_and_the_loss_is_counted() -> N
         each.add(entry(f"n-{number}", stored))
     blocked = threading.Thread(target=lambda: each.add(entry("one too many", stored)))
     blocked.start()
-    each.hurry()
+    each.stop_retrying()
     blocked.join(60)
     each.close()
 
     assert (stored, lost.count) == ([], MOST_ENTRIES + 2)
 
 
-def test_a_try_that_had_begun_before_the_end_is_not_the_last_one() -> None:
-    """A disk that has room again: what waited for that was given up, because the daemon stopped in this moment."""
+def test_an_attempt_that_began_before_closing_is_not_the_last() -> None:
+    """The disk has room again just when the daemon stops; the waiting batch must not be given up."""
     disk, lost, stored = Disk(), Lost(), list[str]()
     failures = iter([Retryable("full")])
 
     def refusing(_dataset: str, _rows: Sequence[Row]) -> Exception | None:
         if (error := next(failures, None)) is not None:
-            each.hurry()
+            each.stop_retrying()
         return error
 
     disk.refusing = refusing
@@ -127,7 +127,7 @@ def test_a_try_that_had_begun_before_the_end_is_not_the_last_one() -> None:
     assert (stored, lost.count) == (["a"], 0)
 
 
-def test_one_that_cannot_be_stored_for_a_reason_of_its_own_is_lost_alone() -> None:
+def test_an_exchange_with_a_permanent_error_is_lost_alone() -> None:
     disk, lost, stored = Disk(), Lost(), list[str]()
     disk.refusing = lambda _dataset, rows: ValueError("no") if any(row["id"] == "bad" for row in rows) else None
     disk.may_go_on.clear()
@@ -143,7 +143,7 @@ def test_one_that_cannot_be_stored_for_a_reason_of_its_own_is_lost_alone() -> No
 
 
 @pytest.mark.hazard(57)
-def test_what_waits_is_bounded_in_bytes() -> None:
+def test_the_queue_is_bounded_in_bytes() -> None:
     disk, lost, stored = Disk(), Lost(), list[str]()
     disk.may_go_on.clear()
     each = Storing(disk, lost)
@@ -175,15 +175,17 @@ from hypaware.spool.writer import Spool
 from tests import wire
 
 spool = Spool(Home.from_environment())
-keep = TakingDown(spool, Config())
+writer = TakingDown(spool, Config())
 for recording in wire.recordings(wire.SAMPLES / "claude-2.1.325/tools.ndjson.xz"):
-    keep(recording)
-keep.close()
+    writer.write(recording)
+writer.close()
 spool.close()
 """
 
 
-def test_killed_between_the_two_datasets_the_raw_exchange_is_there_and_the_next_run_has_each_part(home: Home) -> None:
+def test_after_a_kill_between_the_datasets_the_raw_exchange_exists_and_the_next_run_adds_the_messages(
+    home: Home,
+) -> None:
     Spool(home).close()
     assert was_killed(run(_KILLED, home, crash_at="capture.store.after-raw"))
     assert len(list(read_spooled_rows(home, RAW))) > 0
@@ -191,5 +193,5 @@ def test_killed_between_the_two_datasets_the_raw_exchange_is_there_and_the_next_
 
     assert run(_KILLED, home).returncode == 0
     raw = [row["exchange_id"] for row in read_spooled_rows(home, RAW)]
-    assert len(raw) > len(set(raw)), "what comes twice has the same id, and the flush drops it"
+    assert len(raw) > len(set(raw)), "duplicates have the same id, and the flush drops them"
     assert list(read_spooled_rows(home, MESSAGES))

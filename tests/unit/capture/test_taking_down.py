@@ -1,4 +1,4 @@
-"""An exchange that has ended becomes rows in two datasets, each part once, and nothing that must not be kept."""
+"""A finished exchange becomes rows in two datasets, each part once, without anything private."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ import pytest
 
 from hypaware.capture import fitting, opt_outs
 from hypaware.capture.exchanges import reproject
-from hypaware.capture.project import Seen, project
+from hypaware.capture.project.projection import project
+from hypaware.capture.project.seen import Seen
 from hypaware.capture.recording import Body, Recording
 from hypaware.capture.taking_down import OTHER_KINDS, OTHER_PATHS, TakingDown, Tally
 from hypaware.clients.claude import session_context
@@ -40,20 +41,20 @@ KEY = "sk-ant-api03-" + "Ab3_" * 23 + "AA"
 
 @contextmanager
 def taking_down(home: Home, config: Config | None = None, **more: Any) -> Iterator[TakingDown]:
-    """What is kept within it is durable and sealed after it."""
+    """Rows written within it are durable and sealed after it."""
     with Spool(home) as spool:
-        keep = TakingDown(spool, config or Config(), **more)
+        writer = TakingDown(spool, config or Config(), **more)
         try:
-            yield keep
+            yield writer
         finally:
-            keep.close()
+            writer.close()
 
 
 def kept(home: Home, found: list[Recording], config: Config | None = None, **more: Any) -> Tally:
-    with taking_down(home, config, **more) as keep:
+    with taking_down(home, config, **more) as writer:
         for recording in found:
-            keep(recording)
-    return keep.tally
+            writer.write(recording)
+    return writer.counts
 
 
 def raw(home: Home) -> list[Row]:
@@ -68,8 +69,8 @@ def everything(home: Home) -> bytes:
     return b"".join(path.read_bytes() for path in home.spool.rglob("*") if path.is_file())
 
 
-def said(words: str, *, session: str = "session-1", **more: Any) -> Recording:
-    """A question of one session, answered in a stream."""
+def question(words: str, *, session: str = "session-1", **more: Any) -> Recording:
+    """A question of one session with a streamed response."""
     body = {
         "model": "model-1",
         "messages": [{"role": "user", "content": words}],
@@ -80,7 +81,7 @@ def said(words: str, *, session: str = "session-1", **more: Any) -> Recording:
 
 
 @pytest.mark.parametrize("path", SAMPLES, ids=lambda path: f"{path.parent.name}-{path.name.partition('.')[0]}")
-def test_what_real_clients_sent_is_kept_raw_and_as_messages(home: Home, path: Path) -> None:
+def test_traffic_of_real_clients_is_stored_raw_and_as_messages(home: Home, path: Path) -> None:
     exchanges, seen = wire.sample(path), Seen()
     tally = kept(home, wire.recordings(path))
     rows = [row for each in exchanges for row in project(each, seen).rows]
@@ -94,27 +95,27 @@ def test_what_real_clients_sent_is_kept_raw_and_as_messages(home: Home, path: Pa
     for segment in segments.sealed_segments(where):
         lines = [json.loads(line)["row"] for line in segment.path.read_bytes().splitlines()]
         waits = "-waits" in segment.name
-        assert {fitting.has_no_own_id(row) for row in lines} == {waits}, "only those without an id wait for another"
+        assert {fitting.has_no_own_id(row) for row in lines} == {waits}, "only messages without a native id wait"
 
 
 @pytest.mark.hazard(83)
 @pytest.mark.hazard(58)
 @pytest.mark.parametrize("path", SAMPLES, ids=lambda path: f"{path.parent.name}-{path.name.partition('.')[0]}")
-def test_a_history_that_comes_again_after_a_restart_comes_under_the_same_ids(home: Home, path: Path) -> None:
+def test_a_history_repeated_after_a_restart_has_the_same_ids(home: Home, path: Path) -> None:
     seen = Seen()
     once = {row["message_id"] for each in wire.sample(path) for row in project(each, seen).rows}
     with Spool(home) as spool:
         for recording in wire.recordings(path):
-            keep = TakingDown(spool, Config())
-            keep(recording)
-            keep.close()
+            writer = TakingDown(spool, Config())
+            writer.write(recording)
+            writer.close()
 
-    # A fork is known by what is remembered of its origin: without that, what it repeats has a name of its own.
+    # A fork is recognized by the cached parts of its origin; without them, its repeated parts get ids of their own.
     assert {row["message_id"] for row in messages(home) if row["session_id"] != A_FORK} <= once
     assert {row["message_id"] for row in messages(home)} >= once
 
 
-def test_a_raw_row_gives_the_messages_that_a_crash_took(home: Home) -> None:
+def test_messages_lost_in_a_crash_are_restored_from_the_raw_row(home: Home) -> None:
     kept(home, wire.recordings(CLAUDE))
     gateway_id = raw(home)[0]["gateway_id"]
     again = [row for projection in reproject(raw(home)) for row in projection.rows]
@@ -124,7 +125,7 @@ def test_a_raw_row_gives_the_messages_that_a_crash_took(home: Home) -> None:
     }
 
 
-def test_a_session_that_opted_out_leaves_a_number_and_nothing_else(home: Home) -> None:
+def test_an_ignored_session_leaves_only_a_count(home: Home) -> None:
     home.root.mkdir()
     opt_outs.ignore(home, CLAUDE_SESSION)
     of_it = wire.recordings(CLAUDE)[1:]
@@ -138,12 +139,12 @@ def test_a_session_that_opted_out_leaves_a_number_and_nothing_else(home: Home) -
     assert not home.spool.exists() or everything(home) == b""
     opt_outs.unignore(home, CLAUDE_SESSION)
     kept(home, of_it)
-    assert len(raw(home)) == len(of_it), "what was not recorded was not noted as recorded either"
+    assert len(raw(home)) == len(of_it), "an ignored exchange must not be noted as recorded"
     assert messages(home)
 
 
-def test_the_folder_that_a_hook_noted_decides(home: Home, tmp_path: Path) -> None:
-    """A client does not send its folder along; its hook has told it before the first request."""
+def test_the_folder_that_a_hook_noted_decides_the_privacy_class(home: Home, tmp_path: Path) -> None:
+    """A client does not send its folder; its hook notes it before the first request."""
     secret, plain = tmp_path / "secret", tmp_path / "plain"
     for folder in (secret, plain):
         folder.mkdir()
@@ -156,12 +157,16 @@ def test_the_folder_that_a_hook_noted_decides(home: Home, tmp_path: Path) -> Non
     def facts(session: str) -> Any:
         return session_context.records({"HYP_HOME": str(home.root)}).get(session, {})
 
-    found = [said("hidden words", session="hidden"), said("open words", session="open"), said("free", session="new")]
+    found = [
+        question("hidden words", session="hidden"),
+        question("open words", session="open"),
+        question("free", session="new"),
+    ]
     tally = kept(home, [replace(each, exchange_id=f"e-{n}") for n, each in enumerate(found)], facts=facts)
 
     assert (tally.ignored, tally.recorded) == (1, 2)
     assert b"hidden words" not in everything(home)
-    # The session goes on for a while after its folder was removed.
+    # The session continues for a while after its folder was removed.
     shutil.rmtree(secret)
     assert kept(home, [replace(found[0], exchange_id="e-9")], facts=facts).ignored == 1
     assert {(row["session_id"], row.get("cwd"), row.get("git_branch")) for row in messages(home)} == {
@@ -170,20 +175,20 @@ def test_the_folder_that_a_hook_noted_decides(home: Home, tmp_path: Path) -> Non
     }
 
 
-def test_a_new_config_holds_for_what_ends_from_then_on(home: Home) -> None:
-    with taking_down(home) as keep:
-        keep(said("first"))
-        keep.follow(replace(Config(), privacy=PrivacyConfig(unknown_folder="ignore")))
-        keep(said("second", exchange_id="exchange-2"))
-        keep.follow(Config())
-        keep(said("third", exchange_id="exchange-3"))
-    assert (keep.tally.recorded, keep.tally.ignored) == (2, 1)
+def test_a_changed_config_applies_to_exchanges_that_end_later(home: Home) -> None:
+    with taking_down(home) as writer:
+        writer.write(question("first"))
+        writer.update_config(replace(Config(), privacy=PrivacyConfig(unknown_folder="ignore")))
+        writer.write(question("second", exchange_id="exchange-2"))
+        writer.update_config(Config())
+        writer.write(question("third", exchange_id="exchange-3"))
+    assert (writer.counts.recorded, writer.counts.ignored) == (2, 1)
     assert b"second" not in everything(home)
 
 
 @pytest.mark.hazard(59)
-def test_headers_and_query_never_and_words_only_if_they_may(home: Home) -> None:
-    found = said(f"my key is {KEY}")
+def test_headers_and_query_are_always_redacted_and_text_if_configured(home: Home) -> None:
+    found = question(f"my key is {KEY}")
     headers = (
         *found.request_headers,
         ("X-Api-Key", "key-in-a-header"),
@@ -196,11 +201,11 @@ def test_headers_and_query_never_and_words_only_if_they_may(home: Home) -> None:
 
     for secret in (b"key-in-a-header", b"cookie-of-mine", b"odd1", b"token-in-query"):
         assert secret not in stored
-    assert KEY.encode() in stored, "the user's own lake holds what was said, unless the config says otherwise"
+    assert KEY.encode() in stored, "the user's own lake holds the full text unless the config says otherwise"
 
 
 @pytest.mark.hazard(59)
-def test_words_are_redacted_before_anything_is_kept_also_where_a_stream_cuts_them(home: Home) -> None:
+def test_text_is_redacted_before_storage_even_if_a_stream_splits_it(home: Home) -> None:
     words = [KEY[:9], KEY[9:40], KEY[40:], " is the key"]
     body = {
         "model": "model-1",
@@ -221,14 +226,14 @@ def test_words_are_redacted_before_anything_is_kept_also_where_a_stream_cuts_the
     assert KEY[9:40].encode() not in stored
     assert tally.redacted == {"anthropic-key": sum(tally.redacted.values())}
     texts = [row["content_text"] for row in messages(home)]
-    assert len(texts) == 4, "the answer of the first call is the history of the second"
+    assert len(texts) == 4, "the response of the first call is the history of the second"
     assert [text.count("[anthropic-key:") for text in texts] == [1, 1, 0, 1]
     again = [row["message_id"] for projection in reproject(raw(home)) for row in projection.rows]
     assert again == [row["message_id"] for row in messages(home)]
 
 
 @pytest.mark.hazard(55)
-def test_what_nobody_can_read_is_kept_raw_and_counted_by_its_path(home: Home) -> None:
+def test_an_exchange_in_an_unknown_dialect_is_stored_raw_and_counted_by_its_path(home: Home) -> None:
     found = [wire.decoded(f"/v2/thing-{number}", {}, {}, exchange_id=f"e-{number}") for number in range(60)]
     found.append(replace(found[0], exchange_id="once-more"))
     tally = kept(home, [wire.recording(each) for each in found])
@@ -236,12 +241,12 @@ def test_what_nobody_can_read_is_kept_raw_and_counted_by_its_path(home: Home) ->
     assert len(raw(home)) == tally.recorded == 61
     assert tally.unknown["/v2/thing-0"] == 2
     assert sum(tally.unknown.values()) == 61
-    assert tally.unknown[OTHER_PATHS] == 10, "a stranger's paths do not fill the memory"
+    assert tally.unknown[OTHER_PATHS] == 10, "a client's paths must not fill the memory"
     assert messages(home) == []
 
 
 @pytest.mark.hazard(55)
-def test_items_that_make_no_row_are_counted_by_their_kind(home: Home) -> None:
+def test_items_without_a_row_are_counted_by_kind(home: Home) -> None:
     def asked(kind: str, number: int) -> Recording:
         given = [{"type": "message", "role": "user", "content": f"Look {number}."}]
         answer = {"id": f"r{number}", "status": "completed", "output": [{"type": kind, "id": f"i{number}"}]}
@@ -251,31 +256,31 @@ def test_items_that_make_no_row_are_counted_by_their_kind(home: Home) -> None:
     tally = kept(home, [asked(kind, number) for number, kind in enumerate(kinds)])
 
     assert tally.without_row["new_0"] == 2
-    assert tally.without_row[OTHER_KINDS] == 10, "a stranger's names do not fill the memory"
+    assert tally.without_row[OTHER_KINDS] == 10, "a client's names must not fill the memory"
     again = sum((projection.skipped for projection in reproject(raw(home))), Counter())
     assert again["unknown_type:new_0"] == 2
     assert again.total() == sum(tally.without_row.values()) == 61
 
 
-def test_a_body_that_is_no_text_does_not_hold_the_others(home: Home) -> None:
-    broken = replace(said("x"), request=Body(b"\xff\xfe\x00" * 100, 300), exchange_id="broken")
-    tally = kept(home, [broken, said("whole")])
+def test_a_binary_body_does_not_block_other_exchanges(home: Home) -> None:
+    broken = replace(question("x"), request=Body(b"\xff\xfe\x00" * 100, 300), exchange_id="broken")
+    tally = kept(home, [broken, question("whole")])
 
     assert tally.recorded == 2
     assert {row["exchange_id"]: row["decoded"] for row in raw(home)} == {"broken": False, "exchange-1": True}
     assert len(messages(home)) == 2
 
 
-def test_a_message_that_does_not_fit_goes_where_refused_rows_are_kept() -> None:
+def test_a_message_that_does_not_fit_is_kept_with_the_rejects() -> None:
     good = {"provider": "p", "session_id": "s", "client_name": "c", "message_id": "m"}
     found = fitting.messages([{**good, "message_index": 2**40}, {**good, "content_text": "\ud800"}], "gateway-1")
 
-    assert found.refused == ["column message_index", "column content_text"]
-    assert found.own == [{**good, "message_index": 2**40}], "the flush refuses it with its reason"
-    assert found.without_id == []
+    assert found.rejected == ["column message_index", "column content_text"]
+    assert found.native == [{**good, "message_index": 2**40}], "the flush rejects it with the reason"
+    assert found.fallback == []
 
 
-def test_a_raw_row_whose_body_does_not_fit_is_kept_without_it() -> None:
+def test_a_raw_row_with_a_body_that_does_not_fit_is_kept_without_it() -> None:
     row = {"exchange_id": "e", "ts_start": "2026-01-01T00:00:00Z", "method": "POST", "path": "/", "error": "cut"}
     stored, whole = fitting.exchange({**row, "response_body": "\ud800", "request_body": "x"}, "gateway-1")
 
@@ -284,17 +289,17 @@ def test_a_raw_row_whose_body_does_not_fit_is_kept_without_it() -> None:
     assert stored["error"] == "cut; not kept: column response_body"
 
 
-def test_a_full_disk_delays_and_does_not_lose(tmp_path: Path) -> None:
+def test_a_full_disk_delays_storing_without_loss(tmp_path: Path) -> None:
     with small_disk.mounted(tmp_path / "disk") as disk:
         home = Home(disk.root / "home")
-        with taking_down(home) as keep:
-            keep(said("before"))
-            eventually(lambda: keep.tally.recorded == 1)
+        with taking_down(home) as writer:
+            writer.write(question("before"))
+            eventually(lambda: writer.counts.recorded == 1)
             disk.fill()
-            keep(said("during " + "x" * 100_000, exchange_id="exchange-2"))
+            writer.write(question("during " + "x" * 100_000, exchange_id="exchange-2"))
             disk.make_room()
-            keep(said("after", exchange_id="exchange-3"))
-        assert (keep.tally.recorded, keep.tally.lost) == (3, 0)
+            writer.write(question("after", exchange_id="exchange-3"))
+        assert (writer.counts.recorded, writer.counts.lost) == (3, 0)
         assert sorted(row["exchange_id"] for row in raw(home)) == ["exchange-1", "exchange-2", "exchange-3"]
         ids = [row["part_id"] for row in messages(home)]
         assert len(ids) == len(set(ids)) == 6

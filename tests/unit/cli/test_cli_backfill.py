@@ -83,7 +83,7 @@ def test_a_broken_client_is_warned_of_and_stops_no_other(hyp: Hyp) -> None:
 
     assert code == 0
     assert "diary" in out
-    assert "warning: the client notes, from notes-for-hyp, is broken: RuntimeError: no luck\n" in err
+    assert "warning: cannot load the client notes from notes-for-hyp: RuntimeError: no luck\n" in err
 
 
 @pytest.mark.hazard(48)
@@ -176,7 +176,7 @@ def test_a_plan_that_fails_for_one_is_told_and_exits_1(hyp: Hyp) -> None:
     code, _, err = hyp("backfill", "plan", "diary")
     assert code == 1
     assert "warning: diary failed (provider_error): " in err
-    assert err.endswith("error: it failed for diary\n")
+    assert err.endswith("error: the import failed for diary\n")
 
 
 @pytest.mark.hazard(48)
@@ -204,7 +204,7 @@ def test_none_enabled_is_no_failure_and_says_so(hyp: Hyp) -> None:
     for command in (["backfill"], ["backfill", "--dry-run"], ["backfill", "plan"]):
         code, out, err = hyp(*command)
         assert (code, out) == (0, "")
-        assert err.startswith("nothing to import: none of the registered providers is enabled")
+        assert err.startswith("nothing to import: no provider is enabled")
         assert "diary" in err
         code, out, err = hyp(*command, "--json")
         assert (code, json.loads(out)["providers"]) == (0, [])
@@ -236,7 +236,7 @@ def test_a_command_after_an_option_is_told_to_come_first(hyp: Hyp) -> None:
     code, out, _ = hyp("backfill", "--json", "list")
 
     assert code == 2
-    assert "comes first" in json.loads(out)["error"]["message"]
+    assert "put it first" in json.loads(out)["error"]["message"]
 
 
 def result(**changes: Any) -> dict[str, Any]:
@@ -286,7 +286,7 @@ def test_the_summary_counts_sessions_rows_and_tokens_and_tells_the_days(capfd: C
     out, err = shown(capfd, home)
 
     head, _rule, line = out.splitlines()
-    assert " ".join(head.split()) == "client sessions written already there rejected tokens in out cached from to"
+    assert " ".join(head.split()) == "client sessions written already stored rejected tokens in out cached from to"
     assert line.split() == ["diary", "1,092", "376,036", "17", "0", "1,234,567", "89", "42", "2026-01-02", "2026-11-15"]
     assert err == "next: hyp query overview\n"
 
@@ -295,7 +295,7 @@ def test_the_summary_of_a_dry_run_says_what_would_be_written(capfd: Capture, hom
     out, err = shown(capfd, home, dry_run=True, rows_rejected=3)
 
     assert "would write" in out.splitlines()[0]
-    assert err == "warning: diary: 3 rows would be refused\nnext: hyp backfill\n"
+    assert err == "warning: diary: 3 rows would be rejected\nnext: hyp backfill\n"
 
 
 def test_everything_that_was_left_out_is_told_with_its_reason(capfd: Capture, home: Home) -> None:
@@ -311,12 +311,12 @@ def test_everything_that_was_left_out_is_told_with_its_reason(capfd: Capture, ho
 
     assert out.splitlines()[3:] == [
         "diary: 1,500 files unchanged since the last import",
-        "diary: 1,201 lines made no row: unknown_type 1,200, not_json 1",
+        "diary: 1,201 lines produced no row: unknown_type 1,200, not_json 1",
         "diary: 1 file not read: unreadable 1",
         "diary: 2 messages held back: still being written; left for the next import",
     ]
     kept = home.spool / "ai_gateway_messages" / "rejected"
-    assert f"warning: diary: 3 rows refused; kept with the reason in {kept}\n" in err
+    assert f"warning: diary: 3 rows rejected; see {kept} for the reasons\n" in err
 
 
 def test_a_provider_that_failed_is_told_with_its_reason(capfd: Capture, home: Home) -> None:
@@ -331,7 +331,7 @@ def test_a_provider_that_failed_is_told_with_its_reason(capfd: Capture, home: Ho
 def test_where_it_looked_is_told_when_nothing_was_found(capfd: Capture, home: Home) -> None:
     out, err = shown(capfd, home, **NOTHING)
 
-    said = "diary: no history found. It reads what stands in ~/.diary (DIARY_HOME is not set, HOME=/home/dev)"
+    said = "diary: no history found in what stands in ~/.diary (DIARY_HOME is not set, HOME=/home/dev)"
     assert out.splitlines()[3:] == [said]
     assert err == ""
 

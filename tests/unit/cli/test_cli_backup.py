@@ -36,7 +36,7 @@ def test_a_backup_and_a_restore_say_what_they_did(
 ) -> None:
     code, out, err = hyp("backup", str(to))
     assert code == 0
-    assert out.splitlines()[-1].endswith(f"in {to}")
+    assert out.splitlines()[-1].endswith(f"copied to {to}")
     assert "copying" in err
     monkeypatch.setenv("HYP_HOME", str(home.root.with_name("restored")))
     code, out, _ = hyp("restore", str(to))
@@ -64,7 +64,7 @@ def test_a_place_that_is_taken_is_left_alone(hyp: Hyp, home: Home, to: Path) -> 
     for command in (("backup", str(to)), ("restore", str(to))):
         code, out, err = hyp(*command)
         assert (code, out) == (1, "")
-        assert "nothing is ever overwritten" in err
+        assert "nothing was overwritten" in err
         refused = hyp(*command, "--json")
         assert (refused[0], _json(refused)["error"]["kind"]) == (1, "not_empty")
     assert sorted(path.name for path in to.iterdir()) == before
@@ -74,12 +74,12 @@ def test_a_place_that_is_taken_is_left_alone(hyp: Hyp, home: Home, to: Path) -> 
 def test_what_is_no_backup_or_no_home_is_said(hyp: Hyp, home: Home, tmp_path: Path) -> None:
     code, _, err = hyp("backup", str(tmp_path / "there"))
     assert code == 1
-    assert f"there is no home at {home.root}" in err
+    assert f"no home at {home.root}" in err
     assert not home.root.exists()
     (tmp_path / "empty").mkdir()
     code, _, err = hyp("restore", str(tmp_path / "empty"))
     assert code == 1
-    assert "is no backup" in err
+    assert "is not a backup" in err
     assert hyp("restore")[0] == 2
     assert hyp("backup", str(tmp_path / "there"), "--yes")[0] == 2
     assert not home.root.exists()

@@ -78,7 +78,7 @@ def test_the_life_of_an_attached_client(
     settings = user / ".claude/settings.json"
     assert state(hyp) == (0, "detached")
     code, out, err = hyp("client", "attach", "claude")
-    assert (code, out) == (0, f"claude goes through the gateway at http://127.0.0.1:{port}/claude ({settings})\n")
+    assert (code, out) == (0, f"claude is attached to the gateway at http://127.0.0.1:{port}/claude ({settings})\n")
     assert "hyp daemon start" in err
     # Nobody records, and the client works all the same.
     assert state(hyp) == (0, "passing")
@@ -106,7 +106,7 @@ def test_the_life_of_an_attached_client(
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b'{"session_id": "s", "cwd": "/nonexistent"}')))
     assert hyp("hook", "claude") == (0, "", "")
     assert state(hyp) == (0, "passing")
-    assert hyp("client", "detach", "claude")[:2] == (0, f"claude is off the gateway ({settings})\n")
+    assert hyp("client", "detach", "claude")[:2] == (0, f"claude is detached ({settings})\n")
     assert settings.read_text() == "{}"
     assert "was not attached" in hyp("client", "detach", "claude")[1]
 
@@ -118,8 +118,8 @@ def test_one_client_whose_settings_are_broken_does_not_hold_the_others(
     settings = user / ".claude/settings.json"
     settings.write_text("{ no JSON")
     code, out, err = hyp("client", "attach")
-    assert (code, out.split(" goes ")[0]) == (1, "codex")
-    assert f"error: claude: {settings}: Claude Code's settings.json is not understood" in err
+    assert (code, out.split(" is ")[0]) == (1, "codex")
+    assert f"error: claude: {settings}: cannot edit Claude Code's settings.json" in err
     code, out, _ = hyp("client", "detach", "--json")
     report = json.loads(out)
     assert (code, [each["client"] for each in report["clients"]]) == (1, ["codex"])
@@ -132,10 +132,10 @@ def test_without_a_name_a_client_that_the_config_leaves_out_stays_out(
 ) -> None:
     """A repair such as `hyp client attach` must not attach what the user did not choose."""
     home.config.write_text(home.config.read_text() + "[clients]\nclaude.enabled = false\n")
-    assert hyp("client", "attach")[1].split(" goes ")[0] == "codex"
+    assert hyp("client", "attach")[1].split(" is ")[0] == "codex"
     home.config.write_text(home.config.read_text() + "codex.enabled = false\n")
     code, _, err = hyp("client", "attach")
-    assert (code, "leaves out every client" in err) == (2, True)
+    assert (code, "disables every installed client" in err) == (2, True)
     assert hyp("client", "attach", "claude")[0] == 0, "who names it means it"
 
 
@@ -220,7 +220,7 @@ def test_what_is_not_understood_is_refused_and_left(hyp: Hyp, home: Home, user: 
     assert "line 1" in err
     assert (user / ".claude/settings.json").read_text() == "{ // mine\n}"
     assert sorted(path.name for path in home.root.iterdir()) == ["config.toml"]
-    assert "not understood" in hyp("client", "status", "claude")[2]
+    assert "cannot edit" in hyp("client", "status", "claude")[2]
 
 
 def test_an_unknown_client_is_told_with_the_nearest_known_one(hyp: Hyp, user: Path) -> None:

@@ -112,7 +112,7 @@ def test_with_json_an_error_is_the_one_document_on_stdout(capfd: Capture) -> Non
 
 def test_a_full_disk_is_told_as_such_by_whichever_step_meets_it(capfd: Capture) -> None:
     code, _, err = run(capfd, "boom", "full")
-    assert (code, err) == (1, "error: there is no room left on the disk for /home/x/config.toml\ntry: hyp status\n")
+    assert (code, err) == (1, "error: the disk is full: cannot write /home/x/config.toml\ntry: hyp status\n")
 
 
 def test_json_in_the_wrong_place_is_told_in_json(capfd: Capture) -> None:

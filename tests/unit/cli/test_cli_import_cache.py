@@ -54,7 +54,7 @@ def test_the_sample_is_taken_over_and_the_second_time_there_is_nothing_new(hyp: 
     code, out, err = hyp("import-cache", str(SAMPLE))
     assert code == 0
     assert out.splitlines()[-1].split() == [DATASET, "claude", "1481", "0", "1481", "0", "0", "0"]
-    assert "1481 of them lie in files that were taken over before" in err
+    assert "1481 rows are in files that were imported before" in err
     assert len(read_lake(home, DATASET)) == 1481
 
 
@@ -62,9 +62,9 @@ def test_everything_that_was_not_taken_as_it_is_gets_told(hyp: Hyp, home: Home, 
     code, out, err = hyp("import-cache", str(cache.parents[1]))
     assert code == 0
     assert out.splitlines()[-1].split() == [DATASET, "claude", "6", "4", "1", "1", "1", "3"]
-    assert f"1 were refused; they are kept with the reason in {home.spool / DATASET / 'rejected'}" in err
-    assert "a spool ends in 1 bytes of a line that was never finished" in err
-    assert "kept in attributes.taken_over, for want of a column (rows): mood (1)" in err
+    assert f"1 rows were rejected; see the reasons in {home.spool / DATASET / 'rejected'}" in err
+    assert "a spool file ends with an incomplete line of 1 bytes" in err
+    assert "stored in attributes.taken_over because there is no such column (rows): mood (1)" in err
     assert "warning: not taken: dataset logs (0 rows): no such dataset is installed" in err
 
 
@@ -72,7 +72,7 @@ def test_a_dry_run_makes_no_home_and_says_what_it_would_write(hyp: Hyp, home: Ho
     code, out, err = hyp("import-cache", str(cache), "--dry-run")
     assert code == 0
     assert "would write" in out
-    assert "1 rows would be refused" in err
+    assert "1 rows would be rejected" in err
     code, out, _ = hyp("import-cache", str(cache), "--dry-run", "--json")
     report = json.loads(out)
     assert (code, report["dry_run"], report["dir"]) == (0, True, str(cache))

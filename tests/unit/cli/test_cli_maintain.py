@@ -63,7 +63,7 @@ def files(folder: Path) -> dict[Path, bytes]:
 
 
 def test_a_home_without_a_lake_has_nothing_to_do_and_stays_unmade(hyp: Hyp, home: Home) -> None:
-    assert hyp("maintain") == (0, "there is nothing in the lake yet\n", "")
+    assert hyp("maintain") == (0, "the lake is empty\n", "")
     assert hyp("maintain", "--rebuild", "--json")[:2] == (0, '{\n  "datasets": []\n}\n')
     assert not home.root.exists()
 

@@ -91,8 +91,8 @@ def test_long_tables_end_where_a_glance_ends_and_say_so() -> None:
 
     shown = lines(days=days, projects=projects)
 
-    assert "and 16 earlier days (--json has them)" in shown
-    assert "and 15 more projects (--json has them)" in shown
+    assert "and 16 earlier days (see --json)" in shown
+    assert "and 15 more projects (see --json)" in shown
     assert [line[:10] for line in shown if line.startswith("2026-10")] == [f"2026-10-{day}" for day in range(17, 31)]
 
 

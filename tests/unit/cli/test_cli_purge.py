@@ -53,9 +53,9 @@ def test_where_there_is_no_home_there_is_nothing_to_purge(hyp: Hyp, home: Home) 
     told = json.loads(out)
     assert (code, told["dry_run"], told["datasets"], told["remaining"]) == (0, False, [], [])
     code, out, err = hyp("purge", "--session", "session-1", "--yes")
-    assert (code, out) == (0, "there are no such rows\n")
-    assert "nothing was ever recorded" in err
-    assert "do not come back" not in err, "no tombstone was made, and nothing promises what nothing keeps"
+    assert (code, out) == (0, "no matching rows\n")
+    assert "nothing is recorded" in err
+    assert "will not restore them" not in err, "no tombstone was made, and nothing promises what nothing keeps"
     assert not home.root.exists()
 
 
@@ -70,8 +70,8 @@ def test_a_dry_run_counts_by_dataset_and_source_without_an_engine(hyp: Hyp, home
     assert told["spool"]["rows"] == 2
     code, out, _ = hyp("purge", "--cwd", "/home/dev/acme", "--cwd", "/elsewhere", "--dry-run")
     assert code == 0
-    assert "rows that would go" in out
-    assert hyp("purge", "--cwd", "/home/dev/ac", "--dry-run")[1] == "there are no such rows\n"
+    assert "rows to delete" in out
+    assert hyp("purge", "--cwd", "/home/dev/ac", "--dry-run")[1] == "no matching rows\n"
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_what_remains_is_told_with_what_to_do(hyp: Hyp, home: Home, monkeypatch:
                 "files_rewritten": 1,
                 "files_removed": 0,
                 "orphans_removed": 0,
-                "unsaid": 2,
+                "unattributed": 2,
             }
         ],
         "left_alone": ["others"],
@@ -128,11 +128,11 @@ def test_what_remains_is_told_with_what_to_do(hyp: Hyp, home: Home, monkeypatch:
     monkeypatch.setattr("hypaware.cli.jobs.run_job", lambda name, args: report)
     code, out, err = hyp("purge", "--session", "s 1", "--yes")
     assert code == 1
-    assert "1 data files written again, 0 removed, of 9 looked at" in out
+    assert "1 data files rewritten, 0 deleted, 9 examined" in out
     for told in (
         "others has no such column",
-        "rows of ai_gateway_messages that say no session, and name none that is meant: 2;",
-        "at https://host (team, claude)",
+        "2 rows of ai_gateway_messages have no session id and do not mention a purged one;",
+        "delivered to https://host (team, claude)",
         "logs/cli.log",
         "hyp purge --session 's 1'",
     ):

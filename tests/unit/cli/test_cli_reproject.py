@@ -38,7 +38,7 @@ def test_a_home_without_anything_is_told_so_and_not_made(here: Home, capfd: Capt
 
 @pytest.mark.parametrize(
     ("asked", "words"),
-    [(["--since", "yesterday"], "is no date"), (["--since", "2026-11-20", "--until", "2026-11-01"], "is after")],
+    [(["--since", "yesterday"], "is not a date"), (["--since", "2026-11-20", "--until", "2026-11-01"], "is after")],
 )
 @pytest.mark.hazard(49)
 def test_a_date_that_cannot_be_meant_is_refused(here: Home, capfd: Capture, asked: list[str], words: str) -> None:

@@ -17,11 +17,11 @@ ID = "0dc91b82-3238-4907-98f3-ae0d1d845b97"
 
 
 def test_a_session_is_kept_out_and_taken_back(hyp: Hyp, home: Home) -> None:
-    assert hyp("session", "status")[:2] == (0, "no session is kept out\n")
+    assert hyp("session", "status")[:2] == (0, "no session is excluded\n")
     assert json.loads(hyp("session", "status", "--json")[1]) == {"sessions": [], "here": [], "folders_gone": []}
     assert not home.root.exists()
     code, out, err = hyp("session", "ignore", ID)
-    assert (code, out) == (0, f"session {ID} is kept out of the record\n")
+    assert (code, out) == (0, f"session {ID} is excluded from recording\n")
     assert f"hyp purge --session {ID}" in err
     again = json.loads(hyp("session", "ignore", ID, "--json")[1])
     assert again == {"session_id": ID, "ignored": True, "changed": False}
@@ -29,7 +29,7 @@ def test_a_session_is_kept_out_and_taken_back(hyp: Hyp, home: Home) -> None:
     assert (listed["session_id"], listed["class"], listed["at"][-1]) == (ID, "ignore", "Z")
     assert ID in hyp("session", "status")[1]
     assert json.loads(hyp("session", "unignore", ID, "--json")[1])["changed"] is True
-    assert hyp("session", "unignore", ID)[1] == f"session {ID} is recorded as its folder says already\n"
+    assert hyp("session", "unignore", ID)[1] == f"session {ID} is already recorded, subject to the rules of its folder\n"
 
 
 def test_status_says_the_class_and_who_decided_it(hyp: Hyp, home: Home, tmp_path: Path) -> None:
@@ -38,7 +38,7 @@ def test_status_says_the_class_and_who_decided_it(hyp: Hyp, home: Home, tmp_path
     home.root.mkdir()
     session_notes.note(home, "claude", {"session_id": ID, "cwd": str(folder)})
     found = json.loads(hyp("session", "status", ID, "--json")[1])
-    assert found == {"session_id": ID, "class": "full", "why": "nothing says otherwise", "cwd": str(folder)}
+    assert found == {"session_id": ID, "class": "full", "why": "no rule applies", "cwd": str(folder)}
     (folder / ".hypignore").write_text("local-only")
     found = json.loads(hyp("session", "status", ID, "--json")[1])
     assert (found["class"], found["why"]) == ("local-only", str(folder / ".hypignore"))
@@ -57,10 +57,10 @@ def test_without_an_id_it_is_the_session_that_is_at_work_here(
     home.root.mkdir()
     session_notes.note(home, "claude", {"session_id": "elsewhere", "cwd": str(tmp_path / "other")})
     session_notes.note(home, "claude", {"session_id": ID, "cwd": str(tmp_path / "work")})
-    assert hyp("session", "ignore")[1] == f"session {ID} is kept out of the record\n"
+    assert hyp("session", "ignore")[1] == f"session {ID} is excluded from recording\n"
     (here,) = json.loads(hyp("session", "status", "--json")[1])["here"]
     assert (here["session_id"], here["class"], here["why"]) == (ID, "ignore", "hyp session ignore")
-    assert "at work here" in hyp("session", "status")[1]
+    assert "session in this folder" in hyp("session", "status")[1]
     code, _, err = hyp("session", "unignore")
     assert (code, "hyp backfill" in err) == (0, True)
     session_notes.note(home, "claude", {"session_id": "another", "cwd": str(tmp_path / "work")})
@@ -87,7 +87,7 @@ def test_a_folder_that_is_gone_is_told(hyp: Hyp, home: Home, tmp_path: Path) -> 
         session_notes.note(home, "claude", {"session_id": f"s-{number}", "cwd": str(folder)})
         shutil.rmtree(folder)
     _, out, err = hyp("session", "status")
-    assert (out.count(str(tmp_path)), "6 more" in err) == (20, True)
+    assert (out.count(str(tmp_path)), "6 older ones" in err) == (20, True)
     assert "last there" in json.loads(hyp("session", "status", ID, "--json")[1])["why"]
 
 

@@ -64,8 +64,8 @@ def test_a_running_daemon_is_seen_and_stopped(hyp: Hyp, home: Home) -> None:
         assert json.loads(hyp("daemon", "stop", "--json")[1]) == told
         out, err = process.communicate(timeout=60)
         assert (process.returncode, out) == (0, "")
-        assert f"the daemon of {home.root} runs as process {process.pid}" in err
-        assert "the daemon ends" in err
+        assert f"the daemon of {home.root} is running as process {process.pid}" in err
+        assert "the daemon is stopping" in err
     assert hyp("daemon", "stop")[:2] == (0, "no daemon was running\n")
     assert hyp("daemon", "status")[0] == 3
 
@@ -76,12 +76,12 @@ def test_a_stop_says_how_many_rows_it_leaves_in_the_spool_and_who_takes_them(
     """No engine is started for them: that would take longer than anybody waits for a stop."""
     with Spool(home) as spool:
         spool.append(DATASET, rows(3))
-    how = "to commit them now: hyp flush (the daemon does when it next starts)\n"
-    assert hyp("daemon", "stop")[1] == f"no daemon was running\n3 rows wait in the spool, safe on disk; {how}"
+    how = "to commit now: hyp flush (otherwise the daemon does it after its next start)\n"
+    assert hyp("daemon", "stop")[1] == f"no daemon was running\n3 rows are still in the spool, safe on disk; {how}"
     assert json.loads(hyp("daemon", "stop", "--json")[1]) == {"stopped": False, "spool": {"rows": 3, "segments": 1}}
     daemon_summary.show_stopped(home, stopped=True, as_document=False)
     assert capfd.readouterr().out == (
-        f"the daemon was stopped\n3 rows wait in the spool, safe on disk, and no engine is started for them; {how}"
+        f"the daemon was stopped\n3 rows are still in the spool because the engine is not running, safe on disk; {how}"
     )
 
 
@@ -93,7 +93,7 @@ def test_what_a_killed_daemon_left_behind_counts_for_nothing(hyp: Hyp, home: Hom
     assert condition.read(home)["pid"] == process.pid
     code, _, err = hyp("daemon", "status")
     assert code == 3
-    assert f"it ended without a word as process {process.pid}" in err
+    assert f"process {process.pid} was killed" in err
     assert hyp("daemon", "stop")[0] == 0
     with daemon(home) as again:
         assert instance.running(home) == again.pid
@@ -104,7 +104,7 @@ def test_a_daemon_of_an_older_version_is_told_with_the_command_that_replaces_it(
         condition.path_of(home).write_text(json.dumps({"pid": os.getpid(), "version": "0.0.1"}))
         code, out, err = hyp("daemon", "status", "--json")
     assert (code, json.loads(out)["version"]) == (0, "0.0.1")
-    assert "still runs version 0.0.1" in err
+    assert "runs version 0.0.1" in err
     assert "hyp daemon restart" in err
 
 

@@ -79,7 +79,7 @@ def test_without_a_sink_nothing_is_delivered_and_the_way_to_declare_one_is_told(
 
 
 def test_the_command_that_is_shown_declares_a_sink(hyp: Hyp) -> None:
-    command = hyp("export")[2].strip().partition("To declare one: hyp ")[2]
+    command = hyp("export")[2].strip().partition("To add one: hyp ")[2]
     assert hyp(*shlex.split(command))[0] == 0
     assert as_json(hyp("export", "--json"))["sinks"][0]["sink"] == "archive"
 
@@ -126,8 +126,8 @@ def test_what_stays_here_and_which_rules_spoke_is_told_and_nothing_of_it_is_show
     light_life.append(standing.home, [*rows(3, content_text=f"use {secret}"), *closed])
     code, out, err = hyp("export")
     assert code == 0
-    assert "archive: 2 rows stay on this machine" in err
-    assert "secrets replaced in what was sent: github-token 3" in err
+    assert "archive: 2 private rows not sent" in err
+    assert "secrets redacted in the sent rows: github-token 3" in err
     assert delivered_rows(tmp_path / "archive") == 3
     # Its own copy is gone with a state that was lost, so it comes from the lake.
     standing.buried(key(), "ab" * 16, 2)
@@ -151,7 +151,7 @@ def test_a_sink_for_which_there_is_nothing_yet_is_ok(hyp: Hyp, standing: Standin
     assert as_json(hyp("export", "--json")) == {"sinks": [{"sink": "archive", "status": "ok", "streams": []}]}
     code, out, _ = hyp("export")
     assert code == 0
-    assert "no rows for it yet" in out
+    assert "no rows in the lake for this sink yet" in out
     assert rounds_of(standing.home) == []
 
 
@@ -166,7 +166,7 @@ def test_a_dry_run_counts_and_leaves_no_trace(hyp: Hyp, standing: StandingHome, 
     code, out, err = hyp("export", "--dry-run", "--json")
     (stream,) = json.loads(out)["sinks"][0]["streams"]
     assert (code, stream["after"], stream["last"], stream["rows"], stream["chunks"]) == (0, 0, 6, 6, 0)
-    assert "wait in the spool" in err
+    assert "has rows in the spool" in err
     assert sorted(path for path in standing.home.root.rglob("*")) == before
     assert not (tmp_path / "archive").exists()
     assert rounds_of(standing.home) == []
@@ -294,7 +294,7 @@ def test_the_status_says_what_is_in_the_way_and_what_to_do_about_it(
     assert code == 0
     assert "hyp export adopt archive" in out
     assert "hyp export dead-letters list --sink archive" in out
-    assert "no answer (again in 10 min); to try now: hyp export team" in out
+    assert "no answer (retry in 10 min); to try now: hyp export team" in out
     assert "\x1b" not in out
     assert "hyp daemon start" in err
 
@@ -310,7 +310,7 @@ def test_a_sink_that_points_elsewhere_is_seen_before_a_round_has_met_it(
     (stream,) = as_json(hyp("export", "status", "--json"))["streams"]
     assert (stream["delivered_to"], stream["address"]) == (before, standing.address())
     out = hyp("export", "status")[1]
-    assert f"it was delivered to {before}" in out
+    assert f"was delivered to {before}" in out
     assert "hyp export adopt archive" in out
 
 
@@ -377,7 +377,7 @@ def test_dead_letters_are_listed_with_their_reason(hyp: Hyp, refused: StandingHo
     assert as_json(hyp("export", "dead-letters", "--sink", "archive", "--json"))["dead_letters"] == found
     code, out, _ = hyp("export", "dead-letters", "list", "--sink", "archiv", "--json")
     assert (code, json.loads(out)["error"]["kind"]) == (1, "unknown_sink")
-    assert "2 dead letters wait: hyp export dead-letters list" in hyp("export")[2]
+    assert "2 dead letters to replay or drop: hyp export dead-letters list" in hyp("export")[2]
 
 
 def test_a_dead_letter_is_shown_with_its_rows(hyp: Hyp, refused_rows: StandingHome) -> None:

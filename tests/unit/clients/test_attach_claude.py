@@ -1,4 +1,4 @@
-"""Claude Code's settings.json: every byte that is not ours stays, whatever else its user does with the file."""
+"""Claude Code's settings.json: attach and detach keep all other bytes, even if the user edits the file."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ layouts = st.sampled_from([None, 2, 4, "\t", 0])
 
 @st.composite
 def files(draw: st.DrawFn) -> str:
-    """A settings.json as users, editors and programs write it."""
+    """Generate a settings.json as users, editors and programs write it."""
     value = draw(settings)
     if (url := draw(own_url)) is not None:
         value.setdefault("env", {})[VARIABLE] = url
@@ -68,7 +68,7 @@ def files(draw: st.DrawFn) -> str:
 
 @examples(max_examples=60)
 @given(files())
-def test_attach_adds_ours_and_nothing_else_and_taking_it_back_gives_the_same_bytes(text: str) -> None:
+def test_attach_adds_only_our_settings_and_detach_restores_the_same_bytes(text: str) -> None:
     new, edit = edited(text)
     before, after = (json.loads(each.removeprefix("\ufeff")) for each in (text, new))
     assert after["env"][VARIABLE] == OURS == CLAUDE.base_url(new)
@@ -88,21 +88,21 @@ def test_attach_adds_ours_and_nothing_else_and_taking_it_back_gives_the_same_byt
 
 @examples(max_examples=60)
 @given(files())
-def test_what_was_never_attached_has_nothing_to_take_out(text: str) -> None:
-    """Also empty containers: attach begins with what this gives, and detach must give back the same bytes."""
+def test_detach_changes_nothing_in_a_file_that_was_never_attached(text: str) -> None:
+    """Empty containers stay too: attach starts from this text, and detach must restore the same bytes."""
     assert CLAUDE.detach(text, None) == text
 
 
 @examples(max_examples=60)
 @given(files())
-def test_attaching_twice_changes_nothing_more(text: str) -> None:
+def test_a_second_attach_changes_nothing(text: str) -> None:
     new, _ = edited(text)
     assert edited(new)[1].splices == ()
 
 
 @examples(max_examples=60)
 @given(files(), st.text(), json_values, layouts)
-def test_after_a_users_edits_detach_leaves_them_and_nothing_of_ours(
+def test_detach_keeps_edits_of_the_user_and_removes_all_our_settings(
     text: str, key: str, value: Any, indent: Any
 ) -> None:
     new, edit = edited(text)
@@ -121,7 +121,7 @@ def test_after_a_users_edits_detach_leaves_them_and_nothing_of_ours(
 
 @examples(max_examples=60)
 @given(files())
-def test_a_changed_value_of_the_user_is_left_alone(text: str) -> None:
+def test_detach_keeps_a_value_that_the_user_changed(text: str) -> None:
     new, edit = edited(text)
     changed = json.loads(new.removeprefix("\ufeff"))
     changed["env"][VARIABLE] = "https://theirs.example"
@@ -129,7 +129,7 @@ def test_a_changed_value_of_the_user_is_left_alone(text: str) -> None:
     assert detached["env"][VARIABLE] == "https://theirs.example"
 
 
-def test_a_new_member_looks_like_its_neighbours() -> None:
+def test_a_new_member_follows_the_formatting_of_the_file() -> None:
     new, _ = edited('{\n    "model": "opus",\n    "env": {\n        "A": "1"\n    }\n}\n')
     assert new.startswith(
         '{\n    "model": "opus",\n    "env": {\n        "A": "1",\n'
@@ -141,7 +141,7 @@ def test_a_new_member_looks_like_its_neighbours() -> None:
     assert one_line.startswith(f'{{"env": {{"A": "1", "{VARIABLE}": "{OURS}"}}, "hooks": ')
 
 
-def test_hooks_that_somebody_moved_into_another_group_are_found() -> None:
+def test_hooks_that_were_moved_to_another_group_are_removed() -> None:
     new, edit = edited("{}")
     value = json.loads(new)
     ours = value["hooks"]["PostToolUse"].pop()["hooks"][0]
@@ -153,7 +153,7 @@ def test_hooks_that_somebody_moved_into_another_group_are_found() -> None:
 
 
 @pytest.mark.hazard(63)
-def test_a_proxy_of_the_users_own_becomes_the_upstream_and_comes_back() -> None:
+def test_a_proxy_of_the_user_becomes_the_upstream_and_is_restored() -> None:
     text = json.dumps({"env": {VARIABLE: "https://proxy.example/llm/"}})
     new, edit = edited(text)
     assert edit.upstream == undo.OwnUpstream("/claude", "https://proxy.example/llm")
@@ -164,7 +164,7 @@ def test_a_proxy_of_the_users_own_becomes_the_upstream_and_comes_back() -> None:
     assert ours.upstream is None
 
 
-def test_without_a_record_what_can_only_be_ours_is_taken_out() -> None:
+def test_without_a_record_detach_removes_what_can_only_be_ours() -> None:
     new, _ = edited('{\n  "model": "opus"\n}')
     assert CLAUDE.detach(new, None) == '{\n  "model": "opus"\n}'
 
@@ -188,17 +188,17 @@ def test_without_a_record_what_can_only_be_ours_is_taken_out() -> None:
         '{"a": "\\ud800"} x',
     ],
 )
-def test_what_is_not_understood_is_refused_with_its_reason(text: str) -> None:
-    with pytest.raises(Refused, match="not understood"):
+def test_an_unknown_form_of_the_file_is_refused_with_a_reason(text: str) -> None:
+    with pytest.raises(Refused, match="cannot edit"):
         edited(text)
 
 
-def test_clients_that_would_not_come_through_are_told_of() -> None:
+def test_attach_warns_about_requests_that_bypass_the_gateway() -> None:
     assert "Bedrock" in edited('{"env": {"CLAUDE_CODE_USE_BEDROCK": "1"}}')[1].notes[0]
     assert "disableAllHooks" in edited('{"disableAllHooks": true}')[1].notes[0]
 
 
-def test_the_hook_knows_a_home_that_is_not_the_usual_one(home: Home) -> None:
+def test_the_hook_names_a_home_other_than_the_default(home: Home) -> None:
     new, _ = edited("{}", {**NO_ENVIRONMENT, "HYP_HOME": "/home/dev/a b"})
     command = json.loads(new)["hooks"]["SessionStart"][0]["hooks"][0]["command"]
     assert command.startswith("HYP_HOME='/home/dev/a b' ")

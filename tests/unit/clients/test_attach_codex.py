@@ -1,4 +1,4 @@
-"""Codex's config.toml: comments, order and line ends stay; what TOML does not allow is refused."""
+"""Codex's config.toml: comments, order and line endings stay; invalid TOML is refused."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def files(draw: st.DrawFn) -> str:
 
 @examples(max_examples=40)
 @given(files())
-def test_attach_adds_ours_and_nothing_else_and_taking_it_back_gives_the_same_bytes(text: str) -> None:
+def test_attach_adds_only_our_settings_and_detach_restores_the_same_bytes(text: str) -> None:
     new, edit = edited(text)
     before, after = (tomllib.loads(each.removeprefix("\ufeff")) for each in (text, new))
     assert after.pop("model_provider") == "hypaware"
@@ -95,7 +95,7 @@ def test_attach_adds_ours_and_nothing_else_and_taking_it_back_gives_the_same_byt
 
 @examples(max_examples=40)
 @given(files(), st.sampled_from(['zzz = "new"\n', "# new\n"]), st.sampled_from(["[added]\nx = 1\n", "# end\n"]))
-def test_after_a_users_edits_detach_leaves_them_and_nothing_of_ours(text: str, top: str, bottom: str) -> None:
+def test_detach_keeps_edits_of_the_user_and_removes_all_our_settings(text: str, top: str, bottom: str) -> None:
     new, edit = edited(text.removeprefix("\ufeff"))
     end = "\r\n" if "\r\n" in new else "\n"
     changed = top.replace("\n", end) + new + bottom.replace("\n", end)
@@ -109,14 +109,14 @@ def test_after_a_users_edits_detach_leaves_them_and_nothing_of_ours(text: str, t
 
 @examples(max_examples=40)
 @given(files())
-def test_what_was_rewritten_by_a_program_is_found_key_by_key(text: str) -> None:
+def test_settings_in_a_rewritten_file_are_removed_key_by_key(text: str) -> None:
     new, edit = edited(text.removeprefix("\ufeff"))
     rewritten = tomlkit.dumps(tomllib.loads(new))
     detached = CODEX.detach(rewritten, record_of(edit))
     assert tomllib.loads(detached) == tomllib.loads(text.removeprefix("\ufeff"))
 
 
-def test_it_looks_like_this() -> None:
+def test_attach_writes_a_block_at_the_top_and_a_table_at_the_end() -> None:
     new, edit = edited(USUAL)
     assert new == (
         "# >>> hypaware: requests go through the gateway on this machine; `hyp client detach codex` takes this out\n"
@@ -135,7 +135,7 @@ def test_it_looks_like_this() -> None:
 
 
 @pytest.mark.hazard(63)
-def test_a_provider_of_the_users_own_is_kept_and_reached_through_the_gateway() -> None:
+def test_a_provider_of_the_user_is_kept_and_routed_through_the_gateway() -> None:
     new, edit = edited(THEIRS)
     assert new == THEIRS.replace("https://work.example/openai", f"{GATEWAY}/codex/v1")
     assert edit.upstream == undo.OwnUpstream("/codex/v1", "https://work.example/openai")
@@ -146,7 +146,7 @@ def test_a_provider_of_the_users_own_is_kept_and_reached_through_the_gateway() -
 
 
 @pytest.mark.hazard(63)
-def test_another_address_for_openai_becomes_the_upstream() -> None:
+def test_another_openai_base_url_becomes_the_upstream() -> None:
     _, edit = edited('openai_base_url = "https://proxy.example/v1"\n')
     assert edit.upstream == undo.OwnUpstream("/codex/v1", "https://proxy.example/v1")
     _, edit = edited("", {**NO_ENVIRONMENT, "OPENAI_BASE_URL": "https://proxy.example/v1/"})
@@ -164,7 +164,7 @@ def test_another_address_for_openai_becomes_the_upstream() -> None:
         ("[]", "/codex/v1"),
     ],
 )
-def test_a_chatgpt_login_goes_to_its_own_address(tmp_path: Path, auth: str, expected: str) -> None:
+def test_a_chatgpt_login_uses_its_own_path(tmp_path: Path, auth: str, expected: str) -> None:
     (tmp_path / "auth.json").write_text(auth)
     _, edit = edited("", {"CODEX_HOME": str(tmp_path)})
     assert edit.base_url == GATEWAY + expected
@@ -181,17 +181,17 @@ def test_a_chatgpt_login_goes_to_its_own_address(tmp_path: Path, auth: str, expe
         '[model_providers.hypaware]\nname = "somebody\'s"\n',
     ],
 )
-def test_what_is_not_understood_is_refused(text: str) -> None:
+def test_an_unknown_form_of_the_file_is_refused(text: str) -> None:
     with pytest.raises(Refused, match="Nothing was written"):
         edited(text)
 
 
-def test_without_a_record_what_can_only_be_ours_is_taken_out() -> None:
+def test_without_a_record_detach_removes_what_can_only_be_ours() -> None:
     new, _ = edited(USUAL)
     assert CODEX.detach(new, None) == USUAL
 
 
-def test_settings_that_a_user_added_to_our_table_stay() -> None:
+def test_detach_keeps_settings_that_the_user_added_to_our_table() -> None:
     new, edit = edited(USUAL)
     changed = new.replace("wire_api", 'http_headers = { a = "b" }\nwire_api')
     detached = tomllib.loads(CODEX.detach(changed, record_of(edit)))
@@ -199,5 +199,5 @@ def test_settings_that_a_user_added_to_our_table_stay() -> None:
     assert "model_provider" not in detached
 
 
-def test_a_profile_that_goes_elsewhere_is_told_of() -> None:
+def test_attach_warns_about_a_profile_with_another_provider() -> None:
     assert "'work'" in edited('[profiles.work]\nmodel_provider = "x"\n')[1].notes[0]

@@ -38,7 +38,7 @@ def rows(value: Any, skipped: Counter[str] | None = None) -> list[dict[str, Any]
     return [readable(row) for row in made]
 
 
-def test_an_exchange_and_a_mapping_of_the_same_names_make_the_same_rows() -> None:
+def test_an_exchange_and_an_equal_mapping_make_the_same_rows() -> None:
     exchange = Exchange(**{**EXCHANGE, "messages": [Message(**FIRST), Message(**SECOND)]})
 
     made = rows(exchange)
@@ -55,7 +55,7 @@ def test_its_rows_fit_the_dataset_that_it_names() -> None:
         assert (stored["cwd"], stored["client_name"], stored["date"]) == ("/home/dev", "diary", "2026-11-15")
 
 
-def test_imported_rows_say_so_and_from_where_without_naming_the_file() -> None:
+def test_imported_rows_name_their_source_by_a_hash_only() -> None:
     for row in rows(EXCHANGE):
         assert row["attributes"]["gateway"] == {
             "source": "backfill",
@@ -65,7 +65,7 @@ def test_imported_rows_say_so_and_from_where_without_naming_the_file() -> None:
         assert PATH not in str(row)
 
 
-def test_a_path_that_is_not_utf8_has_a_hash_too() -> None:
+def test_a_path_that_is_not_utf8_can_be_hashed() -> None:
     odd = Provenance("diary", "/home/dev/\udcff.jsonl", "monday")
 
     (row, *_) = PROJECTED_EXCHANGE.materialize(EXCHANGE, odd, Counter())
@@ -73,7 +73,7 @@ def test_a_path_that_is_not_utf8_has_a_hash_too() -> None:
     assert len(readable(row)["attributes"]["gateway"]["source_path_hash"]) == 16
 
 
-def test_tokens_are_tallied_from_a_row_as_it_is_stored() -> None:
+def test_tokens_are_counted_from_a_stored_row() -> None:
     tally = PROJECTED_EXCHANGE.tally
     assert tally is not None
     made = list(PROJECTED_EXCHANGE.materialize(EXCHANGE, FROM, Counter()))
@@ -85,7 +85,7 @@ def test_tokens_are_tallied_from_a_row_as_it_is_stored() -> None:
     assert tally({}) == {}
 
 
-def test_what_makes_no_row_is_counted() -> None:
+def test_parts_that_make_no_row_are_counted() -> None:
     skipped: Counter[str] = Counter()
 
     assert rows({**EXCHANGE, "messages": [{"role": None, "content": "?"}]}, skipped) == []
@@ -97,7 +97,7 @@ def test_what_makes_no_row_is_counted() -> None:
     ("value", "said"),
     [
         (None, "None"),
-        ([EXCHANGE], "an exchange is expected"),
+        ([EXCHANGE], "expected an exchange"),
         ({}, "lacks client_name, messages, provider, session_id"),
         ({**EXCHANGE, "sessionId": "monday"}, "'sessionId'"),
         ({**EXCHANGE, "provider": None}, "an exchange's provider: None is not text"),
@@ -110,7 +110,7 @@ def test_what_makes_no_row_is_counted() -> None:
         ({**EXCHANGE, "attributes": None}, "attributes"),
         ({**EXCHANGE, "links": []}, "links"),
         ({**EXCHANGE, "fallback_time": "2026-11-15T08:00:00Z"}, "fallback_time"),
-        ({**EXCHANGE, "messages": ["rain?"]}, "a message is expected"),
+        ({**EXCHANGE, "messages": ["rain?"]}, "expected a message"),
         ({**EXCHANGE, "messages": [FIRST, {"role": "user"}]}, "a message lacks content"),
         ({**EXCHANGE, "messages": [{**FIRST, "text": "rain?"}]}, "'text'"),
         ({**EXCHANGE, "messages": [{**FIRST, "columns": None}]}, "columns"),
@@ -119,14 +119,14 @@ def test_what_makes_no_row_is_counted() -> None:
         ({**EXCHANGE, "messages": [{**FIRST, "occurrence": True}]}, "occurrence"),
     ],
 )
-def test_what_is_no_exchange_is_refused_with_the_reason(value: Any, said: str) -> None:
+def test_an_invalid_exchange_is_refused_with_a_reason(value: Any, said: str) -> None:
     with pytest.raises(InvalidItem) as refused:
         rows(value)
 
     assert said in str(refused.value)
 
 
-def test_a_time_for_what_has_none_may_be_a_list_as_json_has_it() -> None:
+def test_a_fallback_time_may_be_a_json_list() -> None:
     without = {**EXCHANGE, "fallback_time": ["2026-11-14T00:00:00Z", "file_mtime"]}
 
     (row,) = rows({**without, "messages": [{"role": "user", "content": "rain?"}]})

@@ -63,19 +63,19 @@ def test_a_new_key_and_a_new_table_are_added_and_nothing_else_moves(write: Write
     ("key", "value", "said"),
     [
         ("flush.interval", "soon", "expected a duration"),
-        ("flush.max_rows", "-3", "expected a whole number from 1"),
+        ("flush.max_rows", "-3", "expected an integer of at least 1"),
         ("flush.intervall", "5m", "Did you mean flush.interval?"),
         ("sinks.team.token", "hunter2", "token_file"),
         ("sinks.team.datasets", '["nothing"]', "there is no dataset 'nothing'"),
         ("version", "2", "reads version 1"),
         ("flush", "3", "expected a table"),
         ("flush.max_rows.deep", "3", "max_rows is not a table"),
-        ("not a key", "3", "is not a key"),
-        ("", "3", "is not a key"),
-        ("a = 1\nb", "3", "is not a key"),
+        ("not a key", "3", "is not a valid key"),
+        ("", "3", "is not a valid key"),
+        ("a = 1\nb", "3", "is not a valid key"),
     ],
 )
-def test_what_would_not_validate_is_refused_and_leaves_the_file_alone(
+def test_an_invalid_change_is_rejected_and_leaves_the_file_unchanged(
     write: Write, key: str, value: str, said: str
 ) -> None:
     home = write(COMMENTED)
@@ -107,14 +107,14 @@ def test_what_would_not_validate_is_refused_and_leaves_the_file_alone(
         ('privacy.folders."~/a.b/token"', "ignore", "ignore"),
     ],
 )
-def test_text_becomes_what_the_setting_needs(write: Write, key: str, value: str, stored: object) -> None:
+def test_text_is_converted_to_the_type_of_the_setting(write: Write, key: str, value: str, stored: object) -> None:
     home = write(COMMENTED)
 
     assert set_value(home, key, value).after == stored
     configuration.load(home)
 
 
-def test_a_key_with_a_dot_in_a_part_can_be_quoted(write: Write) -> None:
+def test_a_key_part_with_a_dot_can_be_quoted(write: Write) -> None:
     home = write('[lake]\ncatalog = { type = "rest", uri = "https://c.example" }\n')
 
     set_value(home, 'lake.catalog."s3.endpoint"', "http://127.0.0.1:9000")
@@ -132,7 +132,7 @@ def test_a_whole_sink_can_be_set_at_once(write: Write) -> None:
     assert set(configuration.load(home).sinks) == {"team", "archive"}
 
 
-def test_setting_mends_a_value_that_was_broken(write: Write) -> None:
+def test_setting_a_value_can_fix_an_invalid_file(write: Write) -> None:
     home = write('[flush]\ninterval = "soon"\n')
 
     change = set_value(home, "flush.interval", "5m")
@@ -140,14 +140,14 @@ def test_setting_mends_a_value_that_was_broken(write: Write) -> None:
     assert (change.before, change.after) == (None, "5m")
 
 
-def test_trouble_elsewhere_in_the_file_is_named_with_its_line(write: Write) -> None:
+def test_an_error_elsewhere_in_the_file_is_reported_with_its_line(write: Write) -> None:
     home = write('[flush]\ninterval = "soon"\n')
 
     with pytest.raises(ConfigError, match=r"line 2: flush\.interval"):
         set_value(home, "flush.max_rows", "5")
 
 
-def test_without_a_file_one_is_made_for_its_owner_alone(home: Home) -> None:
+def test_a_new_config_file_is_private_to_its_owner(home: Home) -> None:
     set_value(home, "flush.interval", "5m")
 
     assert home.config.read_text() == 'version = 1\n\n[flush]\ninterval = "5m"\n'
@@ -155,7 +155,7 @@ def test_without_a_file_one_is_made_for_its_owner_alone(home: Home) -> None:
     assert home.root.stat().st_mode & 0o777 == 0o700
 
 
-def test_a_config_that_is_a_link_stays_one(write: Write, tmp_path: Path) -> None:
+def test_a_config_that_is_a_link_stays_a_link(write: Write, tmp_path: Path) -> None:
     home = write("")
     dotfile = tmp_path / "dotfiles.toml"
     dotfile.write_text(COMMENTED)
@@ -179,7 +179,7 @@ def test_a_config_that_is_a_link_stays_one(write: Write, tmp_path: Path) -> None
         "# only a comment",
     ],
 )
-def test_a_value_can_be_set_however_the_file_is_laid_out(write: Write, layout: str) -> None:
+def test_a_value_can_be_set_in_any_layout_of_the_file(write: Write, layout: str) -> None:
     home = write(layout)
 
     set_value(home, "flush.interval", "5m")
@@ -212,7 +212,7 @@ def test_a_value_can_be_set_however_the_file_is_laid_out(write: Write, layout: s
         ("clients = { claude = { } }\nversion = 1\n", "clients.claude.enabled", "false"),
     ],
 )
-def test_setting_a_table_takes_no_other_key_with_it(write: Write, text: str, key: str, value: str) -> None:
+def test_setting_a_table_changes_no_other_key(write: Write, text: str, key: str, value: str) -> None:
     """The keys after a table that is begun in the middle of a file would become its own."""
     home = write(text)
     expected = to_table(configuration.load(home))
@@ -226,7 +226,7 @@ def test_setting_a_table_takes_no_other_key_with_it(write: Write, text: str, key
     assert to_table(configuration.load(home)) == expected
 
 
-def test_changes_at_the_same_time_are_all_kept(write: Write) -> None:
+def test_concurrent_changes_are_all_kept(write: Write) -> None:
     home = write("version = 1\n")
     script = (
         "import sys; from pathlib import Path\n"
@@ -242,7 +242,7 @@ def test_changes_at_the_same_time_are_all_kept(write: Write) -> None:
     assert (found.flush.max_rows, found.retention.default_days, found.retention.max_hold_days) == (10, 10, 10)
 
 
-def test_the_written_out_config_means_the_same(write: Write) -> None:
+def test_a_rendered_config_has_the_same_meaning(write: Write) -> None:
     home = write(COMMENTED)
     set_value(home, "sinks.lakehouse", '{ kind = "iceberg", table = "a.b", catalog = { type = "glue" } }')
     found = configuration.load(home)

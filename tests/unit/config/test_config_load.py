@@ -190,7 +190,7 @@ def test_every_documented_key_is_read_into_its_type(write: Write) -> None:
         ),
     ],
 )
-def test_an_unknown_key_is_named_with_its_line_and_the_nearest_known_one(
+def test_an_unknown_key_is_reported_with_its_line_and_the_most_similar_key(
     write: Write, text: str, line: int, key: str, meant: str
 ) -> None:
     message = refusal(write(text))
@@ -199,7 +199,7 @@ def test_an_unknown_key_is_named_with_its_line_and_the_nearest_known_one(
     assert f"Did you mean {meant}?" in message
 
 
-def test_an_unknown_key_that_resembles_nothing_shows_what_there_is(write: Write) -> None:
+def test_an_unknown_key_without_a_similar_one_lists_the_known_keys(write: Write) -> None:
     assert "Known: clients.claude.enabled" in refusal(write("[clients.claude]\nqqqq = 1\n"))
 
 
@@ -208,16 +208,16 @@ def test_an_unknown_key_that_resembles_nothing_shows_what_there_is(write: Write)
     [
         ('[flush]\ninterval = "fast"\n', 'line 2: flush.interval is "fast": expected a duration'),
         ("[flush]\ninterval = 120\n", "flush.interval is 120 (it has no unit)"),
-        ('[flush]\ninterval = "0s"\n', "more than nothing"),
+        ('[flush]\ninterval = "0s"\n', "greater than zero"),
         ('[flush]\nmax_bytes = "many"\n', 'such as "128MiB"'),
         ("[flush]\nmax_bytes = true\n", "flush.max_bytes is true: expected a number of bytes"),
-        ("[flush]\nmax_rows = 0\n", "flush.max_rows is 0: expected a whole number from 1"),
+        ("[flush]\nmax_rows = 0\n", "flush.max_rows is 0: expected an integer of at least 1"),
         ("[flush]\nmax_rows = 1.5\n", "flush.max_rows is 1.5"),
-        ("flush = 3\n", "flush is 3: expected a table, [flush]"),
+        ("flush = 3\n", "flush is 3: expected a table: [flush]"),
         ("[retention]\ndefault_days = -1\n", "retention.default_days is -1"),
         ("[retention]\ndefault_days = true\n", "retention.default_days is true"),
         ('[retention]\nwait_for_sinks = "yes"\n', "expected true or false"),
-        ('[retention.datasets]\nai_gateway_messages = "7d"\n', "expected a whole number from 0"),
+        ('[retention.datasets]\nai_gateway_messages = "7d"\n', "expected an integer of at least 0"),
         ('[gateway]\nlisten = "18521"\n', 'such as "127.0.0.1:18521"'),
         ('[gateway]\nlisten = "127.0.0.1:99999"\n', "gateway.listen"),
         ("[gateway]\nupstreams = 1\n", "[[gateway.upstreams]]"),
@@ -229,16 +229,16 @@ def test_an_unknown_key_that_resembles_nothing_shows_what_there_is(write: Write)
         ('[lake]\ncatalog = { type = "hadoop", uri = "x" }\n', "one of rest, jdbc, glue, hive"),
         ('[lake]\ncatalog = { type = "rest" }\n', "it has no uri"),
         ('[lake]\nwarehouse = "s3://bucket"\n', "needs a shared catalog"),
-        ("[clients]\nclaude = true\n", "expected a table, [clients.claude]"),
+        ("[clients]\nclaude = true\n", "expected a table: [clients.claude]"),
         ("[clients.cladue]\n", "there is no client 'cladue'. Did you mean claude?"),
         ('[privacy]\nunknown_folder = "local"\n', "Did you mean local-only?"),
         ("[privacy]\nunknown_folder = 1\n", "expected one of full, local-only, ignore"),
         ('[privacy.folders]\n"/a" = "ingore"\n', 'line 2: privacy.folders."/a" is "ingore" (Did you mean ignore?)'),
-        ('[privacy.folders]\n"work" = "ignore"\n', "privacy.folders.work: expected a whole path"),
-        ('[privacy.folders]\n"~nobody-of-that-name/a" = "ignore"\n', "expected a whole path"),
+        ('[privacy.folders]\n"work" = "ignore"\n', "privacy.folders.work: expected an absolute path"),
+        ('[privacy.folders]\n"~nobody-of-that-name/a" = "ignore"\n', "expected an absolute path"),
         ('[redaction]\nrules_off = ["pasword"]\n', "there is no rule 'pasword'. Did you mean password?"),
-        ('[redaction]\nrules_off = "password"\n', "expected a list of rules' names"),
-        ('[redaction]\nrules_off = ["password", "password"]\n', "twice"),
+        ('[redaction]\nrules_off = "password"\n', "expected a list of rule names"),
+        ('[redaction]\nrules_off = ["password", "password"]\n', "repeated"),
         ("[redaction]\nkeep = true\n", "Did you mean redaction.kept?"),
         ('[sinks.a]\nurl = "https://a.example"\n', "sinks.a has no kind"),
         ('[sinks.a]\nkind = "forwrd"\n', "there is no kind of sink 'forwrd'. Did you mean forward?"),
@@ -248,25 +248,25 @@ def test_an_unknown_key_that_resembles_nothing_shows_what_there_is(write: Write)
         ),
         ('[sinks.a]\nkind = "forward"\n', "sinks.a has no url"),
         ('[sinks.a]\nkind = "forward"\nurl = "https://a.example/v1/"\n', "write it without /v1"),
-        ('[sinks."../x"]\nkind = "blob"\ndestination = "/d"\n', "a name of letters, digits, _ and -"),
+        ('[sinks."../x"]\nkind = "blob"\ndestination = "/d"\n', "a name made of letters, digits, _ and -"),
     ],
 )
-def test_a_wrong_value_is_named_with_what_is_expected(write: Write, text: str, said: str) -> None:
+def test_an_invalid_value_is_reported_with_the_expected_type(write: Write, text: str, said: str) -> None:
     assert said in refusal(write(text))
 
 
 def test_two_upstreams_may_not_share_a_prefix(write: Write) -> None:
     text = '[[gateway.upstreams]]\nname = "a"\nbase_url = "https://a.example"\n'
 
-    assert "of a" in refusal(write(text + text.replace('"a"', '"b"')))
+    assert "as a" in refusal(write(text + text.replace('"a"', '"b"')))
 
 
 @pytest.mark.parametrize("version", ["2", "0", '"1"', "true", "1.0"])
-def test_another_version_is_refused_with_what_to_do(write: Write, version: str) -> None:
+def test_another_version_is_rejected_with_the_fix(write: Write, version: str) -> None:
     message = refusal(write(f"version = {version}\nunknown_in_version_1 = true\n"))
 
     assert f"line 1: version is {version}" in message
-    assert "write version = 1, or run the HypAware that wrote this file" in message
+    assert "write version = 1, or use the version of HypAware that wrote this file" in message
 
 
 @pytest.mark.parametrize(
@@ -278,25 +278,25 @@ def test_another_version_is_refused_with_what_to_do(write: Write, version: str) 
         ("[flush]\ndatasets = [", 2, 13),
     ],
 )
-def test_text_that_is_no_toml_is_refused_with_line_and_column(write: Write, text: str, line: int, column: int) -> None:
+def test_invalid_toml_is_rejected_with_line_and_column(write: Write, text: str, line: int, column: int) -> None:
     assert f"line {line}, column {column}: " in refusal(write(text))
 
 
-def test_a_file_that_is_not_utf8_is_refused_with_its_line(write: Write) -> None:
+def test_a_file_that_is_not_utf8_is_rejected_with_its_line(write: Write) -> None:
     home = write("")
     home.config.write_bytes(b"version = 1\n# caf\xe9\n[flush]\n")
 
     assert "line 2: not UTF-8" in refusal(home)
 
 
-def test_a_byte_order_mark_is_no_trouble(write: Write) -> None:
+def test_a_byte_order_mark_is_accepted(write: Write) -> None:
     assert configuration.load(write("\ufeffversion = 1\n")) == Config()
 
 
-def test_a_config_that_cannot_be_read_is_not_taken_for_a_missing_one(home: Home) -> None:
+def test_an_unreadable_config_is_not_treated_as_missing(home: Home) -> None:
     home.config.mkdir(parents=True)
 
-    assert "cannot be read" in refusal(home)
+    assert "cannot read" in refusal(home)
 
 
 @pytest.mark.parametrize(
@@ -321,7 +321,7 @@ def test_a_config_that_cannot_be_read_is_not_taken_for_a_missing_one(home: Home)
         ('[gateway]\napi_key = ["hunter2"]\n', "gateway.api_key"),
     ],
 )
-def test_a_secret_in_the_config_is_refused_and_never_shown(write: Write, text: str, key: str) -> None:
+def test_a_secret_in_the_config_is_rejected_and_never_printed(write: Write, text: str, key: str) -> None:
     message = refusal(write(text))
 
     assert key in message
@@ -331,7 +331,7 @@ def test_a_secret_in_the_config_is_refused_and_never_shown(write: Write, text: s
 
 
 @pytest.mark.parametrize("name", ["token", "my.password", "api_key", "a?token=b"])
-def test_a_folder_may_be_called_anything(write: Write, name: str) -> None:
+def test_a_folder_can_have_any_name(write: Write, name: str) -> None:
     found = configuration.load(write(f'[privacy.folders]\n"/srv/{name}" = "ignore"\n'))
 
     assert found.privacy.folders == {f"/srv/{name}": "ignore"}
@@ -342,22 +342,22 @@ def test_a_folder_may_be_called_anything(write: Write, name: str) -> None:
     ("kind", "datasets", "said"),
     [
         ('kind = "blob"\ndestination = "/d"', '["ai_gateway_mesages"]', "Did you mean ai_gateway_messages?"),
-        ('kind = "blob"\ndestination = "/d"', '["ai_gateway_exchanges"]', "which no sink can carry"),
+        ('kind = "blob"\ndestination = "/d"', '["ai_gateway_exchanges"]', "which cannot be exported"),
         (
             'kind = "iceberg"\ntable = "t.m"\ncatalog = { type = "glue" }',
             '["ai_gateway_messages", "ai_gateway_exchanges"]',
-            "which no sink can carry",
+            "which cannot be exported",
         ),
         ('kind = "forward"\nurl = "https://a.example"', "[]", "a list of dataset names"),
         ('kind = "forward"\nurl = "https://a.example"', '"ai_gateway_messages"', "a list of dataset names"),
         (
             'kind = "forward"\nurl = "https://a.example"',
             '["ai_gateway_messages", "ai_gateway_messages"]',
-            "twice",
+            "repeated",
         ),
     ],
 )
-def test_a_sink_with_a_dataset_that_it_cannot_carry_is_refused(
+def test_a_sink_with_a_dataset_that_cannot_be_exported_is_rejected(
     write: Write, kind: str, datasets: str, said: str
 ) -> None:
     message = refusal(write(f"[sinks.a]\n{kind}\ndatasets = {datasets}\n"))
@@ -388,7 +388,7 @@ def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("plugin")
-def test_a_plugins_dataset_can_be_kept_and_delivered(write: Write) -> None:
+def test_a_dataset_of_a_plugin_can_be_retained_and_exported(write: Write) -> None:
     found = configuration.load(
         write('[retention.datasets]\nnotes = 3\n[sinks.a]\nkind = "blob"\ndestination = "/d"\ndatasets = ["notes"]\n')
     )
@@ -398,7 +398,7 @@ def test_a_plugins_dataset_can_be_kept_and_delivered(write: Write) -> None:
 
 
 @pytest.mark.usefixtures("plugin")
-def test_a_plugins_kind_of_sink_has_options_of_its_own(write: Write) -> None:
+def test_a_sink_kind_of_a_plugin_has_its_own_options(write: Write) -> None:
     sink = configuration.load(write('[sinks.a]\nkind = "kafka"\ntopic = "t"\nretries = 3\n')).sinks["a"]
 
     assert (sink.kind, sink.options) == ("kafka", {"topic": "t", "retries": 3})
@@ -406,13 +406,13 @@ def test_a_plugins_kind_of_sink_has_options_of_its_own(write: Write) -> None:
 
 @pytest.mark.hazard(28)
 @pytest.mark.usefixtures("plugin")
-def test_one_table_of_another_lake_cannot_carry_two_datasets(write: Write) -> None:
+def test_an_iceberg_sink_cannot_have_two_datasets(write: Write) -> None:
     text = '[sinks.a]\nkind = "iceberg"\ntable = "a.b"\ncatalog = { type = "glue" }\n'
 
-    assert "a table holds one" in refusal(write(text + 'datasets = ["ai_gateway_messages", "notes"]\n'))
+    assert "a table can hold only one" in refusal(write(text + 'datasets = ["ai_gateway_messages", "notes"]\n'))
 
 
-def test_retention_of_an_unknown_dataset_is_refused(write: Write) -> None:
+def test_retention_of_an_unknown_dataset_is_rejected(write: Write) -> None:
     assert "there is no dataset 'ai_gateway_mesages'" in refusal(
         write("[retention.datasets]\nai_gateway_mesages = 3\n")
     )

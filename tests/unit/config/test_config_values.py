@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hypaware.capture import secrets_rules
 from hypaware.config import cron, values
 from hypaware.config.where import line_of
 
@@ -36,18 +37,18 @@ def test_a_duration_is_read_as_seconds(text: str, seconds: float) -> None:
         (datetime(2026, 11, 15, 8, tzinfo=UTC), "2026-11-15T08:00:00+00:00"),
     ],
 )
-def test_a_moment_has_a_zone_with_and_without_quotes(raw: object, text: str) -> None:
+def test_a_time_gets_a_zone_with_and_without_quotes(raw: object, text: str) -> None:
     assert values.MOMENT.read(raw) == text
 
 
 @pytest.mark.parametrize("raw", ["yesterday", "7d", "2026-13-01", 20261115])
-def test_what_is_no_moment_is_refused(raw: object) -> None:
+def test_an_invalid_time_is_rejected(raw: object) -> None:
     with pytest.raises(ValueError):  # noqa: PT011
         values.MOMENT.read(raw)
 
 
 @pytest.mark.parametrize("text", ["", "m", "2", "-2m", "2w", "2m30s", "two minutes", "1e3s", "4000d", "1.5h"])
-def test_what_is_no_duration_is_refused(text: str) -> None:
+def test_an_invalid_duration_is_rejected(text: str) -> None:
     with pytest.raises(ValueError):  # noqa: PT011
         values.DURATION.read(text)
 
@@ -61,20 +62,20 @@ def test_a_size_is_read_as_bytes(raw: object, count: int) -> None:
 
 
 @pytest.mark.parametrize("raw", ["", "12", "1.5MiB", "-1KB", "MiB", 0, -1, True, 2.5, "3iB"])
-def test_what_is_no_size_is_refused(raw: object) -> None:
+def test_an_invalid_size_is_rejected(raw: object) -> None:
     with pytest.raises(ValueError):  # noqa: PT011
         values.SIZE.read(raw)
 
 
 @given(st.integers(1, 10 * 365 * 86_400_000))
-def test_a_duration_survives_being_written_and_read(milliseconds: int) -> None:
+def test_a_duration_round_trips(milliseconds: int) -> None:
     seconds = milliseconds / 1000
 
     assert values.DURATION.read(values.duration_text(seconds)) == pytest.approx(seconds, rel=1e-9)
 
 
 @given(st.integers(1, 2**62))
-def test_a_size_survives_being_written_and_read(count: int) -> None:
+def test_a_size_round_trips(count: int) -> None:
     assert values.SIZE.read(values.size_text(count)) == count
 
 
@@ -111,17 +112,17 @@ def test_a_five_field_schedule_is_accepted(schedule: str) -> None:
         ("* * * JAN *", "is not a month"),
         (", * * * *", "is not a minute"),
         ("@daily", "1 fields"),
-        ("0 0 30 2 *", "never comes"),
-        ("0 0 31 4,6,9,11 *", "never comes"),
+        ("0 0 30 2 *", "no date matches it"),
+        ("0 0 31 4,6,9,11 *", "no date matches it"),
     ],
 )
-def test_a_schedule_that_means_nothing_is_refused_with_the_reason(schedule: str, reason: str) -> None:
+def test_an_invalid_schedule_is_rejected_with_the_reason(schedule: str, reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
         cron.check(schedule)
 
 
 @given(st.text(alphabet="0123456789*/,- ", max_size=30))
-def test_no_schedule_text_breaks_the_check(schedule: str) -> None:
+def test_any_text_is_accepted_or_rejected_as_a_schedule(schedule: str) -> None:
     with suppress(ValueError):
         cron.check(schedule)
 
@@ -138,3 +139,10 @@ def test_the_line_of_a_key_is_that_of_its_statement_not_of_its_value() -> None:
     assert line_of(text, ("u", 1)) == 14
     assert line_of(text, ("u", 1, "n")) == 15
     assert line_of(text, ("missing",)) is None
+
+
+def test_every_secret_rule_can_be_disabled_by_name() -> None:
+    names = {rule.kind for rule in secrets_rules.TOKENS}
+    names |= {getattr(secrets_rules, name) for name in "BEARER BASIC COOKIE AZURE_CLIENT PRIVATE_KEY".split()}
+    names |= {getattr(secrets_rules, name) for name in "URL_PASSWORD PASSWORD ASSIGNED".split()}
+    assert names == set(values.SECRET_RULES)

@@ -15,7 +15,7 @@ from hypaware.home import Home
 from tests import processes
 from tests.standing_home import StandingHome
 
-# A minute of its schedules takes a fifth of a second. At its end it says what it has imported that it must not.
+# A minute of a schedule takes a fifth of a second. At exit the process prints the heavy modules that it has imported.
 _DAEMON = """
 import asyncio, logging, sys, time
 from datetime import UTC, datetime, timedelta
@@ -59,7 +59,7 @@ class Daemon:
         return self.log_file.read_text() if self.log_file.exists() else ""
 
     def stop(self) -> str:
-        """Asks it to end; it must do so in peace. What it printed."""
+        """Ask the daemon to end, require a clean exit, and return its output."""
         self.process.send_signal(signal.SIGTERM)
         out, _ = self.process.communicate(timeout=60)
         assert self.process.returncode == 0
@@ -68,7 +68,7 @@ class Daemon:
 
 @dataclass(frozen=True)
 class DaemonOfTests:
-    """A home whose daemon has the light jobs, and a quick clock."""
+    """A home whose daemon runs light jobs with a fast clock."""
 
     standing: StandingHome
     folder: Path

@@ -1,7 +1,4 @@
-"""The light jobs of delivery, in an engine that may die: while there is a file `die-flush`, each `flush` kills it.
-
-The file holds how often.
-"""
+"""Light delivery jobs in an engine that dies: the file `die-flush` holds how many of the next flushes kill it."""
 
 from __future__ import annotations
 

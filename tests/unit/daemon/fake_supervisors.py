@@ -1,7 +1,7 @@
-"""Programs that stand for systemctl and launchctl: they write down how they were called, and really run the daemon.
+"""Fake systemctl and launchctl programs that record their calls and really run the daemon.
 
-They keep what the real ones keep: which files they have read (`daemon-reload`, `bootstrap`), what starts with the
-login, and the process that they started. They answer as the real ones do, with the same exit codes.
+They keep the state of the real ones: the files they have loaded (`daemon-reload`, `bootstrap`), the services that start
+at login, and the process they started. They return the same output and exit codes.
 """
 
 from __future__ import annotations
@@ -182,7 +182,7 @@ class FakeSupervisors:
         return path.read_text().splitlines() if path.exists() else []
 
     def go_down(self) -> None:
-        """As in a container, or where the user has no session."""
+        """Stop answering, as in a container or without a user session."""
         (self.state / "down").touch()
 
     def come_up(self) -> None:

@@ -1,4 +1,4 @@
-"""What clients have written since is imported without anybody asking: of those that the user chose, and of no other."""
+"""The daemon imports new transcript lines of chosen clients, and of no others."""
 
 from __future__ import annotations
 
@@ -49,46 +49,46 @@ def let_looks_pass(home: Home, count: int = 3) -> None:
         eventually(lambda seen=before: told(home).get("next_look") not in (None, seen))  # type: ignore[misc]
 
 
-def test_a_chosen_clients_transcript_is_imported_by_itself(daemon: DaemonOfTests, tmp_path: Path) -> None:
+def test_transcript_of_a_chosen_client_is_imported_automatically(daemon: DaemonOfTests, tmp_path: Path) -> None:
     declare(daemon, '[flush]\ncold_interval = "2m"\n[clients.claude]\nenabled = true\n')
     with daemon.running() as running:
         eventually(lambda: told(daemon.home).get("last_status") == "ok")
-        assert "claude: 3 rows of history imported" in running.log
+        assert "claude: imported 3 rows of history" in running.log
         (daemon.home.root / "fail-backfill").touch()
         eventually(lambda: told(daemon.home).get("last_status") == "failed")
         let_looks_pass(daemon.home)
-        assert running.log.count("history was not imported: claude: nobody can read it") == 1, "it is said once"
+        assert running.log.count("transcript import failed: claude: nobody can read it") == 1, "it is logged once"
         running.stop()
     asked = imports_of(daemon.home)[0]
     assert (asked["providers"], asked["patient"]) == (["claude"], True)
     assert asked["environment"]["CLAUDE_CONFIG_DIR"] == str(tmp_path / "claude")
 
 
-def test_what_is_older_than_the_user_wants_stays_out(daemon: DaemonOfTests) -> None:
-    """Who said no to the history at the set-up had it imported, and delivered, a minute later."""
+def test_rows_older_than_history_from_are_not_imported(daemon: DaemonOfTests) -> None:
+    """Regression: declined history was imported and delivered a minute after setup."""
     declare(daemon, '[flush]\ncold_interval = "1m"\n[clients.claude]\nhistory_from = 2020-01-02\n')
     with daemon.running() as running:
         eventually(lambda: told(daemon.home).get("last_status") == "ok")
         running.stop()
-    # This import takes nothing, so there may have been another one meanwhile.
+    # This import finds nothing, so another one may have run in between.
     assert {asked["since"] for asked in imports_of(daemon.home)} == {"2020-01-02T00:00:00.000000Z"}
 
 
-def test_what_nobody_chose_or_nothing_new_starts_no_engine(daemon: DaemonOfTests) -> None:
+def test_engine_is_not_started_without_a_chosen_client_or_new_lines(daemon: DaemonOfTests) -> None:
     declare(daemon, '[flush]\ncold_interval = "1m"\n')
     with daemon.running() as running:
         let_looks_pass(daemon.home, 2)
         for text in ("[clients.claude]\nenabled = false\n", "[clients.codex]\nenabled = true\n"):
-            before = running.log.count("read anew")
+            before = running.log.count("config was reloaded")
             declare(daemon, f'[flush]\ncold_interval = "1m"\n{text}')
-            eventually(lambda seen=before: running.log.count("read anew") > seen)  # type: ignore[misc]
+            eventually(lambda seen=before: running.log.count("config was reloaded") > seen)  # type: ignore[misc]
             let_looks_pass(daemon.home, 2)
         running.stop()
     assert imports_of(daemon.home) == []
     assert not daemon.home.engine.exists()
 
 
-def test_while_the_engine_runs_live_rows_soon_meet_their_transcript(
+def test_transcript_is_imported_soon_after_live_rows_while_the_engine_runs(
     daemon: DaemonOfTests, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with UpstreamStub() as stub:
@@ -105,7 +105,7 @@ def test_while_the_engine_runs_live_rows_soon_meet_their_transcript(
             running.stop()
 
 
-def test_to_attach_a_client_is_to_choose_it_unless_the_config_says_no(home: Home) -> None:
+def test_attached_client_is_chosen_unless_the_config_disables_it(home: Home) -> None:
     enabled, disabled = Config(clients={"claude": ClientConfig(True)}), Config(clients={"claude": ClientConfig(False)})
     assert [is_chosen(home, config, "claude") for config in (Config(), enabled, disabled)] == [False, True, False]
     (home.root / "clients/claude").mkdir(parents=True)
@@ -113,7 +113,7 @@ def test_to_attach_a_client_is_to_choose_it_unless_the_config_says_no(home: Home
     assert [is_chosen(home, config, "claude") for config in (Config(), enabled, disabled)] == [True, True, False]
 
 
-def test_a_cold_engine_is_started_when_enough_waits_and_not_for_a_handful(daemon: DaemonOfTests) -> None:
+def test_stopped_engine_is_started_for_a_full_spool_but_not_for_a_few_rows(daemon: DaemonOfTests) -> None:
     declare(daemon, '[flush]\ncold_interval = "30d"\nmax_rows = 10\n[maintain]\ninterval = "1m"\n')
     light_life.append(daemon.home, rows(1))
 

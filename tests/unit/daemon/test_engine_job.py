@@ -1,4 +1,4 @@
-"""A job that the daemon runs: its outcome, and its end when the daemon wants it ended."""
+"""Engine jobs of background tasks: result, error and cancellation."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ async def cancelled_when(job: asyncio.Task[Any], condition: Callable[[], object]
         await job
 
 
-def test_a_jobs_result_and_its_error_come_back(engine: Engine) -> None:
+def test_result_and_error_of_a_job_are_returned(engine: Engine) -> None:
     heard: list[object] = []
     assert asyncio.run(run_job(engine, "echo", {"a": 1}))["args"] == {"a": 1}
     assert asyncio.run(run_job(engine, "talk", {}, heard.append)) == {"five": 5}
@@ -53,7 +53,7 @@ def test_a_jobs_result_and_its_error_come_back(engine: Engine) -> None:
 
 
 @pytest.mark.hazard(29)
-def test_a_job_that_only_waits_is_ended_and_its_end_is_heard(
+def test_waiting_job_is_cancelled_and_its_end_awaited(
     engine: Engine, files: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(engine_job, "CANCEL_SECONDS", 120.0)
@@ -67,7 +67,7 @@ def test_a_job_that_only_waits_is_ended_and_its_end_is_heard(
 
 
 @pytest.mark.hazard(29)
-def test_a_job_that_does_not_end_does_not_keep_the_daemon(
+def test_job_that_does_not_end_does_not_delay_the_daemon(
     engine: Engine, files: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(engine_job, "CANCEL_SECONDS", 0.01)
@@ -83,7 +83,7 @@ def test_a_job_that_does_not_end_does_not_keep_the_daemon(
 
 
 @pytest.mark.hazard(29)
-def test_an_engine_that_is_still_starting_does_not_keep_the_daemon_and_gets_no_job(
+def test_starting_engine_does_not_delay_the_daemon_and_gets_no_job(
     home: Home, files: dict[str, str], engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(engine_job, "CANCEL_SECONDS", 0.01)
@@ -104,9 +104,7 @@ def test_an_engine_that_is_still_starting_does_not_keep_the_daemon_and_gets_no_j
     assert not Path(files["began"]).exists()
 
 
-def test_an_engine_that_dies_in_the_middle_is_said_to_have_died(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_engine_that_dies_during_a_job_is_reported(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HYP_CRASH_AT", "engine_jobs.step.before-nothing")
     with pytest.raises(Retryable) as died:
         asyncio.run(run_job(engine, "reach", {}))

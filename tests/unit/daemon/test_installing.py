@@ -1,4 +1,4 @@
-"""The daemon as a service: what is written, what is not touched, and who then starts and stops it."""
+"""The daemon as a service: the service file, files that are not changed, and start and stop through the supervisor."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ installing.uninstall(Home.from_environment())
 
 @pytest.fixture
 def fakes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSupervisors:
-    """A user of their own, whose supervisor is not the one of this machine."""
+    """A separate user with fake supervisors."""
     monkeypatch.setenv("HOME", str(tmp_path / "user"))
     (tmp_path / "user").mkdir()
     for name in ("XDG_CONFIG_HOME", "HYP_CRASH_AT", *command_line.FOLDERS):
@@ -51,7 +51,7 @@ def fakes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSupervisors:
 
 @pytest.fixture
 def home(fakes: FakeSupervisors, tmp_path: Path) -> Iterator[Home]:
-    """The one that a user has by default."""
+    """The user's default home."""
     home = Home(tmp_path / "user" / ".hyp")
     home.root.mkdir()
     home.config.write_text(CONFIG)
@@ -64,7 +64,7 @@ def unit(home: Home) -> Path:
 
 
 def settings(text: bytes) -> dict[str, str]:
-    """The last value of each key."""
+    """Return the last value of each key."""
     return dict(line.split("=", 1) for line in text.decode().splitlines() if "=" in line and not line.startswith("#"))
 
 
@@ -75,9 +75,7 @@ def everything(folder: Path) -> set[Path]:
 # systemd
 
 
-def test_a_daemon_that_runs_by_hand_is_taken_over_and_is_then_the_supervisors(
-    home: Home, fakes: FakeSupervisors
-) -> None:
+def test_install_replaces_a_daemon_started_by_hand_with_a_supervised_one(home: Home, fakes: FakeSupervisors) -> None:
     by_hand = starting.start(home, wait=60)
     pid = installing.install(home)
     assert pid != by_hand
@@ -88,10 +86,10 @@ def test_a_daemon_that_runs_by_hand_is_taken_over_and_is_then_the_supervisors(
     assert list(found.command) == command_line.hyp("daemon", "run")
     assert psutil.Process(pid).environ()["HYP_HOME"] == str(home.root)
 
-    assert installing.install(home) == pid, "what is so already stays as it is"
+    assert installing.install(home) == pid, "a repeated install changes nothing"
     unit(home).write_bytes(unit(home).read_bytes())
     pid, before = installing.install(home), pid
-    assert pid != before, "one that was started by an older file is started by the new one"
+    assert pid != before, "a daemon that was started from an older file is restarted"
     os.kill(pid, signal.SIGKILL)
     eventually(lambda: instance.running(home) is None)
     assert installing.trouble(home) is not None
@@ -108,24 +106,26 @@ def test_a_daemon_that_runs_by_hand_is_taken_over_and_is_then_the_supervisors(
     assert list((unit(home).parent / "default.target.wants").iterdir()) == []
 
 
-def test_a_supervisor_that_does_not_answer_is_done_without_and_that_is_said(home: Home, fakes: FakeSupervisors) -> None:
+def test_daemon_is_started_and_stopped_without_a_supervisor_that_does_not_answer(
+    home: Home, fakes: FakeSupervisors
+) -> None:
     unit(home).parent.mkdir(parents=True)
     unit(home).write_bytes(Systemd(home).text())
     fakes.go_down()
     told: list[str] = []
-    pid = starting.start(home, wait=60, tell=told.append)
+    pid = starting.start(home, wait=60, notify=told.append)
     assert told == [
         "the daemon is installed as hypaware.service, but systemd does not answer (Failed to connect to bus: No medium "
-        "found): done without it"
+        "found); not using it"
     ]
     assert installing.started_by(home, pid) == "hand"
-    assert installing.uninstall(home, tell=told.append)
+    assert installing.uninstall(home, notify=told.append)
     assert instance.running(home) is None
     assert not unit(home).exists()
 
 
 @pytest.mark.parametrize("how", ["down", "absent", "looks elsewhere"])
-def test_without_a_supervisor_nothing_is_written_and_the_way_out_is_told(
+def test_install_without_a_supervisor_writes_nothing_and_names_the_alternative(
     home: Home, fakes: FakeSupervisors, how: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     if how == "down":
@@ -144,7 +144,7 @@ def test_without_a_supervisor_nothing_is_written_and_the_way_out_is_told(
     assert installing.plan(home).why_not is not None
 
 
-def test_a_dry_run_shows_the_file_and_writes_nothing(home: Home, fakes: FakeSupervisors, tmp_path: Path) -> None:
+def test_dry_run_shows_the_service_file_and_writes_nothing(home: Home, fakes: FakeSupervisors, tmp_path: Path) -> None:
     before = everything(tmp_path / "user")
     plan = installing.plan(home)
     assert (plan.path, plan.change, plan.why_not) == (unit(home), "new", None)
@@ -154,18 +154,18 @@ def test_a_dry_run_shows_the_file_and_writes_nothing(home: Home, fakes: FakeSupe
 
 
 @pytest.mark.parametrize("text", [b"[Service]\nExecStart=/bin/true\n", b"", b"\xff\xfe"])
-def test_a_file_that_is_not_ours_is_left_alone(home: Home, text: bytes) -> None:
+def test_foreign_service_file_is_not_changed(home: Home, text: bytes) -> None:
     unit(home).parent.mkdir(parents=True)
     unit(home).write_bytes(text)
     for step in (installing.install, installing.uninstall, installing.plan):
-        with pytest.raises(HypError, match="left alone") as failed:
+        with pytest.raises(HypError, match="was not written by") as failed:
             step(home)
         assert failed.value.kind == "service_not_ours"
     assert unit(home).read_bytes() == text
     assert installing.installed(home) is None
 
 
-def test_the_file_of_another_home_is_not_ours(home: Home, tmp_path: Path) -> None:
+def test_service_file_of_another_home_is_not_changed(home: Home, tmp_path: Path) -> None:
     unit(home).parent.mkdir(parents=True)
     other = Systemd(Home(tmp_path / "other"))
     unit(home).write_bytes(other.text())
@@ -174,7 +174,7 @@ def test_the_file_of_another_home_is_not_ours(home: Home, tmp_path: Path) -> Non
     assert other.name.startswith("hypaware-")
 
 
-def test_the_unit_restarts_what_fails_and_spares_the_engine_and_holds_no_secret(
+def test_unit_restarts_a_failed_daemon_spares_the_engine_and_holds_no_secret(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ANTHROPIC_API_KEY", "sk-ant-secret")
@@ -191,18 +191,18 @@ def test_the_unit_restarts_what_fails_and_spares_the_engine_and_holds_no_secret(
     assert b"sk-ant-secret" not in text
 
 
-def test_odd_paths_survive_the_unit(tmp_path: Path, fakes: FakeSupervisors, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unusual_paths_are_quoted_in_the_unit(
+    tmp_path: Path, fakes: FakeSupervisors, monkeypatch: pytest.MonkeyPatch
+) -> None:
     odd = Home(tmp_path / 'a "quoted" $home \\ 100%')
     monkeypatch.setattr(sys, "executable", '/opt/my python/$x/50%/"p"')
     found = Systemd(odd)
-    assert found.command_in(found.text()) == tuple(command_line.hyp("daemon", "run"))
+    assert found.parse_command(found.text()) == tuple(command_line.hyp("daemon", "run"))
     assert b"100%%" in found.text()
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed here")
-def test_systemd_itself_finds_nothing_wrong_with_the_unit(
-    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_systemd_accepts_the_unit(home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "hypaware.service").write_bytes(Systemd(home).text())
     (tmp_path / "run").mkdir(mode=0o700)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "run"))
@@ -213,7 +213,7 @@ def test_systemd_itself_finds_nothing_wrong_with_the_unit(
         timeout=60,
         check=False,
     )
-    # An older one does not know how to make the pauses longer, and says that it ignores it.
+    # Older versions do not support growing restart delays and report that they ignore them.
     complaints = [
         line
         for line in said.stderr.splitlines()
@@ -222,7 +222,7 @@ def test_systemd_itself_finds_nothing_wrong_with_the_unit(
     assert complaints == []
 
 
-def test_a_unit_of_an_installation_that_is_gone_is_told_and_replaced(home: Home, fakes: FakeSupervisors) -> None:
+def test_unit_of_a_removed_installation_is_reported_and_replaced(home: Home, fakes: FakeSupervisors) -> None:
     unit(home).parent.mkdir(parents=True)
     text = Systemd(home).text().replace(sys.executable.encode(), b"/gone/bin/python")
     unit(home).write_bytes(text)
@@ -237,7 +237,7 @@ def test_a_unit_of_an_installation_that_is_gone_is_told_and_replaced(home: Home,
     assert installing.plan(home).change == "none"
 
 
-def test_a_daemon_that_dies_under_its_supervisor_is_told_with_what_it_said(
+def test_failure_under_a_supervisor_is_reported_with_the_output(
     home: Home, fakes: FakeSupervisors, tmp_path: Path
 ) -> None:
     unit(home).parent.mkdir(parents=True)
@@ -249,7 +249,7 @@ def test_a_daemon_that_dies_under_its_supervisor_is_told_with_what_it_said(
     assert failed.value.repair == ("journalctl --user -u hypaware.service -n 50",)
 
 
-def test_a_broken_config_is_told_before_anything_is_written(home: Home) -> None:
+def test_invalid_config_is_reported_before_anything_is_written(home: Home) -> None:
     home.config.write_text("version = 1\n[sinks.team]\nkind = 'forwrd'\n")
     with pytest.raises(ConfigError):
         installing.install(home)
@@ -257,7 +257,7 @@ def test_a_broken_config_is_told_before_anything_is_written(home: Home) -> None:
 
 
 @pytest.mark.parametrize("point", ["before-write", "after-write"])
-def test_an_installation_that_was_killed_is_done_again(home: Home, point: str) -> None:
+def test_killed_install_can_be_repeated(home: Home, point: str) -> None:
     assert processes.was_killed(processes.run(_INSTALL, home, crash_at=f"daemon.install.{point}"))
     assert unit(home).exists() == (point == "after-write")
     assert {path.name for path in everything(unit(home).parent)} <= {"hypaware.service"}
@@ -265,7 +265,7 @@ def test_an_installation_that_was_killed_is_done_again(home: Home, point: str) -
 
 
 @pytest.mark.parametrize("point", ["before-remove", "after-remove"])
-def test_a_removal_that_was_killed_is_done_again(home: Home, fakes: FakeSupervisors, point: str) -> None:
+def test_killed_uninstall_can_be_repeated(home: Home, fakes: FakeSupervisors, point: str) -> None:
     unit(home).parent.mkdir(parents=True)
     unit(home).write_bytes(Systemd(home).text())
     Systemd(home).enable()
@@ -275,7 +275,7 @@ def test_a_removal_that_was_killed_is_done_again(home: Home, fakes: FakeSupervis
     assert installing.installed(home) is None
 
 
-def test_what_a_user_may_not_expect_of_a_service_is_said(home: Home, fakes: FakeSupervisors) -> None:
+def test_install_warns_about_logout_and_shell_variables(home: Home, fakes: FakeSupervisors) -> None:
     (linger,) = installing.hints(home)
     assert "loginctl enable-linger" in linger
     (fakes.state / "linger").write_text("yes\n")
@@ -294,7 +294,7 @@ def mac(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("mac")
-def test_an_agent_of_launchd_starts_with_the_login_and_again_when_it_failed(home: Home, fakes: FakeSupervisors) -> None:
+def test_launchd_agent_starts_at_login_and_restarts_after_a_failure(home: Home, fakes: FakeSupervisors) -> None:
     pid = installing.install(home)
     assert installing.started_by(home, pid) == "launchd"
     found = installing.installed(home)
@@ -306,7 +306,7 @@ def test_an_agent_of_launchd_starts_with_the_login_and_again_when_it_failed(home
     assert (agent["RunAtLoad"], agent["KeepAlive"]) == (True, {"SuccessfulExit": False})
     assert agent["EnvironmentVariables"]["HYP_HOME"] == str(home.root)
     assert Path(agent["StandardErrorPath"]).parent.is_dir()
-    assert installing.install(home) == pid, "what is so already stays as it is"
+    assert installing.install(home) == pid, "a repeated install changes nothing"
     assert stopping.stop(home)
     assert f"bootout gui/{os.getuid()}/io.hypaware.daemon" in fakes.calls
     assert installing.started_by(home, starting.start(home, wait=60)) == "launchd"
@@ -316,11 +316,11 @@ def test_an_agent_of_launchd_starts_with_the_login_and_again_when_it_failed(home
 
 @pytest.mark.usefixtures("mac")
 @pytest.mark.parametrize("text", [b"not a plist", plistlib.dumps({"Label": "io.hypaware.daemon"}), plistlib.dumps([1])])
-def test_an_agent_that_is_not_ours_is_left_alone(home: Home, text: bytes) -> None:
+def test_foreign_agent_is_not_changed(home: Home, text: bytes) -> None:
     path = Launchd(home).path
     path.parent.mkdir(parents=True)
     path.write_bytes(text)
-    with pytest.raises(HypError, match="left alone"):
+    with pytest.raises(HypError, match="was not written by"):
         installing.install(home)
     assert path.read_bytes() == text
 
@@ -328,7 +328,7 @@ def test_an_agent_that_is_not_ours_is_left_alone(home: Home, text: bytes) -> Non
 # The command
 
 
-def test_the_command_tells_who_has_started_what_runs(home: Home, fakes: FakeSupervisors) -> None:
+def test_status_command_names_what_started_the_daemon(home: Home, fakes: FakeSupervisors) -> None:
     def hyp(*args: str) -> tuple[int, dict[str, object]]:
         done = subprocess.run(
             [*command_line.hyp("daemon", *args), "--json"],

@@ -1,4 +1,4 @@
-"""The gateway within a daemon that really runs: what it records, what it survives, and that no client notices."""
+"""The gateway in a real daemon process: recording, shutdown, takeover and config changes."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def stub(monkeypatch: pytest.MonkeyPatch) -> Iterator[UpstreamStub]:
 
 @pytest.fixture
 def quiet_end(home: Home) -> Iterator[None]:
-    """Whoever kept the address open for a daemon is ended with the test."""
+    """End the fallback listener with the test."""
     yield
     if (pid := lock_file.holder(handover.lock_path(home))) is not None:
         with suppress(ProcessLookupError):
@@ -73,7 +73,7 @@ def ask(port: int, path: str = "/claude/v1/messages") -> bytes:
 
 
 def who(port: int) -> str:
-    """Who answers there."""
+    """Return what answers at the port."""
     with connect(port) as wire:
         wire.send(b"GET %s HTTP/1.1\r\nHost: x\r\n\r\n" % handover.HEALTH.encode())
         head = wire.head()
@@ -81,7 +81,7 @@ def who(port: int) -> str:
 
 
 def attach(home: Home, port: int, upstream: OwnUpstream | None = None) -> None:
-    """As `hyp client attach` leaves it."""
+    """Write the attach record of `hyp client attach`."""
     undo.write(
         home,
         Record(
@@ -105,7 +105,7 @@ def recorded(home: Home) -> list[str]:
 
 
 class Slow:
-    """A provider whose answers end when the test says so."""
+    """A provider whose responses end when the test releases them."""
 
     def __init__(self) -> None:
         self.go_on = threading.Event()
@@ -120,7 +120,7 @@ class Slow:
 SLOW = BODY.replace(b'"hello"', b'"slow"')
 
 
-def test_an_exchange_is_recorded_and_counted(daemon: DaemonOfTests, stub: UpstreamStub, free_port: FreePort) -> None:
+def test_exchange_is_recorded_and_counted(daemon: DaemonOfTests, stub: UpstreamStub, free_port: FreePort) -> None:
     port = free_port()
     declare(daemon, stub, port)
     with daemon.running() as running:
@@ -131,9 +131,11 @@ def test_an_exchange_is_recorded_and_counted(daemon: DaemonOfTests, stub: Upstre
             wire.send(post("/v2/unheard-of", b"{}"))
             assert wire.answer()[0].startswith(b"HTTP/1.1 404")
         eventually(lambda: told(daemon.home)["recorded"] == 2)
-        assert recorded(daemon.home) == ["/v1/messages", "/v2/unheard-of"], "durable long before the end"
+        assert recorded(daemon.home) == ["/v1/messages", "/v2/unheard-of"], (
+            "rows are durable long before the daemon ends"
+        )
         found = told(daemon.home)
-        assert running.stop() == "\n", "it imports neither Spark nor Arrow"
+        assert running.stop() == "\n", "the process imports neither Spark nor Arrow"
     assert {name: found[name] for name in ("listen", "error", "exchanges", "dropped", "ignored", "rejected_rows")} == {
         "listen": f"127.0.0.1:{port}",
         "error": None,
@@ -145,14 +147,16 @@ def test_an_exchange_is_recorded_and_counted(daemon: DaemonOfTests, stub: Upstre
     assert found["unknown"] == {"/v2/unheard-of": 1}
     assert found["since"]
     assert found["last_exchange_at"]
-    assert not lock_file.is_taken(handover.lock_path(daemon.home)), "nobody is attached, so nobody stays behind"
+    assert not lock_file.is_taken(handover.lock_path(daemon.home)), (
+        "no client is attached, so no fallback listener remains"
+    )
     with pytest.raises(ConnectionRefusedError):
         connect(port)
 
 
 @pytest.mark.hazard(63)
 @pytest.mark.usefixtures("quiet_end")
-def test_a_killed_daemon_leaves_a_client_that_works_and_the_next_one_takes_over(
+def test_client_keeps_working_after_the_daemon_is_killed_and_the_next_daemon_takes_over(
     daemon: DaemonOfTests, stub: UpstreamStub, free_port: FreePort
 ) -> None:
     port = free_port()
@@ -160,7 +164,7 @@ def test_a_killed_daemon_leaves_a_client_that_works_and_the_next_one_takes_over(
     with daemon.running() as first:
         eventually(lambda: told(daemon.home).get("state") == "listening")
         attach(daemon.home, port)
-        eventually(lambda: "a listener stands by" in first.log)
+        eventually(lambda: "a fallback listener is ready" in first.log)
         ask(port)
         eventually(lambda: recorded(daemon.home))
         kill(first.process)
@@ -170,13 +174,13 @@ def test_a_killed_daemon_leaves_a_client_that_works_and_the_next_one_takes_over(
         eventually(lambda: who(port) == "gateway")
         ask(port)
         second.stop()
-    assert recorded(daemon.home) == ["/v1/messages"] * 2, "all but the one that nobody recorded"
+    assert recorded(daemon.home) == ["/v1/messages"] * 2, "every exchange except the one served by the fallback"
     assert who(port) == "fallback"
     assert ask(port)
 
 
 @pytest.mark.usefixtures("quiet_end")
-def test_a_stop_lets_answers_end_and_keeps_them_while_others_are_served_already(
+def test_stop_finishes_and_records_open_responses_while_the_fallback_serves_new_requests(
     daemon: DaemonOfTests, stub: UpstreamStub, free_port: FreePort
 ) -> None:
     port, slow = free_port(), Slow()
@@ -185,7 +189,7 @@ def test_a_stop_lets_answers_end_and_keeps_them_while_others_are_served_already(
     with daemon.running() as running:
         eventually(lambda: told(daemon.home).get("state") == "listening")
         attach(daemon.home, port)
-        eventually(lambda: "a listener stands by" in running.log)
+        eventually(lambda: "a fallback listener is ready" in running.log)
         with connect(port) as wire:
             wire.send(post("/claude/v1/messages", SLOW))
             head = wire.head()
@@ -198,10 +202,10 @@ def test_a_stop_lets_answers_end_and_keeps_them_while_others_are_served_already(
         assert running.process.returncode == 0
     (row,) = read_spooled_rows(daemon.home, "ai_gateway_exchanges")
     assert (row.get("error"), row["response_body"]) == (None, b"".join(anthropic_events()).decode())
-    assert not list(daemon.home.spool.glob("*/active/*")), "everything is sealed"
+    assert not list(daemon.home.spool.glob("*/active/*")), "the spool is sealed"
 
 
-def test_an_address_that_a_stranger_has_is_said_and_holds_nothing_up(
+def test_address_in_use_is_reported_and_delays_nothing_else(
     daemon: DaemonOfTests, stub: UpstreamStub, free_port: FreePort
 ) -> None:
     port = free_port()
@@ -221,8 +225,8 @@ def test_an_address_that_a_stranger_has_is_said_and_holds_nothing_up(
 
 
 @pytest.mark.usefixtures("quiet_end")
-def test_routes_change_under_a_stream_that_runs(daemon: DaemonOfTests, stub: UpstreamStub, free_port: FreePort) -> None:
-    """A client that had a proxy of its own keeps it; disabled clients are served and leave no trace."""
+def test_routes_change_during_an_open_stream(daemon: DaemonOfTests, stub: UpstreamStub, free_port: FreePort) -> None:
+    """A client with its own proxy keeps it; disabled clients are served but not recorded."""
     port, moved, slow = free_port(), free_port(), Slow()
     asked: list[bytes] = []
     stub.answer = slow
@@ -242,15 +246,15 @@ def test_routes_change_under_a_stream_that_runs(daemon: DaemonOfTests, stub: Ups
             ask(moved)
             slow.go_on.set()
             assert wire.body(head) == b"".join(anthropic_events())
-            assert who(port) == "fallback", "whoever still calls there is served"
+            assert who(port) == "fallback", "open connections to the old address are served"
         running.stop()
     rows = list(read_spooled_rows(daemon.home, "ai_gateway_exchanges"))
     assert {row["upstream"] for row in rows} == {"stub", "claude-own"}
     assert [row.get("error") for row in rows] == [None] * len(rows)
-    assert len(rows) == 1 + len(asked), "what a disabled client says is not kept"
+    assert len(rows) == 1 + len(asked), "exchanges of a disabled client are not recorded"
 
 
-def test_where_nobody_could_call_nobody_listens(daemon: DaemonOfTests, free_port: FreePort) -> None:
+def test_gateway_does_not_listen_without_a_client(daemon: DaemonOfTests, free_port: FreePort) -> None:
     port = free_port()
     text = f'version = 1\n[gateway]\nlisten = "127.0.0.1:{port}"\n'
     off = "[clients.claude]\nenabled = false\n[clients.codex]\nenabled = false\n"

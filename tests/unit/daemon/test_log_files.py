@@ -1,4 +1,4 @@
-"""The daemon's log: lines in UTC, for its user only, of a bounded size, and nothing that can end a daemon."""
+"""The daemon's log: UTC lines, mode 0600, bounded size, and errors that never end the daemon."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ def written_by(handler: RotatingLog) -> Iterator[logging.Logger]:
 
 
 def texts(path: Path) -> list[str]:
-    """The lines without their times and levels."""
+    """Return the lines without time and level."""
     return [line.split(" ", 2)[2] for line in path.read_text().splitlines()]
 
 
-def test_lines_have_their_time_in_utc_and_their_level_and_cannot_act_on_a_terminal(
+def test_log_lines_have_utc_time_and_level_and_escape_control_characters(
     home: Home, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with logging_to(home, quiet=False):
@@ -61,20 +61,20 @@ def test_lines_have_their_time_in_utc_and_their_level_and_cannot_act_on_a_termin
     assert capsys.readouterr().err.splitlines() == lines
 
 
-def test_one_in_the_background_says_nothing_on_stderr(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
+def test_quiet_daemon_writes_nothing_to_stderr(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
     with logging_to(home, quiet=True):
         log.info("here")
     assert texts(log_file(home)) == ["here"]
     assert capsys.readouterr().err == ""
 
 
-def test_nothing_is_made_before_the_first_line_so_one_that_is_refused_leaves_no_trace(home: Home) -> None:
+def test_log_file_is_created_with_the_first_line(home: Home) -> None:
     with logging_to(home, quiet=True):
         assert not home.logs.exists()
     assert not home.logs.exists()
 
 
-def test_a_log_is_begun_anew_by_size_and_a_few_older_ones_stay(home: Home) -> None:
+def test_log_is_rotated_by_size_and_keeps_a_few_backups(home: Home) -> None:
     path = log_file(home)
     with written_by(RotatingLog(path, limit=1000, older=2)) as own:
         for number in range(100):
@@ -89,7 +89,7 @@ def test_a_log_is_begun_anew_by_size_and_a_few_older_ones_stay(home: Home) -> No
     assert (log_files.BYTES, log_files.OLDER) == (5 * 1024 * 1024, 5)
 
 
-def test_a_log_that_somebody_took_away_is_made_again(home: Home) -> None:
+def test_removed_log_file_is_created_again(home: Home) -> None:
     path = log_file(home)
     with written_by(RotatingLog(path)) as own:
         own.info("one")
@@ -101,7 +101,7 @@ def test_a_log_that_somebody_took_away_is_made_again(home: Home) -> None:
     assert open_files(home.root) == []
 
 
-def test_a_home_that_is_gone_is_not_made_again_by_its_log(home: Home) -> None:
+def test_log_does_not_recreate_a_removed_home(home: Home) -> None:
     with written_by(RotatingLog(log_file(home))) as own:
         own.info("one")
         shutil.rmtree(home.root)
@@ -110,7 +110,7 @@ def test_a_home_that_is_gone_is_not_made_again_by_its_log(home: Home) -> None:
 
 
 @pytest.mark.hazard(13)
-def test_a_full_disk_costs_lines_and_the_log_says_how_many(tmp_path: Path) -> None:
+def test_full_disk_loses_log_lines_and_the_log_reports_how_many(tmp_path: Path) -> None:
     with small_disk.mounted(tmp_path / "disk") as disk:
         home = Home(disk.root / "home")
         home.root.mkdir()
@@ -124,15 +124,15 @@ def test_a_full_disk_costs_lines_and_the_log_says_how_many(tmp_path: Path) -> No
             own.info("after")
         found = texts(log_file(home))
     assert found[0] == "before"
-    missing = [line for line in found if line.endswith("lines are missing here: they could not be written")]
+    missing = [line for line in found if line.endswith("log lines are missing here because they could not be written")]
     assert len(missing) == 1
     whole = found.count(long)
-    assert missing[0].startswith(f"{5 - whole} lines")
+    assert missing[0].startswith(f"{5 - whole} log lines")
     assert whole < 5
     assert found[-1] == "after"
 
 
-def test_where_no_log_can_be_made_the_lines_still_go_to_stderr(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
+def test_lines_go_to_stderr_if_the_log_cannot_be_created(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
     home.logs.write_text("no folder")
     with logging_to(home, quiet=False):
         log.info("here")

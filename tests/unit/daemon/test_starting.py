@@ -1,4 +1,4 @@
-"""A daemon in the background: one, ready, away from its terminal; and its end, which hits nobody else."""
+"""Start and stop of a background daemon: one ready process per home, and signals that reach only the daemon."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from hypaware.home import Home
 from tests import processes
 from tests.processes import eventually
 
-# No clients: its gateway has nobody to listen for.
+# Without a client the gateway does not listen.
 CONFIG = "version = 1\n[clients.claude]\nenabled = false\n[clients.codex]\nenabled = false\n"
 
-# A daemon as others see it, which does not want to end.
+# A process that holds the daemon's lock and ignores SIGTERM.
 _STUBBORN = """
 import signal, sys, time
 from hypaware.daemon import instance
@@ -43,7 +43,7 @@ sees_open_files = pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason=
 
 @pytest.fixture
 def home(home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Home]:
-    """A user of their own, without a supervisor."""
+    """A separate user without a supervisor."""
     monkeypatch.setenv("HOME", str(tmp_path))
     for name in ("XDG_CONFIG_HOME", "XDG_RUNTIME_DIR", "HYP_CRASH_AT"):
         monkeypatch.delenv(name, raising=False)
@@ -61,7 +61,7 @@ def stubborn(home: Home) -> Iterator[subprocess.Popen[str]]:
         yield process
 
 
-def test_two_starts_at_once_make_one_daemon_that_is_ready_and_away_from_the_terminal(
+def test_concurrent_starts_create_one_ready_daemon_detached_from_the_terminal(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TERM", "xterm")
@@ -83,14 +83,14 @@ def test_two_starts_at_once_make_one_daemon_that_is_ready_and_away_from_the_term
     assert (given["HYP_HOME"], given["CODEX_HOME"]) == (str(home.root), str(Path("relative").absolute()))
     assert "TERM" not in given
     assert (home.logs / "daemon.log").stat().st_mode & 0o777 == 0o600
-    assert f"runs as process {pid}" in (home.logs / "daemon.log").read_text()
+    assert f"is running as process {pid}" in (home.logs / "daemon.log").read_text()
     assert (home.logs / "daemon-start.log").read_text() == ""
     assert stopping.stop(home)
     assert not stopping.stop(home)
     assert condition.read(home) == {}
 
 
-def test_a_daemon_that_dies_first_is_told_with_its_last_words(
+def test_daemon_that_dies_while_starting_is_reported_with_its_output(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "sitecustomize.py").write_text("import os, sys\nprint('no luck today', file=sys.stderr)\nos._exit(9)\n")
@@ -101,39 +101,39 @@ def test_a_daemon_that_dies_first_is_told_with_its_last_words(
     assert not lock_file.is_taken(home.run / "daemon-start.lock")
 
 
-def test_a_start_that_takes_too_long_is_told_and_goes_on(home: Home) -> None:
+def test_start_that_takes_too_long_is_reported_and_continues(home: Home) -> None:
     with stubborn(home) as process:
-        with pytest.raises(NotReady, match="still starting") as failed:
+        with pytest.raises(NotReady, match="is starting but not ready") as failed:
             starting.start(home, wait=0.0)
         assert failed.value.kind == "daemon_not_ready"
         assert process.poll() is None
         processes.kill(process)
 
 
-def test_what_would_end_it_at_once_is_raised_before_a_process_is_made(home: Home) -> None:
+def test_start_checks_config_and_home_before_it_creates_a_process(home: Home) -> None:
     home.config.write_text("version = 1\n[sinks.team]\nkind = 'forwrd'\n")
     with pytest.raises(ConfigError, match="Did you mean forward"):
         starting.start(home)
     assert not home.logs.exists()
 
 
-def test_a_daemon_that_does_not_end_is_killed_only_if_the_user_says_so(home: Home) -> None:
+def test_daemon_that_does_not_end_is_killed_only_with_force(home: Home) -> None:
     told: list[str] = []
     with stubborn(home) as process:
-        with pytest.raises(Retryable, match=f"process {process.pid}, was asked to end and has not") as failed:
-            stopping.stop(home, wait=0.0, tell=told.append)
+        with pytest.raises(Retryable, match=rf"process {process.pid}\) did not end within") as failed:
+            stopping.stop(home, wait=0.0, notify=told.append)
         assert "hyp daemon stop --force" in failed.value.repair
         assert process.stdout is not None
         assert process.stdout.readline() == "asked\n"
         assert process.poll() is None
-        assert stopping.stop(home, wait=0.0, force=True, tell=told.append)
+        assert stopping.stop(home, wait=0.0, force=True, notify=told.append)
         assert process.wait(60) == -signal.SIGKILL
-    assert told == [f"the daemon, process {process.pid}, is killed"]
+    assert told == [f"killing the daemon (process {process.pid})"]
 
 
 @sees_open_files
-def test_a_pid_that_belongs_to_somebody_else_by_now_is_left_alone(home: Home) -> None:
-    """A killed daemon leaves its number in the lock file, and the next one has not written its own yet."""
+def test_reused_pid_is_not_signalled(home: Home) -> None:
+    """A killed daemon leaves its pid in the lock file, and the next one has not written its own yet."""
     with stubborn(home) as daemon, subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other:
         instance.lock_path(home).write_text(f"{other.pid}\n")
         with pytest.raises(NotReady, match="another container") as failed:
@@ -146,7 +146,7 @@ def test_a_pid_that_belongs_to_somebody_else_by_now_is_left_alone(home: Home) ->
 
 
 @sees_open_files
-def test_a_daemon_that_could_not_write_its_number_is_found_by_its_lock(home: Home) -> None:
+def test_daemon_without_a_written_pid_is_found_by_its_lock(home: Home) -> None:
     with stubborn(home) as daemon:
         instance.lock_path(home).write_text("")
         assert instance.running(home) == daemon.pid
@@ -155,14 +155,14 @@ def test_a_daemon_that_could_not_write_its_number_is_found_by_its_lock(home: Hom
     assert instance.running(home) is None
 
 
-def test_a_daemon_that_ended_just_now_is_no_error(home: Home) -> None:
+def test_signal_to_a_daemon_that_has_just_ended_is_no_error(home: Home) -> None:
     with stubborn(home) as daemon:
         processes.kill(daemon)
     eventually(lambda: not psutil.pid_exists(daemon.pid))
     instance.send(home, daemon.pid, signal.SIGTERM)
 
 
-def test_the_command_does_not_depend_on_where_and_how_hyp_was_called(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_background_command_does_not_depend_on_the_callers_folder_or_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir("/")
     monkeypatch.setenv("PATH", "")
     version = subprocess.run([*command_line.hyp("version", "--json")], capture_output=True, text=True, timeout=60)

@@ -1,4 +1,4 @@
-"""What may befall a daemon and what it minds: kills, sleep, clocks that jump, a full disk, a network that is gone."""
+"""The daemon under faults: kills, sleep, clock jumps, a full disk and an unreachable network."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from tests.unit.daemon.test_starting import CONFIG
 if TYPE_CHECKING:
     from tests.unit.daemon.conftest import Daemon, DaemonOfTests
 
-_FAILED = "the spool was not committed"
+_FAILED = "flush failed"
 NOON = datetime(2026, 11, 15, 12, tzinfo=UTC)
 
 
@@ -58,24 +58,24 @@ def told(home: Home, part: str) -> str:
 # Kills
 
 
-def test_a_killed_daemon_leaves_nothing_that_the_next_one_stumbles_over(daemon: DaemonOfTests, tmp_path: Path) -> None:
+def test_next_daemon_works_after_a_killed_one(daemon: DaemonOfTests, tmp_path: Path) -> None:
     (daemon.home.root / "wait-archive").touch()
     light_life.append(daemon.home, rows(6))
     with daemon.running() as first:
         eventually(lambda: rounds_of(daemon.home))
         processes.kill(first.process)
     assert instance.running(daemon.home) is None
-    assert condition.read(daemon.home)["pid"] == first.process.pid, "it had no chance to take that away"
+    assert condition.read(daemon.home)["pid"] == first.process.pid, "a killed daemon cannot remove its status file"
     light_life.append(daemon.home, rows(2, start=6))
     (daemon.home.root / "wait-archive").unlink()
     with daemon.running() as second:
         eventually(lambda: arrived(tmp_path / "archive") == 8)
-        # The engine outlived the first one, and may be quicker than the second is in saying who it is.
+        # The engine outlived the first daemon and may finish before the second daemon writes its status file.
         eventually(lambda: condition.read(daemon.home)["pid"] == second.process.pid)
         second.stop()
 
 
-def test_an_engine_that_keeps_dying_is_tried_less_and_less_often_and_one_that_was_killed_is_started_again(
+def test_dying_engine_is_retried_with_backoff_and_a_killed_one_is_restarted(
     daemon: DaemonOfTests,
 ) -> None:
     daemon.home.config.write_text(CONFIG)
@@ -83,7 +83,7 @@ def test_an_engine_that_keeps_dying_is_tried_less_and_less_often_and_one_that_wa
     light_life.append(daemon.home, rows(6))
     with replace(daemon, jobs="tests.unit.daemon.dying_jobs").running() as running:
         eventually(lambda: committed(running) == 6)
-        assert re.findall(r"the engine died in the middle of flush.*; again in (\d+) s", running.log) == ["1", "2"]
+        assert re.findall(r"the engine died while running flush.*; retrying in (\d+) s", running.log) == ["1", "2"]
         eventually(lambda: told(daemon.home, "flush") == "ok")
         first = engine_pid(daemon.home)
         assert first is not None
@@ -95,19 +95,17 @@ def test_an_engine_that_keeps_dying_is_tried_less_and_less_often_and_one_that_wa
         running.stop()
 
 
-# Trouble around it
+# Disk and network
 
 
 @pytest.mark.hazard(13)
-def test_on_a_full_disk_it_fails_and_lives_and_goes_on_when_there_is_room(
-    daemon: DaemonOfTests, tmp_path: Path
-) -> None:
+def test_daemon_survives_a_full_disk_and_continues_when_space_is_free(daemon: DaemonOfTests, tmp_path: Path) -> None:
     with small_disk.mounted(tmp_path / "disk", "16m") as disk:
         there = replace(daemon, standing=StandingHome(Home(disk.root / "home")))
         there.standing.declare(archive=tmp_path / "archive")
         try:
             with there.running() as running:
-                # Halted, it is not quicker than the filling.
+                # Stop the process, so that it does not write while the disk is filled.
                 running.process.send_signal(signal.SIGSTOP)
                 eventually(lambda: psutil.Process(running.process.pid).status() == psutil.STATUS_STOPPED)
                 light_life.append(there.home, rows(6))
@@ -122,7 +120,7 @@ def test_on_a_full_disk_it_fails_and_lives_and_goes_on_when_there_is_room(
             client.stop(there.home)
 
 
-def test_a_destination_that_cannot_be_reached_is_visited_less_often_and_holds_no_other(
+def test_unreachable_destination_is_retried_less_often_and_does_not_delay_another(
     daemon: DaemonOfTests, tmp_path: Path, free_port: FreePort
 ) -> None:
     nobody = f"http://127.0.0.1:{free_port()}"
@@ -152,7 +150,7 @@ def test_a_destination_that_cannot_be_reached_is_visited_less_often_and_holds_no
 
 
 class Scripted(Clock):
-    """Each sleep ends when the script says that the wall clock stands there; after the last one the test is over."""
+    """A clock whose sleeps end at scripted wall-clock times; after the last one the task is cancelled."""
 
     def __init__(self, now: datetime, wakes: Iterable[datetime]) -> None:
         self._now = now
@@ -171,19 +169,19 @@ class Scripted(Clock):
 
 
 class Seen(Condition):
-    """Remembers when each round was over, and what was said to come next."""
+    """Records the end of each round and the time of the next one."""
 
     def __init__(self, home: Home, clock: Clock) -> None:
         super().__init__(home, clock.now())
         self._clock = clock
         self.rounds: list[tuple[datetime, datetime]] = []
 
-    def awaits(self, sink: str, next_round: datetime) -> None:
+    def set_next_round(self, sink: str, next_round: datetime) -> None:
         self.rounds.append((self._clock.now(), next_round))
 
 
 def rounds(home: Home, schedule: str, clock: Scripted) -> list[tuple[datetime, datetime]]:
-    """The rounds of a sink that has nothing to deliver: (when, the next one). Its first entry is the beginning."""
+    """Return the rounds (time, next time) of a sink with nothing to deliver. The first entry is the start."""
     home.root.mkdir(exist_ok=True)
     home.config.write_text(f'version = 1\n[sinks.a]\nkind = "blob"\ndestination = "/x"\nschedule = "{schedule}"\n')
     seen = Seen(home, clock)
@@ -192,7 +190,7 @@ def rounds(home: Home, schedule: str, clock: Scripted) -> list[tuple[datetime, d
     return seen.rounds
 
 
-def test_after_eight_hours_of_sleep_there_is_one_round_and_then_the_schedule_goes_on(home: Home) -> None:
+def test_one_round_runs_after_eight_hours_of_sleep_and_then_the_schedule_continues(home: Home) -> None:
     woken = NOON + timedelta(hours=8, minutes=31)
     clock = Scripted(NOON + timedelta(minutes=30), [woken, woken + timedelta(minutes=29)])
     assert rounds(home, "0 * * * *", clock) == [
@@ -200,15 +198,15 @@ def test_after_eight_hours_of_sleep_there_is_one_round_and_then_the_schedule_goe
         (woken, NOON + timedelta(hours=9)),
         (NOON + timedelta(hours=9), NOON + timedelta(hours=10)),
     ]
-    assert max(clock.slept) <= 15, "a sleep of the machine is noticed soon after its end"
+    assert max(clock.slept) <= 15, "the end of the machine's sleep is noticed soon"
 
 
-def test_a_clock_that_went_back_an_hour_keeps_its_schedule_and_has_no_round_twice(home: Home) -> None:
+def test_schedule_survives_a_clock_set_back_by_an_hour_without_a_repeated_round(home: Home) -> None:
     steps = [timedelta(hours=1), timedelta(minutes=1), timedelta(minutes=30), timedelta(hours=1), timedelta(hours=2)]
     clock = Scripted(NOON + timedelta(minutes=50), [NOON + each for each in steps])
     assert [at for at, _ in rounds(home, "0 * * * *", clock)[1:]] == [
         NOON + timedelta(hours=1),
-        # The clock was set back to 12:01: its second 13:00 is one of the schedule, its 12:30 is not.
+        # The clock was set back to 12:01. The second 13:00 is scheduled, 12:30 is not.
         NOON + timedelta(hours=1),
         NOON + timedelta(hours=2),
     ]
@@ -225,18 +223,18 @@ def berlin(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.mark.usefixtures("berlin")
 @pytest.mark.parametrize("night", [datetime(2026, 3, 28, 22, tzinfo=UTC), datetime(2026, 10, 24, 22, tzinfo=UTC)])
-def test_the_night_on_which_the_hour_changes_has_a_round_each_hour(home: Home, night: datetime) -> None:
+def test_every_hour_has_a_round_when_daylight_saving_changes(home: Home, night: datetime) -> None:
     hours = [night + timedelta(hours=count) for count in range(1, 9)]
     assert [at for at, _ in rounds(home, "0 * * * *", Scripted(night, hours))[1:]] == hours
 
 
 @pytest.mark.usefixtures("berlin")
-def test_quiet_hours_follow_the_clock_on_the_wall_when_the_hour_changes() -> None:
+def test_quiet_hours_follow_local_time_when_daylight_saving_changes() -> None:
     quiet = MaintainConfig(quiet_hours="22:00-07:00", on_battery=True)
 
     def waits(day: int, hour: int, minute: int) -> bool:
         return why_not_now(quiet, datetime(2026, 3, day, hour, minute, tzinfo=UTC), lambda: None) is not None
 
-    # 07:00 on the wall is 06:00 in winter and 05:00 from the 29th of March on.
+    # 07:00 local time is 06:00 UTC in winter and 05:00 UTC from 29 March on.
     assert (waits(28, 5, 59), waits(28, 6, 0)) == (True, False)
     assert (waits(29, 4, 59), waits(29, 5, 0)) == (True, False)

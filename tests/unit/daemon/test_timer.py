@@ -1,4 +1,4 @@
-"""Schedules by a clock that sleeps, jumps and goes back; and how the engine's failures are waited out."""
+"""Schedules under clock jumps, and the backoff after failures."""
 
 from __future__ import annotations
 
@@ -14,33 +14,33 @@ def after(minutes: float) -> datetime:
     return NOON + timedelta(minutes=minutes)
 
 
-def test_every_time_of_the_schedule_is_due_once() -> None:
+def test_every_scheduled_time_is_due_once() -> None:
     timer = Timer("*/5 * * * *", after(0.5))
     found = [minute for minute in range(1, 21) if timer.is_due(after(minute))]
     assert found == [5, 10, 15, 20]
     assert timer.next == after(25)
 
 
-def test_times_that_passed_while_the_machine_slept_are_due_once_and_not_many_times() -> None:
+def test_times_missed_during_sleep_are_due_once() -> None:
     timer = Timer("* * * * *", NOON)
     assert timer.is_due(after(600.5))
     assert not timer.is_due(after(600.9))
     assert timer.next == after(601)
 
 
-def test_a_clock_that_went_back_does_not_stop_the_schedule() -> None:
+def test_clock_set_back_does_not_stop_the_schedule() -> None:
     timer = Timer("*/5 * * * *", after(60 * 24 * 365))
     assert not timer.is_due(after(1))
     assert timer.next == after(5)
     assert timer.is_due(after(5))
 
 
-def test_a_clock_that_goes_back_again_and_again_makes_nothing_due_before_its_time() -> None:
+def test_clock_set_back_repeatedly_makes_nothing_due_early() -> None:
     timer = Timer("*/5 * * * *", NOON)
     assert not any(timer.is_due(after(minute)) for minute in (4, 3, 2, 1, 4, 1))
 
 
-def test_an_engine_is_tried_again_after_a_second_and_at_the_latest_after_five_minutes() -> None:
+def test_backoff_starts_at_one_second_and_ends_at_five_minutes() -> None:
     backoff = Backoff()
     pauses = [backoff.failed() for _ in range(40)]
     assert pauses[:4] == [1, 2, 4, 8]

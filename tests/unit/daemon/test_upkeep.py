@@ -1,4 +1,4 @@
-"""The lake is kept in shape by the daemon: when something is due, when it suits, and beside everything else."""
+"""The daemon's maintenance: only if something is due, outside quiet hours, concurrently with other tasks."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ LONG_AGO, TODAY = of_age(90), of_age(0)
 
 
 def declare(daemon: DaemonOfTests, text: str) -> None:
-    """Sinks are in the way here, unless the test wants them."""
+    """Write a config without sinks, unless the test adds them."""
     daemon.home.root.mkdir(exist_ok=True)
     write_config(daemon.home, f'version = 1\n[gateway]\nlisten = "127.0.0.1:0"\n{text}')
     configuration.load(daemon.home)
@@ -56,7 +56,7 @@ def let_looks_pass(home: Home, count: int = 3) -> None:
 
 
 @pytest.mark.hazard(40)
-def test_days_that_are_over_go_without_anybody_asking(daemon: DaemonOfTests) -> None:
+def test_expired_days_are_removed_automatically(daemon: DaemonOfTests) -> None:
     declare(daemon, '[retention]\ndefault_days = 30\n[maintain]\ninterval = "2m"\nbudget = "90s"\n')
     light_life.append(daemon.home, rows(2, message_created_at=LONG_AGO) + rows(3, start=2, message_created_at=TODAY))
     light_life.flush(daemon.home)
@@ -65,12 +65,12 @@ def test_days_that_are_over_go_without_anybody_asking(daemon: DaemonOfTests) -> 
         eventually(lambda: told(daemon.home).get("last_status") == "ok")
         let_looks_pass(daemon.home)
         assert "dropped 2 rows of 1 day before" in running.log
-        assert running.stop() == "\n", "it imports neither Spark nor Arrow"
+        assert running.stop() == "\n", "the process imports neither Spark nor Arrow"
     assert maintenances_of(daemon.home) == [{"dataset": None, "budget": 90.0}]
     assert metadata.retained_from(daemon.home, light_life.DATASET) is not None
 
 
-def test_where_nothing_is_due_or_it_is_turned_off_no_engine_is_started(daemon: DaemonOfTests) -> None:
+def test_engine_is_not_started_if_nothing_is_due_or_maintenance_is_off(daemon: DaemonOfTests) -> None:
     declare(daemon, '[maintain]\ninterval = "1m"\n')
     light_life.append(daemon.home, rows(3, message_created_at=LONG_AGO))
     light_life.flush(daemon.home)
@@ -83,7 +83,7 @@ def test_where_nothing_is_due_or_it_is_turned_off_no_engine_is_started(daemon: D
 
 
 class Leaping(Clock):
-    """A sleep is over at once; after the second one the test is."""
+    """A clock whose sleeps end immediately; the second one cancels the task."""
 
     def __init__(self) -> None:
         self.passed: list[float] = []
@@ -97,7 +97,7 @@ class Leaping(Clock):
             raise asyncio.CancelledError
 
 
-def test_a_config_that_turns_it_off_in_the_middle_of_a_look_begins_nothing(home: Home) -> None:
+def test_config_that_turns_maintenance_off_during_a_check_starts_nothing(home: Home) -> None:
     light_life.append(home, rows(3, message_created_at=LONG_AGO))
     light_life.flush(home)
     home.run.mkdir(exist_ok=True)
@@ -111,14 +111,15 @@ def test_a_config_that_turns_it_off_in_the_middle_of_a_look_begins_nothing(home:
         raise NotReady("nobody is to ask for it")
 
     seen = condition.Condition(home, datetime.now(UTC))
-    upkeep = Upkeep(Engine(home, check=no_engine), lambda: configs[-1], seen, Leaping(), why_not=no_reason_to_wait)
+    engine = Engine(home, check=no_engine)
+    upkeep = Upkeep(engine, lambda: configs[-1], seen, Leaping(), reason_to_wait=no_reason_to_wait)
     with pytest.raises(asyncio.CancelledError):
         asyncio.run(upkeep.run())
     assert configs[-1] is off
     assert told(home) == {"next_look": None, "waits": "off", "last_run": None, "last_status": None}
 
 
-def test_quiet_hours_are_kept_and_end(daemon: DaemonOfTests) -> None:
+def test_maintenance_waits_for_the_end_of_the_quiet_hours(daemon: DaemonOfTests) -> None:
     here = datetime.now(UTC).astimezone()
     quiet = hours.Hours(here.time(), (here - timedelta(minutes=2)).time())
     settings = '[retention]\ndefault_days = 30\n[maintain]\ninterval = "1m"\n'
@@ -133,7 +134,7 @@ def test_quiet_hours_are_kept_and_end(daemon: DaemonOfTests) -> None:
         assert running.log.count("quiet hours") == 1
 
 
-def test_maintenance_holds_up_no_delivery_and_ends_with_the_daemon(daemon: DaemonOfTests, tmp_path: Path) -> None:
+def test_maintenance_delays_no_delivery_and_ends_with_the_daemon(daemon: DaemonOfTests, tmp_path: Path) -> None:
     sink = f'[sinks.archive]\nkind = "blob"\ndestination = "{tmp_path / "archive"}"\nschedule = "* * * * *"\n'
     declare(daemon, f'[retention]\ndefault_days = 30\nwait_for_sinks = false\n[maintain]\ninterval = "1m"\n{sink}')
     light_life.append(daemon.home, rows(3, message_created_at=LONG_AGO))
@@ -148,19 +149,19 @@ def test_maintenance_holds_up_no_delivery_and_ends_with_the_daemon(daemon: Daemo
     assert len(maintenances_of(daemon.home)) == 1
 
 
-def test_an_engine_that_died_at_it_is_tried_again(daemon: DaemonOfTests) -> None:
+def test_maintenance_is_retried_after_the_engine_died(daemon: DaemonOfTests) -> None:
     declare(daemon, '[retention]\ndefault_days = 30\n[maintain]\ninterval = "5m"\n')
     light_life.append(daemon.home, rows(3, message_created_at=LONG_AGO))
     light_life.flush(daemon.home)
     (daemon.home.root / "die-maintain").touch()
     with daemon.running() as running:
         eventually(lambda: kept(daemon.home) == 0)
-        assert "the lake was not maintained: the engine died in the middle of maintain" in running.log
-        assert "again in 1 s" in running.log
+        assert "maintenance failed: the engine died while running maintain" in running.log
+        assert "retrying in 1 s" in running.log
     assert len(maintenances_of(daemon.home)) == 2
 
 
-# When it suits
+# Quiet hours and battery
 
 
 @pytest.mark.parametrize(
@@ -170,25 +171,25 @@ def test_an_engine_that_died_at_it_is_tried_again(daemon: DaemonOfTests) -> None
         ("9:30 - 17:00", [time(9, 30), time(16, 59)], [time(9, 29), time(17), time(23)]),
     ],
 )
-def test_hours_may_reach_beyond_midnight(text: str, inside: list[time], outside: list[time]) -> None:
+def test_quiet_hours_may_span_midnight(text: str, inside: list[time], outside: list[time]) -> None:
     found = hours.parse(text)
-    assert all(map(found.hold, inside))
-    assert not any(map(found.hold, outside))
+    assert all(map(found.contains, inside))
+    assert not any(map(found.contains, outside))
     assert hours.parse(str(found)) == found
 
 
 @pytest.mark.parametrize("text", ["22-7", "24:00-07:00", "22:00-22:00", "22:00", "a:00-b:00"])
-def test_what_are_no_hours_is_refused(daemon: DaemonOfTests, text: str) -> None:
-    with pytest.raises(ConfigError, match=f'quiet_hours is "{text}".* expected two times of the day'):
+def test_invalid_quiet_hours_are_rejected(daemon: DaemonOfTests, text: str) -> None:
+    with pytest.raises(ConfigError, match=f'quiet_hours is "{text}".* expected a daily period'):
         declare(daemon, f'[maintain]\nquiet_hours = "{text}"\n')
 
 
-def test_a_machine_on_its_battery_waits_unless_the_config_allows_it() -> None:
+def test_maintenance_waits_on_battery_unless_the_config_allows_it() -> None:
     now = datetime.now(UTC)
     settings = MaintainConfig()
     assert why_not_now(settings, now, lambda: True) == "maintenance waits until the machine is plugged in"
     assert why_not_now(settings, now, lambda: False) is None
-    assert why_not_now(settings, now, lambda: None) is None, "where nobody can tell, it runs"
+    assert why_not_now(settings, now, lambda: None) is None, "maintenance runs if the power source is unknown"
     assert why_not_now(MaintainConfig(on_battery=True), now, lambda: True) is None
 
 
@@ -198,7 +199,7 @@ def supply(folder: Path, name: str, **files: str) -> None:
         (folder / name / file).write_text(text + "\n")
 
 
-def test_linux_tells_by_its_supplies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_linux_battery_is_read_from_power_supplies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(power, "_SUPPLIES", tmp_path / "power_supply")
     monkeypatch.setattr(sys, "platform", "linux")
     assert power.on_battery() is None
@@ -214,10 +215,10 @@ def test_linux_tells_by_its_supplies(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert power.on_battery() is False
 
 
-def test_macos_tells_by_pmset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_macos_battery_is_read_from_pmset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert power.on_battery() is None, "there is no pmset"
+    assert power.on_battery() is None, "pmset is not installed"
     pmset = tmp_path / "pmset"
     for source, expected in (("Battery Power", True), ("AC Power", False), ("Something", None)):
         pmset.write_text(f"#!/bin/sh\necho \"Now drawing from '{source}'\"\n")

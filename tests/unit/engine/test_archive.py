@@ -20,7 +20,7 @@ def jar(tmp_path: Path) -> Path:
     return path
 
 
-def test_the_same_java_and_jars_have_the_same_archive(tmp_path: Path, jar: Path) -> None:
+def test_the_same_java_and_jars_use_the_same_archive(tmp_path: Path, jar: Path) -> None:
     assert archive.locate(tmp_path, JAVA, [jar]) == archive.locate(tmp_path, JAVA, [jar])
 
 
@@ -32,11 +32,11 @@ def test_the_same_java_and_jars_have_the_same_archive(tmp_path: Path, jar: Path)
         Java(Path("/opt/other/bin/java"), "17.0.15", "Debian 17.0.15+6"),
     ],
 )
-def test_another_build_of_java_has_another_archive(tmp_path: Path, jar: Path, other: Java) -> None:
+def test_another_build_of_java_uses_another_archive(tmp_path: Path, jar: Path, other: Java) -> None:
     assert archive.locate(tmp_path, JAVA, [jar]) != archive.locate(tmp_path, other, [jar])
 
 
-def test_a_jar_that_changed_or_moved_has_another_archive(tmp_path: Path, jar: Path) -> None:
+def test_a_changed_or_moved_jar_uses_another_archive(tmp_path: Path, jar: Path) -> None:
     before = archive.locate(tmp_path, JAVA, [jar])
     second = tmp_path / "second.jar"
     second.write_bytes(b"more")
@@ -51,7 +51,7 @@ def test_a_missing_archive_gives_no_options(tmp_path: Path) -> None:
     assert archive.options(tmp_path / "none.jsa") == ()
 
 
-def test_an_archive_that_nobody_vouches_for_is_not_used(tmp_path: Path) -> None:
+def test_an_archive_without_a_matching_stamp_is_not_used(tmp_path: Path) -> None:
     (tmp_path / "found.jsa").write_bytes(b"classes")
 
     assert archive.options(tmp_path / "found.jsa") == ()

@@ -46,7 +46,7 @@ def test_a_second_ctrl_c_does_not_wait_for_a_job_that_does_not_end(
     eventually(Path(files["ended"]).exists)
 
 
-def test_a_job_that_outlives_its_cancelling_does_not_hold_the_command_for_ever(
+def test_a_job_that_ignores_cancellation_does_not_block_the_command_forever(
     engine: EngineOfTests, files: dict[str, str], eventually: Eventually, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(call, "CANCEL_SECONDS", 0.05)
@@ -62,7 +62,7 @@ def test_a_job_that_outlives_its_cancelling_does_not_hold_the_command_for_ever(
     Path(files["until"]).touch()
 
 
-def test_ctrl_c_reaches_a_job_that_is_blocked_in_sending(engine: EngineOfTests, files: dict[str, str]) -> None:
+def test_ctrl_c_cancels_a_job_that_is_blocked_while_sending(engine: EngineOfTests, files: dict[str, str]) -> None:
     """The caller must go on reading, or the job never gets as far as to see that it was cancelled."""
     seen = 0
 
@@ -77,7 +77,7 @@ def test_ctrl_c_reaches_a_job_that_is_blocked_in_sending(engine: EngineOfTests, 
     assert Path(files["cancelled"]).exists()
 
 
-def test_ctrl_c_interrupts_a_blocked_write_of_the_caller_at_once(engine: EngineOfTests, files: dict[str, str]) -> None:
+def test_ctrl_c_interrupts_a_blocked_write_of_the_caller(engine: EngineOfTests, files: dict[str, str]) -> None:
     """`hyp query … | less`: the pipe to less is full, and nobody will ever read from it."""
     reader, writer = os.pipe()
 
@@ -95,9 +95,7 @@ def test_ctrl_c_interrupts_a_blocked_write_of_the_caller_at_once(engine: EngineO
     assert Path(files["cancelled"]).exists()
 
 
-def test_an_error_of_the_caller_itself_cancels_the_job_and_comes_through(
-    engine: EngineOfTests, files: dict[str, str]
-) -> None:
+def test_an_error_in_the_caller_cancels_the_job_and_is_raised(engine: EngineOfTests, files: dict[str, str]) -> None:
     def full(event: Event) -> None:
         if isinstance(event, bytes):
             raise BrokenPipeError
@@ -120,13 +118,13 @@ def test_the_job_of_a_killed_command_is_cancelled(
     eventually(lambda: client.status(engine.home)["jobs"] == [])
 
 
-def test_ctrl_c_works_again_as_before_when_the_job_is_over(engine: EngineOfTests) -> None:
+def test_the_sigint_handler_is_restored_after_the_job(engine: EngineOfTests) -> None:
     before = signal.getsignal(signal.SIGINT)
     engine.run("echo")
     assert signal.getsignal(signal.SIGINT) is before
 
 
-def test_a_command_that_ignores_sigint_goes_on_ignoring_it(engine: EngineOfTests) -> None:
+def test_a_command_that_ignores_sigint_still_ignores_it(engine: EngineOfTests) -> None:
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         seen: list[Event] = []

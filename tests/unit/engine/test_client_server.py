@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from tests.unit.engine.conftest import EngineOfTests, Eventually
 
 
-def test_the_first_job_starts_an_engine_and_the_next_one_finds_it(engine: EngineOfTests) -> None:
+def test_the_first_job_starts_an_engine_and_the_next_one_reuses_it(engine: EngineOfTests) -> None:
     first = engine.run("echo", {"n": 1})
     second = engine.run("echo", {"n": 2})
     assert first["args"] == {"n": 1}
@@ -30,7 +30,7 @@ def test_the_first_job_starts_an_engine_and_the_next_one_finds_it(engine: Engine
     assert first["pid"] == second["pid"] != os.getpid()
 
 
-def test_the_caller_hears_what_the_job_says_in_the_jobs_order(engine: EngineOfTests) -> None:
+def test_the_caller_receives_the_events_of_a_job_in_order(engine: EngineOfTests) -> None:
     engine.run("ping")
     events: list[Event] = []
     assert engine.run("talk", on_event=events.append) == {"five": 5}
@@ -51,7 +51,7 @@ def test_starting_the_engine_is_announced_once_and_only_when_it_happens(engine: 
     assert events == [{"event": "progress", "message": "starting the engine", "done": None, "total": None}]
 
 
-def test_the_first_jobs_of_an_engine_may_come_together(home: Home) -> None:
+def test_the_first_jobs_of_an_engine_can_arrive_at_the_same_time(home: Home) -> None:
     """They enter PySpark from two of its ends; Python gave one of them half a module."""
     together = """
 import threading
@@ -95,7 +95,7 @@ def test_the_engine_is_detached_from_the_command_that_started_it(
     assert not {"DEV_RUN_ID", "HYP_CRASH_AT", "HYP_ENGINE"} & set(found["environment"])
 
 
-def test_all_that_the_engine_leaves_on_disk_is_for_its_owner_only(engine: EngineOfTests) -> None:
+def test_files_of_the_engine_are_private_to_their_owner(engine: EngineOfTests) -> None:
     pid = engine.run("echo")["pid"]
     assert int(launch.pid_file(engine.home).read_text()) == pid
     assert stat.S_ISSOCK(engine.home.engine_socket.stat().st_mode)
@@ -103,18 +103,18 @@ def test_all_that_the_engine_leaves_on_disk_is_for_its_owner_only(engine: Engine
         assert stat.S_IMODE(path.stat().st_mode) == (0o700 if path.is_dir() else 0o600), path
 
 
-def test_a_job_sees_the_config_as_it_is_when_the_job_starts(engine: EngineOfTests) -> None:
+def test_a_job_uses_the_config_at_the_time_it_starts(engine: EngineOfTests) -> None:
     engine.configure("[retention]\ndefault_days = 7")
     assert engine.run("surroundings")["days"] == 7
     engine.configure("[retention]\ndefault_days = 30")
     assert engine.run("surroundings")["days"] == 30
 
 
-def test_what_a_job_records_is_joined_to_the_run_of_its_caller(engine: EngineOfTests) -> None:
+def test_telemetry_of_a_job_has_the_run_id_of_its_caller(engine: EngineOfTests) -> None:
     assert engine.run("surroundings")["run_id"] == telemetry.dev_run_id()
 
 
-def test_the_client_imports_nothing_heavy() -> None:
+def test_the_client_imports_no_slow_modules() -> None:
     """Every command pays for what is imported here."""
     heavy = ["pyspark", "pyarrow", "py4j", "sqlalchemy", "aiohttp", "asyncio", "logging", "subprocess"]
     code = f"import sys, hypaware.engine.client; print([name for name in {heavy} if name in sys.modules])"
@@ -133,14 +133,14 @@ def test_the_client_imports_nothing_heavy() -> None:
         ("Cancelled", 130),
     ],
 )
-def test_what_a_job_raises_the_caller_gets(engine: EngineOfTests, raised: str, exit_code: int) -> None:
+def test_an_error_of_a_job_is_raised_in_the_caller(engine: EngineOfTests, raised: str, exit_code: int) -> None:
     with pytest.raises(errors.HypError, match=r"^it did not work$") as caught:
         engine.run("fail", {"error": raised})
     assert type(caught.value).__name__ == raised
     assert caught.value.exit_code == exit_code
 
 
-def test_kind_and_repair_of_an_error_come_through(engine: EngineOfTests) -> None:
+def test_an_error_keeps_its_kind_and_repair(engine: EngineOfTests) -> None:
     with pytest.raises(errors.LakeError) as caught:
         engine.run("fail_in_detail")
     assert caught.value.as_json() == {
@@ -150,7 +150,7 @@ def test_kind_and_repair_of_an_error_come_through(engine: EngineOfTests) -> None
     }
 
 
-def test_an_unforeseen_error_names_the_log_which_alone_has_the_traceback(engine: EngineOfTests) -> None:
+def test_an_unexpected_error_names_the_log_that_has_the_traceback(engine: EngineOfTests) -> None:
     with pytest.raises(errors.HypError) as caught:
         engine.run("blow_up")
     log = launch.log_file(engine.home)
@@ -162,7 +162,7 @@ def test_an_unforeseen_error_names_the_log_which_alone_has_the_traceback(engine:
 
 
 @pytest.mark.parametrize("job", ["leave", "say_what_json_cannot"])
-def test_no_job_takes_the_engine_down_with_it(engine: EngineOfTests, job: str) -> None:
+def test_a_failing_job_does_not_end_the_engine(engine: EngineOfTests, job: str) -> None:
     before = engine.run("echo")["pid"]
     with pytest.raises(errors.HypError) as caught:
         engine.run(job)
@@ -170,18 +170,18 @@ def test_no_job_takes_the_engine_down_with_it(engine: EngineOfTests, job: str) -
     assert engine.run("echo")["pid"] == before
 
 
-def test_an_unknown_job_is_the_job_modules_own_error(engine: EngineOfTests) -> None:
+def test_an_unknown_job_is_reported_by_the_job_module(engine: EngineOfTests) -> None:
     with pytest.raises(errors.UsageError, match="there is no job juggle"):
         engine.run("juggle")
 
 
-def test_an_unknown_way_to_run_jobs_is_refused(engine: EngineOfTests, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_invalid_value_of_hyp_engine_is_rejected(engine: EngineOfTests, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HYP_ENGINE", "in-line")
     with pytest.raises(errors.UsageError, match="in-line"):
         engine.run("echo")
 
 
-def test_a_crash_point_goes_along_with_the_job_and_kills_the_engine(
+def test_a_crash_point_is_sent_with_the_job_and_kills_the_engine(
     engine: EngineOfTests, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also an engine that is running already; and it holds for that job only."""
@@ -196,7 +196,7 @@ def test_a_crash_point_goes_along_with_the_job_and_kills_the_engine(
     assert engine.run("reach", {"times": 2})["survived"] != before
 
 
-def test_a_job_that_shall_die_where_nothing_is_does_not_begin(
+def test_a_job_with_an_unknown_crash_point_does_not_start(
     engine: EngineOfTests, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HYP_CRASH_AT", "engine_jobs.step.before-something")

@@ -87,12 +87,12 @@ def opening(stand_in: StandIn) -> Callable[[], StandIn]:
     return open_spark
 
 
-def test_the_lake_is_ours_before_on_open_and_on_open_comes_once(home: Home) -> None:
+def test_the_lake_is_acquired_before_on_open_which_runs_once(home: Home) -> None:
     happened: list[str] = []
     driver = Driver(home, opening(StandIn(happened)), lambda job: happened.append("on_open"))
     for _ in range(3):
         driver.spark(JobOfTests(home))
-        driver.settle(JobOfTests(home))
+        driver.recover(JobOfTests(home))
     assert happened == ["spark", "lake", "on_open"]
     assert (driver.owns_lake, driver.jvm_pid) == (True, 4242)
     driver.close()
@@ -102,7 +102,7 @@ def test_the_lake_is_ours_before_on_open_and_on_open_comes_once(home: Home) -> N
     assert not home.lake_owner.exists()
 
 
-def test_what_a_jvm_leaves_beside_the_catalog_is_put_away(home: Home) -> None:
+def test_side_files_of_the_catalog_are_removed_when_the_jvm_ends(home: Home) -> None:
     """A dry run writes nothing into a home; SQLite does, where such files are left."""
     home.lake.mkdir()
     left_open = """
@@ -123,7 +123,7 @@ os._exit(0)
         assert db.execute("SELECT name FROM tables").fetchall() == [("one",)]
 
 
-def test_an_on_open_that_failed_is_done_again_for_the_next_job(home: Home) -> None:
+def test_a_failed_on_open_is_repeated_for_the_next_job(home: Home) -> None:
     """An unfinished flush that could not be settled must not be read past."""
     tries: list[int] = []
 
@@ -135,13 +135,13 @@ def test_an_on_open_that_failed_is_done_again_for_the_next_job(home: Home) -> No
     driver = Driver(home, opening(StandIn([])), on_open)
     driver.spark(JobOfTests(home))
     with pytest.raises(errors.Retryable, match="disk full"):
-        driver.settle(JobOfTests(home))
-    driver.settle(JobOfTests(home))
-    driver.settle(JobOfTests(home))
+        driver.recover(JobOfTests(home))
+    driver.recover(JobOfTests(home))
+    driver.recover(JobOfTests(home))
     assert tries == [0, 1]
 
 
-def test_no_job_passes_while_on_open_is_under_way_and_the_waiting_ones_can_be_cancelled(home: Home) -> None:
+def test_jobs_wait_for_on_open_and_can_be_cancelled(home: Home) -> None:
     entered, leave = threading.Event(), threading.Event()
     order: list[str] = []
 
@@ -152,7 +152,7 @@ def test_no_job_passes_while_on_open_is_under_way_and_the_waiting_ones_can_be_ca
 
     def use(job: JobOfTests, name: str) -> None:
         driver.spark(job)
-        driver.settle(job)
+        driver.recover(job)
         order.append(name)
 
     driver = Driver(home, opening(StandIn([])), on_open)
@@ -172,31 +172,31 @@ def test_no_job_passes_while_on_open_is_under_way_and_the_waiting_ones_can_be_ca
     assert sorted(order[1:]) == ["first", "second"]
 
 
-def test_waiting_for_the_lake_is_said_once_after_a_second_with_the_process_that_has_it(home: Home) -> None:
+def test_a_long_wait_for_the_lake_is_reported_once_with_its_owner(home: Home) -> None:
     home.lake_owner.write_text(json.dumps({"pid": 777, "jvm_pid": 778}))
     job = JobOfTests(home)
     driver = Driver(home, opening(StandIn([], taken_for=[0.0, 0.5, 1.0, 1.5, 2.0])), lambda job: None)
     driver.spark(job)
-    assert job.notes == ["waiting for process 777 that is using this lake"]
+    assert job.notes == ["waiting for process 777, which is using the lake"]
     assert json.loads(home.lake_owner.read_bytes())["jvm_pid"] == 4242, "now it is us"
 
 
 @pytest.mark.parametrize("content", [None, b"", b"[]", b'{"pid"', b"{}"])
-def test_an_owner_that_is_not_known_is_no_trouble(home: Home, content: bytes | None) -> None:
+def test_an_unknown_owner_of_the_lake_is_tolerated(home: Home, content: bytes | None) -> None:
     if content is not None:
         home.lake_owner.write_bytes(content)
     job = JobOfTests(home)
     Driver(home, opening(StandIn([], taken_for=[0.0, 1.0])), lambda job: None).spark(job)
-    assert job.notes == ["waiting for another process that is using this lake"]
+    assert job.notes == ["waiting for another process, which is using the lake"]
 
 
-def test_a_short_wait_is_not_worth_a_word(home: Home) -> None:
+def test_a_short_wait_is_not_reported(home: Home) -> None:
     job = JobOfTests(home)
     Driver(home, opening(StandIn([], taken_for=[0.0, 0.9])), lambda job: None).spark(job)
     assert job.notes == []
 
 
-def test_a_job_that_waits_for_the_lake_can_be_cancelled_and_the_session_stays_for_the_next(
+def test_a_job_that_waits_for_the_lake_can_be_cancelled_and_keeps_the_session(
     home: Home,
 ) -> None:
     happened: list[str] = []
@@ -211,15 +211,15 @@ def test_a_job_that_waits_for_the_lake_can_be_cancelled_and_the_session_stays_fo
     assert happened == ["spark", "lake"]
 
 
-def test_who_gives_way_does_so_only_while_waiting(home: Home) -> None:
-    free = Driver(home, opening(StandIn([])), lambda job: None, give_way=lambda: True)
+def test_a_job_yields_to_an_engine_only_while_waiting(home: Home) -> None:
+    free = Driver(home, opening(StandIn([])), lambda job: None, should_yield=lambda: True)
     free.spark(JobOfTests(home))
-    taken = Driver(home, opening(StandIn([], taken_for=[0.0])), lambda job: None, give_way=lambda: True)
+    taken = Driver(home, opening(StandIn([], taken_for=[0.0])), lambda job: None, should_yield=lambda: True)
     with pytest.raises(GiveWay):
         taken.spark(JobOfTests(home))
 
 
-def test_a_dead_jvm_is_the_error_of_every_later_job(home: Home) -> None:
+def test_every_job_after_the_death_of_the_jvm_fails(home: Home) -> None:
     stand_in = StandIn([])
     driver = Driver(home, opening(stand_in), lambda job: None)
     driver.spark(JobOfTests(home))

@@ -77,7 +77,7 @@ def another_engine(home: Home, play: Callable[[Connection], None], times: int = 
 # Starting
 
 
-def test_a_stale_socket_and_a_stale_pid_file_block_nothing(engine: EngineOfTests) -> None:
+def test_a_stale_socket_and_pid_file_do_not_block_an_engine(engine: EngineOfTests) -> None:
     """The pid that a killed engine left behind may belong to somebody else now, who must not be touched."""
     bystander = subprocess.Popen(["sleep", "600"])
     try:
@@ -94,21 +94,21 @@ def test_a_stale_socket_and_a_stale_pid_file_block_nothing(engine: EngineOfTests
         bystander.wait()
 
 
-def test_a_plain_file_in_the_sockets_place_blocks_nothing(engine: EngineOfTests) -> None:
+def test_a_plain_file_at_the_socket_path_does_not_block_an_engine(engine: EngineOfTests) -> None:
     engine.home.engine.mkdir(parents=True, mode=0o700)
     engine.home.engine_socket.write_text("not a socket")
     assert engine.run("echo", {"n": 1})["args"] == {"n": 1}
 
 
-def test_commands_that_start_it_at_once_get_one_engine(engine: EngineOfTests) -> None:
+def test_concurrent_commands_start_one_engine(engine: EngineOfTests) -> None:
     commands = [engine.command("echo", {"n": n}) for n in range(8)]
     answers = [json.loads(command.communicate()[0]) for command in commands]
     assert [answer["args"]["n"] for answer in answers] == list(range(8))
     assert len({answer["pid"] for answer in answers}) == 1
-    assert launch.log_file(engine.home).read_text().count(" listens at ") == 1
+    assert launch.log_file(engine.home).read_text().count(" is listening on ") == 1
 
 
-def test_a_second_engine_process_exits_at_once_and_quietly(engine: EngineOfTests) -> None:
+def test_a_second_engine_process_exits_silently(engine: EngineOfTests) -> None:
     first = engine.run("echo")["pid"]
     command = [sys.executable, "-m", "hypaware.engine.process", "--home", str(engine.home.root)]
     second = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -116,7 +116,7 @@ def test_a_second_engine_process_exits_at_once_and_quietly(engine: EngineOfTests
     assert engine.run("echo")["pid"] == first
 
 
-def test_an_engine_process_can_be_started_by_hand(engine: EngineOfTests, eventually: Eventually) -> None:
+def test_an_engine_process_can_be_started_manually(engine: EngineOfTests, eventually: Eventually) -> None:
     command = [sys.executable, "-m", "hypaware.engine.process", "--home", str(engine.home.root)]
     process = subprocess.Popen([*command, "--jobs", "engine_jobs"], stderr=subprocess.PIPE)
     with process:
@@ -126,7 +126,7 @@ def test_an_engine_process_can_be_started_by_hand(engine: EngineOfTests, eventua
     assert process.returncode == 0
 
 
-def test_what_is_missing_is_said_before_anything_is_started(engine: EngineOfTests) -> None:
+def test_a_missing_requirement_is_reported_before_an_engine_starts(engine: EngineOfTests) -> None:
     def nothing_installed() -> None:
         raise errors.NotReady("no jars", repair="hyp engine install")
 
@@ -137,7 +137,7 @@ def test_what_is_missing_is_said_before_anything_is_started(engine: EngineOfTest
     assert singleton.is_free(engine.home)
 
 
-def test_an_engine_that_dies_while_starting_is_noticed_with_the_end_of_its_log(engine: EngineOfTests) -> None:
+def test_an_engine_that_fails_to_start_is_reported_with_its_log(engine: EngineOfTests) -> None:
     good = config.load(engine.home)
     engine.run("echo")
     client.stop(engine.home)
@@ -147,11 +147,11 @@ def test_an_engine_that_dies_while_starting_is_noticed_with_the_end_of_its_log(e
     assert caught.value.kind == "engine_failed"
     assert "mastre" in caught.value.message
     assert "Traceback" not in caught.value.message
-    assert " listens at " not in caught.value.message, "that was the engine before"
+    assert " is listening on " not in caught.value.message, "that was the engine before"
     assert singleton.is_free(engine.home)
 
 
-def test_a_large_log_makes_room_when_an_engine_starts(engine: EngineOfTests) -> None:
+def test_a_large_log_is_rotated_when_an_engine_starts(engine: EngineOfTests) -> None:
     log = launch.log_file(engine.home)
     log.parent.mkdir(parents=True, mode=0o700)
     log.write_bytes(b"x" * (launch.LOG_LIMIT + 1))
@@ -160,7 +160,7 @@ def test_a_large_log_makes_room_when_an_engine_starts(engine: EngineOfTests) -> 
     assert "x" * 100 not in log.read_text()
 
 
-def test_an_engine_of_another_version_is_asked_to_make_room(engine: EngineOfTests) -> None:
+def test_an_engine_of_another_version_is_replaced(engine: EngineOfTests) -> None:
     """After an upgrade. Its jobs may take as long as they take."""
     asked: list[Message | bytes | None] = []
 
@@ -173,7 +173,7 @@ def test_an_engine_of_another_version_is_asked_to_make_room(engine: EngineOfTest
     assert asked == [{"type": "stop", "grace": None}]
 
 
-def test_a_home_with_a_long_path_has_its_socket_elsewhere_in_private(
+def test_a_home_with_a_long_path_has_its_socket_in_a_private_folder_in_tmp(
     engine: EngineOfTests, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also for a command with another TMPDIR than that of the command which started the engine."""
@@ -189,7 +189,7 @@ def test_a_home_with_a_long_path_has_its_socket_elsewhere_in_private(
 
 
 @pytest.mark.parametrize("trick", ["open to others", "a link"])
-def test_a_socket_folder_that_is_not_ours_alone_is_refused_by_both_sides(
+def test_a_socket_folder_that_is_not_private_is_rejected_by_both_sides(
     engine: EngineOfTests, tmp_path: Path, trick: str
 ) -> None:
     """Anybody can create names in the temporary directory, and could then answer in the engine's place."""
@@ -202,9 +202,9 @@ def test_a_socket_folder_that_is_not_ours_alone_is_refused_by_both_sides(
         folder.mkdir()
         folder.chmod(0o777)
     try:
-        with pytest.raises(errors.NotReady, match="not a private folder"):
+        with pytest.raises(errors.NotReady, match="not private to you"):
             long.run("echo")
-        with lock_held(long.home), pytest.raises(errors.NotReady, match="not a private folder"):
+        with lock_held(long.home), pytest.raises(errors.NotReady, match="not private to you"):
             endpoint.listen(long.home)
     finally:
         folder.unlink() if trick == "a link" else folder.rmdir()
@@ -213,7 +213,7 @@ def test_a_socket_folder_that_is_not_ours_alone_is_refused_by_both_sides(
 # Ending
 
 
-def test_an_idle_engine_ends_and_leaves_nothing_behind(engine: EngineOfTests, eventually: Eventually) -> None:
+def test_an_idle_engine_exits_and_leaves_no_files(engine: EngineOfTests, eventually: Eventually) -> None:
     engine.configure('[engine]\nidle_timeout = "50ms"')
     engine.run("echo")
     eventually(lambda: singleton.is_free(engine.home))
@@ -233,7 +233,7 @@ def test_an_engine_with_a_job_is_not_idle(engine: EngineOfTests, files: dict[str
         assert waiting.result() == {"waited": True, "pid": pid}
 
 
-def test_no_job_is_lost_to_an_engine_that_is_just_ending(engine: EngineOfTests, eventually: Eventually) -> None:
+def test_no_job_is_lost_when_an_engine_is_about_to_exit(engine: EngineOfTests, eventually: Eventually) -> None:
     """Every engine here ends within a millisecond of its last job, while the next callers are on their
     way."""
     engine.configure('[engine]\nidle_timeout = "1ms"')
@@ -248,7 +248,7 @@ def test_no_job_is_lost_to_an_engine_that_is_just_ending(engine: EngineOfTests, 
     assert len({answer["pid"] for answer in answers}) > 1, "no engine ended in between: nothing was tested"
 
 
-def test_an_engine_that_has_begun_to_end_refuses_every_job(engine: EngineOfTests) -> None:
+def test_an_engine_that_is_ending_refuses_every_job(engine: EngineOfTests) -> None:
     """A caller may have been greeted just before; what it then asks for must not be begun and cut off."""
     jobs = load_table("engine_jobs")
     current = config.load(engine.home)
@@ -272,7 +272,7 @@ def test_an_engine_that_has_begun_to_end_refuses_every_job(engine: EngineOfTests
 
 
 @pytest.mark.parametrize("goodbye", [{"type": "refused"}, None])
-def test_a_job_that_was_not_taken_is_given_to_the_next_engine(engine: EngineOfTests, goodbye: Message | None) -> None:
+def test_a_job_that_was_not_accepted_is_sent_to_the_next_engine(engine: EngineOfTests, goodbye: Message | None) -> None:
     asked: list[Message | bytes | None] = []
 
     def ending(connection: Connection) -> None:
@@ -287,7 +287,7 @@ def test_a_job_that_was_not_taken_is_given_to_the_next_engine(engine: EngineOfTe
     assert asked[0]["job"] == "echo"
 
 
-def test_a_job_that_no_engine_ever_takes_is_given_up(engine: EngineOfTests) -> None:
+def test_a_job_that_no_engine_accepts_fails(engine: EngineOfTests) -> None:
     def greet(connection: Connection) -> None:
         connection.send(hello(1))
 
@@ -299,7 +299,7 @@ def test_a_job_that_no_engine_ever_takes_is_given_up(engine: EngineOfTests) -> N
     assert caught.value.kind == "engine_failed"
 
 
-def test_a_job_that_was_taken_is_never_repeated_by_itself(engine: EngineOfTests) -> None:
+def test_an_accepted_job_is_never_repeated_silently(engine: EngineOfTests) -> None:
     def dying(connection: Connection) -> None:
         connection.send(hello(1))
         connection.receive()
@@ -311,7 +311,7 @@ def test_a_job_that_was_taken_is_never_repeated_by_itself(engine: EngineOfTests)
     assert not launch.log_file(engine.home).exists(), "no other engine was started"
 
 
-def test_a_killed_engine_is_an_error_at_once_and_the_next_job_has_a_new_one(
+def test_a_killed_engine_fails_its_job_and_the_next_job_starts_another(
     engine: EngineOfTests, files: dict[str, str], eventually: Eventually
 ) -> None:
     before = engine.run("echo")["pid"]
@@ -319,16 +319,14 @@ def test_a_killed_engine_is_an_error_at_once_and_the_next_job_has_a_new_one(
         waiting = pool.submit(engine.run, "wait", files)
         eventually(Path(files["began"]).exists)
         os.kill(before, signal.SIGKILL)
-        with pytest.raises(errors.Retryable, match="nothing acknowledged is lost: run it again") as caught:
+        with pytest.raises(errors.Retryable, match="no acknowledged data is lost, run the command again") as caught:
             waiting.result()
     assert (caught.value.kind, caught.value.exit_code) == ("engine_died", 1)
     assert engine.home.engine_socket.exists(), "what a kill leaves behind"
     assert engine.run("echo")["pid"] != before
 
 
-def test_sigterm_lets_a_job_end_that_soon_does(
-    engine: EngineOfTests, files: dict[str, str], eventually: Eventually
-) -> None:
+def test_sigterm_waits_for_a_short_job(engine: EngineOfTests, files: dict[str, str], eventually: Eventually) -> None:
     pid = engine.run("echo")["pid"]
     with ThreadPoolExecutor() as pool:
         waiting = pool.submit(engine.run, "wait", files)
@@ -341,7 +339,7 @@ def test_sigterm_lets_a_job_end_that_soon_does(
     assert not launch.pid_file(engine.home).exists()
 
 
-def test_stop_cancels_what_does_not_end_by_itself(
+def test_stop_cancels_a_job_that_does_not_end(
     engine: EngineOfTests, files: dict[str, str], eventually: Eventually, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(launch, "GRACE_SECONDS", 0.0)
@@ -373,7 +371,7 @@ def test_an_engine_that_hangs_is_reported_and_can_be_stopped(
     assert engine.run("echo")["pid"] != pid
 
 
-def test_an_engine_that_never_comes_to_its_end_can_be_stopped(
+def test_an_engine_that_never_exits_is_killed_by_stop(
     engine: EngineOfTests, files: dict[str, str], eventually: Eventually, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It makes room for another version as soon as its job is done, which it never is."""
@@ -391,13 +389,13 @@ def test_an_engine_that_never_comes_to_its_end_can_be_stopped(
             waiting.result()
 
 
-def test_an_engine_whose_home_is_gone_ends(engine: EngineOfTests, eventually: Eventually) -> None:
+def test_an_engine_whose_home_was_removed_exits(engine: EngineOfTests, eventually: Eventually) -> None:
     pid = engine.run("echo")["pid"]
     shutil.rmtree(engine.home.root)
     eventually(lambda: not is_alive(pid))
 
 
-def test_an_engine_leaves_alone_what_belongs_to_a_home_that_took_the_place_of_its_own(
+def test_an_engine_leaves_the_files_of_a_replacement_home_unchanged(
     engine: EngineOfTests, eventually: Eventually
 ) -> None:
     first = engine.run("echo")["pid"]
@@ -408,9 +406,7 @@ def test_an_engine_leaves_alone_what_belongs_to_a_home_that_took_the_place_of_it
     assert int(launch.pid_file(engine.home).read_text()) == second
 
 
-def test_an_engine_that_took_over_in_the_meantime_is_not_stopped(
-    engine: EngineOfTests, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stop_does_not_stop_a_newer_engine(engine: EngineOfTests, monkeypatch: pytest.MonkeyPatch) -> None:
     """Somebody runs a job while somebody else stops the engine."""
     monkeypatch.setattr(client, "STOP_SECONDS", 0.0)
     first = engine.run("echo")["pid"]
@@ -433,7 +429,7 @@ def test_an_engine_that_took_over_in_the_meantime_is_not_stopped(
     assert engine.run("echo")["pid"] == next_one[0]
 
 
-def test_the_status_tells_what_is_there_and_asking_leaves_no_trace(engine: EngineOfTests) -> None:
+def test_status_describes_the_engine_and_creates_no_files(engine: EngineOfTests) -> None:
     assert client.status(engine.home) == {"state": "stopped"}
     assert not engine.home.root.exists()
     pid = engine.run("echo")["pid"]

@@ -33,7 +33,7 @@ def start_engine(engine: EngineOfTests, monkeypatch: pytest.MonkeyPatch) -> int:
         return int(engine.run("echo")["pid"])
 
 
-def test_without_an_engine_the_job_runs_in_this_process_and_none_is_started(engine: EngineOfTests) -> None:
+def test_an_inline_job_runs_in_this_process_and_starts_no_engine(engine: EngineOfTests) -> None:
     events: list[Event] = []
     assert engine.run("echo", {"n": 1}) == {"args": {"n": 1}, "pid": os.getpid()}
     assert engine.run("talk", on_event=events.append) == {"five": 5}
@@ -44,18 +44,18 @@ def test_without_an_engine_the_job_runs_in_this_process_and_none_is_started(engi
     assert client.status(engine.home) == {"state": "stopped"}
 
 
-def test_a_live_engine_gets_the_job_all_the_same(engine: EngineOfTests, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_inline_job_is_sent_to_a_running_engine(engine: EngineOfTests, monkeypatch: pytest.MonkeyPatch) -> None:
     pid = start_engine(engine, monkeypatch)
     assert engine.run("echo")["pid"] == pid
 
 
-def test_errors_are_those_of_an_engine(engine: EngineOfTests) -> None:
+def test_inline_errors_are_the_same_as_in_an_engine(engine: EngineOfTests) -> None:
     with pytest.raises(errors.LakeError) as caught:
         engine.run("fail_in_detail")
     assert (type(caught.value), caught.value.kind) == (errors.LakeError, "odd")
 
 
-def test_the_traceback_of_an_unforeseen_error_goes_to_the_log_only(
+def test_the_traceback_of_an_unexpected_error_is_only_in_the_log(
     engine: EngineOfTests, capfd: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(errors.HypError) as caught:
@@ -68,12 +68,12 @@ def test_the_traceback_of_an_unforeseen_error_goes_to_the_log_only(
     assert capfd.readouterr() == ("", "")
 
 
-def test_a_job_that_goes_well_writes_no_log(engine: EngineOfTests) -> None:
+def test_a_successful_job_writes_no_log(engine: EngineOfTests) -> None:
     engine.run("echo")
     assert not engine.home.root.exists()
 
 
-def test_ctrl_c_cancels_it(engine: EngineOfTests, files: dict[str, str], eventually: Eventually) -> None:
+def test_ctrl_c_cancels_an_inline_job(engine: EngineOfTests, files: dict[str, str], eventually: Eventually) -> None:
     command = engine.command("wait", files)
     eventually(Path(files["began"]).exists)
     command.send_signal(signal.SIGINT)
@@ -95,7 +95,9 @@ def test_a_second_ctrl_c_ends_the_process_with_the_job(
     assert not Path(files["ended"]).exists()
 
 
-def test_what_is_missing_is_said_before_anything_runs(engine: EngineOfTests, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_requirement_is_reported_before_an_inline_job_runs(
+    engine: EngineOfTests, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def nothing_installed() -> None:
         raise errors.NotReady("no jars", repair="hyp engine install")
 
@@ -132,7 +134,7 @@ def ask_for_spark(context: JobContext, args: dict[str, Any]) -> dict[str, Any]:
         raise AssertionError("a job must not be able to take this for its own trouble") from error
 
 
-def test_who_waits_for_the_lake_hands_the_job_to_an_engine_that_turns_up(
+def test_an_inline_job_that_waits_for_the_lake_yields_to_a_new_engine(
     engine: EngineOfTests, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The engine may keep the lake for its whole idle time; it would do the job at once."""
@@ -150,15 +152,13 @@ def test_who_waits_for_the_lake_hands_the_job_to_an_engine_that_turns_up(
     with pytest.raises(HandedOver):
         here.run("any", {"type": "job", "job": "any"}, start_when_told_of_the_wait)
     assert [event["message"] for event in notes if not isinstance(event, bytes)] == [
-        "waiting for another process that is using this lake"
+        "waiting for another process, which is using the lake"
     ]
     here.close()
     assert taken.closed
 
 
-def test_a_job_that_was_handed_over_is_done_by_the_engine(
-    engine: EngineOfTests, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_handed_over_job_is_run_by_the_engine(engine: EngineOfTests, monkeypatch: pytest.MonkeyPatch) -> None:
     """From the caller's side it is one job with one result; our own Spark is gone before the engine needs
     the lake."""
     pids: list[int] = []
@@ -175,7 +175,7 @@ def test_a_job_that_was_handed_over_is_done_by_the_engine(
     assert taken.closed
 
 
-def test_a_lake_that_this_process_owns_is_not_waited_for_by_way_of_an_engine(
+def test_a_process_that_owns_the_lake_does_not_send_its_job_to_an_engine(
     engine: EngineOfTests, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The engine would wait for our JVM, and we for the engine."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypaware.engine import ivy
 
 
-def test_the_usual_proxy_variables_reach_java() -> None:
+def test_proxy_variables_are_passed_to_java() -> None:
     proxies = {"https": "http://proxy.example:3128", "http": "http://proxy.example:3128", "no": "localhost,.corp"}
 
     assert ivy.proxy_options(proxies) == [
@@ -17,15 +17,15 @@ def test_the_usual_proxy_variables_reach_java() -> None:
     ]
 
 
-def test_no_proxy_means_no_options() -> None:
+def test_without_a_proxy_there_are_no_proxy_options() -> None:
     assert ivy.proxy_options({}) == []
 
 
-def test_a_proxy_without_a_port_has_its_schemes_port() -> None:
+def test_a_proxy_without_a_port_gets_the_port_of_its_scheme() -> None:
     assert "-Dhttps.proxyPort=80" in ivy.proxy_options({"https": "http://proxy"})
 
 
-def test_the_reason_is_what_ivy_said_and_not_its_table() -> None:
+def test_the_failure_is_extracted_from_the_output_of_ivy() -> None:
     output = (
         "\t\t::::::::::::::::::::::::::::::\n\t\t::          UNRESOLVED DEPENDENCIES         ::\n"
         "\t\t:: org.xerial#sqlite-jdbc;9.9: not found\n.......... (0kB)\n"

@@ -59,7 +59,7 @@ def test_the_lock_file_pins_every_jar_by_version_size_and_hash() -> None:
     assert all(re.fullmatch(r"[0-9a-f]{64}", jar.sha256) and jar.size > 1_000_000 for jar in locked)
 
 
-def test_installed_jars_are_there_again_without_a_network(tmp_path: Path) -> None:
+def test_installed_jars_are_found_without_a_network(tmp_path: Path) -> None:
     first = jars.install(tmp_path, quiet, fetch=delivering(CONTENT), jars=JARS)
     again = jars.install(tmp_path, quiet, fetch=no_network, jars=JARS)
 
@@ -77,7 +77,7 @@ def test_progress_ends_with_all_bytes_done(tmp_path: Path) -> None:
     assert said[-1] == (total, total)
 
 
-def test_a_jar_with_another_hash_is_refused_and_not_left_installed(tmp_path: Path) -> None:
+def test_a_jar_with_another_hash_is_not_installed(tmp_path: Path) -> None:
     forged = {**CONTENT, "db": CONTENT["db"][:-1] + b"!"}
 
     with pytest.raises(NotReady, match=r"db-1\.0\.jar") as refused:
@@ -88,7 +88,7 @@ def test_a_jar_with_another_hash_is_refused_and_not_left_installed(tmp_path: Pat
     assert left_behind(tmp_path) == []
 
 
-def test_a_jar_that_was_not_delivered_is_missing_not_forged(tmp_path: Path) -> None:
+def test_a_jar_that_was_not_downloaded_is_reported_as_missing(tmp_path: Path) -> None:
     with pytest.raises(NotReady, match=r"db-1\.0\.jar") as refused:
         jars.install(tmp_path, quiet, fetch=delivering({"lake": CONTENT["lake"]}), jars=JARS)
 
@@ -103,7 +103,7 @@ def test_no_network_leaves_nothing_half_installed(tmp_path: Path) -> None:
     assert (refused.value.kind, left_behind(tmp_path)) == ("jars_unavailable", [])
 
 
-def test_what_is_not_installed_is_exit_code_3_with_the_command(tmp_path: Path) -> None:
+def test_missing_jars_are_exit_code_3_with_the_install_command(tmp_path: Path) -> None:
     with pytest.raises(NotReady) as refused:
         jars.installed(tmp_path, JARS)
 
@@ -117,7 +117,7 @@ def test_what_is_not_installed_is_exit_code_3_with_the_command(tmp_path: Path) -
     [Path.unlink, lambda path: os.truncate(path, 10), lambda path: path.write_bytes(b"x" * path.stat().st_size)],
     ids=["removed", "cut", "overwritten"],
 )
-def test_a_damaged_installation_is_noticed_and_replaced(tmp_path: Path, damage: Callable[[Path], None]) -> None:
+def test_a_damaged_installation_is_detected_and_replaced(tmp_path: Path, damage: Callable[[Path], None]) -> None:
     lake, _ = jars.install(tmp_path, quiet, fetch=delivering(CONTENT), jars=JARS).paths
     damage(lake)
 
@@ -130,7 +130,7 @@ def test_a_damaged_installation_is_noticed_and_replaced(tmp_path: Path, damage: 
     assert left_behind(tmp_path) == [jars.folder(tmp_path, JARS).name]
 
 
-def test_a_copied_cache_is_as_good_as_the_original(tmp_path: Path) -> None:
+def test_a_copied_cache_is_valid(tmp_path: Path) -> None:
     for path in jars.install(tmp_path, quiet, fetch=delivering(CONTENT), jars=JARS).paths:
         os.utime(path, (1, 1))
 
@@ -138,7 +138,7 @@ def test_a_copied_cache_is_as_good_as_the_original(tmp_path: Path) -> None:
     assert not jars.install(tmp_path, quiet, fetch=no_network, jars=JARS).fetched
 
 
-def test_verify_reads_every_byte(tmp_path: Path) -> None:
+def test_verification_reads_every_byte(tmp_path: Path) -> None:
     lake, _ = jars.install(tmp_path, quiet, fetch=delivering(CONTENT), jars=JARS).paths
     jars.verify(lake.parent, JARS)
     seen = lake.stat()
@@ -150,7 +150,7 @@ def test_verify_reads_every_byte(tmp_path: Path) -> None:
     assert refused.value.kind == "jars_hash_mismatch"
 
 
-def test_two_installers_at_once_fetch_once(tmp_path: Path) -> None:
+def test_concurrent_installations_download_once(tmp_path: Path) -> None:
     fetches: list[int] = []
     both_fetch = threading.Barrier(2)
 
@@ -169,7 +169,7 @@ def test_two_installers_at_once_fetch_once(tmp_path: Path) -> None:
     assert len(fetches) == 1
 
 
-def test_what_a_killed_installer_left_is_swept(tmp_path: Path) -> None:
+def test_leftovers_of_a_killed_installation_are_removed(tmp_path: Path) -> None:
     left = tmp_path / "jars" / ".staging-abc"
     left.mkdir(parents=True)
     (left / "lake-1.0.jar").write_bytes(b"half")
@@ -179,7 +179,7 @@ def test_what_a_killed_installer_left_is_swept(tmp_path: Path) -> None:
     assert left_behind(tmp_path) == [jars.folder(tmp_path, JARS).name]
 
 
-def test_other_versions_live_beside_each_other(tmp_path: Path) -> None:
+def test_different_versions_can_be_installed_together(tmp_path: Path) -> None:
     newer = (pinned("lake", b"newer", version="1.1"), pinned("db"))
     old = jars.install(tmp_path, quiet, fetch=delivering(CONTENT), jars=JARS)
     new = jars.install(tmp_path, quiet, fetch=delivering({**CONTENT, "lake": b"newer"}), jars=newer)

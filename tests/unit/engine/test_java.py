@@ -27,7 +27,7 @@ def program(where: Path, body: str) -> Path:
     return where
 
 
-def test_java_home_comes_before_the_path(tmp_path: Path) -> None:
+def test_java_home_has_priority_over_the_path(tmp_path: Path) -> None:
     chosen = java_home(tmp_path / "chosen", "21.0.2")
     other = java_home(tmp_path / "other", "17.0.9")
 
@@ -37,7 +37,7 @@ def test_java_home_comes_before_the_path(tmp_path: Path) -> None:
     assert found.build == "Debian 21.0.2+6"
 
 
-def test_an_unusable_java_home_leaves_the_one_on_the_path(tmp_path: Path) -> None:
+def test_an_unusable_java_home_falls_back_to_the_path(tmp_path: Path) -> None:
     old = java_home(tmp_path / "old", "1.8.0_292")
     good = java_home(tmp_path / "good", "17.0.9")
 
@@ -45,7 +45,7 @@ def test_an_unusable_java_home_leaves_the_one_on_the_path(tmp_path: Path) -> Non
     assert java.find({"JAVA_HOME": str(tmp_path / "nowhere"), "PATH": str(good / "bin")}).version == "17.0.9"
 
 
-def test_a_link_to_java_is_followed_to_the_release_beside_it(tmp_path: Path) -> None:
+def test_a_link_to_java_is_resolved_to_find_its_release_file(tmp_path: Path) -> None:
     real = java_home(tmp_path / "jvm" / "java-17", "17.0.15")
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "java").symlink_to(real / "bin" / "java")
@@ -53,7 +53,7 @@ def test_a_link_to_java_is_followed_to_the_release_beside_it(tmp_path: Path) -> 
     assert java.find({"PATH": str(tmp_path / "bin")}).executable == real / "bin" / "java"
 
 
-def test_a_java_without_a_release_file_is_asked(tmp_path: Path) -> None:
+def test_a_java_without_a_release_file_is_run_to_find_its_version(tmp_path: Path) -> None:
     says = (
         "echo 'Property settings:' >&2\necho '    java.version = 17.0.1' >&2\n"
         "echo '    java.vendor = Acme' >&2\necho '    java.runtime.version = 17.0.1+12' >&2"
@@ -66,9 +66,7 @@ def test_a_java_without_a_release_file_is_asked(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("version", ["1.8.0_292", "11.0.20", "16.0.2", "23.0.1", "25"])
-def test_a_java_that_spark_does_not_run_on_is_named_with_the_command_that_installs_another(
-    tmp_path: Path, version: str
-) -> None:
+def test_an_unsupported_java_is_reported_with_an_install_command(tmp_path: Path, version: str) -> None:
     home = java_home(tmp_path / "jdk", version)
 
     with pytest.raises(NotReady) as refused:
@@ -82,7 +80,7 @@ def test_a_java_that_spark_does_not_run_on_is_named_with_the_command_that_instal
 
 
 @pytest.mark.parametrize("body", ["exit 1", "echo no java here", "sleep 0; kill -9 $$"])
-def test_a_program_that_is_called_java_and_is_none_counts_as_missing(tmp_path: Path, body: str) -> None:
+def test_a_program_named_java_that_is_not_java_counts_as_missing(tmp_path: Path, body: str) -> None:
     with pytest.raises(NotReady) as refused:
         java.find({"PATH": str(program(tmp_path / "bin", body))})
 
@@ -90,7 +88,7 @@ def test_a_program_that_is_called_java_and_is_none_counts_as_missing(tmp_path: P
     assert refused.value.repair == (java.install_command(),)
 
 
-def test_no_java_at_all_is_exit_code_3_with_what_to_do(tmp_path: Path) -> None:
+def test_a_missing_java_is_exit_code_3_with_an_install_command(tmp_path: Path) -> None:
     with pytest.raises(NotReady, match="17 or 21") as refused:
         java.find({"PATH": str(tmp_path)})
 
@@ -101,7 +99,7 @@ def test_no_java_at_all_is_exit_code_3_with_what_to_do(tmp_path: Path) -> None:
     ("version", "major"),
     [("17.0.15", 17), ("21", 21), ("21-ea", 21), ("1.8.0_292", 8), ("22.0.1+8", 22), ("1.7", 7), ("unknown", 0)],
 )
-def test_the_major_version_is_read_from_every_spelling(version: str, major: int) -> None:
+def test_the_major_version_is_parsed_from_every_format(version: str, major: int) -> None:
     assert java.major_version(version) == major
 
 
@@ -117,10 +115,10 @@ def test_the_major_version_is_read_from_every_spelling(version: str, major: int)
         ("Darwin", {}, "brew install openjdk@17 && export JAVA_HOME=$(brew --prefix openjdk@17)"),
     ],
 )
-def test_the_repair_is_the_command_of_this_platform(system: str, facts: dict[str, str], command: str) -> None:
+def test_the_install_command_fits_the_platform(system: str, facts: dict[str, str], command: str) -> None:
     assert java.install_command(system, facts) == command
 
 
 @pytest.mark.parametrize(("system", "facts"), [("Linux", {"ID": "arch"}), ("Linux", {}), ("FreeBSD", {})])
-def test_an_unknown_platform_gets_a_sentence(system: str, facts: dict[str, str]) -> None:
+def test_an_unknown_platform_gets_general_instructions(system: str, facts: dict[str, str]) -> None:
     assert "Java 17 or 21" in java.install_command(system, facts)

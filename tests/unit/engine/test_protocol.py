@@ -26,7 +26,7 @@ def pair() -> Iterator[Pair]:
         yield here, there
 
 
-def test_messages_and_bytes_arrive_as_they_were_sent_and_in_order(pair: Pair) -> None:
+def test_messages_and_bytes_arrive_unchanged_and_in_order(pair: Pair) -> None:
     here, there = pair
     here.send({"type": "note", "message": "é ☃ \x00"})
     here.send_bytes(b"J\x00\x00\x00\x02{}")
@@ -37,7 +37,7 @@ def test_messages_and_bytes_arrive_as_they_were_sent_and_in_order(pair: Pair) ->
 
 
 @given(sizes=st.lists(st.integers(1, 2000), min_size=1, max_size=8), cut=st.integers(1, 40))
-def test_frames_are_whole_however_the_stream_is_cut(sizes: list[int], cut: int) -> None:
+def test_frames_are_reassembled_from_any_split_of_the_stream(sizes: list[int], cut: int) -> None:
     ours, theirs = socket.socketpair()
     with Connection(ours) as here, ours, theirs:
         stream = b"".join(struct.pack(">cI", b"B", size) + bytes([size % 256]) * size for size in sizes)
@@ -53,7 +53,7 @@ def test_frames_are_whole_however_the_stream_is_cut(sizes: list[int], cut: int) 
     assert received == [bytes([size % 256]) * size for size in sizes]
 
 
-def test_bytes_of_any_length_come_through_in_pieces_that_fit_a_frame(pair: Pair) -> None:
+def test_bytes_of_any_length_are_split_into_frames(pair: Pair) -> None:
     here, there = pair
     data = bytes(range(256)) * 20_000
     sender = threading.Thread(target=here.send_bytes, args=(data,))
@@ -68,7 +68,7 @@ def test_bytes_of_any_length_come_through_in_pieces_that_fit_a_frame(pair: Pair)
     assert received == data
 
 
-def test_senders_on_several_threads_do_not_mix_their_frames(pair: Pair) -> None:
+def test_frames_of_several_threads_are_not_interleaved(pair: Pair) -> None:
     here, there = pair
 
     def send(letter: bytes) -> None:
@@ -84,7 +84,7 @@ def test_senders_on_several_threads_do_not_mix_their_frames(pair: Pair) -> None:
     assert sorted(pieces, key=str) == sorted([b"a" * 100_000, b"b" * 100_000, b"c" * 100_000] * 20, key=str)
 
 
-def test_the_end_of_the_other_side_is_none_also_within_a_frame(pair: Pair) -> None:
+def test_a_disconnect_is_none_even_within_a_frame(pair: Pair) -> None:
     here, there = pair
     here.socket.sendall(struct.pack(">cI", b"J", 100) + b"{")
     here.close()
@@ -102,14 +102,14 @@ def test_the_end_of_the_other_side_is_none_also_within_a_frame(pair: Pair) -> No
         struct.pack(">cI", b"J", 1) + b"\xff",
     ],
 )
-def test_what_is_no_frame_is_refused(pair: Pair, stream: bytes) -> None:
+def test_invalid_data_is_rejected(pair: Pair, stream: bytes) -> None:
     here, there = pair
     here.socket.sendall(stream)
     with pytest.raises(ProtocolError):
         there.receive()
 
 
-def test_a_message_too_large_for_a_frame_is_refused_before_it_is_sent(pair: Pair) -> None:
+def test_a_message_too_large_for_a_frame_is_rejected_before_it_is_sent(pair: Pair) -> None:
     here, there = pair
     with pytest.raises(ProtocolError, match="result"):
         here.send({"type": "result", "result": {"text": "x" * protocol.MAX_FRAME}})
@@ -117,7 +117,7 @@ def test_a_message_too_large_for_a_frame_is_refused_before_it_is_sent(pair: Pair
     assert there.receive() == {"type": "note", "message": "still in step"}
 
 
-def test_an_interrupted_receive_loses_nothing_of_what_has_arrived(pair: Pair) -> None:
+def test_an_interrupted_receive_keeps_the_received_data(pair: Pair) -> None:
     """Ctrl-C in the middle of a frame: the job must still be cancelled over this very connection."""
     here, there = pair
     frame = struct.pack(">cI", b"B", 4) + b"four"
@@ -140,14 +140,14 @@ def _every_error() -> list[type[errors.HypError]]:
 
 
 @pytest.mark.parametrize("kind", _every_error())
-def test_every_error_comes_back_as_the_same_class_with_all_that_it_says(kind: type[errors.HypError]) -> None:
+def test_every_error_is_decoded_to_the_same_class_and_fields(kind: type[errors.HypError]) -> None:
     raised = kind("what happened")
     got = protocol.error_from(protocol.error_message(raised))
     assert type(got) is kind
     assert (got.as_json(), got.exit_code) == (raised.as_json(), raised.exit_code)
 
 
-def test_an_error_class_of_another_module_comes_back_as_the_nearest_known_one() -> None:
+def test_an_error_class_of_another_module_is_decoded_to_its_base_class() -> None:
     class Special(errors.NotReady):
         kind = "special"
         exit_code = 7
@@ -158,6 +158,6 @@ def test_an_error_class_of_another_module_comes_back_as_the_nearest_known_one() 
 
 
 @pytest.mark.parametrize("name", ["Sequence", "annotations", "__name__", "NoSuchThing", None])
-def test_an_error_that_names_no_error_class_is_still_an_error(name: str | None) -> None:
+def test_an_error_with_an_unknown_class_is_decoded(name: str | None) -> None:
     got = protocol.error_from({"type": "error", "class": name, "kind": "odd", "message": "m", "exit_code": 1})
     assert type(got) is errors.HypError

@@ -8,9 +8,9 @@ from pathlib import Path
 from hypaware.engine.scratch import Scratch
 
 
-def test_a_folder_that_is_held_is_left_alone(tmp_path: Path) -> None:
-    mine = Scratch.make(tmp_path)
-    other = Scratch.make(tmp_path)
+def test_a_locked_scratch_folder_is_kept(tmp_path: Path) -> None:
+    mine = Scratch.create(tmp_path)
+    other = Scratch.create(tmp_path)
 
     assert {mine.path, other.path} == set(tmp_path.iterdir())
 
@@ -19,31 +19,31 @@ def test_a_folder_that_is_held_is_left_alone(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_folder_of_a_dead_session_is_swept_by_the_next(tmp_path: Path) -> None:
-    dead = Scratch.make(tmp_path)
+def test_the_next_session_removes_the_folder_of_a_dead_one(tmp_path: Path) -> None:
+    dead = Scratch.create(tmp_path)
     (dead.path / "blockmgr").mkdir()
     os.close(dead.fd)
 
-    living = Scratch.make(tmp_path)
+    living = Scratch.create(tmp_path)
 
     assert list(tmp_path.iterdir()) == [living.path]
     living.remove()
 
 
-def test_a_folder_that_the_jvm_still_holds_is_not_swept(tmp_path: Path) -> None:
-    ours = Scratch.make(tmp_path)
+def test_a_folder_that_the_jvm_still_holds_is_not_removed(tmp_path: Path) -> None:
+    ours = Scratch.create(tmp_path)
     the_jvms = os.dup(ours.fd)
     os.close(ours.fd)
 
-    other = Scratch.make(tmp_path)
+    other = Scratch.create(tmp_path)
 
     assert ours.path.exists()
     os.close(the_jvms)
     other.remove()
 
 
-def test_the_folder_is_private(tmp_path: Path) -> None:
-    made = Scratch.make(tmp_path)
+def test_the_scratch_folder_is_private(tmp_path: Path) -> None:
+    made = Scratch.create(tmp_path)
 
     assert made.path.stat().st_mode & 0o077 == 0
     made.remove()

@@ -53,8 +53,8 @@ def resend(standing: StandingHome, sink: str = "archive") -> dict[str, Bound]:
 @pytest.mark.hazard(87)
 def test_an_adopted_stream_goes_on_where_it_was_at_the_new_destination(moved: StandingHome) -> None:
     bound = adopt(moved)
-    assert bound["claude"].was_held == ELSEWHERE
-    assert (bound["claude"].was, bound["claude"].address) == (moved.address("other"), moved.address())
+    assert bound["claude"].previous_hold == ELSEWHERE
+    assert (bound["claude"].previous_address, bound["claude"].address) == (moved.address("other"), moved.address())
     stream = moved.stream(key())
     assert (stream.address, stream.destination_id, stream.watermark) == (moved.address(), None, 10)
     assert (stream.held, stream.last_error) == (None, None)
@@ -97,7 +97,7 @@ def test_adopting_a_stream_whose_past_nobody_knows_takes_what_was_there_before_a
         streams.lost_memory(connection)
         known = whose.load(connection)
         assert known is not None
-        whose.save(connection, known.reborn(through=30))
+        whose.save(connection, known.next_incarnation(through=30))
     for source in ("claude", "codex"):
         standing.delivered(key(source=source), None)
         with standing.change() as connection:
@@ -166,6 +166,6 @@ def test_a_sink_that_has_delivered_nothing_has_nothing_to_change(home: Home, tmp
 @pytest.mark.parametrize("decide", [adopt, resend])
 def test_a_sink_that_there_is_not_is_named_with_the_nearest(moved: StandingHome, decide: object) -> None:
     assert callable(decide)
-    with pytest.raises(HypError, match=r"there is no sink 'archiv'\. Did you mean archive\?") as unknown:
+    with pytest.raises(HypError, match=r"unknown sink 'archiv'\. Did you mean archive\?") as unknown:
         decide(moved, "archiv")
     assert unknown.value.kind == "unknown_sink"

@@ -202,7 +202,7 @@ def test_the_rows_of_a_closed_folder_that_was_removed_stay(site: Site) -> None:
     """Live capture saw the folder; the round comes when it is gone."""
     site.close("clone")
     site.commit(3, "clone")
-    Privacy(site.home, remembers=True).class_of(str(site.folder("clone")), None)
+    Privacy(site.home, remember=True).class_of(str(site.folder("clone")), None)
     shutil.rmtree(site.folder("clone"))
     site.commit(2, "open")
     found = site.deliver()
@@ -279,7 +279,7 @@ def test_a_dead_letter_holds_what_would_have_left_and_goes_only_when_it_may(site
     site.there.clear_faults()
     site.close("later")
     (outcome,) = site.replay()
-    assert (outcome["status"], "not to leave this machine" in outcome["reason"]) == ("failed", True)
+    assert (outcome["status"], "exclude its folder or session" in outcome["reason"]) == ("failed", True)
     assert site.dead() == ["message-1"]
     site.open("later")
     assert [each["status"] for each in site.replay()] == ["delivered"]

@@ -86,7 +86,7 @@ class Desk:
             deliveries.distrust(connection)
             known = whose.load(connection)
             assert known is not None
-            whose.save(connection, known.reborn(flushes.next_seq(connection) - 1))
+            whose.save(connection, known.next_incarnation(flushes.next_seq(connection) - 1))
 
     def again(self) -> Desk:
         self.opened.store.close()
@@ -183,7 +183,7 @@ def test_refused_rows_at_the_end_of_an_earlier_life_go_again_when_all_memory_is_
     desk.commit(9)
     _poisoned(desk, config, 7, 8)
     with desk.opened.store.transaction() as connection:
-        whose.save(connection, desk.opened.identity.reborn(flushes.next_seq(connection) - 1))
+        whose.save(connection, desk.opened.identity.next_incarnation(flushes.next_seq(connection) - 1))
     desk = desk.again()
     desk.commit(6, start=9)
     desk.deliver(config)
@@ -226,7 +226,7 @@ def test_what_another_home_delivered_beyond_a_fork_is_not_taken_for_our_own(desk
     desk.commit(6)
     desk.deliver(config)
     with desk.opened.store.transaction() as connection:
-        whose.save(connection, desk.opened.identity.reborn(6))
+        whose.save(connection, desk.opened.identity.next_incarnation(6))
     (other,) = [chunk for chunk in FolderDestination(desk.folder / "there").chunks() if chunk["last"] == 6]
     stray = Chunk("stray", KEY, other["gateway"], other["incarnation"], 6, 12)
     sink = FolderSink(configured.settings(desk.home, config, desk.opened.identity, SINK))
@@ -319,9 +319,9 @@ class _Breaking(FolderSink):
         self._break("open")
         return await super().open()
 
-    async def delivered(self, stream: StreamKey, gateway_id: str, incarnation: str) -> Delivered | None:
-        self._break("delivered")
-        return await super().delivered(stream, gateway_id, incarnation)
+    async def coverage(self, stream: StreamKey, gateway_id: str, incarnation: str) -> Delivered | None:
+        self._break("coverage")
+        return await super().coverage(stream, gateway_id, incarnation)
 
     def encode(self, rows: Any) -> Payload:
         self._break("encode")
@@ -339,7 +339,7 @@ BREAKING = replace(FOLDER, name="breaking", make=_Breaking)
 
 
 @pytest.mark.parametrize(
-    "where", ["make", "open", "open cancels", "delivered", "encode", "ship", "ship cancels", "close"]
+    "where", ["make", "open", "open cancels", "coverage", "encode", "ship", "ship cancels", "close"]
 )
 def test_a_sink_that_breaks_anywhere_holds_up_nobody_else(desk: Desk, where: str) -> None:
     options = {"folder": str(desk.folder / "broken"), "breaks": where}
@@ -493,7 +493,7 @@ def test_a_sink_is_not_adopted_where_another_one_delivers(desk: Desk) -> None:
     desk.deliver(desk.config(mute=True, here="there", other="elsewhere"))
     both = desk.config(mute=True, here="there", other="there")
     for change in (binding.adopt, binding.resend):
-        with pytest.raises(HypError, match="the sink here delivers to"):
+        with pytest.raises(HypError, match="the sink here also delivers to"):
             change(desk.home, both, desk.opened.store, "other")
     desk.commit(3, start=6)
     desk.deliver(both)

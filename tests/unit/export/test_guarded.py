@@ -16,7 +16,7 @@ from hypaware.testing.destination import FolderSink
 
 
 class _Mute(FolderSink):
-    async def landed(self, chunk: Chunk) -> bool | None:
+    async def has_chunk(self, chunk: Chunk) -> bool | None:
         await asyncio.Event().wait()
         return True
 
@@ -30,15 +30,15 @@ CHUNK = chunk_of(StreamKey("here", "d", "s"), "gw-1", "life", 0, 1)
 
 
 def test_silence_without_end_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(guarded, "_LONGEST_SILENCE", 0.01)
+    monkeypatch.setattr(guarded, "_CALL_TIMEOUT", 0.01)
     with pytest.raises(Unreachable, match="TimeoutError"):
-        asyncio.run(_sink(tmp_path).landed(CHUNK))
+        asyncio.run(_sink(tmp_path).has_chunk(CHUNK))
 
 
 @pytest.mark.hazard(29)
 def test_a_stop_ends_it_at_once(tmp_path: Path) -> None:
     async def stopped() -> None:
-        asked = asyncio.create_task(_sink(tmp_path).landed(CHUNK))
+        asked = asyncio.create_task(_sink(tmp_path).has_chunk(CHUNK))
         await asyncio.sleep(0)
         asked.cancel()
         await asked

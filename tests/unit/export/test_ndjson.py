@@ -180,9 +180,9 @@ def test_sizes_are_those_of_the_lines() -> None:
     payload = ndjson.encode(table(stored(rows.rows(5))), {"attributes"})
 
     assert sum(payload.sizes) == len(b"".join(payload.lines))
-    assert payload.part(1, 3).lines == payload.lines[1:3]
+    assert payload.slice(1, 3).lines == payload.lines[1:3]
 
 
 def test_a_type_that_no_dataset_has_is_refused_by_name() -> None:
-    with pytest.raises(TypeError, match="column x has the type double"):
+    with pytest.raises(TypeError, match="column x has the unsupported type double"):
         ndjson.encode(pa.table({"x": [1.5]}), ())

@@ -44,8 +44,8 @@ def test_the_watermark_waits_for_every_chunk_though_the_highest_row_came_first_o
 ) -> None:
     with configured.also(FOLDER):
         place.commit(20, sources=("claude",))
-        place.lake.rewrite()  # the files now hold the rows in the opposite order
-        assert not live(place.lives, "export.ack.after-commit:3")
+        place.lake.compact()  # the files now hold the rows in the opposite order
+        assert not live(place.deliver, "export.ack.after-commit:3")
         assert [(chunk["after"], chunk["last"]) for chunk in there.chunks()] == [(0, 3), (3, 6), (6, 9)]
         assert _watermark(place) == 3  # the first plan held one chunk, the second waits for its end
         assert place.deliver().status == "ok"

@@ -49,7 +49,7 @@ def test_chunks_hold_every_row_once_in_order_and_within_the_limits(
     held = [[seq for seq in seqs if chunk.after < seq <= chunk.last] for chunk in chunks]
     assert [seq for part in held for seq in part] == seqs
     weight = dict(zip(seqs, sizes, strict=True))
-    epochs = {epoch.incarnation: epoch for epoch in _identity(*forks).epochs()}
+    epochs = {epoch.incarnation: epoch for epoch in _identity(*forks).incarnation_ranges()}
     reached = after
     for chunk, part in zip(chunks, held, strict=True):
         assert chunk.rows == len(part) >= 1
@@ -126,4 +126,4 @@ def test_a_payload_of_rows_knows_their_sizes(tmp_path: Path) -> None:
 
     table = pa.table({"a": ["x" * 10, None, "é"], "n": [1, 2, None], "nothing": pa.nulls(3, pa.int64())})
     assert Rows(table).sizes == [18, 8, 10]
-    assert Rows(table).part(1, 3).sizes == [8, 10]
+    assert Rows(table).slice(1, 3).sizes == [8, 10]

@@ -35,7 +35,7 @@ def shown(standing: StandingHome, now: datetime | None = None) -> dict[tuple[str
     """The status of each stream by sink and source."""
     with standing.store() as store:
         found = status.report(standing.home, standing.config, store, now or datetime.now(UTC))
-    return {(each.standing.key.sink, each.standing.key.source): each.as_json() for each in found}
+    return {(each.state.key.sink, each.state.key.source): each.as_json() for each in found}
 
 
 def is_idle(standing: StandingHome, *sinks: str) -> bool:
@@ -164,9 +164,9 @@ def test_a_stream_is_idle_by_its_own_high_water_whatever_other_sources_do(settle
     settled.recorded(codex=5000)
     with settled.store() as store:
         assert status.idle(settled.home, settled.config, store, ["archive"]) is None
-        found = {each.standing.key.source: each for each in status.report(settled.home, settled.config, store, NOW)}
-    assert found["claude"].standing.is_settled
-    assert not found["codex"].standing.is_settled
+        found = {each.state.key.source: each for each in status.report(settled.home, settled.config, store, NOW)}
+    assert found["claude"].state.is_idle
+    assert not found["codex"].state.is_idle
 
 
 @pytest.mark.hazard(24)
@@ -264,7 +264,7 @@ def test_a_stream_that_waits_is_due_when_it_was_told_and_another_ones_news_at_on
     with settled.change() as connection:
         streams.failed(connection, key(), "busy", later, 1)
     assert due_at(settled, now) == later
-    assert due_at(settled, now, anew=True) == later, "a destination's wish is kept"
+    assert due_at(settled, now, config_changed=True) == later, "a destination's wish is kept"
     assert due_at(settled, later + timedelta(seconds=1)) == later + timedelta(seconds=1)
     settled.recorded(codex=13)
     assert due_at(settled, now) == now
@@ -280,14 +280,14 @@ def test_a_stream_that_failed_or_is_held_is_looked_at_now_and_then_and_when_the_
     assert written
     soon = written + timedelta(seconds=1)
     assert due_at(settled, soon) == written + FAILED_AGAIN
-    assert due_at(settled, soon, anew=True) == soon
+    assert due_at(settled, soon, config_changed=True) == soon
     with settled.change() as connection:
         streams.hold(connection, key(), streams.HISTORY, "its user must say")
     written = settled.stream(key()).updated_at
     assert written
     soon = written + timedelta(seconds=1)
     assert due_at(settled, soon) == written + HELD_AGAIN
-    assert due_at(settled, soon, anew=True) == soon
+    assert due_at(settled, soon, config_changed=True) == soon
 
 
 def test_a_clock_that_went_back_makes_no_stream_wait_for_a_time_that_was_meant_otherwise(

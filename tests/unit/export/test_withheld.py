@@ -62,19 +62,19 @@ def test_what_is_cleared_has_neither_closed_rows_nor_secrets_and_says_so(home: H
         }
     )
     columns = {name: partial(redact, rules_off=()) for name, redact in columns_with_text(AI_GATEWAY_MESSAGES).items()}
-    clearance = Clearance(Privacy(home).withheld, lambda _dataset: columns)
-    found, audit = clearance.cleared("ai_gateway_messages", table)
+    clearance = Clearance(Privacy(home).is_withheld, lambda _dataset: columns)
+    found, audit = clearance.filter_rows("ai_gateway_messages", table)
     assert found["_hyp_ingest_seq"].to_pylist() == [2, 3]
     assert KEY not in str(found.drop_columns(["part_id"]).to_pylist())
     assert found["part_id"].to_pylist() == ["b#0", KEY]
     assert found.schema == table.schema
     assert audit.withheld == (1,)
     assert audit.secrets == {2: {"github-token": 1, "assigned-secret": 1}, 3: {"github-token": 1}}
-    assert (audit.part(2, 3).withheld, audit.part(2, 3).rules) == ((), {"github-token": 1})
-    assert not clearance.still_holds(table)
-    assert clearance.still_holds(found)
+    assert (audit.slice(2, 3).withheld, audit.slice(2, 3).rules) == ((), {"github-token": 1})
+    assert not clearance.still_allowed(table)
+    assert clearance.still_allowed(found)
     (tmp_path / "here/.hypignore").unlink()
-    assert clearance.still_holds(table)
+    assert clearance.still_allowed(table)
 
 
 texts = st.none() | st.lists(st.sampled_from([KEY, "password=", "hunter2!x", " ", "text", '"', "ü"])).map("".join)

@@ -1,4 +1,4 @@
-"""Counting a range without Spark: exact, whatever the range cuts, and reading only what it must."""
+"""Counting the rows of a range without Spark: exact for every range, and reading only the necessary row groups."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def files_of(home: Home) -> list[metadata.DataFile]:
     return list(metadata.live_files(metadata.read(entry.metadata)))
 
 
-def test_no_table_and_no_rows_count_nothing(home: Home, tmp_path: Path) -> None:
+def test_a_missing_table_and_an_empty_range_count_zero_rows(home: Home, tmp_path: Path) -> None:
     assert rows_between(home, DATASET, "claude", 0, 100) == 0
     created = create_table(home, DATASET)
     assert rows_between(home, DATASET, "claude", 0, 100) == 0
@@ -52,7 +52,7 @@ def test_every_range_of_two_interleaved_sources_is_counted_exactly(home: Home, t
     assert rows_between(home, DATASET, "nobody", 0, 100) == 0
 
 
-def test_files_inside_the_range_are_not_opened_and_of_a_cut_one_only_the_cut_groups(
+def test_only_row_groups_that_cross_an_end_of_the_range_are_read(
     home: Home, table: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with table.transaction() as change:
@@ -82,10 +82,10 @@ def test_rows_without_a_sequence_are_in_no_range(home: Home, table: Any) -> None
     assert rows_between(home, DATASET, "claude", 1, 2) == 1
 
 
-def test_a_file_that_a_purge_took_away_meanwhile_is_looked_for_in_the_new_table(
+def test_a_file_that_a_purge_removes_during_the_count_is_found_in_the_new_metadata(
     home: Home, table: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The table was looked up, then purged, before its files were opened."""
+    """The table is purged after its lookup and before its files are opened."""
     append(table, {"claude": [1, 2, 3, 4]})
     before = metadata.entry(home, DATASET)
     (gone,) = files_of(home)
@@ -97,7 +97,7 @@ def test_a_file_that_a_purge_took_away_meanwhile_is_looked_for_in_the_new_table(
     assert rows_between(home, DATASET, "claude", 1, 3) == 1
 
 
-def test_a_missing_file_of_an_unchanged_table_is_an_error_and_not_a_count(home: Home, table: Any) -> None:
+def test_a_missing_file_of_an_unchanged_table_raises_an_error(home: Home, table: Any) -> None:
     append(table, {"claude": [1, 2, 3, 4]})
     (gone,) = files_of(home)
     gone.path.unlink()
@@ -105,7 +105,7 @@ def test_a_missing_file_of_an_unchanged_table_is_an_error_and_not_a_count(home: 
         rows_between(home, DATASET, "claude", 1, 3)
 
 
-def test_what_is_remembered_of_manifests_is_bounded_and_stays_right(
+def test_the_manifest_cache_is_bounded_and_stays_correct(
     home: Home, table: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(metadata, "_memory", metadata._Memory(3))
@@ -113,7 +113,7 @@ def test_what_is_remembered_of_manifests_is_bounded_and_stays_right(
         append(table, {"claude": list(range(start, start + 10))})
         assert rows_between(home, DATASET, "claude", 0, 100) == start + 9
         assert rows_between(home, DATASET, "claude", 0, 100) == start + 9
-    assert metadata._memory._held <= 3
+    assert metadata._memory._files <= 3
     with closing(SqlCatalog(metadata.CATALOG, uri=f"sqlite:///{home.catalog}")) as catalog:
         catalog.load_table((metadata.NAMESPACE, DATASET)).delete("_hyp_ingest_seq > 30")
     assert rows_between(home, DATASET, "claude", 0, 100) == 30

@@ -1,4 +1,4 @@
-"""What a flush does with good rows, bad rows, rows it has seen, and surroundings that fail."""
+"""Flushes of valid rows, invalid rows and duplicates, and flushes in a failing environment."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_a_committed_row_carries_its_sequence_source_row_id_and_flush(home: Home
 
 
 @pytest.mark.hazard(11)
-def test_every_row_in_the_lake_has_a_sequence_whatever_way_it_came(home: Home) -> None:
+def test_every_row_in_the_lake_has_a_sequence(home: Home) -> None:
     append(home, rows(5))
     append(home, rows(5, start=5, client_name="codex"))
     flush(home)
@@ -65,7 +65,7 @@ def test_every_row_in_the_lake_has_a_sequence_whatever_way_it_came(home: Home) -
     assert sorted(row[SEQ] for row in read_lake(home, DATASET)) == list(range(1, 16))
 
 
-def test_a_flush_of_nothing_but_duplicates_commits_nothing_and_still_finishes(home: Home) -> None:
+def test_a_flush_of_only_duplicates_commits_nothing_and_still_finishes(home: Home) -> None:
     append(home, rows(5))
     flush(home)
     before = metadata.entry(home, DATASET)
@@ -76,7 +76,7 @@ def test_a_flush_of_nothing_but_duplicates_commits_nothing_and_still_finishes(ho
     assert waiting(home) == 0
 
 
-def test_of_two_rows_with_one_key_in_one_flush_the_lower_sequence_stays(home: Home) -> None:
+def test_of_two_rows_with_the_same_key_in_one_flush_the_lower_sequence_is_kept(home: Home) -> None:
     append(home, [*rows(3), *rows(3, content_text="later")])
     flush(home)
     found = read_lake(home, DATASET)
@@ -86,7 +86,7 @@ def test_of_two_rows_with_one_key_in_one_flush_the_lower_sequence_stays(home: Ho
 
 @pytest.mark.hazard(5)
 @pytest.mark.hazard(7)
-def test_a_long_spool_is_flushed_in_bounded_pieces_and_segments_stay_whole(home: Home) -> None:
+def test_a_large_spool_takes_several_bounded_flushes_that_do_not_split_segments(home: Home) -> None:
     for start in range(0, 50, 10):
         append(home, rows(10, start=start))
     flush(home, Limits(max_rows=20))
@@ -97,8 +97,10 @@ def test_a_long_spool_is_flushed_in_bounded_pieces_and_segments_stay_whole(home:
 
 
 @pytest.mark.hazard(93)
-def test_a_poison_row_is_singled_out_and_nothing_behind_it_waits(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without isolation the segment would fail for ever, and every flush behind it."""
+def test_a_poison_row_is_rejected_and_does_not_block_the_rows_behind_it(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without isolation the segment would fail forever and block every later flush."""
     real = envelope.read_line
 
     def read_line(dataset: Any, line: bytes, ordinal: int) -> Any:
@@ -119,7 +121,9 @@ def test_a_poison_row_is_singled_out_and_nothing_behind_it_waits(home: Home, mon
 
 
 @pytest.mark.hazard(93)
-def test_segments_beside_a_poisoned_one_are_not_held_to_blame(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_segments_flushed_together_with_a_poisoned_one_are_not_blamed(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
     calls: list[list[str]] = []
     real = LightLake.run
 
@@ -137,14 +141,16 @@ def test_segments_beside_a_poisoned_one_are_not_held_to_blame(home: Home, monkey
     append(home, rows(1, start=2, content_text="poison"))
     flush(home)
     first_segment = calls[0][0]
-    assert sum(first_segment in tasks for tasks in calls) == PATIENCE + 1, "twice with its neighbour, then without"
+    assert sum(first_segment in tasks for tasks in calls) == PATIENCE + 1, (
+        "twice together with the other segment, then without it"
+    )
     assert first_segment not in calls[-1]
     assert len(rejected(home)) == 1
 
 
 @pytest.mark.hazard(13)
-def test_a_full_disk_while_building_costs_nothing_but_time(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No row is blamed, none is refused, all of them land when there is room again."""
+def test_a_full_disk_during_a_build_loses_no_rows(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No row is blamed or rejected, and all are committed when there is space again."""
     append(home, rows(10))
     with monkeypatch.context() as full:
         full.setattr(pq.ParquetWriter, "write_table", _no_space)
@@ -160,23 +166,23 @@ def _no_space(*_: object, **__: object) -> None:
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
-def test_trouble_after_the_commit_never_takes_a_committed_row_away(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A flush that landed and could not be recorded is finished later, not undone."""
+def test_an_error_after_the_commit_never_removes_a_committed_row(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A flush that is committed but not recorded is finished later, not undone."""
     append(home, rows(10))
     for step in ("secure.durable.fsync_file", "recover.record", "recover.remove_segments"):
         with monkeypatch.context() as failing:
             failing.setattr(f"hypaware.lake.landing.{step}", _no_space)
-            with pytest.raises(Retryable, match=r"next flush finishes|wait in the spool"):
+            with pytest.raises(Retryable, match=r"next flush records them|remain in the spool"):
                 flush(home)
         flush(home)
         assert parts(home) == sorted(f"message-{n}#0" for n in range(10))
         append(home, rows(10))
 
 
-def test_a_commit_that_landed_and_was_reported_failed_is_neither_undone_nor_done_again(
+def test_a_commit_that_succeeded_but_was_reported_failed_is_neither_undone_nor_repeated(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A connection that breaks after the commit: the refused rows are kept, and the files that the lake names."""
+    """The connection breaks after the commit: the rejects and the committed files are kept."""
     append(home, rows(10))
     folder = segments.folder(home, DATASET)
     (folder.sealed / segments.sealed_name(segments.new_name(), 1)).write_bytes(b'{"n":0,"v":1,"row":{}}\n')
@@ -203,7 +209,7 @@ def test_an_unreadable_key_index_fails_the_flush_and_drops_nothing(home: Home) -
     home.keys.write_bytes(b"this is not a database, not at all" * 200)
     for suffix in ("-wal", "-shm"):
         home.keys.with_name(f"keys.db{suffix}").unlink(missing_ok=True)
-    with pytest.raises(LakeError, match="nothing was dropped") as failed:
+    with pytest.raises(LakeError, match="no row was lost") as failed:
         flush(home)
     assert failed.value.repair == ("hyp verify --repair",)
     assert waiting(home) == 5
@@ -211,8 +217,8 @@ def test_an_unreadable_key_index_fails_the_flush_and_drops_nothing(home: Home) -
     assert flush(home).rows_written == 5
 
 
-def test_a_key_index_from_another_life_of_the_lake_is_made_anew(home: Home) -> None:
-    """Kept, it would drop rows that the lake no longer has."""
+def test_a_key_index_of_another_table_is_rebuilt(home: Home) -> None:
+    """An old index would drop rows that the lake no longer has."""
     append(home, rows(5))
     flush(home)
     with closing(KeyIndex(home.keys)) as index:
@@ -222,7 +228,7 @@ def test_a_key_index_from_another_life_of_the_lake_is_made_anew(home: Home) -> N
     assert (report.rows_written, report.rows_duplicate) == (5, 5)
 
 
-def test_a_key_index_that_lags_is_filled_from_the_lake(home: Home) -> None:
+def test_a_key_index_that_is_behind_catches_up_from_the_lake(home: Home) -> None:
     append(home, rows(5))
     flush(home)
     old = home.keys.read_bytes()
@@ -235,18 +241,18 @@ def test_a_key_index_that_lags_is_filled_from_the_lake(home: Home) -> None:
 
 
 @pytest.mark.hazard(73)
-def test_a_row_of_another_flush_in_the_same_range_is_not_taken_for_ours(home: Home) -> None:
+def test_a_row_of_another_flush_in_the_same_range_is_not_mistaken_for_ours(home: Home) -> None:
     """A state restored from an older copy reserves a range that the lake has already used."""
     append(home, rows(10))
     flush(home)
     with closing(LightLake(home)) as lake:
         table = lake.table(datasets.get(DATASET))
         stranger = flushes.Flush("another-flush", DATASET, 0, 10, ())
-        assert table.landed(stranger) is None
+        assert table.find_flush(stranger) is None
 
 
 @pytest.mark.hazard(73)
-def test_a_state_restored_from_an_older_copy_gives_no_sequence_out_again(home: Home) -> None:
+def test_a_state_restored_from_an_older_copy_reuses_no_sequence(home: Home) -> None:
     append(home, rows(10))
     flush(home)
     old = _copy_of_state(home)
@@ -262,8 +268,8 @@ def test_a_state_restored_from_an_older_copy_gives_no_sequence_out_again(home: H
 
 
 @pytest.mark.hazard(74)
-def test_the_floor_outlives_the_rows(home: Home) -> None:
-    """Retention may empty the lake; with the state lost too, the floor still says how far sequences went."""
+def test_the_floor_stays_after_all_rows_are_removed(home: Home) -> None:
+    """Retention may empty the lake; even if the state is lost too, the floor has the highest sequence."""
     append(home, rows(10))
     flush(home)
     with closing(LightLake(home)) as lake:
@@ -277,7 +283,7 @@ def test_the_floor_outlives_the_rows(home: Home) -> None:
 @pytest.mark.hazard(15)
 @pytest.mark.hazard(71)
 @pytest.mark.parametrize("how", ["lost", "emptied", "garbled"])
-def test_a_lost_or_damaged_state_is_rebuilt_above_everything_that_was_given_out(home: Home, how: str) -> None:
+def test_a_lost_or_damaged_state_is_rebuilt_above_every_used_sequence(home: Home, how: str) -> None:
     append(home, rows(10))
     flush(home)
     before = open_home(home)
@@ -298,8 +304,8 @@ def test_a_lost_or_damaged_state_is_rebuilt_above_everything_that_was_given_out(
 
 
 @pytest.mark.hazard(72)
-def test_a_commit_whose_files_a_power_cut_took_is_stepped_back_from(home: Home) -> None:
-    """The catalog names files that are short or missing; the segments still hold the rows."""
+def test_a_commit_that_lost_files_in_a_power_cut_is_rolled_back(home: Home) -> None:
+    """The catalog references truncated or missing files; the segments still contain the rows."""
     append(home, rows(5))
     flush(home)
     append(home, rows(5, start=5))
@@ -318,8 +324,8 @@ def test_a_commit_whose_files_a_power_cut_took_is_stepped_back_from(home: Home) 
 
 @pytest.mark.hazard(72)
 @pytest.mark.parametrize("victim", ["metadata", "manifest_list", "data"])
-def test_damage_to_a_recorded_commit_is_reported_and_never_stepped_back_from(home: Home, victim: str) -> None:
-    """It was synced, so this is no power cut; stepping back would lose rows whose segments are gone."""
+def test_damage_to_a_recorded_commit_is_reported_and_never_rolled_back(home: Home, victim: str) -> None:
+    """It was fsynced, so this is no power cut; a rollback would lose rows whose segments are removed."""
     append(home, rows(5))
     flush(home)
     append(home, rows(5, start=5))
@@ -342,7 +348,7 @@ def test_damage_to_a_recorded_commit_is_reported_and_never_stepped_back_from(hom
 
 
 @pytest.mark.hazard(47)
-def test_a_landed_flush_is_recognised_by_its_rows_when_its_snapshot_has_expired(home: Home) -> None:
+def test_a_committed_flush_is_recognised_by_its_rows_after_its_snapshot_expired(home: Home) -> None:
     append(home, rows(5))
     with closing(open_home(home).store) as store, closing(LightLake(home)) as lake:
         _flush_up_to_commit(home, store, lake)
@@ -359,8 +365,8 @@ def test_a_landed_flush_is_recognised_by_its_rows_when_its_snapshot_has_expired(
     assert parts(home) == sorted(f"message-{n}#0" for n in range(5))
 
 
-def test_segments_that_the_lake_names_are_not_taken_again_after_the_state_was_lost(home: Home) -> None:
-    """Also for rows that have no key and so no index to protect them."""
+def test_segments_in_the_lake_are_not_committed_again_after_the_state_was_lost(home: Home) -> None:
+    """This includes rows without a key, which the index cannot deduplicate."""
     append(home, rows(5))
     sealed = next(segments.folder(home, DATASET).sealed.iterdir())
     held = sealed.read_bytes()
@@ -372,7 +378,7 @@ def test_segments_that_the_lake_names_are_not_taken_again_after_the_state_was_lo
     assert not sealed.exists()
 
 
-def test_facts_of_a_lake_are_read_without_spark(home: Home) -> None:
+def test_the_summary_of_a_lake_is_read_without_spark(home: Home) -> None:
     append(home, rows(4))
     append(home, rows(4, start=4, client_name="codex"))
     flush(home)
@@ -384,7 +390,7 @@ def test_facts_of_a_lake_are_read_without_spark(home: Home) -> None:
 
 
 @pytest.mark.hazard(17)
-def test_a_lake_that_went_back_behind_what_was_recorded_is_an_error_and_not_silence(home: Home) -> None:
+def test_a_lake_that_lacks_recorded_rows_raises_an_error(home: Home) -> None:
     append(home, rows(5))
     flush(home)
     append(home, rows(5, start=5))
@@ -398,8 +404,8 @@ def test_a_lake_that_went_back_behind_what_was_recorded_is_an_error_and_not_sile
 
 
 @pytest.mark.hazard(72)
-def test_a_commit_that_was_never_secured_is_secured_before_another_follows(home: Home, tmp_path: Path) -> None:
-    """Killed before its fsync, its state lost, another commit on top, then a power cut: only the newest was checked."""
+def test_a_commit_that_was_never_fsynced_is_fsynced_before_the_next_one(home: Home, tmp_path: Path) -> None:
+    """Killed before the fsync, state lost, then another commit and a power cut: only the newest commit is checked."""
     disk = ShadowDisk(tmp_path / "shadow")
     with disk.watching():
         append(home, rows(5))
@@ -412,7 +418,7 @@ def test_a_commit_that_was_never_secured_is_secured_before_another_follows(home:
 
 
 @pytest.mark.hazard(72)
-def test_a_table_whose_creation_a_power_cut_took_never_existed(home: Home, tmp_path: Path) -> None:
+def test_a_table_whose_creation_was_lost_in_a_power_cut_is_removed_from_the_catalog(home: Home, tmp_path: Path) -> None:
     disk = ShadowDisk(tmp_path / "shadow")
     with disk.watching():
         append(home, rows(5))
@@ -425,8 +431,8 @@ def test_a_table_whose_creation_a_power_cut_took_never_existed(home: Home, tmp_p
 
 @pytest.mark.hazard(72)
 @pytest.mark.parametrize("victim", ["metadata", "data"])
-def test_a_damaged_commit_and_a_lost_state_together_cost_nothing(home: Home, victim: str) -> None:
-    """The rebuilt state must not believe a commit that is about to be stepped back from."""
+def test_a_damaged_commit_and_a_lost_state_together_lose_no_rows(home: Home, victim: str) -> None:
+    """The rebuilt state must not trust a commit that is about to be rolled back."""
     append(home, rows(5))
     flush(home)
     append(home, rows(5, start=5))
@@ -443,8 +449,8 @@ def test_a_damaged_commit_and_a_lost_state_together_cost_nothing(home: Home, vic
 
 
 @pytest.mark.hazard(72)
-def test_a_lake_with_anything_whole_left_is_never_taken_for_one_that_never_was(home: Home) -> None:
-    """State and mirror lost, the two newest metadata files damaged: an older one holds rows, so nothing is guessed."""
+def test_a_table_with_an_intact_commit_is_never_removed_from_the_catalog(home: Home) -> None:
+    """State and mirror are lost, the two newest metadata files are damaged, and an older one has rows."""
     for start in range(0, 20, 5):
         append(home, rows(5, start=start))
         flush(home)
@@ -461,19 +467,19 @@ def test_a_lake_with_anything_whole_left_is_never_taken_for_one_that_never_was(h
 
 
 @pytest.mark.hazard(17)
-def test_a_catalog_that_lost_its_table_is_an_error_and_no_new_table(home: Home) -> None:
+def test_a_catalog_without_a_recorded_table_raises_an_error_and_creates_no_table(home: Home) -> None:
     append(home, rows(5))
     flush(home)
     with closing(sqlite3.connect(home.catalog)) as catalog, catalog:
         catalog.execute("DELETE FROM iceberg_tables")
     append(home, rows(5, start=5))
-    with pytest.raises(LakeError, match="does not know the table"):
+    with pytest.raises(LakeError, match="has no such table"):
         flush(home)
     assert metadata.entries(home) == []
 
 
-def test_a_flush_ends_although_producers_never_pause(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It commits what waited when it began."""
+def test_a_flush_ends_while_producers_keep_writing(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It commits the rows that were in the spool when it began."""
     append(home, rows(5))
     more = iter(range(5, 1000, 5))
     real = LightLake.run
@@ -488,7 +494,7 @@ def test_a_flush_ends_although_producers_never_pause(home: Home, monkeypatch: py
 
 
 @pytest.mark.hazard(93)
-def test_a_segment_that_cannot_be_read_holds_up_only_itself(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreadable_segment_blocks_only_itself(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     append(home, rows(5))
     bad = next(segments.folder(home, DATASET).sealed.iterdir())
     append(home, rows(5, start=5))
@@ -509,7 +515,7 @@ def test_a_segment_that_cannot_be_read_holds_up_only_itself(home: Home, monkeypa
     assert len(parts(home)) == 10
 
 
-def test_a_segment_whose_name_lies_about_its_rows_loses_none(home: Home) -> None:
+def test_a_segment_with_a_wrong_row_count_in_its_name_loses_no_rows(home: Home) -> None:
     append(home, rows(5))
     sealed = next(segments.folder(home, DATASET).sealed.iterdir())
     sealed.rename(sealed.with_name(sealed.name.replace(".5.", ".3.")))
@@ -522,7 +528,7 @@ def test_a_segment_whose_name_lies_about_its_rows_loses_none(home: Home) -> None
 
 
 def _flush_up_to_commit(home: Home, store: Any, lake: LightLake) -> None:
-    """A flush whose process died right after its commit."""
+    """Leave a flush whose process died right after its commit."""
     from hypaware.lake.flush import Flusher
 
     class Died(BaseException):
@@ -555,6 +561,6 @@ def _restore_state(home: Home, copy: dict[Path, bytes]) -> None:
         path.write_bytes(held)
 
 
-def test_an_unknown_dataset_names_the_nearest_one() -> None:
+def test_an_unknown_dataset_suggests_the_nearest_name() -> None:
     with pytest.raises(HypError, match="did you mean ai_gateway_messages"):
         datasets.get("ai_gateway_mesages")

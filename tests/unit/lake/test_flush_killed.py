@@ -1,4 +1,4 @@
-"""The flush protocol under SIGKILL at every crash point, over a light lake; Spark's turn is in tests/acceptance."""
+"""SIGKILL at every crash point of a flush, over a lightweight lake. tests/acceptance does the same with Spark."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ APPEND_POINTS = [
     point.name for point in all_points() if point.name.startswith(("spool.create", "spool.append", "spool.seal"))
 ]
 ONLY_AFTER_POWER_CUT = {"lake.step-back.before-update", "lake.step-back.after-update"}
-# What several steps of one flush pass, and the commits of one batch after another; a soak kills all of them more often.
+# Points that one flush passes several times; a soak test kills at each of them more often.
 _AGAIN = ("state.", "lake.secure.", "lake.commit.")
 KILLS = [
     (point, times)
@@ -44,7 +44,7 @@ KILLS = [
 
 
 def spoil(home: Home) -> None:
-    """A line that nobody can take, in a segment of its own."""
+    """Write an invalid line to a separate segment."""
     folder = segments.folder(home, DATASET)
     (folder.sealed / segments.sealed_name(segments.new_name(), 1)).write_bytes(b'{"n":0,"v":1,"row":{"role":1}}\n')
 
@@ -74,7 +74,7 @@ OLD, NEW = message_rows(30), message_rows(40, start=25)
 
 @pytest.fixture(scope="module")
 def kept(tmp_path_factory: pytest.TempPathFactory) -> KeptHome:
-    """With rows in the lake, and more that wait, some of them the same."""
+    """Make a home with rows in the lake and rows in the spool, some of them duplicates."""
 
     def make(home: Home) -> None:
         append(home, OLD)
@@ -89,22 +89,20 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> KeptHome:
 @pytest.mark.hazard(3)
 @pytest.mark.parametrize(("point", "times"), KILLS)
 def test_a_flush_killed_at_any_point_leaves_every_row_once(kept: KeptHome, point: str, times: int) -> None:
-    """Without recovery the rows would be missing, or appended again under new sequences."""
+    """Without recovery, rows would be missing or be added again under new sequences."""
     home = kept.as_made()
     lived = live(lambda: (flush(home, Limits(max_rows=20)), None)[1], crash_at=f"{point}:{times}")
-    assert not lived or times > 1, "a point that is never reached guards nothing"
+    assert not lived or times > 1, "the crash point was not reached"
     flush(home)
     check_exactly_once(home, [f"{row['message_id']}#0" for row in [*OLD, *NEW]])
     assert len(rejected_lines(home)) == 1
     append(home, NEW)
-    assert flush(home).rows_written == 0, "the key index knows every committed row"
+    assert flush(home).rows_written == 0, "the key index has every committed row"
 
 
 @pytest.mark.hazard(6)
 @pytest.mark.parametrize("point", APPEND_POINTS)
-def test_a_producer_killed_at_any_point_loses_nothing_that_it_acknowledged(
-    home: Home, point: str, tmp_path: Path
-) -> None:
+def test_a_producer_killed_at_any_point_loses_no_acknowledged_rows(home: Home, point: str, tmp_path: Path) -> None:
     acknowledged = tmp_path / "acknowledged"
     batches = [message_rows(5, start=start) for start in (0, 5, 10)]
 
@@ -126,7 +124,7 @@ def test_a_producer_killed_at_any_point_loses_nothing_that_it_acknowledged(
 
 @pytest.mark.hazard(8)
 @pytest.mark.parametrize("point", ["spool.repair.before-rename", "spool.repair.after-rename"])
-def test_a_repairer_killed_at_any_point_leaves_the_orphan_to_the_next(home: Home, point: str) -> None:
+def test_a_repair_killed_at_any_point_is_completed_by_the_next_one(home: Home, point: str) -> None:
     rows = message_rows(7)
     live(lambda: append(home, rows, seal=False))
     assert not live(lambda: (flush(home), None)[1], crash_at=point)
@@ -135,8 +133,8 @@ def test_a_repairer_killed_at_any_point_leaves_the_orphan_to_the_next(home: Home
 
 
 @pytest.mark.hazard(4)
-def test_killed_again_and_again_a_flush_still_ends_with_every_row_once(home: Home) -> None:
-    """Recovery itself may be killed, and so may the recovery of the recovery."""
+def test_a_flush_killed_repeatedly_still_commits_every_row_once(home: Home) -> None:
+    """Recovery can be killed too, and so can the recovery of the recovery."""
     rows = message_rows(40)
     append(home, rows)
     spoil(home)
@@ -149,7 +147,7 @@ def test_killed_again_and_again_a_flush_still_ends_with_every_row_once(home: Hom
 
 @pytest.mark.hazard(1)
 @pytest.mark.hazard(83)
-def test_a_row_that_comes_again_on_another_day_from_another_source_is_still_the_same_row(home: Home) -> None:
+def test_a_row_repeated_on_another_day_from_another_source_is_a_duplicate(home: Home) -> None:
     rows = message_rows(10)
     append(home, rows)
     flush(home)
@@ -161,7 +159,7 @@ def test_a_row_that_comes_again_on_another_day_from_another_source_is_still_the_
 
 @pytest.mark.hazard(16)
 def test_rows_become_visible_in_the_order_of_their_sequences(home: Home) -> None:
-    """A reader that saw sequence w may forget everything up to w: no lower one appears later."""
+    """After a reader has seen sequence w, no row with a lower sequence appears."""
     seen = 0
     for round_ in range(4):
         append(home, message_rows(10, start=10 * round_))

@@ -1,7 +1,7 @@
-"""Spool and flush as a machine with a model: acknowledged ⊆ recovered, none twice, whatever is killed or lost.
+"""A state machine test of spool and flush against a model: every acknowledged row is committed, and none twice.
 
-Each step runs in a process of its own that is really killed. A power cut takes every byte and every name that was not
-synced, or some of them.
+Each step runs in a separate process, which may be killed. A power cut loses all or some of the bytes and directory
+entries that were not fsynced.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class SpoolAndFlush(RuleBasedStateMachine):
 
     @rule(new=st.integers(0, 12), again=st.integers(0, 5), batches=st.integers(1, 3), seal=st.booleans(), crash=CRASHES)
     def produce(self, new: int, again: int, batches: int, seal: bool, crash: str | None) -> None:
-        """A process appends new rows and some that were sent before; it ends well, forgets to seal, or is killed."""
+        """Append new and repeated rows in a process that exits normally, exits without sealing, or is killed."""
         plan = []
         for _ in range(batches):
             plan.append(message_rows(new, start=self.sent) + message_rows(min(again, self.sent)))
@@ -101,7 +101,7 @@ class SpoolAndFlush(RuleBasedStateMachine):
 
     @rule()
     def settle(self) -> None:
-        """A flush that nobody disturbs: the lake now holds all that was acknowledged, at most what was tried."""
+        """An undisturbed flush: the lake has all acknowledged rows, and no rows that were never appended."""
         with self.disk.watching():
             assert live(lambda: self._flush(100_000))
         rows = read_lake(self.home, DATASET)
@@ -112,7 +112,7 @@ class SpoolAndFlush(RuleBasedStateMachine):
         assert len(by_seq) == len(rows)
         newest = max(self.seen, default=0)
         for seq, part in by_seq.items():
-            assert self.seen.get(seq) == part if seq in self.seen else seq > newest, "a sequence was issued again"
+            assert self.seen.get(seq) == part if seq in self.seen else seq > newest, "a sequence was reused"
         assert self.seen.keys() <= by_seq.keys()
         self.seen = by_seq
 

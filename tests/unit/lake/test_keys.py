@@ -1,4 +1,4 @@
-"""The key index by itself: what it keeps and forgets when its table changes under it."""
+"""The key index: which keys it keeps and removes when its table changes."""
 
 from __future__ import annotations
 
@@ -25,29 +25,29 @@ def key(number: int) -> bytes:
 
 
 @pytest.mark.hazard(83)
-def test_a_rebuilt_table_is_taken_in_again_and_what_retention_dropped_stays_known(home: Home) -> None:
-    """Nothing but the index knows of dropped rows: without their keys, a client that repeats them brings them back."""
+def test_a_rebuilt_table_is_indexed_again_and_keys_removed_by_retention_stay(home: Home) -> None:
+    """Keys of removed rows exist only in the index; without them, a client that repeats the rows would restore them."""
     with closing(KeyIndex(home.keys)) as index:
         index.add("d", "old", 10, [(key(1), 1), (key(5), 5)])
-        index.start_over("d", "new", 10)
-        assert index.through("d", "new") == 0
+        index.restart("d", "new", 10)
+        assert index.indexed_through("d", "new") == 0
         assert index.find([key(1), key(5)]) == {key(1): 1, key(5): 5}
 
 
-def test_starting_over_forgets_what_lies_above_the_floor_for_every_dataset(home: Home) -> None:
+def test_a_restart_removes_keys_above_the_floor_for_every_dataset(home: Home) -> None:
     with closing(KeyIndex(home.keys)) as index:
         index.add("d", "old", 10, [(key(1), 1), (key(9), 9)])
         index.add("e", "other", 8, [(key(8), 8)])
-        index.start_over("d", "old", 5)
+        index.restart("d", "old", 5)
         assert index.find([key(1), key(8), key(9)]) == {key(1): 1}
-        assert index.through("e", "other") == 5, "what it had above is read from its table again"
+        assert index.indexed_through("e", "other") == 5, "keys above the floor are read from the table again"
 
 
-def test_keys_of_rows_that_go_are_forgotten_and_the_table_is_read_again_unless_they_went(home: Home) -> None:
+def test_keys_of_removed_rows_are_dropped_and_the_table_is_indexed_again_unless_marked_complete(home: Home) -> None:
     with closing(KeyIndex(home.keys)) as index:
         index.add("d", "uuid", 10, [(key(1), 1), (key(9), 9)])
-        index.forget("d", [9])
+        index.remove_rows("d", [9])
         assert index.find([key(1), key(9)]) == {key(1): 1}
-        assert index.through("d", "uuid") == 0
-        index.trust("d", 10)
-        assert index.through("d", "uuid") == 10
+        assert index.indexed_through("d", "uuid") == 0
+        index.mark_complete("d", 10)
+        assert index.indexed_through("d", "uuid") == 10

@@ -1,4 +1,4 @@
-"""A home that lies elsewhere: its tables name the files that lie here, and a copy never touches the original's."""
+"""Moved and copied homes: their tables reference files in the new location, and a copy never touches the original."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _STEPS = [
 
 @pytest.fixture(scope="module")
 def kept(tmp_path_factory: pytest.TempPathFactory) -> KeptHome:
-    """With three commits; the name is one that a user may give."""
+    """Make a home with three commits and a name that a user may choose."""
 
     def make(home: Home) -> None:
         for start in (0, 10, 20):
@@ -92,7 +92,7 @@ def _forget(*paths: Path) -> None:
 
 
 def _names(home: Home, text: str) -> list[str]:
-    """Files of the lake that hold the text; Avro unpacked."""
+    """Return the files of the lake that contain a text, decoding Avro."""
     found = []
     for path in home.warehouse.rglob("metadata/*"):
         held = path.read_bytes()
@@ -121,17 +121,17 @@ def _names(home: Home, text: str) -> list[str]:
         ("s3://bucket/lake/warehouse/x", "s3://bucket/lake/warehouse/x"),
     ],
 )
-def test_a_path_is_told_from_its_place_within_a_home(location: str, here: str) -> None:
-    assert Place(Path("/new")).here(location) == here
+def test_a_location_is_translated_by_its_path_within_the_home(location: str, here: str) -> None:
+    assert Place(Path("/new")).localize(location) == here
 
 
-def test_a_file_that_lies_in_no_home_is_not_guessed() -> None:
-    with pytest.raises(LakeError, match="lies in no home"):
-        Place(Path("/new")).here("file:/somewhere/else.parquet")
+def test_a_location_outside_any_home_raises_an_error() -> None:
+    with pytest.raises(LakeError, match="outside the warehouse"):
+        Place(Path("/new")).localize("file:/somewhere/else.parquet")
 
 
 @pytest.mark.hazard(70)
-def test_a_moved_home_is_the_same_home_in_its_new_place(home: Home) -> None:
+def test_a_moved_home_keeps_its_identity_and_rows(home: Home) -> None:
     before, known = read_lake(home, DATASET), _opened(home).identity
     snapshots = [snapshot.id for snapshot in metadata.read(_entry(home).metadata).snapshots]
     moved = _moved(home)
@@ -154,7 +154,7 @@ def test_a_moved_home_is_the_same_home_in_its_new_place(home: Home) -> None:
 
 
 @pytest.mark.hazard(70)
-def test_a_home_that_is_moved_back_and_forth_stays_whole(home: Home) -> None:
+def test_a_home_that_is_moved_back_and_forth_stays_intact(home: Home) -> None:
     before = read_lake(home, DATASET)
     there = _moved(home)
     _opened(there)
@@ -166,7 +166,7 @@ def test_a_home_that_is_moved_back_and_forth_stays_whole(home: Home) -> None:
 
 @pytest.mark.hazard(69)
 @pytest.mark.hazard(71)
-def test_a_copy_goes_on_beside_its_original_and_touches_nothing_of_it(home: Home) -> None:
+def test_a_copy_works_next_to_its_original_and_never_touches_its_files(home: Home) -> None:
     known = _opened(home).identity
     copy = _copied(home)
     before = _contents(home.root)
@@ -178,7 +178,7 @@ def test_a_copy_goes_on_beside_its_original_and_touches_nothing_of_it(home: Home
     with closing(LightLake(copy)) as lake:
         table = lake.table(datasets.get(DATASET))
         gone = tuple(metadata.live_files(metadata.read(_entry(copy).metadata)))
-        table.change(Change("purge", gone=gone, come=()))
+        table.replace_files(Change("purge", removed=gone, added=()))
         for file in gone:
             assert file.path.is_relative_to(copy.root)
             file.path.unlink()
@@ -191,7 +191,7 @@ def test_a_copy_goes_on_beside_its_original_and_touches_nothing_of_it(home: Home
 
 
 @pytest.mark.hazard(71)
-def test_a_copy_never_gives_out_a_sequence_of_its_original(home: Home) -> None:
+def test_a_copy_never_uses_a_sequence_of_its_original(home: Home) -> None:
     copy = _copied(home)
     append(home, rows(10, start=30))
     append(copy, rows(10, start=30))
@@ -205,7 +205,7 @@ def test_a_copy_never_gives_out_a_sequence_of_its_original(home: Home) -> None:
 
 @pytest.mark.hazard(71)
 @pytest.mark.parametrize("lost", [("state.db",), ("state.db", "state.mirror.json")])
-def test_the_leap_of_a_copy_survives_the_loss_of_its_memory(home: Home, lost: tuple[str, ...]) -> None:
+def test_the_sequence_leap_of_a_copy_survives_the_loss_of_state_and_mirror(home: Home, lost: tuple[str, ...]) -> None:
     copy = _copied(home)
     life = _opened(copy).identity
     _forget(*(copy.root / name for name in lost))
@@ -216,7 +216,7 @@ def test_the_leap_of_a_copy_survives_the_loss_of_its_memory(home: Home, lost: tu
 
 @pytest.mark.hazard(69)
 @pytest.mark.parametrize("how", [_moved, _copied])
-def test_without_its_memory_a_home_elsewhere_is_taken_for_a_copy(home: Home, how: Callable[[Home], Home]) -> None:
+def test_a_relocated_home_without_state_and_mirror_counts_as_a_copy(home: Home, how: Callable[[Home], Home]) -> None:
     known, before = _opened(home).identity, read_lake(home, DATASET)
     there = how(home)
     _forget(there.state, there.mirror)
@@ -229,7 +229,7 @@ def test_without_its_memory_a_home_elsewhere_is_taken_for_a_copy(home: Home, how
 
 
 @pytest.mark.hazard(70)
-def test_a_moved_home_that_lost_its_state_is_not_taken_for_a_copy(home: Home) -> None:
+def test_a_moved_home_that_lost_only_its_state_counts_as_moved(home: Home) -> None:
     before = read_lake(home, DATASET)
     moved = _moved(home)
     _forget(moved.state)
@@ -238,7 +238,7 @@ def test_a_moved_home_that_lost_its_state_is_not_taken_for_a_copy(home: Home) ->
 
 
 @pytest.mark.hazard(69)
-def test_a_copy_in_the_very_place_of_its_original_is_a_copy(home: Home) -> None:
+def test_a_copy_at_the_path_of_its_original_is_detected(home: Home) -> None:
     known, before = _opened(home).identity, read_lake(home, DATASET)
     copy = _copied(home)
     home.root.rename(home.root.with_name("the original"))
@@ -255,7 +255,7 @@ def test_a_copy_in_the_very_place_of_its_original_is_a_copy(home: Home) -> None:
     ("how", "step"),
     [*((how, step) for how in (_moved, _copied) for step in _STEPS), (_copied, "lake.relocate.after-stamp")],
 )
-def test_a_kill_at_any_step_is_made_good_by_the_next_opening(
+def test_a_relocation_killed_at_any_step_is_completed_by_the_next_open(
     home: Home, how: Callable[[Home], Home], step: str
 ) -> None:
     known, before = _opened(home).identity, read_lake(home, DATASET)
@@ -275,7 +275,7 @@ def test_a_kill_at_any_step_is_made_good_by_the_next_opening(
 
 
 @pytest.mark.hazard(69)
-def test_processes_that_meet_a_copy_settle_it_once(home: Home) -> None:
+def test_concurrent_processes_relocate_a_copy_once(home: Home) -> None:
     copy = _copied(home)
 
     def meet(number: int) -> None:
@@ -307,18 +307,18 @@ sys.stdin.readline()
         ("run/server.lock", "flock", "kill {pid}"),
     ],
 )
-def test_a_home_moved_under_who_works_in_it_waits_for_them(
+def test_a_home_moved_while_processes_use_it_waits_for_them(
     home: Home, monkeypatch: pytest.MonkeyPatch, lock: str, kind: str, repair: str
 ) -> None:
-    """POSIX locks, as a JVM takes them, are not seen by flock, nor the other way round."""
-    monkeypatch.setattr(residents, "PATIENCE_SECONDS", 0.0)
+    """POSIX locks, which the JVM uses, and flock do not see each other."""
+    monkeypatch.setattr(residents, "WAIT_SECONDS", 0.0)
     moved = _moved(home)
     with running(_HOLD, moved, moved.root / lock, kind) as process:
         assert process.stdout
         assert process.stdout.readline() == "held\n"
         before = _contents(moved.warehouse)
         for use in (open_home, identify):
-            with pytest.raises(NotReady, match="is still at work in it") as refused:
+            with pytest.raises(NotReady, match="is still running in it") as refused:
                 use(moved)
             assert (refused.value.exit_code, refused.value.kind) == (3, "home_in_use")
             assert refused.value.repair == (repair.format(pid=process.pid),)
@@ -327,8 +327,8 @@ def test_a_home_moved_under_who_works_in_it_waits_for_them(
     assert len(read_lake(moved, DATASET)) == 30
 
 
-def test_an_engine_that_has_just_taken_the_lake_settles_the_home_itself(home: Home) -> None:
-    """Its own locks do not hold it up: whoever asked it may not have looked at the home before."""
+def test_an_engine_that_has_just_acquired_the_lake_relocates_the_home_itself(home: Home) -> None:
+    """Its own locks do not block it: its client may not have opened the home before."""
     moved = _moved(home)
     lake_lock = """
 import fcntl, json, os, sys
@@ -357,7 +357,7 @@ print("opened", flush=True)
     assert len(read_lake(moved, DATASET)) == 30
 
 
-def test_what_a_copy_carries_of_its_original_s_processes_means_nothing(home: Home) -> None:
+def test_process_files_copied_from_the_original_are_ignored(home: Home) -> None:
     home.engine.mkdir(exist_ok=True)
     home.run.mkdir(exist_ok=True)
     for name in ("engine.lock", "engine.pid", "daemon.lock", "server.lock"):
@@ -369,8 +369,8 @@ def test_what_a_copy_carries_of_its_original_s_processes_means_nothing(home: Hom
 
 @pytest.mark.hazard(72)
 @pytest.mark.parametrize("torn", ["metadata", "manifest", "data"])
-def test_what_a_power_cut_tore_before_the_move_is_stepped_back_from_after_it(home: Home, torn: str) -> None:
-    """The newest commit did not become durable, and was never recorded."""
+def test_a_commit_torn_before_a_move_is_rolled_back_after_it(home: Home, torn: str) -> None:
+    """The newest commit was neither durable nor recorded."""
     append(home, rows(5, start=30))
     with closing(open_home(home).store) as store, store.transaction() as connection:
         recorded = flushes.high_water(connection)
@@ -390,8 +390,8 @@ def test_what_a_power_cut_tore_before_the_move_is_stepped_back_from_after_it(hom
     assert {row["message_id"] for row in read_lake(moved, DATASET)} >= {f"message-{n}" for n in range(30)}
 
 
-def test_everything_that_names_a_place_is_told(home: Home) -> None:
-    """Properties with a path, the namespace's own place, checksums of files that are gone."""
+def test_every_path_in_the_metadata_is_rewritten(home: Home) -> None:
+    """Path properties and the namespace location are rewritten, and stale checksum files are removed."""
     with closing(LightLake(home)) as lake:
         table = lake.catalog.load_table((metadata.NAMESPACE, DATASET))
         with table.transaction() as transaction:
@@ -412,7 +412,7 @@ def test_everything_that_names_a_place_is_told(home: Home) -> None:
     assert list(moved.warehouse.rglob("*.crc")) == []
 
 
-def test_each_manifest_is_written_once_and_nothing_old_stays(home: Home) -> None:
+def test_each_manifest_is_rewritten_once_and_old_files_are_removed(home: Home) -> None:
     known = metadata.read(_entry(home).metadata)
     manifests = {each.path.name for snapshot in known.snapshots for each in metadata.manifests(snapshot)}
     moved = _moved(home)
@@ -424,7 +424,7 @@ def test_each_manifest_is_written_once_and_nothing_old_stays(home: Home) -> None
     assert len(list(moved.warehouse.rglob("*.metadata.json"))) == 2
 
 
-def test_a_home_reached_through_a_link_is_told_its_own_place(home: Home) -> None:
+def test_a_home_reached_through_a_symlink_uses_its_real_path(home: Home) -> None:
     before = read_lake(home, DATASET)
     moved = _moved(home)
     link = home.root.with_name("link")
@@ -437,8 +437,8 @@ def test_a_home_reached_through_a_link_is_told_its_own_place(home: Home) -> None
     assert read_lake(moved, DATASET) == before
 
 
-def test_a_state_copied_before_its_side_file_is_raised_to_it_first(home: Home) -> None:
-    """Who copies a home that is at work gets an older state and a newer side file."""
+def test_a_state_copied_before_its_mirror_is_first_raised_to_the_mirror(home: Home) -> None:
+    """A copy of a home in use has an older state and a newer mirror."""
     early = home.root.with_name("early")
     shutil.copy(home.state, early)
     append(home, rows(10, start=30))
@@ -452,7 +452,7 @@ def test_a_state_copied_before_its_side_file_is_raised_to_it_first(home: Home) -
     assert rebuild.read_facts(copy).floor == 40 + moving.LEAP
 
 
-def test_a_home_with_no_room_left_for_a_leap_says_so(home: Home) -> None:
+def test_a_copy_without_sequences_left_for_a_leap_raises_an_error(home: Home) -> None:
     with closing(open_home(home).store) as store, store.transaction() as connection:
         flushes.raise_next_seq(connection, 2**62 - 5)
     copy = _copied(home)
@@ -464,7 +464,7 @@ def test_a_home_with_no_room_left_for_a_leap_says_so(home: Home) -> None:
     assert _opened(_moved(home)).identity.parents == ()
 
 
-def test_a_moved_home_is_known_as_here_by_state_and_side_file(home: Home) -> None:
+def test_state_and_mirror_of_a_moved_home_have_its_new_path(home: Home) -> None:
     moved = _moved(home)
     known = identify(moved)
     with closing(open_home(moved).store) as store, store.reading() as connection:

@@ -1,4 +1,4 @@
-"""The dedupe key of a row: its own gateway's by its part, another gateway's by that gateway and its part."""
+"""Dedupe keys: the part for rows of the own gateway, gateway and part for rows of another."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ def key(part: str, gateway: str | None, own: str | None = OWN) -> bytes | None:
     return row_key(MESSAGES, {"part_id": part, "gateway_id": gateway}, own)
 
 
-def test_a_row_of_the_homes_own_has_the_key_it_always_had() -> None:
+def test_a_row_of_the_own_gateway_has_a_key_without_gateway() -> None:
     assert key("m#0", OWN) == key_hash(DATASET, "m#0")
-    assert key("m#0", None) == key_hash(DATASET, "m#0"), "rows that do not say whose they are are its own"
+    assert key("m#0", None) == key_hash(DATASET, "m#0"), "rows without a gateway are the own ones"
     assert key("m#0", "gw-other", None) == key_hash(DATASET, "m#0")
 
 
-def test_no_gateway_can_claim_anothers_rows() -> None:
+def test_no_gateway_can_claim_rows_of_another() -> None:
     assert len({key("m#0", gateway) for gateway in (OWN, "gw-1", "gw-2")}) == 3
     assert key("m#0", "gw-1") == key("m#0", "gw-1")
 
 
-def test_a_row_without_a_key_has_none_whoever_it_comes_from() -> None:
+def test_a_row_without_a_key_has_no_hash_from_any_gateway() -> None:
     assert row_key(MESSAGES, {"gateway_id": "gw-1"}, OWN) is None
 
 
@@ -50,12 +50,12 @@ def test_a_row_without_a_key_has_none_whoever_it_comes_from() -> None:
     st.tuples(st.text(max_size=8), st.text(min_size=1, max_size=8)),
 )
 def test_different_rows_have_different_keys(one: tuple[str, str], other: tuple[str, str]) -> None:
-    """Whatever is in a gateway's id or in a part's: none runs over into the other."""
+    """No combination of gateway id and part id gives the key of another."""
     assert (key(one[1], one[0]) == key(other[1], other[0])) == (one == other)
 
 
-def test_the_lakes_own_files_give_the_same_keys(tmp_path: Path) -> None:
-    """What the index is filled anew from must agree with what a flush put in."""
+def test_a_scan_of_data_files_gives_the_same_keys(tmp_path: Path) -> None:
+    """A rebuilt index must have the same keys as one that flushes have filled."""
     rows = [
         {SEQ: 1, "part_id": "m#0", "gateway_id": OWN},
         {SEQ: 2, "part_id": "m#0", "gateway_id": "gw-1"},
@@ -69,8 +69,8 @@ def test_the_lakes_own_files_give_the_same_keys(tmp_path: Path) -> None:
     assert len(found.hashes) == 3 * KEY_BYTES
 
 
-def test_rows_of_two_gateways_with_one_part_are_two_rows_also_after_the_index_was_made_anew(home: Home) -> None:
-    """At a server each gateway's rows are its own; and its own rows that come again are still known."""
+def test_rows_of_two_gateways_with_the_same_part_stay_two_rows_after_the_index_is_rebuilt(home: Home) -> None:
+    """On a server, rows of different gateways are distinct, and repeated rows of a gateway are duplicates."""
     own = open_home(home)
     own.store.close()
 

@@ -1,4 +1,4 @@
-"""Which records are of one thing: the rule by itself."""
+"""Matching of live and native rows: the pure function."""
 
 from __future__ import annotations
 
@@ -20,82 +20,82 @@ DAY = 24 * 3600
 def mets(*rows: tuple[int, dict[str, object]]) -> list[Met]:
     found = Meetings()
     for seq, row in rows:
-        found.note(MESSAGES, coerce_row(MESSAGES, row, "ours"), seq)
+        found.record(MESSAGES, coerce_row(MESSAGES, row, "ours"), seq)
     return list(found)
 
 
-def test_a_new_native_row_settles_a_fallback_row_of_the_lake() -> None:
+def test_a_new_native_row_settles_a_live_row_of_the_lake() -> None:
     part = Part(1)
     done = settle(mets((20, part.native())), mets((3, part.live())))
-    assert (done.settled, done.dropped, done.met) == ({20: 3}, {}, [3])
+    assert (done.upgrades, done.superseded, done.matched) == ({20: 3}, {}, [3])
 
 
-def test_a_new_fallback_row_is_left_out_for_a_native_row_of_the_lake() -> None:
+def test_a_new_live_row_is_dropped_for_a_native_row_of_the_lake() -> None:
     part = Part(1, "answer")
     done = settle(mets((20, part.live())), mets((3, part.native())))
-    assert (done.settled, done.dropped, done.met) == ({}, {20: 3}, [3])
+    assert (done.upgrades, done.superseded, done.matched) == ({}, {20: 3}, [3])
 
 
 @pytest.mark.parametrize("order", [1, -1])
-def test_of_two_new_rows_the_native_one_goes_on(order: int) -> None:
+def test_of_two_new_rows_the_native_one_is_kept(order: int) -> None:
     both = [Part(1).live(), Part(1).native()][::order]
     done = settle(mets((5, both[0]), (6, both[1])), [])
-    assert done.settled == {}
-    assert done.dropped == ({5: 6} if order == 1 else {6: 5})
+    assert done.upgrades == {}
+    assert done.superseded == ({5: 6} if order == 1 else {6: 5})
 
 
-def test_rows_of_other_sessions_words_or_speakers_do_not_meet() -> None:
+def test_rows_with_another_session_text_or_role_do_not_match() -> None:
     live = mets((1, Part(1, words="continue").live()))
     others = [Part(1, words="continue", session="session-2"), Part(1, words="go on"), Part(1, "answer", "continue")]
     for other in others:
-        assert settle(mets((9, other.native())), live).settled == {}
+        assert settle(mets((9, other.native())), live).upgrades == {}
 
 
-def test_two_fallback_rows_or_two_native_rows_never_meet() -> None:
+def test_two_live_rows_or_two_native_rows_never_match() -> None:
     same = Part(1, words="continue")
-    assert settle(mets((1, same.native()), (2, Part(2, words="continue").native())), []).met == []
-    assert settle(mets((1, same.live()), (2, Part(2, words="continue").live())), []).met == []
+    assert settle(mets((1, same.native()), (2, Part(2, words="continue").native())), []).matched == []
+    assert settle(mets((1, same.live()), (2, Part(2, words="continue").live())), []).matched == []
 
 
-def test_equal_words_meet_in_their_order() -> None:
+def test_equal_texts_match_in_order() -> None:
     parts = [Part(number, words="continue") for number in range(4)]
     live = mets(*((seq, part.live()) for seq, part in enumerate(parts)))
     native = mets(*((10 + seq, part.native()) for seq, part in enumerate(parts)))
-    assert settle(native, live).settled == {10: 0, 11: 1, 12: 2, 13: 3}
+    assert settle(native, live).upgrades == {10: 0, 11: 1, 12: 2, 13: 3}
 
 
-def test_equal_words_meet_the_nearest_not_the_first() -> None:
-    """The gateway was not there when they were said for the first time."""
+def test_equal_texts_match_the_nearest_in_time_not_the_first() -> None:
+    """The gateway did not record the first occurrence."""
     native = mets((1, Part(1, words="continue").native()), (2, Part(300, words="continue").native()))
-    assert settle(mets((9, Part(301, words="continue").live())), native).dropped == {9: 2}
+    assert settle(mets((9, Part(301, words="continue").live())), native).superseded == {9: 2}
 
 
-def test_equal_words_of_another_day_are_others_unless_nobody_knows_when_they_were_said() -> None:
+def test_equal_texts_of_another_day_match_only_if_their_time_is_uncertain() -> None:
     words = Part(1, words="continue")
     old = mets((1, words.native()))
     later = Part(1 + NEAR_SECONDS // 60 + 60, words="continue")
-    assert settle(mets((9, later.live())), old).dropped == {}
-    assert settle(mets((9, later.live(late=True))), old).dropped == {9: 1}
+    assert settle(mets((9, later.live())), old).superseded == {}
+    assert settle(mets((9, later.live(late=True))), old).superseded == {9: 1}
 
 
-def test_an_id_that_travels_is_sure_whatever_the_time() -> None:
+def test_an_id_that_both_records_share_matches_at_any_time() -> None:
     call = Part(1, "call")
     later = call.live(message_created_at="2027-02-01T00:00:00Z")
-    assert settle(mets((9, later)), mets((1, call.native()))).dropped == {9: 1}
+    assert settle(mets((9, later)), mets((1, call.native()))).superseded == {9: 1}
 
 
-def test_a_surer_key_goes_first() -> None:
-    """An imported answer is known by its API id and by its words: another one that says the same is not it."""
+def test_a_more_reliable_key_is_tried_first() -> None:
+    """An imported response is matched by its API id first: another one with the same text does not match."""
     mine, other = Part(5, "answer", "done"), Part(6, "answer", "done")
     native = mets((1, other.native()), (2, mine.native()))
-    assert settle(mets((9, mine.live())), native).dropped == {9: 2}
+    assert settle(mets((9, mine.live())), native).superseded == {9: 2}
 
 
-def test_a_row_of_a_history_meets_an_answer_by_its_words() -> None:
-    """A model's piece that was only ever seen in a request has no API id."""
+def test_a_row_of_a_repeated_history_matches_a_response_by_its_text() -> None:
+    """A part of a response that was only seen in a request has no API id."""
     answer = Part(5, "answer", "done")
     seen = answer.live(late=True, raw_frame=None)
-    assert settle(mets((9, seen)), mets((1, answer.native()))).dropped == {9: 1}
+    assert settle(mets((9, seen)), mets((1, answer.native()))).superseded == {9: 1}
 
 
 words = st.sampled_from(["continue", "yes", "words"])
@@ -106,23 +106,23 @@ parts = st.lists(st.tuples(kinds, words), min_size=1, max_size=8).map(
 
 
 @given(parts, st.data())
-def test_one_row_is_left_of_each_part_whatever_came_when(conversation: list[Part], data: st.DataObject) -> None:
-    """Each part comes once from either side; some of it is in the lake, in any order."""
+def test_each_part_has_one_row_in_any_order_of_arrival(conversation: list[Part], data: st.DataObject) -> None:
+    """Each part arrives once from either side, in any order; some rows are already in the lake."""
     records = [(part, is_live) for part in conversation for is_live in (True, False)]
     order = data.draw(st.permutations(records))
     in_lake = data.draw(st.integers(0, len(order)))
     numbered = [(seq, part.live() if is_live else part.native()) for seq, (part, is_live) in enumerate(order)]
-    # What is in the lake was settled before.
+    # Rows in the lake were matched before.
     before = settle(mets(*numbered[:in_lake]), [])
-    there = [seq for seq in range(in_lake) if seq not in before.dropped]
-    free = [met for met in mets(*numbered[:in_lake]) if met.seq in there and met.seq not in before.met]
+    there = [seq for seq in range(in_lake) if seq not in before.superseded]
+    free = [met for met in mets(*numbered[:in_lake]) if met.seq in there and met.seq not in before.matched]
     after = settle(mets(*numbered[in_lake:]), free)
-    left = [*there, *(seq for seq in range(in_lake, len(order)) if seq not in {**after.dropped, **after.settled})]
+    left = [*there, *(seq for seq in range(in_lake, len(order)) if seq not in {**after.superseded, **after.upgrades})]
     said = Counter((order[seq][0].kind, order[seq][0].words) for seq in left)
     assert said == Counter((part.kind, part.words) for part in conversation)
-    assert len(set(after.met)) == len(after.met), "nobody meets twice"
-    assert all(order[seq][1] != order[partner][1] for seq, partner in {**after.dropped, **after.settled}.items())
+    assert len(set(after.matched)) == len(after.matched), "no row is matched twice"
+    assert all(order[seq][1] != order[partner][1] for seq, partner in {**after.superseded, **after.upgrades}.items())
 
 
-def test_hashes_are_of_a_dataset() -> None:
+def test_match_key_hashes_include_the_dataset() -> None:
     assert hash_of("a", "call:1") != hash_of("b", "call:1")

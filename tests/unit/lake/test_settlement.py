@@ -1,4 +1,4 @@
-"""Live rows and their transcript in a lake: one part, one row, one sequence, whichever came first."""
+"""Live rows and their transcript in a lake: each part has one row and one sequence in any order of arrival."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def gateway_of(row: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.hazard(68)
-def test_a_transcript_settles_the_rows_that_the_gateway_recorded_before_it(home: Home) -> None:
+def test_a_transcript_settles_the_rows_that_the_gateway_recorded_first(home: Home) -> None:
     append(home, LIVE)
     flush(home)
     before = {row[SEQ]: row for row in read_lake(home, DATASET)}
@@ -71,7 +71,7 @@ def test_a_transcript_settles_the_rows_that_the_gateway_recorded_before_it(home:
     compact(home)
     assert settlement_files.files(home, DATASET) == []
     after = {row[SEQ]: row for row in read_lake(home, DATASET)}
-    assert after.keys() == before.keys(), "a row keeps its sequence: who has had it is not sent it again"
+    assert after.keys() == before.keys(), "a row keeps its sequence and is not delivered again"
     assert {row["part_id"] for row in after.values()} == NATIVE_IDS
     for seq, row in after.items():
         assert (row[ROW_ID], row[BATCH_ID]) == (before[seq][ROW_ID], before[seq][BATCH_ID])
@@ -79,12 +79,12 @@ def test_a_transcript_settles_the_rows_that_the_gateway_recorded_before_it(home:
         assert (row["cwd"], row["git_branch"]) == ("/srv/shop", "main")
         assert json.loads(row["attributes"])["claude"] == {"version": "2"}
     assert due_now(home) == []
-    (file,) = metadata.live_files(SmallFiles(home).known)
-    assert row_ids_of_file(FileScan(DATASET, file.path)).wrong == 0, "an audit knows that they were settled"
+    (file,) = metadata.live_files(SmallFiles(home).table_metadata)
+    assert row_ids_of_file(FileScan(DATASET, file.path)).wrong == 0, "the row id check accepts settled rows"
 
 
 @pytest.mark.hazard(68)
-def test_what_the_gateway_brings_of_an_imported_conversation_is_left_out(home: Home) -> None:
+def test_live_rows_of_an_imported_conversation_are_dropped(home: Home) -> None:
     append(home, NATIVE)
     flush(home)
     before = read_lake(home, DATASET)
@@ -95,7 +95,7 @@ def test_what_the_gateway_brings_of_an_imported_conversation_is_left_out(home: H
 
 
 @pytest.mark.parametrize("both", [[*LIVE, *NATIVE], [*NATIVE, *LIVE]])
-def test_in_one_flush_the_native_rows_go_on(home: Home, both: list[dict[str, Any]]) -> None:
+def test_native_rows_are_kept_if_both_records_are_in_one_flush(home: Home, both: list[dict[str, Any]]) -> None:
     append(home, both)
     report = flush(home)
     assert (report.rows_written, report.rows_settled, report.rows_duplicate) == (6, 0, 6)
@@ -125,8 +125,8 @@ def _left_out(home: Home) -> None:
 @pytest.mark.hazard(83)
 @pytest.mark.parametrize("way", [_settled, _carried_out, _left_out])
 @pytest.mark.parametrize("lost", [False, True], ids=["", "index-lost"])
-def test_neither_record_comes_in_again(home: Home, way: Callable[[Home], None], lost: bool) -> None:
-    """A client shows its history at every call, a transcript is imported once more, the index is made anew."""
+def test_neither_record_of_a_settled_part_is_added_again(home: Home, way: Callable[[Home], None], lost: bool) -> None:
+    """The client repeats its history, the transcript is imported again, and the index is rebuilt."""
     way(home)
     if lost:
         home.keys.unlink()
@@ -138,8 +138,8 @@ def test_neither_record_comes_in_again(home: Home, way: Callable[[Home], None], 
     assert max(ids(home).values()) == 1
 
 
-def test_a_third_record_under_another_id_is_a_row_of_its_own(home: Home) -> None:
-    """Two that met are done: the same words once more are said once more."""
+def test_a_third_record_under_another_id_becomes_a_separate_row(home: Home) -> None:
+    """Matched rows do not match again: the same text once more is another part."""
     _carried_out(home)
     append(home, [Part(7, words="continue").live(), Part(7, words="continue").native()])
     assert flush(home).rows_written == 1
@@ -147,31 +147,31 @@ def test_a_third_record_under_another_id_is_a_row_of_its_own(home: Home) -> None
 
 
 def test_rows_of_other_gateways_are_never_settled_here(home: Home) -> None:
-    """What a server receives was settled where it came from."""
+    """Rows that a server receives were settled by their sender."""
     for some in (LIVE, NATIVE):
         with Spool(home, NO_TIMER) as spool:
             spool.append_coerced(DATASET, [coerce_row(MESSAGES, row, "another-home") for row in some])
         assert flush(home).rows_written == 6
     with closing(KeyIndex(home.keys)) as index:
-        assert not index.matches(DATASET)
+        assert not index.has_match_keys(DATASET)
 
 
-def test_an_import_without_live_rows_keeps_nothing_to_meet_by(home: Home) -> None:
+def test_an_import_without_live_rows_stores_no_match_keys(home: Home) -> None:
     append(home, NATIVE)
     flush(home)
     with closing(KeyIndex(home.keys)) as index:
-        assert not index.matches(DATASET)
+        assert not index.has_match_keys(DATASET)
 
 
 @pytest.mark.hazard(83)
-def test_a_history_that_a_resumed_session_shows_meets_what_was_imported_days_before(home: Home) -> None:
+def test_the_history_of_a_resumed_session_matches_rows_imported_days_before(home: Home) -> None:
     append(home, NATIVE)
     flush(home)
     append(home, [part.live(late=True, raw_frame=None) for part in CONVERSATION])
     assert flush(home).rows_written == 0
 
 
-def test_a_row_stays_in_its_day_when_its_native_record_has_another(home: Home) -> None:
+def test_a_settled_row_stays_in_its_day_even_if_its_native_row_has_another(home: Home) -> None:
     append(home, [Part(0).live(late=True)])
     flush(home)
     (before,) = read_lake(home, DATASET)
@@ -199,7 +199,7 @@ COMPACTION_POINTS = [
 
 @pytest.mark.hazard(4)
 @pytest.mark.parametrize("point", POINTS)
-def test_killed_while_it_settles_a_flush_leaves_each_part_once(home: Home, point: str) -> None:
+def test_a_flush_killed_during_settlement_leaves_each_part_once(home: Home, point: str) -> None:
     append(home, LIVE[:4])
     flush(home)
     append(home, [*NATIVE, Part(9).native()])
@@ -214,7 +214,7 @@ def test_killed_while_it_settles_a_flush_leaves_each_part_once(home: Home, point
 
 @pytest.mark.hazard(38)
 @pytest.mark.parametrize("point", COMPACTION_POINTS)
-def test_killed_while_it_carries_settlements_out_a_compaction_is_done_again(home: Home, point: str) -> None:
+def test_a_compaction_killed_while_it_applies_settlements_is_repeated(home: Home, point: str) -> None:
     _settled(home)
     assert not live(lambda: compact(home), crash_at=point)
     compact(home, force=True)
@@ -224,8 +224,8 @@ def test_killed_while_it_carries_settlements_out_a_compaction_is_done_again(home
 
 
 @pytest.mark.hazard(85)
-def test_a_purged_conversation_does_not_come_back_under_its_other_ids(home: Home) -> None:
-    """By its folder, which only the transcript told: the rows are settled first, so that they are found."""
+def test_a_purged_conversation_does_not_return_under_its_other_ids(home: Home) -> None:
+    """Only the transcript has the purged folder: settlements are applied first, so that the rows are found."""
     _settled(home)
     append(home, [Part(20).live(cwd="/srv/other")])
     flush(home)
@@ -238,7 +238,7 @@ def test_a_purged_conversation_does_not_come_back_under_its_other_ids(home: Home
     assert holders(home, "words of 0", "native-0") == set()
 
 
-def test_a_settlement_that_the_index_has_not_heard_of_is_told_to_it_before_it_goes(home: Home) -> None:
+def test_a_settlement_is_indexed_before_it_is_removed(home: Home) -> None:
     append(home, LIVE[:1])
     flush(home)
     append(home, NATIVE[:1])
@@ -249,8 +249,8 @@ def test_a_settlement_that_the_index_has_not_heard_of_is_told_to_it_before_it_go
     assert ids(home) == Counter({"native-0#0": 1})
 
 
-def test_a_row_that_was_settled_is_not_settled_again_and_the_other_row_comes_in(home: Home) -> None:
-    """An older copy of the index, under which the live row is still free."""
+def test_a_settled_row_is_not_settled_again_and_the_other_row_is_added(home: Home) -> None:
+    """In an older copy of the index, the live row is not matched yet."""
     append(home, [Part(3, words="continue").live()])
     flush(home)
     with closing(sqlite3.connect(home.keys)) as index:
@@ -268,7 +268,7 @@ def test_a_row_that_was_settled_is_not_settled_again_and_the_other_row_comes_in(
 
 
 @pytest.mark.hazard(85)
-def test_a_transcript_does_not_bring_back_what_was_purged_before_it_was_read(home: Home) -> None:
+def test_a_transcript_does_not_restore_rows_that_were_purged_before_its_import(home: Home) -> None:
     append(home, [part.live(cwd="/srv/shop") for part in CONVERSATION])
     flush(home)
     assert purge(home, "cwd", "/srv/shop")["remaining"] == []
@@ -277,11 +277,11 @@ def test_a_transcript_does_not_bring_back_what_was_purged_before_it_was_read(hom
     assert (report.rows_written, report.rows_purged) == (0, 6)
     later = Part(5, words="continue").native(message_id="later", message_created_at="2036-01-01T00:00:00Z")
     append(home, [later])
-    assert flush(home).rows_written == 1, "what is said after the purge is said anew"
+    assert flush(home).rows_written == 1, "a text after the purge is a new part"
 
 
-def test_settlements_over_two_days_are_carried_out_a_lot_at_a_time(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run that has no more time must leave less to the next one."""
+def test_settlements_over_two_days_are_applied_in_batches(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that is out of time must still make progress."""
     monkeypatch.setattr(compact_plan, "_LOT_TASKS", 1)
     append(home, [Part(0).live(), Part(1).live(message_created_at="2026-11-16T07:01:00Z")])
     flush(home)
@@ -297,7 +297,7 @@ def test_settlements_over_two_days_are_carried_out_a_lot_at_a_time(home: Home, m
     assert settlement_files.files(home, DATASET) == []
 
 
-def test_a_settlement_that_cannot_be_read_is_told_once_and_stops_nobody(home: Home) -> None:
+def test_an_unreadable_settlement_is_reported_once_and_blocks_nothing(home: Home) -> None:
     _settled(home)
     (path,) = settlement_files.files(home, DATASET)
     path.write_bytes(b"not a Parquet file")
@@ -307,11 +307,11 @@ def test_a_settlement_that_cannot_be_read_is_told_once_and_stops_nobody(home: Ho
     assert len(SmallFiles(home).compact().errors) == 1
     assert due_now(home) == []
     append(home, NATIVE)
-    assert flush(home).rows_settled == 6, "the transcript tells it again"
+    assert flush(home).rows_settled == 6, "the transcript is imported again"
 
 
-def test_a_native_row_whose_row_is_gone_comes_in_itself(home: Home) -> None:
-    """A rebuild could not read the file that held it, say."""
+def test_a_native_row_whose_live_row_was_removed_is_added_itself(home: Home) -> None:
+    """For instance, a rebuild could not read the file with the live row."""
     _settled(home)
     lake = SmallFiles(home)
     with lake.work() as work:
@@ -323,7 +323,7 @@ def test_a_native_row_whose_row_is_gone_comes_in_itself(home: Home) -> None:
 
 
 def _without_its_row(home: Home) -> None:
-    """A settlement waits, and the file of the row that it means is gone, as after a rebuild that lost it."""
+    """Make a pending settlement whose live row is missing, as after a rebuild that lost it."""
     append(home, [Part(0, words="words of the lost").live()])
     flush(home)
     append(home, [Part(9, session="other").native(cwd="/other")])
@@ -335,7 +335,7 @@ def _without_its_row(home: Home) -> None:
         work.commit(Change("rebuild", [file for file in lake.files() if file.max_seq == 1]))
 
 
-def test_what_is_given_back_comes_in_once_wherever_it_was_killed(home: Home) -> None:
+def test_rows_returned_to_the_spool_are_committed_once_after_a_kill_at_any_point(home: Home) -> None:
     _without_its_row(home)
     assert not live(lambda: compact(home, force=True), crash_at="lake.settlements.before-remove")
     flush(home)
@@ -344,19 +344,19 @@ def test_what_is_given_back_comes_in_once_wherever_it_was_killed(home: Home) -> 
     assert ids(home) == Counter(["native-0#0", "native-9#0"])
 
 
-def test_what_a_flush_left_unfinished_settles_after_a_compaction_that_had_no_time(home: Home) -> None:
+def test_settlements_of_an_interrupted_flush_are_applied_by_a_later_compaction(home: Home) -> None:
     append(home, [Part(0).live()])
     flush(home)
     append(home, [Part(0).native()])
     assert not live(lambda: (flush(home), None)[1], crash_at="lake.thin.after-write")
-    compact(home, until=0.0)
+    compact(home, deadline=0.0)
     flush(home)
     compact(home)
     assert ids(home) == Counter(["native-0#0"])
 
 
 @pytest.mark.hazard(85)
-def test_words_of_a_purged_folder_do_not_keep_out_what_was_said_in_another(home: Home) -> None:
+def test_a_purged_folder_does_not_exclude_equal_texts_of_another_folder(home: Home) -> None:
     append(home, [Part(3, words="continue").native(), Part(20, session="live").live()])
     flush(home)
     purge(home, "cwd", "/srv/shop")
@@ -365,7 +365,7 @@ def test_words_of_a_purged_folder_do_not_keep_out_what_was_said_in_another(home:
     assert set(ids(home)) == {"live-20#0", "native-5#0"}
 
 
-def test_a_purge_does_not_make_an_earlier_one_wider(home: Home) -> None:
+def test_a_purge_does_not_extend_an_earlier_one(home: Home) -> None:
     append(home, [Part(3, words="continue").native(), Part(20, session="live").live()])
     flush(home)
     purge(home, "cwd", "/srv/shop")
@@ -377,43 +377,43 @@ def test_a_purge_does_not_make_an_earlier_one_wider(home: Home) -> None:
 
 
 @pytest.mark.hazard(85)
-def test_a_purge_leaves_nothing_in_the_spool_that_it_has_given_back(home: Home) -> None:
+def test_a_purge_leaves_none_of_its_returned_rows_in_the_spool(home: Home) -> None:
     _without_its_row(home)
     purge(home, "cwd", "/srv/shop")
     flush(home)
     assert set(ids(home)) == {"native-9#0"}
 
 
-def test_rows_that_may_wait_are_left_to_a_patient_flush_for_a_while(
+def test_a_flush_that_skips_deferred_rows_leaves_them_in_the_spool_for_a_while(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with Spool(home, NO_TIMER) as spool:
-        spool.append(DATASET, LIVE[:2], waits=True)
+        spool.append(DATASET, LIVE[:2], deferrable=True)
         spool.append(DATASET, NATIVE[5:])
     from hypaware.lake import pending
 
-    assert flush(home, patient=True).rows_written == 1
-    assert not pending.waits(home, [DATASET], patient=True)
+    assert flush(home, skip_deferred=True).rows_written == 1
+    assert not pending.waits(home, [DATASET], skip_deferred=True)
     assert pending.waits(home, [DATASET])
     monkeypatch.setattr(segments, "PATIENCE_SECONDS", 0.0)
-    assert pending.waits(home, [DATASET], patient=True)
-    assert flush(home, patient=True).rows_written == 2
+    assert pending.waits(home, [DATASET], skip_deferred=True)
+    assert flush(home, skip_deferred=True).rows_written == 2
 
 
-def test_rows_that_may_wait_meet_their_transcript_in_the_spool(home: Home) -> None:
+def test_deferred_rows_match_their_transcript_within_one_flush(home: Home) -> None:
     with Spool(home, NO_TIMER) as spool:
-        spool.append(DATASET, LIVE, waits=True)
-    assert flush(home, patient=True).rows_written == 0
+        spool.append(DATASET, LIVE, deferrable=True)
+    assert flush(home, skip_deferred=True).rows_written == 0
     append(home, NATIVE)
-    assert flush(home, patient=True).rows_written == 6
+    assert flush(home, skip_deferred=True).rows_written == 6
     assert flush(home).rows_duplicate == 6
     assert settlement_files.files(home, DATASET) == []
 
 
-def test_where_a_session_is_at_work_is_filled_in_if_it_was_told_after_its_first_rows(home: Home) -> None:
+def test_a_working_directory_noted_after_the_first_rows_is_filled_in(home: Home) -> None:
     with Spool(home, NO_TIMER) as spool:
-        spool.append(DATASET, [Part(0).live(), Part(1).live(cwd="/known")], waits=True)
-        spool.append(DATASET, [Part(2, session="session-2").live()], waits=True)
+        spool.append(DATASET, [Part(0).live(), Part(1).live(cwd="/known")], deferrable=True)
+        spool.append(DATASET, [Part(2, session="session-2").live()], deferrable=True)
     folder = home.root / "clients" / "claude"
     folder.mkdir(parents=True)
     notes = [{"session_id": "session-1", "cwd": cwd, "git_branch": "main"} for cwd in ("/first", "/second")]
@@ -439,7 +439,7 @@ LONG = [*CONVERSATION, Part(6, "call"), Part(7, words="continue")]
 @pytest.mark.hazard(83)
 @settings(max_examples=25, deadline=None)
 @given(steps)
-def test_whatever_comes_when_each_part_is_one_row(
+def test_each_part_is_one_row_in_any_order_of_flushes_and_compactions(
     tmp_path_factory: pytest.TempPathFactory, taken: list[tuple[str, int, int]]
 ) -> None:
     home = Home(tmp_path_factory.mktemp("settled") / "home")
@@ -465,9 +465,9 @@ def test_whatever_comes_when_each_part_is_one_row(
     flush(home)
     seqs = [row[SEQ] for row in read_lake(home, DATASET)]
     assert len(seqs) == len(set(seqs))
-    # In the end all of the transcript is imported.
+    # Finally, the whole transcript is imported.
     append(home, [part.native() for part in LONG])
     flush(home)
     compact(home, force=True)
     assert ids(home) == Counter(f"{part.native_id}#0" for part in LONG)
-    assert {row[SEQ] for row in read_lake(home, DATASET)} >= set(seqs), "no row that somebody may have is gone"
+    assert {row[SEQ] for row in read_lake(home, DATASET)} >= set(seqs), "no row that may have been delivered is missing"

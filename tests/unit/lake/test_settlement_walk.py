@@ -1,9 +1,9 @@
-"""Lives of a home that records live and imports, judged by an oracle that knows nothing of keys, indexes or files.
+"""Random histories of a home that records live and imports, checked by an oracle without keys, indexes or files.
 
-Parts repeat each other's words, in two sessions; they come live, as history and from transcripts, in any order and more
-than once; another gateway sends the same; flushes and compactions are killed, index and state are lost, a session is
-purged. The oracle counts: of each thing said, at least as many rows as one recorder has told, and never more than there
-are parts; a sequence says the same thing for ever, and goes out once.
+Parts of two sessions repeat each other's text. They arrive live, as history and from transcripts, in any order and more
+than once; another gateway sends the same parts; flushes and compactions are killed, index and state are lost, a session
+is purged. The oracle counts: each text has at least as many rows as one recorder has reported, and never more than
+there are parts. A sequence keeps its content forever and is delivered once.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ COMPACT_POINTS = ("maintain.compact.after-commit", "lake.settlements.before-remo
 STRANGER = "another-gateway"
 
 Said = tuple[str, str, str | None, str | None]
-"""What a part says, to whoever does not know its id."""
+"""Return the content of a part without its id."""
 
 
 def said(row: dict[str, Any]) -> Said:
@@ -69,39 +69,39 @@ class Life:
         sink = SinkConfig(FOLDER.name, "* * * * *", (DATASET,), {"folder": str(self.there.folder)})
         self.config = Config(sinks={"there": sink})
         self.told: defaultdict[str, set[int]] = defaultdict(set)
-        """Which parts were told of, by whom."""
+        """The parts that each recorder has reported."""
         self.purged: set[str] = set()
         self.says: dict[int, Said] = {}
         self.ever = 0
         self.sent: list[tuple[str, list[dict[str, Any]], bool]] = []
 
-    def append(self, who: str, some: Iterable[Part], waits: bool) -> None:
+    def append(self, who: str, some: Iterable[Part], deferrable: bool) -> None:
         parts = list(some)
         rows = [part.native() if who == "native" else part.live(late=who == "late") for part in parts]
-        self._spool(rows, waits)
-        self.sent.append((who, rows, waits))
+        self._spool(rows, deferrable)
+        self.sent.append((who, rows, deferrable))
         self.told["native" if who == "native" else "live"] |= {part.number for part in parts}
 
     def again(self) -> None:
-        for _, rows, waits in self.sent[-2:]:
-            self._spool(rows, waits)
+        for _, rows, deferrable in self.sent[-2:]:
+            self._spool(rows, deferrable)
 
     def stranger(self, some: Iterable[Part]) -> None:
-        """Rows that another gateway sends: nothing here is the same as theirs."""
+        """Append rows of another gateway, which never match rows of this home."""
         rows = [coerce_row(MESSAGES, part.native(), STRANGER) for part in some]
         with Spool(self.home, NO_TIMER) as spool:
             spool.append_coerced(DATASET, rows)
         self.told[STRANGER] |= {part.number for part in some}
 
-    def _spool(self, rows: list[dict[str, Any]], waits: bool) -> None:
+    def _spool(self, rows: list[dict[str, Any]], deferrable: bool) -> None:
         with Spool(self.home, NO_TIMER) as spool:
-            spool.append(DATASET, rows, waits=waits)
+            spool.append(DATASET, rows, deferrable=deferrable)
 
     def flush(self, patient: bool = False, crash_at: str | None = None) -> None:
         if crash_at:
-            live(lambda: (flush(self.home, patient=patient), None)[1], crash_at=crash_at)
+            live(lambda: (flush(self.home, skip_deferred=patient), None)[1], crash_at=crash_at)
         else:
-            flush(self.home, patient=patient)
+            flush(self.home, skip_deferred=patient)
         self.look()
 
     def compact(self, force: bool, crash_at: str | None = None) -> None:
@@ -137,22 +137,22 @@ class Life:
             deliver(self.home, self.config)
 
     def look(self) -> list[dict[str, Any]]:
-        """What is true at any moment."""
+        """Check what holds at any time."""
         rows = read_lake(self.home, DATASET)
         now = {row[SEQ]: said(row) for row in rows}
-        assert len(now) == len(rows), "a sequence is there twice"
-        assert self.says.items() <= now.items(), "a row is gone, or says something else"
+        assert len(now) == len(rows), "a sequence exists twice"
+        assert self.says.items() <= now.items(), "a row is missing or has changed"
         fresh = now.keys() - self.says.keys()
-        assert all(seq > self.ever for seq in fresh), "a new row has a number that was given out before"
+        assert all(seq > self.ever for seq in fresh), "a new row has a reused sequence"
         self.ever = max([self.ever, *fresh])
         self.says = now
         ids = Counter((row[GATEWAY], row["part_id"]) for row in rows)
-        assert set(ids.values()) <= {1}, "a part is there twice"
-        assert not self.purged.intersection(row["session_id"] for row in rows), "a purged session is back"
+        assert set(ids.values()) <= {1}, "a part exists twice"
+        assert not self.purged.intersection(row["session_id"] for row in rows), "a purged session has returned"
         return rows
 
     def count(self) -> None:
-        """What is true when nothing waits in the spool."""
+        """Check what holds when the spool is empty."""
         rows = self.look()
         theirs = {row["part_id"] for row in rows if row[GATEWAY] == STRANGER}
         open_parts = [part for part in PARTS if part.session not in self.purged]
@@ -167,10 +167,10 @@ class Life:
             assert max(len(native), len(recorded)) <= own[what] <= most, (what, numbers, own[what])
 
     def end(self) -> None:
-        """All of the transcripts is imported, everything is carried out and delivered."""
+        """Import all transcripts, apply all settlements and deliver everything."""
         self.flush()
         self.count()
-        self.append("native", PARTS, waits=False)
+        self.append("native", PARTS, deferrable=False)
         self.flush()
         self.compact(force=True)
         rows = [row for row in self.look() if row[GATEWAY] != STRANGER]
@@ -183,7 +183,7 @@ class Life:
         assert {row["part_id"] for row in rows if row[GATEWAY] != STRANGER} == wanted
         self.deliver()
         if not self.purged:
-            assert len(self.there.arrived()) == len(rows), "a row went out twice, or never"
+            assert len(self.there.arrived()) == len(rows), "a row was delivered twice or never"
 
 
 some_parts = st.tuples(st.integers(0, len(PARTS) - 1), st.integers(1, 5)).map(lambda cut: PARTS[cut[0] : sum(cut)])
@@ -203,7 +203,7 @@ steps = st.lists(
 
 
 def _killed_before_the_index_knows(point: str) -> list[tuple[Any, ...]]:
-    """A compaction carries the settlement out before anybody flushes again."""
+    """A compaction applies the settlement before the next flush."""
     return [("append", "native", PARTS[5:9], False), ("flush", False, point), ("compact", True, None), ("again",)]
 
 
@@ -224,11 +224,11 @@ _KILLED_BEFORE_ITS_COMMIT = [
 @example(_killed_before_the_index_knows("lake.record.after-commit"))
 @example(_killed_before_the_index_knows("lake.keys.after-commit"))
 @example(_KILLED_BEFORE_ITS_COMMIT)
-def test_whatever_happens_a_part_is_one_row_and_goes_out_once(
+def test_a_part_is_one_row_and_is_delivered_once(
     tmp_path_factory: pytest.TempPathFactory, taken: list[tuple[Any, ...]]
 ) -> None:
     life = Life(tmp_path_factory.mktemp("walk"))
-    life.append("live", PARTS[2:5], waits=False)
+    life.append("live", PARTS[2:5], deferrable=False)
     life.flush()
     for what, *how in taken:
         getattr(life, what)(*how)

@@ -1,4 +1,4 @@
-"""Rows of a range, read from the files: exactly those, in order, whole, and little else."""
+"""Reading a range of rows from data files: exact, ordered, complete, and without reading much else."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _seqs(found: since.Found) -> list[int]:
 
 
 def _filled(home: Home) -> None:
-    """Two sources, turn by turn, in several commits and days."""
+    """Make two interleaved sources in several commits and days."""
     for start in range(0, 60, 12):
         mixed = rows(12, start=start)
         for place, raw in enumerate(mixed):
@@ -37,7 +37,7 @@ def _filled(home: Home) -> None:
         flush(home, Limits(max_rows=5))
 
 
-def test_every_range_holds_exactly_its_rows_in_order(home: Home) -> None:
+def test_every_range_contains_exactly_its_rows_in_order(home: Home) -> None:
     _filled(home)
     for after in range(0, 62, 5):
         for last in range(after, 61, 4):
@@ -45,11 +45,11 @@ def test_every_range_holds_exactly_its_rows_in_order(home: Home) -> None:
             assert _seqs(found) == [seq for seq in range(1, 61, 2) if after < seq <= last]
 
 
-def test_pages_lie_end_to_end_and_hold_everything_once(home: Home) -> None:
+def test_pages_are_contiguous_and_contain_every_row_once(home: Home) -> None:
     _filled(home)
     after, seen, ends = 0, [], [0]
     while after < 60:
-        found = since.page(home, DATASET, "codex", after, 60, most=4)
+        found = since.page(home, DATASET, "codex", after, 60, max_rows=4)
         assert len(found.rows) <= 4
         seen += _seqs(found)
         after = found.reached
@@ -58,7 +58,7 @@ def test_pages_lie_end_to_end_and_hold_everything_once(home: Home) -> None:
     assert all(before < behind for before, behind in pairwise(ends))
 
 
-def test_rows_come_as_they_were_stored(home: Home) -> None:
+def test_rows_are_read_exactly_as_they_were_stored(home: Home) -> None:
     raw = rows(3, attributes={"deep": [1, {"a": "é\u2028"}], "big": 2**60}, is_sidechain=True, content_text="ü\n\x00x")
     append(home, raw)
     flush(home)
@@ -76,7 +76,7 @@ def test_rows_come_as_they_were_stored(home: Home) -> None:
         assert kept["message_created_at"] == datetime.fromisoformat(wanted["message_created_at"])
 
 
-def test_only_row_groups_that_can_hold_the_range_are_read(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_row_groups_that_can_contain_the_range_are_read(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hypaware.lake.partitions._ROW_GROUP_BYTES", 50_000)
     append(home, rows(3_000))
     flush(home)
@@ -85,7 +85,7 @@ def test_only_row_groups_that_can_hold_the_range_are_read(home: Home, monkeypatc
     entry = metadata.entry(home, DATASET)
     assert entry
     files = list(metadata.live_files(metadata.read(entry.metadata)))
-    widest = max(group.numbered for file in files for group in row_groups.of_file(file.path))
+    widest = max(group.sequenced for file in files for group in row_groups.of_file(file.path))
     found = since.between(home, DATASET, "claude", 3_000, 3_040)
     assert (len(found.rows), found.scanned) == (40, 40)
     cut = since.between(home, DATASET, "claude", 2_990, 3_040)
@@ -93,7 +93,7 @@ def test_only_row_groups_that_can_hold_the_range_are_read(home: Home, monkeypatc
     assert cut.scanned <= 2 * 50 + widest
 
 
-def test_a_column_that_is_younger_than_a_file_is_null(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_column_that_a_file_lacks_is_null(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     from dataclasses import replace
 
     from hypaware.model.columns import Column, Type
@@ -106,8 +106,8 @@ def test_a_column_that_is_younger_than_a_file_is_null(home: Home, monkeypatch: p
 
 
 @pytest.mark.hazard(17)
-def test_a_lake_that_ends_below_what_was_recorded_is_an_error(home: Home) -> None:
-    with pytest.raises(LakeError, match="does not know the table"):
+def test_a_lake_that_ends_below_the_recorded_sequence_raises_an_error(home: Home) -> None:
+    with pytest.raises(LakeError, match="has no such table"):
         since.page(home, DATASET, "claude", 0, 5)
     append(home, rows(3))
     flush(home)
@@ -115,7 +115,7 @@ def test_a_lake_that_ends_below_what_was_recorded_is_an_error(home: Home) -> Non
         since.between(home, DATASET, "claude", 0, 5)
 
 
-def test_a_file_that_is_rewritten_while_we_look_is_found_in_its_new_place(
+def test_a_file_that_is_rewritten_during_a_read_is_found_in_the_new_metadata(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     append(home, rows(6))
@@ -135,7 +135,7 @@ def test_a_file_that_is_rewritten_while_we_look_is_found_in_its_new_place(
     assert _seqs(since.between(home, DATASET, "claude", 0, 6)) == [1, 2, 3, 4, 5, 6]
 
 
-def test_a_file_that_is_gone_for_good_is_an_error(home: Home) -> None:
+def test_a_missing_file_raises_an_error(home: Home) -> None:
     append(home, rows(6))
     flush(home)
     entry = metadata.entry(home, DATASET)

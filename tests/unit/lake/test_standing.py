@@ -1,4 +1,4 @@
-"""Whether the tables can be answered from: asked before a query, a backup, a purge or a keeper touches them."""
+"""The lake check before a query, backup, purge or maintenance."""
 
 from __future__ import annotations
 
@@ -31,26 +31,26 @@ def newest(home: Home) -> Path:
     return entry.metadata
 
 
-def test_a_whole_lake_passes_and_so_does_a_home_that_has_none(home: Home, tmp_path: Path) -> None:
+def test_an_intact_lake_passes_and_so_does_a_home_without_one(home: Home, tmp_path: Path) -> None:
     standing.check_tables(home)
     standing.check_tables(Home(tmp_path / "nowhere"))
     assert not (tmp_path / "nowhere").exists()
 
 
 @pytest.mark.hazard(17)
-def test_a_lost_catalog_is_not_an_empty_lake(home: Home) -> None:
-    """Else a query answers 0, and a backup holds no row and says that all went well."""
+def test_a_lost_catalog_does_not_pass_for_an_empty_lake(home: Home) -> None:
+    """Otherwise a query would return 0, and a backup would contain no rows and report success."""
     with closing(sqlite3.connect(home.catalog)) as catalog, catalog:
         catalog.execute("DELETE FROM iceberg_tables")
-    with pytest.raises(LakeError, match="does not know the table") as raised:
+    with pytest.raises(LakeError, match="has no such table") as raised:
         standing.check_tables(home)
     assert raised.value.repair == (f"hyp maintain {DATASET} --rebuild",)
     standing.check_tables(home, ["another_dataset"])
 
 
 @pytest.mark.parametrize("what", ["metadata", "oldest manifest", "newest data file"])
-def test_a_table_that_cannot_be_read_is_told_at_once_with_the_way_out(home: Home, what: str) -> None:
-    """Iceberg itself tries a torn file again and again, for a minute and a half."""
+def test_an_unreadable_table_is_reported_at_once_with_the_repair_command(home: Home, what: str) -> None:
+    """Iceberg itself retries a torn file for a minute and a half."""
     known = metadata.read(newest(home))
     assert known.current
     manifests = metadata.manifests(known.current)
@@ -67,8 +67,10 @@ def test_a_table_that_cannot_be_read_is_told_at_once_with_the_way_out(home: Home
     assert raised.value.repair == (f"hyp maintain {DATASET} --rebuild",)
 
 
-def test_a_live_table_is_no_old_generation_whatever_way_its_home_is_reached(home: Home, tmp_path: Path) -> None:
-    """Through a link its folder has another spelling than in the catalog: taken for old, it would be removed."""
+def test_a_live_table_is_not_an_old_generation_when_its_home_is_reached_through_a_link(
+    home: Home, tmp_path: Path
+) -> None:
+    """Through a link its path differs from the catalog: as an old generation, it would be removed."""
     (tmp_path / "link").symlink_to(home.root)
     left = home.warehouse / metadata.NAMESPACE / f"{DATASET}-0123abcd"
     left.mkdir()

@@ -1,4 +1,4 @@
-"""What was purged stays out of the lake, by whatever way it comes; and it costs nothing where nothing was purged."""
+"""Purged rows never enter the lake again, and without purges the checks cost nothing."""
 
 from __future__ import annotations
 
@@ -35,22 +35,22 @@ def keys(raw: list[dict[str, Any]]) -> set[bytes]:
     return {key for key in found if key is not None}
 
 
-def test_looking_for_tombstones_where_there_are_none_leaves_no_trace(home: Home) -> None:
+def test_reading_missing_tombstones_leaves_no_trace(home: Home) -> None:
     append(home, rows(1))
     stones = tombstones.read(home)
-    assert (stones.closed, stones.has_parts, stones.find({b"x"})) == (NOTHING, False, set())
+    assert (stones.purge_filter, stones.has_parts, stones.find({b"x"})) == (NOTHING, False, set())
     assert tombstones.unfinished(home) == []
     assert tombstones.lift(home, [stone("session", "s")], AT) == 0
     assert not home.tombstones.exists()
 
 
-def test_where_nothing_is_closed_a_row_is_not_even_asked() -> None:
-    assert NOTHING.bar(MESSAGES) is None
-    assert Closed(frozenset([b"x"])).bar(MESSAGES) is not None
+def test_without_purges_there_is_no_row_filter() -> None:
+    assert NOTHING.predicate(MESSAGES) is None
+    assert Closed(frozenset([b"x"])).predicate(MESSAGES) is not None
 
 
 @pytest.mark.hazard(85)
-def test_a_closed_session_keeps_out_what_waits_and_what_comes_later(home: Home) -> None:
+def test_a_purged_session_excludes_spooled_rows_and_later_ones(home: Home) -> None:
     append(home, [*rows(3), *rows(2, start=3, session_id="open")])
     tombstones.set_up(home, [stone("session", "session-1")], AT)
     told = flush(home)
@@ -62,24 +62,24 @@ def test_a_closed_session_keeps_out_what_waits_and_what_comes_later(home: Home) 
 
 
 @pytest.mark.hazard(85)
-def test_a_purged_part_stays_out_under_any_session(home: Home) -> None:
+def test_a_purged_part_is_excluded_under_any_session(home: Home) -> None:
     (purge,) = tombstones.set_up(home, [stone("source", "claude")], AT)
     tombstones.bury(home, purge, keys(rows(3)))
     append(home, [*rows(4, session_id="fork"), *rows(2, start=2)])
     told = flush(home)
-    # The fourth and fifth message come once; both writings of the third are kept out.
+    # The fourth and fifth message are added once; both copies of the third are excluded.
     assert (told.rows_written, told.rows_purged, told.rows_duplicate) == (1, 4, 1)
     assert [row["message_id"] for row in read_lake(home, DATASET)] == ["message-3"]
 
 
-def test_time_that_is_closed_lets_the_moment_itself_pass(home: Home) -> None:
+def test_a_purge_before_a_time_keeps_rows_of_exactly_that_time(home: Home) -> None:
     tombstones.set_up(home, [stone("before", "2026-11-15T07:00:02.000000Z")], AT)
     append(home, rows(4))
     assert flush(home).rows_purged == 2
     assert sorted(row["message_id"] for row in read_lake(home, DATASET)) == ["message-2", "message-3"]
 
 
-def test_a_refused_row_of_a_closed_session_is_not_kept_with_its_text(home: Home) -> None:
+def test_a_reject_of_a_purged_session_is_not_stored(home: Home) -> None:
     folder = segments.folder(home, DATASET)
     folder.create()
     lines = [
@@ -101,7 +101,7 @@ def test_a_refused_row_of_a_closed_session_is_not_kept_with_its_text(home: Home)
     assert "fork" not in kept
 
 
-def test_what_was_lifted_comes_in_again_and_the_rest_stays_out(home: Home) -> None:
+def test_rows_of_a_revoked_purge_are_accepted_again_and_others_stay_excluded(home: Home) -> None:
     first, _ = tombstones.set_up(home, [stone("session", "session-1"), stone("session", "second")], AT)
     tombstones.bury(home, first, keys(rows(2)))
     assert tombstones.lift(home, [stone("session", "session-1")], AT) == 1
@@ -110,16 +110,16 @@ def test_what_was_lifted_comes_in_again_and_the_rest_stays_out(home: Home) -> No
     assert (told.rows_written, told.rows_purged) == (2, 2)
 
 
-def test_a_later_moment_lifts_the_earlier_ones_and_an_earlier_one_does_not(home: Home) -> None:
+def test_revoking_a_time_revokes_earlier_times_but_not_later_ones(home: Home) -> None:
     tombstones.set_up(home, [stone("before", "2026-10-01T00:00:00.000000Z")], AT)
     tombstones.set_up(home, [stone("before", "2026-11-01T00:00:00.000000Z")], AT)
     assert tombstones.lift(home, [stone("before", "2026-10-15T00:00:00.000000Z")], AT) == 1
-    assert tombstones.read(home).closed.before == "2026-11-01T00:00:00.000000Z"
+    assert tombstones.read(home).purge_filter.before == "2026-11-01T00:00:00.000000Z"
     assert tombstones.lift(home, [stone("before", "2026-12-01T00:00:00.000000Z")], AT) == 1
-    assert tombstones.read(home).closed == NOTHING
+    assert tombstones.read(home).purge_filter == NOTHING
 
 
-def test_a_part_that_two_purges_took_stays_out_until_both_are_lifted(home: Home) -> None:
+def test_a_part_of_two_purges_is_excluded_until_both_are_revoked(home: Home) -> None:
     one, two = tombstones.set_up(home, [stone("session", "a"), stone("cwd", "/work")], AT)
     for purge in (one, two):
         tombstones.bury(home, purge, keys(rows(1)))
@@ -129,16 +129,16 @@ def test_a_part_that_two_purges_took_stays_out_until_both_are_lifted(home: Home)
     assert not tombstones.read(home).has_parts
 
 
-def test_words_stand_only_while_a_purge_is_unfinished(home: Home) -> None:
+def test_the_command_is_stored_only_while_a_purge_is_unfinished(home: Home) -> None:
     (purge,) = tombstones.set_up(home, [stone("session", "a-name-to-hide")], AT)
     assert tombstones.unfinished(home) == ["hyp purge --session a-name-to-hide"]
     tombstones.finish(home, [purge], 1, AT)
     assert tombstones.unfinished(home) == []
     assert not any(b"a-name-to-hide" in path.read_bytes() for path in home.lake.iterdir())
-    assert tombstones.read(home).closed.sessions == {mark_of("session", "a-name-to-hide")}
+    assert tombstones.read(home).purge_filter.sessions == {mark_of("session", "a-name-to-hide")}
 
 
-def test_a_record_that_cannot_be_read_lets_nothing_in(home: Home) -> None:
+def test_unreadable_tombstones_keep_all_rows_out(home: Home) -> None:
     append(home, rows(3))
     home.lake.mkdir()
     home.tombstones.write_bytes(b"this is no database, whatever its name says" * 100)
@@ -149,7 +149,7 @@ def test_a_record_that_cannot_be_read_lets_nothing_in(home: Home) -> None:
     assert flush(home).rows_written == 3
 
 
-def test_very_many_keys_are_compared_at_once_with_the_same_answer(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_looking_up_very_many_keys_at_once_gives_the_same_result(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     (purge,) = tombstones.set_up(home, [stone("source", "x")], AT)
     tombstones.bury(home, purge, keys(rows(1_200)))
     stones, asked = tombstones.read(home), keys(rows(1_000, start=900))
@@ -162,12 +162,12 @@ def test_very_many_keys_are_compared_at_once_with_the_same_answer(home: Home, mo
 
 
 @pytest.mark.hazard(85)
-def test_an_import_brings_nothing_back_and_a_dry_run_says_so_before(home: Home, tmp_path: Path) -> None:
+def test_an_import_restores_no_purged_row_and_its_dry_run_predicts_that(home: Home, tmp_path: Path) -> None:
     projects = tmp_path / "claude" / "projects" / "-project"
     environment = {"HOME": "/nonexistent", "CLAUDE_CONFIG_DIR": str(projects.parents[1])}
     write(projects / "gone.jsonl", turns("gone", 4))
     write(projects / "kept.jsonl", turns("kept", 3))
-    # A fork: the lines of the purged session under its own name, and two turns of its own.
+    # A fork: the lines of the purged session under its own id, and two more turns.
     fork = [{**line, "sessionId": "fork"} for line in turns("gone", 6)]
     write(projects / "fork.jsonl", iter(fork))
     tombstones.set_up(home, [stone("session", "gone")], AT)
@@ -181,7 +181,7 @@ def test_an_import_brings_nothing_back_and_a_dry_run_says_so_before(home: Home, 
         "providers"
     ][0]
     outcome = import_history(home, environment)
-    done = outcome.document()
+    done = outcome.as_json()
     for key in ("rows_written", "rows_skipped", "rows_rejected", "rows_purged", "lines_skipped", "summary"):
         assert foretold[key] == done[key], key
     assert (done["rows_written"], done["rows_purged"], done["rows_skipped"]) == (15, 24, 24)
@@ -191,17 +191,17 @@ def test_an_import_brings_nothing_back_and_a_dry_run_says_so_before(home: Home, 
     assert import_history(home, environment).files_unchanged == 3
 
 
-def test_rows_that_a_source_took_back_are_not_told_as_purged() -> None:
-    """A source that fails in the middle is due again, with all of its rows."""
+def test_withdrawn_rows_are_not_counted_as_purged() -> None:
+    """A source that fails halfway is imported again with all of its rows."""
     built = Built()
     built.purged.extend([1, 2, 11])
     built.withdrawn.append(range(10, 20))
     assert list(_without_withdrawn(built).purged) == [1, 2]
 
 
-def test_ten_thousand_closed_sessions_are_told_apart() -> None:
+def test_ten_thousand_purged_sessions_are_distinguished() -> None:
     closed = Closed(frozenset(mark_of("session", f"purged-{number}") for number in range(10_000)))
-    bar = closed.bar(MESSAGES)
+    bar = closed.predicate(MESSAGES)
     assert bar is not None
     assert [bar({"session_id": name}) for name in ("purged-7", "other", "purged-9999", "purged-10000")] == [
         True,
@@ -211,7 +211,7 @@ def test_ten_thousand_closed_sessions_are_told_apart() -> None:
     ]
 
 
-def test_a_line_that_is_no_row_is_nobodys(home: Home) -> None:
+def test_a_line_that_is_not_a_row_belongs_to_no_purge(home: Home) -> None:
     tombstones.set_up(home, [stone("session", "session-1")], AT)
     stones = tombstones.read(home)
     assert not barred.bars(stones, MESSAGES, None, b"not JSON")

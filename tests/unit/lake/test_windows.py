@@ -1,4 +1,4 @@
-"""How far one read goes: never more rows than asked for, never stuck, sparse sources and gaps in one step."""
+"""Windows of reads: never more rows than requested, always progress, gaps and sparse sources in one step."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _PLENTY = 1 << 40
 def file_of(
     path: Path, seqs: Sequence[int | None], group_rows: int = 1 << 20, row_bytes: int = 0, stats: bool = True
 ) -> DataFile:
-    """A real file with these sequences, and what its manifest entry says."""
+    """Write a file with these sequences and return its manifest entry."""
     rows = pa.table({SEQ: pa.array(seqs, pa.int64()), "text": [random.randbytes(row_bytes) for _ in seqs]})
     pq.write_table(rows, path, row_group_size=group_rows, write_statistics=stats)
     numbered = [seq for seq in seqs if seq is not None]
@@ -37,7 +37,7 @@ def file_of(
         source="claude",
         max_seq=max(numbered) if stats and numbered else None,
         min_seq=min(numbered) if stats and numbered else None,
-        numbered=len(numbered),
+        sequenced=len(numbered),
     )
 
 
@@ -49,37 +49,37 @@ def steps(files: Sequence[DataFile], since: int, until: int, rows: int, bytes: i
     return ends
 
 
-def test_all_that_fits_is_one_window(tmp_path: Path) -> None:
+def test_rows_within_the_limit_are_one_window(tmp_path: Path) -> None:
     files = [file_of(tmp_path / "a.parquet", range(1, 101)), file_of(tmp_path / "b.parquet", range(101, 201))]
     assert steps(files, 0, 200, rows=200) == [200]
 
 
-def test_a_dense_file_is_cut_where_the_rows_are_full(tmp_path: Path) -> None:
+def test_a_dense_file_is_split_at_the_row_limit(tmp_path: Path) -> None:
     files = [file_of(tmp_path / "a.parquet", range(1, 1001))]
     assert steps(files, 0, 1000, rows=300) == [300, 600, 900, 1000]
     assert steps(files, 850, 1000, rows=300) == [1000]
 
 
-def test_a_source_that_is_sparse_among_others_is_one_window(tmp_path: Path) -> None:
-    """100 rows over ten million sequences: no row is far from the next window's start, but for the numbers between."""
+def test_a_sparse_source_is_one_window(tmp_path: Path) -> None:
+    """100 rows over ten million sequences: unused sequences do not make the window smaller."""
     files = [
         file_of(tmp_path / f"{part}.parquet", range(part * 10**6, (part + 1) * 10**6, 10**5)) for part in range(10)
     ]
     assert steps(files, 0, 10**7, rows=100) == [10**7]
 
 
-def test_a_gap_costs_nothing_however_wide_it_is(tmp_path: Path) -> None:
+def test_a_gap_of_any_width_costs_nothing(tmp_path: Path) -> None:
     files = [file_of(tmp_path / "a.parquet", range(1, 11)), file_of(tmp_path / "b.parquet", range(10**12, 10**12 + 10))]
     assert steps(files, 0, 2 * 10**12, rows=15) == [10**12 + 4, 2 * 10**12]
 
 
-def test_no_files_means_nothing_to_read_up_to_the_end() -> None:
+def test_without_files_the_window_reaches_the_end() -> None:
     assert steps([], 5, 10**9, rows=10) == [10**9]
     assert windows.next_end([], 9, 9, rows=10, bytes=10) == 9
 
 
-def test_rows_that_crowd_at_the_beginning_of_a_wide_file_are_not_spread_over_it(tmp_path: Path) -> None:
-    """A linear guess would take a tenth of the range for a tenth of the rows, and read nearly all of them."""
+def test_rows_at_the_start_of_a_wide_file_do_not_exceed_the_window(tmp_path: Path) -> None:
+    """Linear interpolation would take a tenth of the range for a tenth of the rows, and read nearly all of them."""
     crowded = [*range(1, 10_000), 1_000_000]
     files = [file_of(tmp_path / "a.parquet", crowded, group_rows=500)]
     since = 0
@@ -89,12 +89,12 @@ def test_rows_that_crowd_at_the_beginning_of_a_wide_file_are_not_spread_over_it(
     assert since == 1_000_000
 
 
-def test_the_row_groups_of_a_cut_file_say_where_its_rows_lie(tmp_path: Path) -> None:
-    """Interleaved with nine other sources, a window still holds nearly as many rows as it may."""
+def test_the_row_groups_of_a_split_file_locate_its_rows(tmp_path: Path) -> None:
+    """Interleaved with nine other sources, a window still contains nearly the maximum."""
     every_tenth = range(10, 100_010, 10)
     files = [file_of(tmp_path / "a.parquet", every_tenth, group_rows=100)]
     ends = steps(files, 0, 100_000, rows=1_000)
-    assert len(ends) <= 12, "10,000 rows in windows of 1,000; a group of 100 is what may be counted too often"
+    assert len(ends) <= 12, "10,000 rows in windows of 1,000; at most a group of 100 is overestimated"
 
 
 def test_large_rows_make_the_window_smaller_but_never_empty(tmp_path: Path) -> None:
@@ -103,18 +103,18 @@ def test_large_rows_make_the_window_smaller_but_never_empty(tmp_path: Path) -> N
 
 
 def test_bytes_bound_the_window_as_rows_do(tmp_path: Path) -> None:
-    """The first of two files has rows ten times as large."""
+    """The rows of the first file are ten times as large."""
     files = [
         file_of(tmp_path / "a.parquet", range(1, 101), group_rows=20, row_bytes=10_000),
         file_of(tmp_path / "b.parquet", range(101, 201), group_rows=20, row_bytes=1_000),
     ]
     assert windows.next_end(files, 100, 200, rows=1_000, bytes=150_000) == 200
     end = windows.next_end(files, 0, 200, rows=1_000, bytes=500_000)
-    assert 40 <= end <= 50, "50 rows of 10,000 bytes, and what a file needs besides"
+    assert 40 <= end <= 50, "50 rows of 10,000 bytes, plus the overhead of the file"
 
 
-def test_a_text_that_every_row_repeats_is_counted_as_often_as_it_is_read(tmp_path: Path) -> None:
-    """Stored once in a row group, held once for each row: 20,000 rows of 28 KB would be half a gigabyte."""
+def test_a_text_that_every_row_repeats_counts_with_its_size_in_memory(tmp_path: Path) -> None:
+    """The text is stored once per row group but loaded once per row: 20,000 rows of 28 KB would be half a gigabyte."""
     ids = {column.name: place for place, column in enumerate(table_columns(MESSAGES), 1)}
     writer = PartitionWriter(MESSAGES, Place(tmp_path, "flush", 1), ids)
     for seq, raw in enumerate(rows(6_000, system_text="you are a helpful assistant " * 1_000), 1):
@@ -127,21 +127,21 @@ def test_a_text_that_every_row_repeats_is_counted_as_often_as_it_is_read(tmp_pat
     assert len(ends) <= 4
 
 
-def test_a_file_without_statistics_may_hold_its_rows_anywhere(tmp_path: Path) -> None:
+def test_a_file_without_statistics_can_have_its_rows_anywhere(tmp_path: Path) -> None:
     files = [file_of(tmp_path / "a.parquet", range(501, 601), stats=False)]
     ends = steps(files, 0, 1_000, rows=50)
     assert max(end - since for since, end in zip([0, *ends], ends, strict=False)) <= 950
     assert ends[-1] == 1_000
 
 
-def test_rows_without_a_sequence_take_no_room_in_a_window(tmp_path: Path) -> None:
+def test_rows_without_a_sequence_do_not_count_in_a_window(tmp_path: Path) -> None:
     files = [file_of(tmp_path / "a.parquet", [None] * 500), file_of(tmp_path / "b.parquet", [None] * 50 + [5, 6, 7])]
     assert steps(files, 0, 10, rows=3) == [10]
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
 @given(data=st.data())
-def test_windows_cover_everything_once_and_never_hold_too_much(tmp_path: Path, data: st.DataObject) -> None:
+def test_windows_cover_every_row_once_and_never_exceed_the_limit(tmp_path: Path, data: st.DataObject) -> None:
     """Any files, sorted or not, overlapping or not, with row groups of any size."""
     seqs = data.draw(st.lists(st.integers(1, 400), unique=True, max_size=80))
     owner = data.draw(st.lists(st.integers(0, 3), min_size=len(seqs), max_size=len(seqs)))

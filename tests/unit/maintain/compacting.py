@@ -1,4 +1,4 @@
-"""A home with a light lake of many small files, kept as a maintenance job keeps one."""
+"""A home with a light lake of many small files, and the maintenance steps on it."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ class SmallFiles:
     numbers: int = 0
 
     def commit(self, day: int = 0, rows: int = 3, source: str = "claude", times: int = 1) -> None:
-        """So many flushes, each of which makes one file of that (source, day)."""
+        """Flush `times` times; each flush writes one file of that (source, day)."""
         self.commit_each([(source, day)], rows, times)
 
-    def commit_each(self, places: Sequence[tuple[str, int]], rows: int = 3, times: int = 1) -> None:
-        """So many flushes, each of which makes a file of each (source, day)."""
+    def commit_each(self, partitions: Sequence[tuple[str, int]], rows: int = 3, times: int = 1) -> None:
+        """Flush `times` times; each flush writes one file of each (source, day)."""
         for _ in range(times):
-            append(self.home, [self._row(*place) for place in places for _ in range(rows)])
+            append(self.home, [self._row(*partition) for partition in partitions for _ in range(rows)])
             flush(self.home)
 
     def _row(self, source: str, day: int) -> dict[str, Any]:
@@ -52,31 +52,31 @@ class SmallFiles:
         return row(self.numbers, message_created_at=created_at, client_name=source)
 
     @contextmanager
-    def work(self, **how: Any) -> Iterator[Work]:
+    def work(self, **options: Any) -> Iterator[Work]:
         with (
             closing(open_home(self.home).store) as store,
             closing(LightLake(self.home)) as lake,
             turns.running(),
             turns.keeping(DATASET, lambda: None),
         ):
-            told = {"note": self.notes.append, **how}
-            yield Work(self.home, Config(), store, lake, datasets.get(DATASET), datetime.now(UTC), **told)
+            arguments = {"note": self.notes.append, **options}
+            yield Work(self.home, Config(), store, lake, datasets.get(DATASET), datetime.now(UTC), **arguments)
 
-    def compact(self, **how: Any) -> Report:
-        return self._run(compact.run, how)
+    def compact(self, **options: Any) -> Report:
+        return self._run(compact.run, options)
 
-    def expire(self, **how: Any) -> Report:
-        """With all commits long over."""
+    def expire(self, **options: Any) -> Report:
+        """Expire, treating all commits as finished long ago."""
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(expiry, "COMMIT_TAKES", 0.0)
-            return self._run(expire.run, how)
+            return self._run(expire.run, options)
 
-    def _run(self, step: Any, how: dict[str, Any]) -> Report:
+    def _run(self, step: Any, options: dict[str, Any]) -> Report:
         report = Report(DATASET)
-        with self.work(**how) as work:
-            report.before(work.files())
-            step(work, report)
-            report.after(work.files())
+        with self.work(**options) as context:
+            report.set_before(context.files())
+            step(context, report)
+            report.set_after(context.files())
         return report
 
     @property
@@ -86,14 +86,14 @@ class SmallFiles:
         return found
 
     @property
-    def known(self) -> Metadata:
+    def table_metadata(self) -> Metadata:
         return metadata.read(self.entry.metadata)
 
     def files(self) -> list[DataFile]:
-        return list(metadata.live_files(self.known))
+        return list(metadata.live_files(self.table_metadata))
 
     def rows(self) -> list[dict[str, Any]]:
-        """Every row with its internal columns, by an independent reader, in the order of its sequence."""
+        """Return every row with its internal columns, by sequence, from an independent reader."""
         return sorted(read_lake(self.home, DATASET), key=lambda each: each[SEQ])
 
     def on_disk(self, pattern: str = "*.parquet") -> set[Path]:
@@ -118,6 +118,6 @@ class KeptSmallFiles:
 
 
 def due_now(home: Home) -> list[str]:
-    """The datasets for which anything is due, as a daemon with an empty config sees it."""
+    """Return the datasets that are due, as a daemon with an empty config finds them."""
     with closing(open_home(home).store) as store:
         return all_due(home, Config(), store, datetime.now(UTC))

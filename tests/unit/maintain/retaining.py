@@ -1,4 +1,4 @@
-"""A home with a light lake whose days run out, and sinks that may lag behind."""
+"""A home with a light lake whose days expire, and sinks that may lag behind."""
 
 from __future__ import annotations
 
@@ -54,17 +54,19 @@ class Keeper:
     def config(self) -> Config:
         return Config(retention=self.retention, sinks=self.sinks)
 
-    def declare(self, name: str, place: str | None = None, datasets: tuple[str, ...] = (DATASET,)) -> FolderDestination:
-        """A sink of the config, into a folder of its own."""
-        there = FolderDestination(self.home.root.parent / (place or name))
-        self.sinks[name] = SinkConfig(FOLDER.name, "* * * * *", datasets, {"folder": str(there.folder)})
-        return there
+    def declare(
+        self, name: str, directory: str | None = None, datasets: tuple[str, ...] = (DATASET,)
+    ) -> FolderDestination:
+        """Add a sink to the config that delivers into a directory of its own."""
+        destination = FolderDestination(self.home.root.parent / (directory or name))
+        self.sinks[name] = SinkConfig(FOLDER.name, "* * * * *", datasets, {"folder": str(destination.folder)})
+        return destination
 
     def keep(self, **settings: Any) -> None:
         self.retention = replace(self.retention, **settings)
 
     def commit(self, *ages: int, source: str = "claude") -> list[str]:
-        """One flush with a row of each age in days: the messages."""
+        """Flush a row of each age in days and return the message ids."""
         rows = []
         for age in ages:
             created_at = (NOW - timedelta(days=age)).isoformat()
@@ -81,18 +83,20 @@ class Keeper:
             return asyncio.run(driver.deliver(sinks or tuple(self.config.sinks)))
 
     def remember(self) -> None:
-        """As an engine does before anything goes out: the lake knows whose it is."""
+        """Record the incarnation in the lake, as an engine does before a delivery."""
         opened = open_home(self.home)
         opened.store.close()
         with closing(LightLake(self.home)) as lake:
             table = lake.table(datasets.get(DATASET))
-            table.change(Change("retain", (), properties={metadata.INCARNATION: opened.identity.incarnation}))
+            table.replace_files(Change("retain", (), properties={metadata.INCARNATION: opened.identity.incarnation}))
 
-    def retain(self, now: datetime = NOW, **how: Any) -> Report:
+    def retain(self, now: datetime = NOW, **options: Any) -> Report:
         report = Report(DATASET)
         with closing(open_home(self.home).store) as store, closing(LightLake(self.home)) as lake:
-            work = Work(self.home, self.config, store, lake, datasets.get(DATASET), now, note=self.notes.append, **how)
-            retain.run(work, report)
+            context = Work(
+                self.home, self.config, store, lake, datasets.get(DATASET), now, note=self.notes.append, **options
+            )
+            retain.run(context, report)
         return report
 
     def messages(self) -> list[str]:
@@ -113,7 +117,7 @@ class Keeper:
             return retention.drops(connection)
 
     def data_files(self) -> dict[Path, int]:
-        """Those on disk, with the time of their last change."""
+        """Return the data files on disk with their modification times."""
         return {path: path.stat().st_mtime_ns for path in self.home.warehouse.rglob("*.parquet")}
 
 

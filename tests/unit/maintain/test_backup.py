@@ -1,4 +1,4 @@
-"""Backup and restore: one moment of a home, whole or not at all; a restored home re-issues and re-delivers nothing."""
+"""Backup and restore: a home as of one moment, complete or not at all; a restored home reuses no sequence."""
 
 from __future__ import annotations
 
@@ -37,19 +37,19 @@ from tests.light_life import DATASET, append, flush
 from tests.processes import run, running, was_killed
 from tests.rows import rows
 
-_STILL = Hold(nullcontext, nullcontext)
+_NO_LOCKS = Hold(nullcontext, nullcontext)
 
 
-def _quiet(*_: object, **__: object) -> None:
+def _ignore(*_: object, **__: object) -> None:
     pass
 
 
-def _back_up(home: Home, to: Path, hold: Hold = _STILL) -> dict[str, Any]:
-    return backup.make(home, to, hold, _quiet, _quiet)
+def _back_up(home: Home, to: Path, locks: Hold = _NO_LOCKS) -> dict[str, Any]:
+    return backup.make(home, to, locks, _ignore, _ignore)
 
 
 def _restore(to: Home, source: Path) -> Restored:
-    return restore(to, source, _quiet)
+    return restore(to, source, _ignore)
 
 
 def _messages(home: Home) -> list[str]:
@@ -62,39 +62,39 @@ def _contents(root: Path) -> dict[str, bytes]:
 
 @pytest.fixture
 def home(tmp_path: Path) -> Home:
-    """Two commits, a segment that waits, and what else a home may hold."""
-    made = Home(tmp_path / "höme")
+    """A home with two commits, a sealed segment, and other files that a home may hold."""
+    new_home = Home(tmp_path / "höme")
     for start in (0, 10):
-        append(made, rows(10, start=start))
-        flush(made)
-    append(made, rows(5, start=20))
+        append(new_home, rows(10, start=start))
+        flush(new_home)
+    append(new_home, rows(5, start=20))
     for name, text in {
         "config.toml": "version = 1\n", "team.token": "token", "delivery/gateway.secret": "secret",
         "delivery/tokens/team.json": "{}", "delivery/locks/x.lock": "", "server/server.id": "srv-1",
         "engine/engine.log": "log", "run/engine.pid": "1", "logs/cli.log": "log", "telemetry/traces-1.jsonl": "{}",
         f"spool/{DATASET}/rejected/flush-1.jsonl": "{}\n",
     }.items():  # fmt: skip
-        path = made.root / name
+        path = new_home.root / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    with closing(sqlite3.connect(made.lake / "tombstones.db")) as stones:
-        stones.execute("PRAGMA journal_mode=WAL")
-        stones.execute("CREATE TABLE stones (key TEXT)")
-        stones.execute("INSERT INTO stones VALUES ('gone')")
-        stones.commit()
-    return made
+    with closing(sqlite3.connect(new_home.lake / "tombstones.db")) as database:
+        database.execute("PRAGMA journal_mode=WAL")
+        database.execute("CREATE TABLE stones (key TEXT)")
+        database.execute("INSERT INTO stones VALUES ('gone')")
+        database.commit()
+    return new_home
 
 
-def test_a_restored_home_is_the_home_of_that_moment(home: Home, tmp_path: Path) -> None:
-    before, known = _contents(home.warehouse), open_home(home)
-    known.store.close()
+def test_a_restored_home_equals_the_home_at_the_backup(home: Home, tmp_path: Path) -> None:
+    before, opened = _contents(home.warehouse), open_home(home)
+    opened.store.close()
     report = _back_up(home, tmp_path / "backup")
     assert report["datasets"] == [{"dataset": DATASET, "rows": 20}]
-    assert (report["next_seq"], report["gateway_id"]) == (21, known.gateway_id)
+    assert (report["next_seq"], report["gateway_id"]) == (21, opened.gateway_id)
     assert _contents(home.warehouse) == before
     restored = Home(tmp_path / "another user" / "hyp home")
     done = _restore(restored, tmp_path / "backup")
-    assert (done.identity.parents, done.identity.forks) == ((known.identity.incarnation,), (20,))
+    assert (done.identity.parents, done.identity.forks) == ((opened.identity.incarnation,), (20,))
     assert done.next_seq == 21 + moving.LEAP
     assert _messages(restored) == _messages(home)
     assert reader.waiting(restored, DATASET).rows == 5
@@ -104,9 +104,9 @@ def test_a_restored_home_is_the_home_of_that_moment(home: Home, tmp_path: Path) 
     for name in ("config.toml", "team.token", "delivery/gateway.secret", "delivery/tokens/team.json",
                  "server/server.id", f"spool/{DATASET}/rejected/flush-1.jsonl", "gateway.id"):  # fmt: skip
         assert (restored.root / name).read_bytes() == (home.root / name).read_bytes()
-    with closing(sqlite3.connect(restored.lake / "tombstones.db")) as stones:
-        assert stones.execute("SELECT key FROM stones").fetchall() == [("gone",)]
-    assert (restored.lake / "keys.db").is_file(), "of what retention dropped nothing else knows"
+    with closing(sqlite3.connect(restored.lake / "tombstones.db")) as database:
+        assert database.execute("SELECT key FROM stones").fetchall() == [("gone",)]
+    assert (restored.lake / "keys.db").is_file(), "only the key index knows the rows that retention dropped"
     for name in ("engine", "logs", "telemetry", "delivery/locks", "backup.json"):
         assert not (restored.root / name).exists()
     assert not list(restored.root.parent.glob("*.partial-*"))
@@ -118,7 +118,7 @@ def test_a_restored_home_is_the_home_of_that_moment(home: Home, tmp_path: Path) 
     assert flush(restored).rows_duplicate == 5
 
 
-def test_two_backups_are_two_folders_and_each_can_be_restored(home: Home, tmp_path: Path) -> None:
+def test_each_of_two_backups_can_be_restored(home: Home, tmp_path: Path) -> None:
     _back_up(home, tmp_path / "monday")
     flush(home)
     _back_up(home, tmp_path / "tuesday")
@@ -128,8 +128,8 @@ def test_two_backups_are_two_folders_and_each_can_be_restored(home: Home, tmp_pa
         assert len(_messages(restored)) == count
 
 
-def test_a_backup_is_not_taken_for_a_home(home: Home, tmp_path: Path) -> None:
-    """Opened as one, its tables would be told that they lie there, and it would be a backup no more."""
+def test_a_backup_is_refused_as_a_home(home: Home, tmp_path: Path) -> None:
+    """Opening a backup as a home would relocate its tables, and it would no longer be a backup."""
     _back_up(home, tmp_path / "backup")
     before = _contents(tmp_path / "backup")
     with pytest.raises(NotReady, match="is a backup"):
@@ -139,8 +139,8 @@ def test_a_backup_is_not_taken_for_a_home(home: Home, tmp_path: Path) -> None:
     assert _contents(tmp_path / "backup") == before
 
 
-def test_what_happens_around_the_moment_is_in_the_backup_once_or_not_at_all(home: Home, tmp_path: Path) -> None:
-    """A flush between the first copy of the spool and the moment; another, and new rows, right after it."""
+def test_rows_around_the_moment_of_the_copy_are_backed_up_once_or_not_at_all(home: Home, tmp_path: Path) -> None:
+    """One flush happens between the first copy of the spool and the moment; another, with new rows, right after it."""
 
     @contextmanager
     def commits() -> Iterator[None]:
@@ -175,7 +175,7 @@ sys.stdin.readline()
 """
 
 
-def test_what_a_live_producer_holds_is_copied_up_to_its_last_whole_line(
+def test_an_active_segment_is_copied_up_to_its_last_complete_line(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("hypaware.maintain.spool_copy._SEAL_SECONDS", 0.0)
@@ -191,7 +191,7 @@ def test_what_a_live_producer_holds_is_copied_up_to_its_last_whole_line(
     assert flush(restored).rows_written == 8
 
 
-def test_a_batch_that_is_sealed_while_it_is_copied_is_there_once(home: Home, tmp_path: Path) -> None:
+def test_a_batch_sealed_during_the_copy_is_copied_once(home: Home, tmp_path: Path) -> None:
     spool = home.spool / DATASET
     (spool / "incoming").mkdir()
     with Spool(home, SealRule()) as other:
@@ -230,7 +230,7 @@ restore(Home(Path(os.environ["HYP_HOME"])), Path(sys.argv[1]), lambda *_, **__: 
 
 
 @pytest.mark.parametrize("point", ["after-moment", "after-copy", "before-rename", "after-rename"])
-def test_a_killed_backup_is_no_backup_and_the_next_one_clears_it_away(home: Home, tmp_path: Path, point: str) -> None:
+def test_the_next_backup_removes_the_remains_of_a_killed_one(home: Home, tmp_path: Path, point: str) -> None:
     to = tmp_path / "backup"
     code = _BACK_UP.replace("print", "lambda *_, **__: None")
     done = run(code, home, to, crash_at=f"maintain.backup.{point}")
@@ -254,8 +254,8 @@ def test_a_killed_backup_is_no_backup_and_the_next_one_clears_it_away(home: Home
         "lake.relocate.before-update", "lake.relocate.after-remove", "state.commit.before-commit:2",
     ],
 )  # fmt: skip
-def test_a_killed_restore_is_no_home_or_a_whole_one(home: Home, tmp_path: Path, point: str) -> None:
-    known = _back_up(home, tmp_path / "backup")
+def test_a_killed_restore_leaves_no_home_or_a_complete_one(home: Home, tmp_path: Path, point: str) -> None:
+    backup_report = _back_up(home, tmp_path / "backup")
     restored = Home(tmp_path / "restored")
     done = run(_RESTORE, restored, tmp_path / "backup", crash_at=point)
     assert was_killed(done), done.stderr
@@ -263,20 +263,20 @@ def test_a_killed_restore_is_no_home_or_a_whole_one(home: Home, tmp_path: Path, 
         assert not restored.root.exists()
         _restore(restored, tmp_path / "backup")
     else:
-        with pytest.raises(HypError, match="nothing is ever overwritten"):
+        with pytest.raises(HypError, match="nothing was overwritten"):
             _restore(restored, tmp_path / "backup")
     opened = open_home(restored)
     opened.store.close()
-    assert opened.identity.parents == (known["incarnation"],)
+    assert opened.identity.parents == (backup_report["incarnation"],)
     assert _messages(restored) == _messages(home)
     assert not list(tmp_path.glob("*.partial-*"))
 
 
 def _flip(backup_folder: Path) -> None:
     path = next(backup_folder.rglob("*.parquet"))
-    held = bytearray(path.read_bytes())
-    held[len(held) // 2] ^= 0xFF
-    path.write_bytes(held)
+    document = bytearray(path.read_bytes())
+    document[len(document) // 2] ^= 0xFF
+    path.write_bytes(document)
 
 
 def _cut(backup_folder: Path) -> None:
@@ -291,80 +291,82 @@ def _forget(backup_folder: Path) -> None:
     (backup_folder / contents.NAME).unlink()
 
 
-def _change(what: Callable[[dict[str, Any]], None]) -> Callable[[Path], None]:
+def _change(edit: Callable[[dict[str, Any]], None]) -> Callable[[Path], None]:
     def change(backup_folder: Path) -> None:
-        held = json.loads((backup_folder / contents.NAME).read_bytes())
-        what(held)
-        (backup_folder / contents.NAME).write_text(json.dumps(held))
+        document = json.loads((backup_folder / contents.NAME).read_bytes())
+        edit(document)
+        (backup_folder / contents.NAME).write_text(json.dumps(document))
 
     return change
 
 
 @pytest.mark.parametrize(
-    ("harm", "says"),
+    ("damage", "message"),
     [
-        (_flip, "is not what it was"),
+        (_flip, "has changed since the backup"),
         (_cut, "has 4096 bytes instead of"),
         (_lose, "is missing"),
-        (_forget, "is no backup"),
-        (_change(lambda held: held.update(version=2)), "newer version"),
+        (_forget, "is not a backup"),
+        (_change(lambda document: document.update(version=2)), "newer version"),
         (
-            _change(lambda held: held["files"].update({"../out": {"size": 0, "sha256": ""}})),
-            "does not lie in the backup",
+            _change(lambda document: document["files"].update({"../out": {"size": 0, "sha256": ""}})),
+            "is outside the backup",
         ),
-        (_change(lambda held: held.pop("home")), "cannot be read"),
+        (_change(lambda document: document.pop("home")), "cannot read"),
     ],
 )
-def test_a_damaged_backup_restores_nothing(home: Home, tmp_path: Path, harm: Callable[[Path], None], says: str) -> None:
+def test_a_damaged_backup_restores_nothing(
+    home: Home, tmp_path: Path, damage: Callable[[Path], None], message: str
+) -> None:
     _back_up(home, tmp_path / "backup")
-    harm(tmp_path / "backup")
-    with pytest.raises(HypError, match=says) as refused:
+    damage(tmp_path / "backup")
+    with pytest.raises(HypError, match=message) as refused:
         _restore(Home(tmp_path / "restored"), tmp_path / "backup")
     assert refused.value.exit_code == 1
     assert not list(tmp_path.glob("restored*"))
 
 
-def test_nothing_is_ever_overwritten(home: Home, tmp_path: Path) -> None:
-    taken = tmp_path / "taken"
-    taken.mkdir()
-    (taken / "file").touch()
-    for to in (taken, taken / "file"):
-        with pytest.raises(HypError, match="nothing is ever overwritten"):
+def test_existing_files_are_never_overwritten(home: Home, tmp_path: Path) -> None:
+    occupied = tmp_path / "taken"
+    occupied.mkdir()
+    (occupied / "file").touch()
+    for to in (occupied, occupied / "file"):
+        with pytest.raises(HypError, match="nothing was overwritten"):
             _back_up(home, to)
     empty = tmp_path / "empty"
     empty.mkdir()
     _back_up(home, empty)
-    for place in (home, Home(taken)):
-        before = _contents(place.root)
-        with pytest.raises(HypError, match="nothing is ever overwritten"):
-            _restore(place, empty)
-        assert _contents(place.root) == before
+    for target in (home, Home(occupied)):
+        before = _contents(target.root)
+        with pytest.raises(HypError, match="nothing was overwritten"):
+            _restore(target, empty)
+        assert _contents(target.root) == before
     (tmp_path / "empty home").mkdir()
     _restore(Home(tmp_path / "empty home"), empty)
 
 
-def test_a_backup_in_or_around_the_home_is_refused(home: Home, tmp_path: Path) -> None:
+def test_a_backup_that_overlaps_the_home_is_refused(home: Home, tmp_path: Path) -> None:
     for to in (home.root / "backup", home.root, home.root / ".." / home.root.name / "x"):
-        with pytest.raises(HypError, match="must lie elsewhere"):
+        with pytest.raises(HypError, match="choose a directory outside the home"):
             _back_up(home, to)
 
 
-def test_a_place_that_cannot_be_written_is_told_as_such(home: Home, tmp_path: Path) -> None:
+def test_a_target_that_cannot_be_written_is_reported(home: Home, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(HypError, match="could not be made, and nothing of it is there") as refused:
+    with pytest.raises(HypError, match="nothing was left behind") as refused:
         _back_up(home, tmp_path / "file" / "backup")
     assert refused.value.kind == "not_written"
 
 
-def test_two_backups_into_one_place_at_once_are_one(home: Home, tmp_path: Path) -> None:
+def test_two_concurrent_backups_to_one_target_are_refused(home: Home, tmp_path: Path) -> None:
     to = tmp_path / "backup*"
-    with staging.staged(to), pytest.raises(HypError, match="another process is at work"):
+    with staging.staged(to), pytest.raises(HypError, match="another process is writing"):
         _back_up(home, to)
     _back_up(home, to)
     assert (to / contents.NAME).is_file()
 
 
-def test_too_little_space_is_told_before_anything_is_written(
+def test_too_little_disk_space_is_reported_before_anything_is_written(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _back_up(home, tmp_path / "backup")
@@ -377,19 +379,19 @@ def test_too_little_space_is_told_before_anything_is_written(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["backup", home.root.name]
 
 
-def test_a_table_that_misses_a_file_is_not_backed_up_as_if_it_were_whole(home: Home, tmp_path: Path) -> None:
+def test_a_table_with_a_missing_file_is_not_backed_up(home: Home, tmp_path: Path) -> None:
     next(home.warehouse.rglob("*.parquet")).unlink()
-    with pytest.raises(HypError, match=r"misses|is missing") as refused:
+    with pytest.raises(HypError, match="is missing") as refused:
         _back_up(home, tmp_path / "backup")
     assert refused.value.repair == (f"hyp maintain {DATASET} --rebuild",)
     assert sorted(path.name for path in tmp_path.iterdir()) == [home.root.name]
 
 
 class _Delivering:
-    """Homes with one sink, to a folder that can be asked, or not."""
+    """Homes with one sink, into a directory that supports a query for delivered rows, or does not."""
 
     def __init__(self, folder: Path, can_be_asked: bool) -> None:
-        self.there = FolderDestination(folder)
+        self.destination = FolderDestination(folder)
         options = {"folder": str(folder), "can_be_asked": can_be_asked}
         self.config = Config(sinks={"here": SinkConfig(FOLDER.name, "* * * * *", (DATASET,), options)})
 
@@ -399,8 +401,8 @@ class _Delivering:
             return asyncio.run(Driver(opened, self.config, LakeRows(home), Terms(1.0)).deliver(["here"]))[0]
 
     def check(self, *numbers: range) -> None:
-        wanted = Counter(f"message-{number}" for some in numbers for number in some)
-        assert Counter(self.there.arrived()) == wanted
+        expected = Counter(f"message-{number}" for each_range in numbers for number in each_range)
+        assert Counter(self.destination.arrived()) == expected
 
 
 def _add(home: Home, numbers: range, **columns: str) -> None:
@@ -416,103 +418,103 @@ def empty(tmp_path: Path) -> Home:
 @pytest.mark.hazard(71)
 @pytest.mark.hazard(73)
 @pytest.mark.parametrize("can_be_asked", [True, False])
-def test_a_restored_home_that_had_delivered_everything_goes_on(empty: Home, tmp_path: Path, can_be_asked: bool) -> None:
-    """What the lost home gave out and delivered after its backup is neither given out nor delivered again."""
-    post = _Delivering(tmp_path / "there", can_be_asked)
+def test_a_restored_home_without_a_backlog_continues_delivery(empty: Home, tmp_path: Path, can_be_asked: bool) -> None:
+    """Sequences that the lost home assigned after its backup are not reused, delivered rows not delivered again."""
+    delivery = _Delivering(tmp_path / "there", can_be_asked)
     _add(empty, range(20))
-    assert post.deliver(empty).status == "ok"
+    assert delivery.deliver(empty).status == "ok"
     _back_up(empty, tmp_path / "backup")
     _add(empty, range(20, 30))
-    assert post.deliver(empty).status == "ok"
+    assert delivery.deliver(empty).status == "ok"
     shutil.rmtree(empty.root)
     _restore(empty, tmp_path / "backup")
     _add(empty, range(40, 50))
-    assert post.deliver(empty).status == "ok"
-    post.check(range(30), range(40, 50))
-    assert [stream.chunks for stream in post.deliver(empty).streams] == [0]
-    lasts = [chunk["last"] for chunk in post.there.chunks()]
-    assert max(last for last in lasts if last < moving.LEAP) == 30
-    assert max(lasts) == 30 + moving.LEAP
+    assert delivery.deliver(empty).status == "ok"
+    delivery.check(range(30), range(40, 50))
+    assert [stream.chunks for stream in delivery.deliver(empty).streams] == [0]
+    last_sequences = [chunk["last"] for chunk in delivery.destination.chunks()]
+    assert max(last for last in last_sequences if last < moving.LEAP) == 30
+    assert max(last_sequences) == 30 + moving.LEAP
 
 
 @pytest.mark.hazard(71)
 @pytest.mark.hazard(73)
-@pytest.mark.parametrize("lost", [(), ("state.db",), ("state.db", "state.mirror.json")])
-def test_a_restored_home_with_a_backlog_asks_what_was_delivered_since(
-    empty: Home, tmp_path: Path, lost: tuple[str, ...]
+@pytest.mark.parametrize("lost_files", [(), ("state.db",), ("state.db", "state.mirror.json")])
+def test_a_restored_home_with_a_backlog_asks_for_the_delivered_rows(
+    empty: Home, tmp_path: Path, lost_files: tuple[str, ...]
 ) -> None:
-    """Also one that loses its memory on top of it."""
-    post = _Delivering(tmp_path / "there", can_be_asked=True)
+    """This holds even if the restored home also loses its state."""
+    delivery = _Delivering(tmp_path / "there", can_be_asked=True)
     _add(empty, range(20))
-    assert post.deliver(empty).status == "ok"
+    assert delivery.deliver(empty).status == "ok"
     _add(empty, range(20, 27))
     _back_up(empty, tmp_path / "backup")
     _add(empty, range(27, 31))
-    assert post.deliver(empty).status == "ok"
+    assert delivery.deliver(empty).status == "ok"
     shutil.rmtree(empty.root)
     _restore(empty, tmp_path / "backup")
-    for name in lost:
+    for name in lost_files:
         for path in empty.root.glob(f"{name}*"):
             path.unlink()
     _add(empty, range(40, 50))
-    assert post.deliver(empty).status == "ok"
-    post.check(range(31), range(40, 50))
+    assert delivery.deliver(empty).status == "ok"
+    delivery.check(range(31), range(40, 50))
 
 
 @pytest.mark.hazard(73)
-def test_rows_that_only_the_lost_home_had_do_not_hold_up_the_restored_one(empty: Home, tmp_path: Path) -> None:
+def test_rows_that_only_the_lost_home_had_do_not_block_delivery(empty: Home, tmp_path: Path) -> None:
     """The destination is ahead of a source whose rows end below the fork: they were delivered after the backup."""
-    post = _Delivering(tmp_path / "there", can_be_asked=True)
+    delivery = _Delivering(tmp_path / "there", can_be_asked=True)
     _add(empty, range(10))
     _add(empty, range(10, 20), client_name="codex")
     _back_up(empty, tmp_path / "backup")
     _add(empty, range(20, 30))
-    assert post.deliver(empty).status == "ok"
+    assert delivery.deliver(empty).status == "ok"
     shutil.rmtree(empty.root)
     _restore(empty, tmp_path / "backup")
-    report = post.deliver(empty)
+    report = delivery.deliver(empty)
     assert (report.status, sum(stream.rows for stream in report.streams)) == ("ok", 0)
     _add(empty, range(40, 50))
     _add(empty, range(50, 55), client_name="codex")
-    assert post.deliver(empty).status == "ok"
-    post.check(range(30), range(40, 55))
+    assert delivery.deliver(empty).status == "ok"
+    delivery.check(range(30), range(40, 55))
 
 
 @pytest.mark.hazard(73)
-def test_a_restored_home_with_a_backlog_is_held_where_nobody_can_be_asked(empty: Home, tmp_path: Path) -> None:
-    post = _Delivering(tmp_path / "there", can_be_asked=False)
+def test_a_restored_home_with_a_backlog_is_held_if_the_destination_cannot_tell(empty: Home, tmp_path: Path) -> None:
+    delivery = _Delivering(tmp_path / "there", can_be_asked=False)
     _add(empty, range(20))
-    assert post.deliver(empty).status == "ok"
+    assert delivery.deliver(empty).status == "ok"
     _add(empty, range(20, 27))
     _back_up(empty, tmp_path / "backup")
-    assert post.deliver(empty).status == "ok"
+    assert delivery.deliver(empty).status == "ok"
     shutil.rmtree(empty.root)
     _restore(empty, tmp_path / "backup")
     _add(empty, range(40, 50))
-    report = post.deliver(empty)
+    report = delivery.deliver(empty)
     assert report.status == "held"
-    assert "is a copy of one that may have gone on" in str(report.streams[0].error)
-    post.check(range(27))
+    assert "is a copy of a home that may have delivered more" in str(report.streams[0].error)
+    delivery.check(range(27))
 
 
 @pytest.mark.hazard(71)
-def test_original_and_copy_deliver_a_common_backlog_once_and_each_its_own(empty: Home, tmp_path: Path) -> None:
-    post = _Delivering(tmp_path / "there", can_be_asked=True)
+def test_original_and_copy_deliver_a_common_backlog_once(empty: Home, tmp_path: Path) -> None:
+    delivery = _Delivering(tmp_path / "there", can_be_asked=True)
     _add(empty, range(20))
     _back_up(empty, tmp_path / "backup")
     copy = Home(tmp_path / "copy")
     _restore(copy, tmp_path / "backup")
     _add(copy, range(100, 105))
-    assert post.deliver(copy).status == "ok"
+    assert delivery.deliver(copy).status == "ok"
     _add(empty, range(20, 25))
-    assert post.deliver(empty).status == "ok"
-    post.check(range(25), range(100, 105))
+    assert delivery.deliver(empty).status == "ok"
+    delivery.check(range(25), range(100, 105))
     with closing(open_home(empty).store) as store, store.reading() as connection:
         assert flushes.next_seq(connection) == 26
 
 
 class _Context:
-    """What an engine gives a job; its Spark is only asked for, so that the lake is the engine's."""
+    """The context that the engine gives to a job; `spark` only has to be present."""
 
     spark = object()
 
@@ -526,28 +528,28 @@ class _Context:
         pass
 
 
-def test_flushes_go_on_while_the_tables_are_copied_and_nobody_removes_their_files(
+def test_flushes_continue_while_tables_are_copied_but_files_are_not_removed(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    free: list[tuple[bool, bool]] = []
+    unlocked: list[tuple[bool, bool]] = []
     copy_table = lake_copy.copy_table
 
-    def looking(*args: Any) -> int:
-        turn = [getattr(turns, f"_{kind}")[DATASET] for kind in ("changing", "keeping")]
-        free.append((not turn[0].locked(), not turn[1].locked()))
+    def recording_copy(*args: Any) -> int:
+        locks = [getattr(turns, f"_{kind}")[DATASET] for kind in ("changing", "keeping")]
+        unlocked.append((not locks[0].locked(), not locks[1].locked()))
         return copy_table(*args)
 
-    monkeypatch.setattr(lake_copy, "copy_table", looking)
+    monkeypatch.setattr(lake_copy, "copy_table", recording_copy)
     context: Any = _Context(home)
     assert backup.backup(context, {"to": str(tmp_path / "backup")})["datasets"] == [{"dataset": DATASET, "rows": 20}]
-    assert free == [(True, False)]
+    assert unlocked == [(True, False)]
     assert not turns._keeping[DATASET].locked()
 
 
-def test_a_cancelled_backup_leaves_nothing(home: Home, tmp_path: Path) -> None:
+def test_a_cancelled_backup_leaves_nothing_behind(home: Home, tmp_path: Path) -> None:
     def cancel() -> None:
         raise Cancelled
 
     with pytest.raises(Cancelled):
-        backup.make(home, tmp_path / "backup", _STILL, _quiet, cancel)
+        backup.make(home, tmp_path / "backup", _NO_LOCKS, _ignore, cancel)
     assert sorted(path.name for path in tmp_path.iterdir()) == [home.root.name]

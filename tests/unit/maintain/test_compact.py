@@ -1,4 +1,4 @@
-"""Compaction over a light lake: the same rows in fewer files, whatever is damaged, cancelled or killed on the way."""
+"""Compaction over a light lake: the same rows in fewer files, even after damage, cancellation or a kill."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from tests.rows import rows as message_rows
 from tests.unit.maintain.compacting import KeptSmallFiles, SmallFiles, due_now
 
 POINTS = sorted(point.name for point in all_points() if point.name.startswith(("maintain.compact", "lake.secure")))
-# The second time is in the second lot, after the first has landed.
+# The second time is in the second batch, after the first is committed.
 KILLS = [
     (point, times)
     for point in POINTS
@@ -64,22 +64,22 @@ def cold_codex(lake: SmallFiles) -> DataFile:
 
 
 @pytest.mark.hazard(37)
-def test_small_files_become_one_and_a_second_run_finds_nothing(lake: SmallFiles) -> None:
+def test_small_files_are_merged_and_a_second_run_finds_nothing(lake: SmallFiles) -> None:
     before = lake.rows()
     assert due_now(lake.home) == [DATASET]
     report = lake.compact()
     assert (report.files_before, report.files_after, report.partitions_compacted) == (17, 11, 3)
     assert report.as_json()["reason"] == (
-        "compacted 2 days of claude: 6 files became 2; compacted 1 day of codex: 3 files became 1"
+        "compacted 2 days of claude: 6 files into 2; compacted 1 day of codex: 3 files into 1"
     )
     assert lake.rows() == before, "rows keep their sequences, row ids and flush ids"
     assert due_now(lake.home) == []
-    at = lake.entry
+    entry = lake.entry
     assert lake.compact().as_json()["reason"] == "nothing to do"
-    assert lake.entry == at, "nothing was committed"
+    assert lake.entry == entry, "nothing was committed"
 
 
-def test_with_force_the_tail_goes_too_and_that_ends_as_well(lake: SmallFiles) -> None:
+def test_force_compacts_the_tail_and_converges(lake: SmallFiles) -> None:
     before = lake.rows()
     assert lake.compact(force=True).files_after == 5
     assert lake.compact(force=True).as_json()["reason"] == "nothing to do"
@@ -87,7 +87,7 @@ def test_with_force_the_tail_goes_too_and_that_ends_as_well(lake: SmallFiles) ->
     assert lake.rows() == before
 
 
-def test_rewritten_files_are_in_order_and_say_what_is_in_them(lake: SmallFiles) -> None:
+def test_rewritten_files_are_sorted_and_have_statistics(lake: SmallFiles) -> None:
     lake.compact()
     for file in lake.files():
         seqs = pq.read_table(file.path, columns=[SEQ]).column(SEQ).to_pylist()
@@ -99,8 +99,8 @@ def test_rewritten_files_are_in_order_and_say_what_is_in_them(lake: SmallFiles) 
     assert b"hyp.row-group-bytes" in pq.read_metadata(kept.path).metadata
 
 
-def test_a_read_since_a_sequence_still_skips_what_it_does_not_need(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In one file of a day, row groups must do what files did before."""
+def test_a_read_since_a_sequence_skips_row_groups(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In one file per day, row groups must allow the skipping that separate files allowed before."""
     monkeypatch.setattr(rewrite, "_GROUP_BYTES", 4_000)
     lake = SmallFiles(home)
     lake.commit(0, rows=60, times=4)
@@ -116,8 +116,8 @@ def test_a_read_since_a_sequence_still_skips_what_it_does_not_need(home: Home, m
     assert found.scanned <= 5 + 2 * 240 // len(groups)
 
 
-def test_a_large_day_becomes_files_of_the_target_size_and_ends(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Cut into several tasks, each leaves a small file; the next pass of the same run takes those."""
+def test_a_large_day_converges_over_several_passes(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Split into several tasks, each leaves a small file; the next pass of the same run merges those."""
     lake = SmallFiles(home)
     lake.commit(0, rows=4, times=6)
     lake.commit(3, times=4)
@@ -126,74 +126,74 @@ def test_a_large_day_becomes_files_of_the_target_size_and_ends(home: Home, monke
     monkeypatch.setattr(compact_plan, "_TASK_BYTES", 3 * size)
     report = lake.compact()
     assert (report.files_before, report.files_after) == (10, 5)
-    assert report.reasons == ["compacted 1 day of claude: 6 files became 1"]
+    assert report.reasons == ["compacted 1 day of claude: 6 files into 1"]
     assert lake.compact().as_json()["reason"] == "nothing to do"
     assert lake.rows() == before
 
 
 @pytest.mark.hazard(38)
-def test_a_day_that_cannot_be_read_is_told_and_the_others_go_on(lake: SmallFiles) -> None:
+def test_an_unreadable_day_is_reported_and_the_others_are_compacted(lake: SmallFiles) -> None:
     before = lake.rows()
-    bad = cold_codex(lake)
-    held = bad.path.read_bytes()
-    bad.path.write_bytes(b"PAR1" + bytes(len(held) - 8) + b"PAR1")
+    damaged = cold_codex(lake)
+    content = damaged.path.read_bytes()
+    damaged.path.write_bytes(b"PAR1" + bytes(len(content) - 8) + b"PAR1")
     report = lake.compact()
     (error,) = report.errors
-    assert error.startswith(f"{DATASET}, codex on 2026-11-02 is not compacted")
-    assert bad.path.name in error
+    assert error.startswith(f"{DATASET}: could not compact codex on 2026-11-02")
+    assert damaged.path.name in error
     assert report.partitions_compacted == 2
     assert report.files_after == 13
-    bad.path.write_bytes(held)
+    damaged.path.write_bytes(content)
     assert lake.rows() == before
-    assert len(lake.on_disk()) == 13 + 6, "nothing is left of the failed one"
+    assert len(lake.on_disk()) == 13 + 6, "the files of the failed rewrite are removed"
 
 
 class _Tampered(LightLake):
-    """Its tasks can be made to go wrong."""
+    """A lake whose task results can be changed."""
 
-    def __init__(self, home: Home, spoil: Callable[[Task, Built | BuildFailure], Built | BuildFailure]) -> None:
+    def __init__(self, home: Home, change: Callable[[Task, Built | BuildFailure], Built | BuildFailure]) -> None:
         super().__init__(home)
-        self._spoil = spoil
-        self.lots: list[int] = []
+        self._change = change
+        self.batches: list[int] = []
 
     def run(self, tasks: Any) -> list[Built | BuildFailure]:
-        self.lots.append(len(tasks))
-        return [self._spoil(task, result) for task, result in zip(tasks, super().run(tasks), strict=True)]
+        self.batches.append(len(tasks))
+        return [self._change(task, result) for task, result in zip(tasks, super().run(tasks), strict=True)]
 
 
-def _compact_with(lake: SmallFiles, tampered: LightLake, **how: Any) -> Report:
+def _compact_with(lake: SmallFiles, tampered: LightLake, **options: Any) -> Report:
     report = Report(DATASET)
-    with lake.work(**how) as work:
-        compact.run(replace(work, lake=tampered), report)
+    with lake.work(**options) as context:
+        compact.run(replace(context, lake=tampered), report)
     tampered.close()
     return report
 
 
 @pytest.mark.hazard(38)
-def test_rows_that_do_not_add_up_are_not_committed(lake: SmallFiles) -> None:
+def test_a_rewrite_with_wrong_row_counts_is_not_committed(lake: SmallFiles) -> None:
     def lose_a_row(task: Any, result: Built | BuildFailure) -> Built | BuildFailure:
         assert isinstance(result, Built)
         if task.rewriting.source == "codex":
-            note: Rewritten = result.notes[0]
-            return replace(result, notes=[replace(note, rows_out=note.rows_out - 1)])
+            report_: Rewritten = result.reports[0]
+            return replace(result, reports=[replace(report_, rows_out=report_.rows_out - 1)])
         return result
 
     before = lake.rows()
     report = _compact_with(lake, _Tampered(lake.home, lose_a_row))
     (error,) = report.errors
-    assert "codex on 2026-11-02 is not compacted: 9 rows should have been rewritten" in error
+    assert "could not compact codex on 2026-11-02: row counts do not match: 9 rows expected" in error
     assert report.partitions_compacted == 2
     assert lake.rows() == before
     assert len(lake.on_disk()) == 19
 
 
 @pytest.mark.hazard(38)
-def test_a_task_that_takes_the_others_down_is_found_out(lake: SmallFiles) -> None:
-    """Spark says the same of every task of a lot when a worker dies."""
+def test_a_task_that_kills_its_worker_is_identified(lake: SmallFiles) -> None:
+    """If a worker dies, Spark reports the same failure for every task of the batch."""
     tampered = _Tampered(lake.home, lambda _task, result: result)
 
     def die(tasks: Any) -> list[Built | BuildFailure]:
-        tampered.lots.append(len(tasks))
+        tampered.batches.append(len(tasks))
         if any(task.rewriting.source == "codex" for task in tasks):
             return [BuildFailure("a Spark task died")] * len(tasks)
         return LightLake.run(tampered, tasks)
@@ -201,106 +201,104 @@ def test_a_task_that_takes_the_others_down_is_found_out(lake: SmallFiles) -> Non
     tampered.run = die  # type: ignore[method-assign]
     report = _compact_with(lake, tampered)
     assert (report.errors, report.partitions_compacted) == (
-        [f"{DATASET}, codex on 2026-11-02 is not compacted: a Spark task died"],
+        [f"{DATASET}: could not compact codex on 2026-11-02: a Spark task died"],
         2,
     )
 
 
-def test_where_nothing_can_be_written_it_stops_and_says_so_once(lake: SmallFiles) -> None:
-    full = _Tampered(lake.home, lambda _task, _result: BuildFailure("OSError: no space left", surroundings=True))
-    with pytest.raises(errors.Retryable, match="compaction has stopped: OSError: no space left"):
+def test_a_full_disk_stops_compaction_with_one_error(lake: SmallFiles) -> None:
+    full = _Tampered(lake.home, lambda _task, _result: BuildFailure("OSError: no space left", is_environmental=True))
+    with pytest.raises(errors.Retryable, match="compaction stopped: OSError: no space left"):
         _compact_with(lake, full)
 
 
-def test_a_file_that_somebody_else_has_removed_meanwhile_is_no_end(lake: SmallFiles) -> None:
-    stolen = False
+def test_a_file_removed_by_another_commit_is_reported(lake: SmallFiles) -> None:
+    removed = False
 
-    def steal(_task: Task, result: Built | BuildFailure) -> Built | BuildFailure:
-        nonlocal stolen
-        if not stolen:
-            stolen = True
-            gone = cold_codex(lake)
+    def remove_file(_task: Task, result: Built | BuildFailure) -> Built | BuildFailure:
+        nonlocal removed
+        if not removed:
+            removed = True
+            file = cold_codex(lake)
             with closing(LightLake(lake.home)) as other:
-                other.table(datasets.get(DATASET)).change(Change("retain", [gone]))
+                other.table(datasets.get(DATASET)).replace_files(Change("retain", [file]))
         return result
 
     before = lake.rows()
-    report = _compact_with(lake, _Tampered(lake.home, steal))
+    report = _compact_with(lake, _Tampered(lake.home, remove_file))
     assert len(report.errors) == 3
     assert all("is not part of the table any more" in error for error in report.errors)
     assert len(lake.rows()) == len(before) - 3
-    assert len(lake.on_disk()) == 17, "the new files are gone again"
+    assert len(lake.on_disk()) == 17, "the new files are removed again"
 
 
-def test_a_budget_ends_it_between_lots_and_the_rest_is_counted(
+def test_a_budget_ends_between_batches_and_the_rest_is_counted(
     lake: SmallFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(compact_plan, "_LOT_TASKS", 1)
-    report = lake.compact(until=0.0)
+    report = lake.compact(deadline=0.0)
     assert (report.partitions_compacted, report.partitions_left, report.files_after) == (0, 3, 17)
-    assert report.reasons == ["3 more are due, no time was left for them"]
+    assert report.reasons == ["3 more partitions are due, but the time was up"]
     assert lake.compact().partitions_left == 0
 
 
-def test_cancelled_between_lots_what_was_done_stays_done(lake: SmallFiles, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cancellation_between_batches_keeps_committed_work(lake: SmallFiles, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compact_plan, "_LOT_TASKS", 1)
-    before, asked = lake.rows(), 0
+    before, checks = lake.rows(), 0
 
     def cancel_at_the_second() -> None:
-        nonlocal asked
-        asked += 1
-        if asked == 2:
+        nonlocal checks
+        checks += 1
+        if checks == 2:
             raise errors.Cancelled
 
     with pytest.raises(errors.Cancelled):
         lake.compact(check_cancelled=cancel_at_the_second)
     assert len(lake.files()) == 15
     assert lake.rows() == before
-    assert len(lake.on_disk()) == 18, "nothing lies about"
+    assert len(lake.on_disk()) == 18, "no file is left behind"
 
 
-def test_a_dry_run_says_what_it_would_do_and_does_nothing(lake: SmallFiles) -> None:
-    at, disk = lake.entry, lake.on_disk("*")
+def test_a_dry_run_reports_and_changes_nothing(lake: SmallFiles) -> None:
+    entry, disk = lake.entry, lake.on_disk("*")
     report = lake.compact(dry_run=True)
     first, second = report.reasons
     assert first.startswith("would compact 2 days of claude: 6 files, ")
     assert second.startswith("would compact 1 day of codex: 3 files, ")
     assert (report.partitions_left, report.files_after) == (3, 17)
-    assert (lake.entry, lake.on_disk("*")) == (at, disk)
+    assert (lake.entry, lake.on_disk("*")) == (entry, disk)
 
 
-def test_progress_is_told_lot_by_lot(lake: SmallFiles, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_is_reported_per_batch(lake: SmallFiles, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compact_plan, "_LOT_TASKS", 2)
-    told: list[tuple[int, int]] = []
-    lake.compact(progress=lambda _message, done, total: told.append((done, total)))
-    assert told == [(0, 3), (2, 3)]
+    messages: list[tuple[int, int]] = []
+    lake.compact(progress=lambda _message, done, total: messages.append((done, total)))
+    assert messages == [(0, 3), (2, 3)]
 
 
-def test_the_span_says_what_became_of_files_and_bytes(
-    lake: SmallFiles, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_the_span_has_file_and_byte_counts(lake: SmallFiles, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HYP_DEV_TELEMETRY", "1")
-    telemetry.configure(lake.home)
+    telemetry.configure(lake.home.telemetry)
     try:
         lake.compact()
     finally:
         telemetry.close()
     (trace,) = lake.home.telemetry.glob("traces-*.jsonl")
-    told = trace.read_text()
-    assert '"maintain.compact"' in told
-    assert '"files_before"' in told
-    assert '"hyp_dataset"' in told
+    messages = trace.read_text()
+    assert '"maintain.compact"' in messages
+    assert '"files_before"' in messages
+    assert '"hyp_dataset"' in messages
 
 
 @pytest.mark.hazard(36)
-def test_rows_that_are_flushed_while_it_rewrites_are_there_afterwards(lake: SmallFiles) -> None:
+def test_rows_flushed_during_a_rewrite_are_kept(lake: SmallFiles) -> None:
     before = lake.rows()
 
-    def flush_meanwhile(_task: Task, result: Built | BuildFailure) -> Built | BuildFailure:
+    def flush_during_rewrite(_task: Task, result: Built | BuildFailure) -> Built | BuildFailure:
         lake.commit(0, source="codex")
         return result
 
-    report = _compact_with(lake, _Tampered(lake.home, flush_meanwhile))
+    report = _compact_with(lake, _Tampered(lake.home, flush_during_rewrite))
     assert report.errors == []
     after = lake.rows()
     assert after[: len(before)] == before
@@ -310,26 +308,28 @@ def test_rows_that_are_flushed_while_it_rewrites_are_there_afterwards(lake: Smal
 
 @pytest.mark.hazard(36)
 @pytest.mark.parametrize(("point", "times"), KILLS)
-def test_killed_at_any_point_no_row_is_lost_or_doubled(
+def test_a_kill_at_any_point_loses_or_duplicates_no_row(
     lake: SmallFiles, point: str, times: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(compact_plan, "_LOT_TASKS", 1)
     before = lake.rows()
-    died = not live(lambda: (lake.compact(), None)[1], crash_at=f"{point}:{times}")
-    assert died or times > 1
+    was_killed = not live(lambda: (lake.compact(), None)[1], crash_at=f"{point}:{times}")
+    assert was_killed or times > 1
     assert lake.rows() == before
     append(lake.home, message_rows(3, start=5_000))
     flush(lake.home)
     lake.compact()
     lake.expire(force=True)
     assert lake.rows()[: len(before)] == before
-    assert lake.on_disk() == {file.path for file in lake.files()}, "leftovers are gone"
+    assert lake.on_disk() == {file.path for file in lake.files()}, "leftover files are removed"
     assert due_now(lake.home) == []
 
 
-def test_delete_files_of_another_program_stop_it(lake: SmallFiles, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rewritten without them, deleted rows would come back."""
+def test_delete_files_of_another_program_stop_compaction(lake: SmallFiles, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rewrite that ignores them would bring deleted rows back."""
     real = metadata.manifests
-    monkeypatch.setattr(metadata, "manifests", lambda at: [replace(each, deletes=True) for each in real(at)])
+    monkeypatch.setattr(
+        metadata, "manifests", lambda snapshot: [replace(each, deletes=True) for each in real(snapshot)]
+    )
     with pytest.raises(errors.LakeError, match="delete files"):
         lake.compact()

@@ -1,4 +1,4 @@
-"""Twins: rows with one key between them, which no flush lets in, and which compaction takes out again."""
+"""Duplicates: rows with the same key, which no flush lets in and which compaction removes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from hypaware.model.datasets import BATCH_ID, ROW_ID, SEQ, SOURCE
 from tests.rows import DATASET, MESSAGES
 from tests.unit.maintain.compacting import SmallFiles
 
-SCHEMA = file_schema(MESSAGES, {column.name: place for place, column in enumerate(table_columns(MESSAGES), 1)})
+SCHEMA = file_schema(MESSAGES, {column.name: index for index, column in enumerate(table_columns(MESSAGES), 1)})
 Keyed = tuple[int, dict[str, Any]]
 
 
@@ -38,7 +38,7 @@ def write(path: Path, keyed: list[Keyed]) -> Path:
 
 
 def expected(files: list[list[Keyed]], own_gateway: str | None) -> list[int]:
-    """By the rule that flushes go by."""
+    """Apply the rule that flushes use."""
     by_key: defaultdict[bytes, list[int]] = defaultdict(list)
     for keyed in files:
         for seq, columns in keyed:
@@ -59,23 +59,23 @@ columns = st.fixed_dictionaries(
 
 @settings(max_examples=25)
 @given(st.lists(st.lists(columns, min_size=1, max_size=6), min_size=1, max_size=4), st.sampled_from([None, "ours"]))
-def test_twins_are_what_a_flush_takes_for_duplicates(
+def test_compaction_and_flush_agree_on_duplicates(
     tmp_path_factory: pytest.TempPathFactory, layout: list[list[dict[str, Any]]], own_gateway: str | None
 ) -> None:
     folder, numbers = tmp_path_factory.mktemp("twins"), iter(range(1, 100))
     files = [[(next(numbers), each) for each in rows] for rows in layout]
-    paths = [write(folder / f"{place}.parquet", keyed) for place, keyed in enumerate(files)]
+    paths = [write(folder / f"{index}.parquet", keyed) for index, keyed in enumerate(files)]
     assert list(later_twins(MESSAGES, paths, own_gateway)) == expected(files, own_gateway)
 
 
-def test_a_row_that_shares_its_sequence_with_another_stays(tmp_path: Path) -> None:
-    """Rows are left out by their sequences: the other one would go too."""
+def test_a_row_with_a_shared_sequence_is_not_removed(tmp_path: Path) -> None:
+    """Rows are left out by sequence, so the other row would be removed too."""
     keyed = [(1, {"part_id": "a"}), (7, {"part_id": "a"}), (7, {"part_id": "b"}), (8, {"part_id": "a"})]
     assert later_twins(MESSAGES, [write(tmp_path / "1.parquet", keyed)], None) == (8,)
 
 
-def test_compaction_keeps_the_lowest_of_twins_and_says_so(home: Home) -> None:
-    """They came in while the key index was lost, say; whoever has delivered one keeps what it has."""
+def test_compaction_keeps_the_lowest_duplicate_and_reports_it(home: Home) -> None:
+    """Duplicates can come in while the key index is lost; a sink that received the first keeps it."""
     lake = SmallFiles(home)
     lake.commit(0, times=4)
     before = lake.rows()
@@ -84,22 +84,22 @@ def test_compaction_keeps_the_lowest_of_twins_and_says_so(home: Home) -> None:
     lake.commit(0, rows=5, times=1)
     lake.commit(3, times=4)
     rows = lake.rows()
-    assert len(rows) == 12 + 5 + 12, "the twins are in"
+    assert len(rows) == 12 + 5 + 12, "the duplicates are in the lake"
     report = lake.compact()
     assert report.twins_removed == 5
-    assert lake.notes == ["ai_gateway_messages: 5 rows that were there twice are there once now"]
+    assert lake.notes == ["ai_gateway_messages: removed 5 duplicate rows"]
     kept = lake.rows()
     assert kept == [*before, *rows[17:]]
     assert lake.compact().as_json()["reason"] == "nothing to do"
 
 
 def _forget_keys(lake: SmallFiles) -> None:
-    """An index that says it is up to date and knows nothing."""
+    """Replace the index by one that claims to be complete and is empty."""
     lake.home.keys.unlink()
     with closing(KeyIndex(lake.home.keys)) as index:
-        index.add(DATASET, lake.known.uuid, lake.known.floor, ())
+        index.add(DATASET, lake.table_metadata.uuid, lake.table_metadata.floor, ())
 
 
-def test_rows_of_no_key_are_never_twins(tmp_path: Path) -> None:
+def test_rows_without_a_key_are_never_duplicates(tmp_path: Path) -> None:
     keyed = [(seq, {"role": "user"}) for seq in range(1, 5)]
     assert later_twins(MESSAGES, [write(tmp_path / "1.parquet", keyed)], "ours") == ()

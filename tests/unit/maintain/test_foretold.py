@@ -1,4 +1,4 @@
-"""A dry run foretells what the run after it does, as far as anybody can know it."""
+"""A dry run of maintenance reports what the real run then does."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ from tests.light_lake import LightLake
 from tests.light_life import DATASET
 from tests.unit.maintain.compacting import BEGIN, KeptSmallFiles, SmallFiles
 
-FORETOLD = (
+PREDICTED = (
     *("files_before", "bytes_before", "files_after", "rows_expired", "rows_held", "rows_without_time"),
     *("snapshots_expired", "dropped", "rewritten", "held", "errors"),
 )
-# Of a run in which no snapshot expires: a light lake leaves the files of those lying, for the orphans' turn.
+# Compared only if no snapshot expires: a light lake leaves their files to the orphan search.
 ORPHANS = ("orphans_removed", "orphan_bytes")
 KEPT_DAYS = 30
 
 
 @dataclass
 class Site:
-    """A lake, and the moment at which it is kept: that of its making, so that no midnight comes in between."""
+    """A lake and the time of its maintenance: that of its creation, so that no midnight comes in between."""
 
     lake: SmallFiles
     now: datetime
 
-    def told(self, **args: Any) -> dict[str, Any]:
+    def dry_run(self, **args: Any) -> dict[str, Any]:
         home = self.lake.home
         with closing(open_home(home).store) as store, turns.running():
             document = would_do(home, config(), store, [datasets.get(DATASET)], args, self.now, lambda _: None)
@@ -47,16 +47,16 @@ class Site:
         assert isinstance(found, dict)
         return found
 
-    def done(self, only: str | None = None, force: bool = False) -> dict[str, Any]:
+    def run(self, only: str | None = None, force: bool = False) -> dict[str, Any]:
         home, report = self.lake.home, Report(DATASET)
         with closing(open_home(home).store) as store, closing(LightLake(home)) as light, turns.running():
-            work = Work(home, config(), store, light, datasets.get(DATASET), self.now, force=force)
-            run_steps(work, STEPS[only], report)
+            context = Work(home, config(), store, light, datasets.get(DATASET), self.now, force=force)
+            run_steps(context, STEPS[only], report)
         return report.as_json()
 
 
-def made(lake: SmallFiles, now: datetime) -> None:
-    """Days that are over, each of many small files, which nobody need rewrite; days that stay; a hot tail."""
+def fill(lake: SmallFiles, now: datetime) -> None:
+    """Fill the lake: expired days of many small files, days that stay, a hot tail."""
     today = (now.date() - BEGIN.date()).days
     lake.commit_each([("claude", today - 40), ("codex", today - 33), ("claude", today - 2)], times=4)
     lake.commit_each([("claude", today), ("codex", today - 1)], times=5)
@@ -65,7 +65,7 @@ def made(lake: SmallFiles, now: datetime) -> None:
 @pytest.fixture(scope="module")
 def kept(tmp_path_factory: pytest.TempPathFactory) -> tuple[KeptSmallFiles, datetime]:
     now = datetime.now(UTC)
-    return KeptSmallFiles(tmp_path_factory.mktemp("foretold"), lambda lake: made(lake, now)), now
+    return KeptSmallFiles(tmp_path_factory.mktemp("dry-run"), lambda lake: fill(lake, now)), now
 
 
 @pytest.fixture
@@ -80,58 +80,58 @@ def config() -> Config:
     return replace(found, retention=replace(found.retention, default_days=KEPT_DAYS))
 
 
-def same(found: dict[str, Any]) -> dict[str, Any]:
-    keys = FORETOLD if found["snapshots_expired"] else (*FORETOLD, *ORPHANS)
+def comparable(found: dict[str, Any]) -> dict[str, Any]:
+    keys = PREDICTED if found["snapshots_expired"] else (*PREDICTED, *ORPHANS)
     return {key: found[key] for key in keys}
 
 
 @pytest.mark.parametrize("only", [None, "compact", "expire"])
 @pytest.mark.parametrize("force", [False, True])
-def test_what_a_dry_run_says_is_what_the_run_does(site: Site, only: str | None, force: bool) -> None:
+def test_a_dry_run_reports_what_the_run_does(site: Site, only: str | None, force: bool) -> None:
     disk = site.lake.on_disk("*")
-    foretold = site.told(only=only, force=force)
+    predicted = site.dry_run(only=only, force=force)
     assert site.lake.on_disk("*") == disk
-    found = site.done(only=only, force=force)
-    assert same(foretold) == same(found)
+    found = site.run(only=only, force=force)
+    assert comparable(predicted) == comparable(found)
     assert found["files_after"] == len(site.lake.files()) < found["files_before"]
     assert bool(found["snapshots_expired"]) == (force and only != "compact")
 
 
-def test_each_day_is_told_with_its_files_and_bytes(site: Site) -> None:
-    foretold = site.told()
+def test_each_day_is_reported_with_files_and_bytes(site: Site) -> None:
+    predicted = site.dry_run()
     days = {age: str((site.now - timedelta(days=age)).date()) for age in (40, 33, 2)}
     sizes: Counter[tuple[str, str]] = Counter()
     for file in site.lake.files():
         sizes[file.source, str(file.day)] += file.bytes
-    assert [(part["source"], part["day"], part["files"], part["rows"]) for part in foretold["dropped"]] == [
+    assert [(part["source"], part["day"], part["files"], part["rows"]) for part in predicted["dropped"]] == [
         ("claude", days[40], 4, 12),
         ("codex", days[33], 4, 12),
     ]
-    assert [part["bytes"] for part in foretold["dropped"]] == [sizes["claude", days[40]], sizes["codex", days[33]]]
-    rewritten = {(part["source"], part["day"]): (part["files"], part["bytes"]) for part in foretold["rewritten"]}
+    assert [part["bytes"] for part in predicted["dropped"]] == [sizes["claude", days[40]], sizes["codex", days[33]]]
+    rewritten = {(part["source"], part["day"]): (part["files"], part["bytes"]) for part in predicted["rewritten"]}
     assert rewritten["claude", days[2]] == (4, sizes["claude", days[2]])
-    assert ("claude", days[40]) not in rewritten, "what goes is not written again"
+    assert ("claude", days[40]) not in rewritten, "dropped files are not rewritten"
 
 
-def test_a_crowd_that_the_run_itself_makes_is_foreseen(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its own commits make the table crowded, and a crowded one keeps its snapshots for a shorter time."""
-    monkeypatch.setattr(expiry, "CROWDED", len(site.lake.known.snapshots))
+def test_snapshots_of_the_run_itself_are_predicted(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The run's own commits make the table crowded, and a crowded table keeps its snapshots for a shorter time."""
+    monkeypatch.setattr(expiry, "CROWDED", len(site.lake.table_metadata.snapshots))
     monkeypatch.setattr(expiry, "_GRACE_WHEN_CROWDED", 0.0)
-    foretold = site.told()
-    assert foretold["snapshots_expired"] > 0
-    assert same(foretold) == same(site.done())
+    predicted = site.dry_run()
+    assert predicted["snapshots_expired"] > 0
+    assert comparable(predicted) == comparable(site.run())
 
 
-def test_a_day_that_needs_several_files_is_reckoned_by_its_size(site: Site) -> None:
+def test_the_number_of_new_files_is_estimated_from_the_size(site: Site) -> None:
     size = max(file.bytes for file in site.lake.files())
     (first, *_) = compact_plan.due(site.lake.files(), force=True)
     assert first.files_after(size) == -(-first.bytes // size) > 1
     assert first.files_after() == 1
 
 
-def test_orphans_are_foretold_too(site: Site) -> None:
+def test_orphans_are_predicted(site: Site) -> None:
     stray = site.lake.entry.metadata.parent / "stray.avro"
     stray.write_bytes(b"12345")
-    foretold = site.told()
-    assert (foretold["orphans_removed"], foretold["orphan_bytes"]) == (1, 5)
-    assert same(foretold) == same(site.done())
+    predicted = site.dry_run()
+    assert (predicted["orphans_removed"], predicted["orphan_bytes"]) == (1, 5)
+    assert comparable(predicted) == comparable(site.run())

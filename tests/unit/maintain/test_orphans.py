@@ -1,4 +1,4 @@
-"""Expiry and orphans over a light lake, whose expiry leaves every file to the search for orphans."""
+"""Expiry and orphans over a light lake, whose expiry leaves every file to the orphan search."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def lake(kept: KeptSmallFiles) -> SmallFiles:
     return kept.as_made()
 
 
-def test_what_was_compacted_goes_with_the_snapshots_that_named_it(lake: SmallFiles) -> None:
+def test_expiry_removes_compacted_files_with_their_snapshots(lake: SmallFiles) -> None:
     before = lake.rows()
     lake.compact()
     assert len(lake.on_disk()) == 8
@@ -54,14 +54,14 @@ def test_what_was_compacted_goes_with_the_snapshots_that_named_it(lake: SmallFil
     assert report.snapshots_expired == 7
     assert lake.on_disk() == {file.path for file in lake.files()}
     assert lake.rows() == before
-    assert [snapshot.id for snapshot in lake.known.snapshots] == [lake.known.current_id]
-    again = lake.expire(force=True)
-    assert again.as_json()["reason"] == "nothing to do"
+    assert [snapshot.id for snapshot in lake.table_metadata.snapshots] == [lake.table_metadata.current_id]
+    second = lake.expire(force=True)
+    assert second.as_json()["reason"] == "nothing to do"
 
 
 @pytest.mark.hazard(41)
-def test_what_a_reader_may_have_found_an_hour_ago_stays_without_force(lake: SmallFiles) -> None:
-    """Neither the cleaner of snapshots nor the one of files may undo the other's patience."""
+def test_recent_snapshots_and_files_stay_without_force(lake: SmallFiles) -> None:
+    """Snapshot expiry and orphan removal must respect the same grace period."""
     before, disk = lake.rows(), lake.on_disk("*")
     lake.compact()
     report = lake.expire()
@@ -70,7 +70,7 @@ def test_what_a_reader_may_have_found_an_hour_ago_stays_without_force(lake: Smal
     assert lake.rows() == before
 
 
-def _known(*ages: float, operation: str = "append") -> Metadata:
+def _metadata_with(*ages: float, operation: str = "append") -> Metadata:
     now = time.time()
     snapshots = tuple(
         Snapshot(number, Path(f"/{number}"), {"operation": operation}, now - age) for number, age in enumerate(ages)
@@ -78,38 +78,38 @@ def _known(*ages: float, operation: str = "append") -> Metadata:
     return Metadata(Path("/m"), "u", {}, snapshots, len(ages) - 1, (), {})
 
 
-def test_the_snapshot_that_was_current_at_the_horizon_stays() -> None:
-    known = _known(10_000, 8_000, 5_000, 100, 10)
-    assert [each.id for each in expiry.expirable(known, expiry.horizon(known))] == [0, 1]
-    assert [each.id for each in expiry.expirable(known, expiry.horizon(known), keep=4)] == [0]
-    assert expiry.expirable(_known(100, 10), time.time() - 3_600) == []
+def test_the_snapshot_current_at_the_horizon_stays() -> None:
+    table_metadata = _metadata_with(10_000, 8_000, 5_000, 100, 10)
+    assert [each.id for each in expiry.expirable(table_metadata, expiry.horizon(table_metadata))] == [0, 1]
+    assert [each.id for each in expiry.expirable(table_metadata, expiry.horizon(table_metadata), keep=4)] == [0]
+    assert expiry.expirable(_metadata_with(100, 10), time.time() - 3_600) == []
 
 
-def test_no_force_takes_away_what_a_running_job_may_read() -> None:
+def test_force_keeps_snapshots_that_a_running_job_may_read() -> None:
     with turns.running():
         began = turns.oldest_running()
-        known = _known(10, 5, -1, -2)
-        assert expiry.horizon(known, force=True) == began - expiry.COMMIT_TAKES
-        assert [each.id for each in expiry.expirable(known, began)] == [0]
+        table_metadata = _metadata_with(10, 5, -1, -2)
+        assert expiry.horizon(table_metadata, force=True) == began - expiry.COMMIT_TAKES
+        assert [each.id for each in expiry.expirable(table_metadata, began)] == [0]
 
 
-def test_a_burst_of_commits_shortens_the_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_commits_shorten_the_grace_period(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(expiry, "CROWDED", 3)
-    known = _known(3_000, 2_000, 1_500, 700)
-    assert len(expiry.expirable(known, expiry.horizon(known))) == 3
+    table_metadata = _metadata_with(3_000, 2_000, 1_500, 700)
+    assert len(expiry.expirable(table_metadata, expiry.horizon(table_metadata))) == 3
     monkeypatch.setattr(expiry, "CROWDED", 4)
-    assert expiry.expirable(known, expiry.horizon(known)) == []
+    assert expiry.expirable(table_metadata, expiry.horizon(table_metadata)) == []
 
 
-def test_expiry_is_due_when_much_has_gathered_or_space_can_be_freed(home: Home) -> None:
-    assert not expiry.is_due(_known(9_000, 8_000, 7_000))
-    assert expiry.is_due(_known(*range(9_000, 6_000, -100)))
-    assert expiry.is_due(_known(9_000, 8_000, 7_000, operation="replace"))
-    assert not expiry.is_due(_known(7_000, operation="replace"))
+def test_expiry_is_due_with_many_snapshots_or_space_to_free(home: Home) -> None:
+    assert not expiry.is_due(_metadata_with(9_000, 8_000, 7_000))
+    assert expiry.is_due(_metadata_with(*range(9_000, 6_000, -100)))
+    assert expiry.is_due(_metadata_with(9_000, 8_000, 7_000, operation="replace"))
+    assert not expiry.is_due(_metadata_with(7_000, operation="replace"))
     assert due_now(home) == []
 
 
-def test_files_that_nothing_names_go_and_all_others_stay(lake: SmallFiles) -> None:
+def test_only_unreferenced_files_are_removed(lake: SmallFiles) -> None:
     location = lake.entry.metadata.parent.parent
     folder = next(iter(lake.on_disk())).parent
     strays = [
@@ -119,14 +119,14 @@ def test_files_that_nothing_names_go_and_all_others_stay(lake: SmallFiles) -> No
         location / "metadata" / "99999-x.metadata.json",
         location / "metadata" / ".99999-x.metadata.json.crc",
     ]
-    named = next(iter(lake.known.log))
+    named = next(iter(lake.table_metadata.log))
     others = [location / "metadata" / "notes.txt", named.with_name(f".{named.name}.crc"), folder / "stats.puffin"]
     for path in (*strays, *others):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(b"12345")
     before, disk = lake.rows(), lake.on_disk("*")
-    told = lake.expire(dry_run=True)
-    assert told.reasons == ["would remove 5 files that nothing needs any more, 0.0 MB"]
+    planned = lake.expire(dry_run=True)
+    assert planned.reasons == ["would remove 5 unreferenced files, 0.0 MB"]
     assert lake.on_disk("*") == disk
     report = lake.expire()
     assert (report.orphans_removed, report.orphan_bytes) == (5, 25)
@@ -134,7 +134,7 @@ def test_files_that_nothing_names_go_and_all_others_stay(lake: SmallFiles) -> No
     assert lake.rows() == before
 
 
-def test_files_of_a_flush_that_is_not_settled_are_left_to_recovery(lake: SmallFiles) -> None:
+def test_files_of_an_unfinished_flush_are_left_to_recovery(lake: SmallFiles) -> None:
     with closing(open_home(lake.home).store) as store, store.transaction() as connection:
         reserved = flushes.reserve_blocks(connection, DATASET, 10)
     path = next(iter(lake.on_disk())).parent / f"{reserved.id}-17-abcd.parquet"
@@ -142,11 +142,11 @@ def test_files_of_a_flush_that_is_not_settled_are_left_to_recovery(lake: SmallFi
     lake.expire(force=True)
     assert path.exists()
     flush(lake.home)
-    assert not path.exists(), "recovery has burnt it"
+    assert not path.exists(), "recovery has discarded the flush"
 
 
-def test_what_a_power_cut_may_step_back_to_stays(lake: SmallFiles) -> None:
-    """The newest commit may not have reached the disk: the one before it must still be whole."""
+def test_files_of_the_previous_commit_stay(lake: SmallFiles) -> None:
+    """The newest commit may not have reached the disk, so the previous one must stay complete."""
     before = lake.rows()
     lake.compact()
     lake.expire(force=True)
@@ -159,35 +159,37 @@ def test_what_a_power_cut_may_step_back_to_stays(lake: SmallFiles) -> None:
     assert lake.rows() == before
 
 
-def test_nothing_of_the_metadata_before_is_an_orphan_though_the_newest_has_forgotten_it(lake: SmallFiles) -> None:
+def test_files_of_the_previous_metadata_are_not_orphans(lake: SmallFiles) -> None:
     old = {file.path for file in lake.files()}
     lake.compact()
-    known = json.loads(lake.entry.metadata.read_bytes())
-    known["snapshots"] = [each for each in known["snapshots"] if each["snapshot-id"] == known["current-snapshot-id"]]
+    table_metadata = json.loads(lake.entry.metadata.read_bytes())
+    table_metadata["snapshots"] = [
+        each for each in table_metadata["snapshots"] if each["snapshot-id"] == table_metadata["current-snapshot-id"]
+    ]
     newest = lake.entry.metadata.with_name("99999-x.metadata.json")
-    newest.write_text(json.dumps(known))
-    alone = orphans.find(lake.home, TableEntry(DATASET, newest, None), (), before=0.0)
-    assert len(old & set(alone.files)) == 3
+    newest.write_text(json.dumps(table_metadata))
+    without_previous = orphans.find(lake.home, TableEntry(DATASET, newest, None), (), before=0.0)
+    assert len(old & set(without_previous.files)) == 3
     found = orphans.find(lake.home, TableEntry(DATASET, newest, lake.entry.previous), (), before=0.0)
     assert old.isdisjoint(found.files)
 
 
-@pytest.mark.parametrize("spoilt", ["manifest", "data"])
-def test_where_the_table_is_damaged_nothing_is_removed(lake: SmallFiles, spoilt: str) -> None:
-    """An orphan may be all that is left of a row."""
-    assert lake.known.current
-    if spoilt == "manifest":
-        metadata.manifests(lake.known.current)[0].path.write_bytes(b"Obj")
+@pytest.mark.parametrize("damaged", ["manifest", "data"])
+def test_nothing_is_removed_from_a_damaged_table(lake: SmallFiles, damaged: str) -> None:
+    """An orphan may be the last copy of a row."""
+    assert lake.table_metadata.current
+    if damaged == "manifest":
+        metadata.manifests(lake.table_metadata.current)[0].path.write_bytes(b"Obj")
     else:
         lake.files()[0].path.unlink()
-    with pytest.raises(LakeError, match=r"nothing (there )?is removed"):
+    with pytest.raises(LakeError, match="no orphan was removed"):
         orphans.find(lake.home, lake.entry, (), before=time.time())
 
 
-def test_a_snapshot_whose_files_an_expiry_has_taken_already_does_not_stop_it(lake: SmallFiles) -> None:
-    """The power went between the files and the commit that forgot them, and the table was stepped back."""
+def test_a_snapshot_with_missing_files_does_not_stop_expiry(lake: SmallFiles) -> None:
+    """A power cut between the removal of files and its commit rolled the table back."""
     lake.compact()
-    oldest = lake.known.snapshots[0]
+    oldest = lake.table_metadata.snapshots[0]
     oldest.manifest_list.unlink()
     stray = next(iter(lake.on_disk())).with_name("keep-0123-7-abcd.parquet")
     stray.write_bytes(b"12345")
@@ -196,8 +198,8 @@ def test_a_snapshot_whose_files_an_expiry_has_taken_already_does_not_stop_it(lak
 
 
 @pytest.mark.hazard(17)
-def test_what_a_rollback_has_left_behind_is_not_removed(lake: SmallFiles) -> None:
-    """The catalog of an older backup names fewer files; the others hold rows that the state has recorded."""
+def test_files_left_by_a_rollback_are_not_removed(lake: SmallFiles) -> None:
+    """The catalog of an older backup references fewer files; the others hold rows that the state has recorded."""
     disk = lake.on_disk()
     with closing(sqlite3.connect(lake.home.catalog, isolation_level=None)) as catalog:
         catalog.execute("UPDATE iceberg_tables SET metadata_location = previous_metadata_location")
@@ -206,18 +208,18 @@ def test_what_a_rollback_has_left_behind_is_not_removed(lake: SmallFiles) -> Non
     assert lake.on_disk() == disk
 
 
-def test_an_earlier_generation_goes_when_nobody_can_be_reading_it(lake: SmallFiles) -> None:
+def test_an_earlier_generation_is_removed_when_no_reader_can_use_it(lake: SmallFiles) -> None:
     location = lake.entry.metadata.parent.parent
     old = location.with_name(f"{DATASET}-0123abcd")
     shutil.copytree(location, old)
     other = location.with_name("another_dataset")
     shutil.copytree(location, other)
     lake.expire()
-    assert old.is_dir(), "somebody outside may have found it a moment ago"
+    assert old.is_dir(), "an external reader may have just opened it"
     with turns.running():
         os.utime(old, (time.time() + 5, time.time() + 5))
         lake.expire(force=True)
-        assert old.is_dir(), "a job that runs since before may read it"
+        assert old.is_dir(), "a job that is already running may read it"
     for path in (old, *old.rglob("*")):
         os.utime(path, (time.time() - 60, time.time() - 60))
     report = lake.expire(force=True)
@@ -226,30 +228,30 @@ def test_an_earlier_generation_goes_when_nobody_can_be_reading_it(lake: SmallFil
     assert other.is_dir()
 
 
-def test_a_folder_that_any_table_of_the_catalog_lies_in_stays(lake: SmallFiles) -> None:
+def test_a_directory_used_by_any_catalog_table_stays(lake: SmallFiles) -> None:
     location = lake.entry.metadata.parent.parent
-    next_one = location.with_name(f"{DATASET}-0123abcd")
-    shutil.copytree(location, next_one)
-    place = metadata.location_of(next_one / "metadata" / lake.entry.metadata.name)
+    next_generation = location.with_name(f"{DATASET}-0123abcd")
+    shutil.copytree(location, next_generation)
+    location_ = metadata.location_of(next_generation / "metadata" / lake.entry.metadata.name)
     with closing(sqlite3.connect(lake.home.catalog, isolation_level=None)) as catalog:
         catalog.execute(
             "INSERT INTO iceberg_tables (catalog_name, table_namespace, table_name, metadata_location)"
             " VALUES ('other', 'theirs', 'x', ?)",
-            (place,),
+            (location_,),
         )
     lake.expire(force=True)
-    assert next_one.is_dir()
+    assert next_generation.is_dir()
 
 
 @pytest.mark.hazard(47)
-def test_a_landed_flush_is_found_though_every_snapshot_has_expired(lake: SmallFiles) -> None:
-    """Killed after its commit, before the state knew: compacted and expired since, its rows still carry its id."""
+def test_a_committed_flush_is_found_after_all_its_snapshots_expired(lake: SmallFiles) -> None:
+    """The flush was killed after its commit. After compaction and expiry its rows still carry its id."""
     batch = message_rows(5, start=7_000)
     append(lake.home, batch)
     assert not live(lambda: (flush(lake.home), None)[1], crash_at="lake.commit.after-commit")
     lake.compact(force=True)
     lake.expire(force=True)
-    assert len(lake.known.snapshots) == 1
+    assert len(lake.table_metadata.snapshots) == 1
     assert flush(lake.home).rows_written == 0
     found = [row for row in lake.rows() if row["message_index"] >= 7_000]
     assert len(found) == 5
@@ -259,7 +261,7 @@ def test_a_landed_flush_is_found_though_every_snapshot_has_expired(lake: SmallFi
 
 
 @pytest.mark.parametrize("point", [*POINTS, "lake.secure.before-fsync:2", "lake.secure.after-fsync:2"])
-def test_killed_at_any_point_of_it_every_row_stays(lake: SmallFiles, point: str) -> None:
+def test_a_kill_at_any_point_of_expiry_loses_no_row(lake: SmallFiles, point: str) -> None:
     before = lake.rows()
     lake.compact()
     assert not live(lambda: (lake.expire(force=True), None)[1], crash_at=point)
@@ -271,5 +273,5 @@ def test_killed_at_any_point_of_it_every_row_stays(lake: SmallFiles, point: str)
     assert lake.on_disk() == {file.path for file in lake.files()}
 
 
-def test_nothing_to_remove_touches_nothing(lake: SmallFiles) -> None:
+def test_a_clean_table_has_no_orphans(lake: SmallFiles) -> None:
     assert not orphans.find(lake.home, lake.entry, (), before=time.time())

@@ -1,4 +1,4 @@
-"""Purge over a light lake: every place that can hold a row, and only the rows that were meant."""
+"""Purge over a light lake: every place that can hold a row, and only the selected rows."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def messages(home: Home) -> Counter[str]:
     return Counter(row["message_id"] for row in read_lake(home, DATASET))
 
 
-def named(count: int, start: int = 0) -> Counter[str]:
+def expected_messages(count: int, start: int = 0) -> Counter[str]:
     return Counter(f"message-{number}" for number in range(start, start + count))
 
 
@@ -58,78 +58,78 @@ def sink(folder: Path) -> Config:
     return Config(sinks={"there": SinkConfig(FOLDER.name, "* * * * *", (DATASET,), {"folder": str(folder)})})
 
 
-def refused_line(home: Home, name: str, line: bytes) -> None:
+def add_reject(home: Home, name: str, line: bytes) -> None:
     folder = segments.folder(home, DATASET)
     folder.create()
-    kept = {"segment": "s", "ordinal": 0, "reason": "r", "line_base64": base64.b64encode(line).decode()}
-    (folder.rejected / f"{name}.jsonl").write_bytes(json.dumps(kept).encode() + b"\n")
+    document = {"segment": "s", "ordinal": 0, "reason": "r", "line_base64": base64.b64encode(line).decode()}
+    (folder.rejected / f"{name}.jsonl").write_bytes(json.dumps(document).encode() + b"\n")
 
 
 @pytest.mark.hazard(44)
-def test_nothing_on_disk_tells_of_a_purged_session(home: Home, tmp_path: Path) -> None:
-    """Lake and its older snapshots, spool, refused rows, dead letters, orphans, free pages: all of them are looked into
-    by somebody who does not know how a purge works."""
-    there, config = FolderDestination(tmp_path / "there"), sink(tmp_path / "there")
+def test_no_file_mentions_a_purged_session(home: Home, tmp_path: Path) -> None:
+    """Lake and older snapshots, spool, rejects, dead letters, orphans, free pages: all are searched by a reader that
+    knows nothing about purge."""
+    destination, config = FolderDestination(tmp_path / "there"), sink(tmp_path / "there")
     append(home, [*rows(6), *secret(6, start=6)])
     flush(home)
     append(home, secret(4, start=12))
     append(home, rows(4, start=16))
     flush(home)
-    there.set_fault("refuse", "hidden-message-7\nhidden-message-8\nmessage-17")
+    destination.set_fault("refuse", "hidden-message-7\nhidden-message-8\nmessage-17")
     deliver(home, config)
     with closing(open_home(home).store) as store, store.reading() as connection:
         assert len(dead_letters.all_letters(connection)) == 3
-    # Behind all that: what still waits, an active file whose producer died, what was refused, an orphan of the lake.
+    # Besides: spooled rows, an active segment of a dead producer, rejects, an orphan in the lake.
     append(home, secret(3, start=20))
     live(lambda: append(home, secret(2, start=23), seal=False))
-    refused_line(home, "one", envelope.write_lines([{**secret(1, start=30)[0], "role": 7}], 0))
-    refused_line(home, "torn", f'{{"n":0,"v":1,"row":{{"session_id":"{SECRET}","content_text":"{WORDS}'.encode())
-    refused_line(home, "another", b'{"n":0,"v":1,"row":{"session_id":"another"}}\n')
-    held = next(home.warehouse.rglob("*.parquet"))
-    held.with_name("orphan.parquet").write_bytes(held.read_bytes())
+    add_reject(home, "one", envelope.write_lines([{**secret(1, start=30)[0], "role": 7}], 0))
+    add_reject(home, "torn", f'{{"n":0,"v":1,"row":{{"session_id":"{SECRET}","content_text":"{WORDS}'.encode())
+    add_reject(home, "another", b'{"n":0,"v":1,"row":{"session_id":"another"}}\n')
+    data_file = next(home.warehouse.rglob("*.parquet"))
+    data_file.with_name("orphan.parquet").write_bytes(data_file.read_bytes())
     incoming = segments.folder(home, DATASET).path / "incoming"
     incoming.mkdir()
     (incoming / "x.2.jsonl").write_bytes(envelope.write_lines([rows(1, start=40)[0], secret(1, start=41)[0]], 0))
     assert len(holders(home, SECRET, WORDS, "hidden-")) > 8
 
-    told = purge(home, "session", SECRET, config=config)
+    report = purge(home, "session", SECRET, config=config)
 
-    assert told["remaining"] == []
+    assert report["remaining"] == []
     assert holders(home, SECRET, WORDS, "hidden-", WORDS[:16]) == set()
-    assert messages(home) == named(6) + named(4, start=16)
-    assert told["datasets"][0]["rows"] == 10
-    assert (told["spool"]["rows"], told["rejects"]) == (6, 2)
-    assert told["dead_letters"] == {"letters": 2, "rows": 2}
-    (copy,) = told["delivered"]
+    assert messages(home) == expected_messages(6) + expected_messages(4, start=16)
+    assert report["datasets"][0]["rows"] == 10
+    assert (report["spool"]["rows"], report["rejects"]) == (6, 2)
+    assert report["dead_letters"] == {"letters": 2, "rows": 2}
+    (copy,) = report["delivered"]
     assert (copy["sink"], copy["rows"]) == ("there", 8)
     assert [path.name for path in segments.folder(home, DATASET).rejected.iterdir()] == ["another.jsonl"]
-    assert len((incoming / "x.2.jsonl").read_bytes().splitlines()) == 2, "its ledger counts the lines"
+    assert len((incoming / "x.2.jsonl").read_bytes().splitlines()) == 2, "the server's ledger counts the lines"
     with closing(open_home(home).store) as store, store.reading() as connection:
-        assert [letter.reason for letter in dead_letters.all_letters(connection)] == ["message-17 is not taken"]
+        assert [letter.reason for letter in dead_letters.all_letters(connection)] == ["message-17 is refused"]
 
 
-def test_a_dry_run_counts_the_same_and_changes_nothing(home: Home, tmp_path: Path) -> None:
+def test_a_dry_run_counts_the_same_rows_and_changes_nothing(home: Home, tmp_path: Path) -> None:
     config = sink(tmp_path / "there")
     append(home, [*rows(6), *secret(6, start=6)])
     flush(home)
     FolderDestination(tmp_path / "there").set_fault("refuse", "hidden-message-7")
     deliver(home, config)
     append(home, secret(3, start=20))
-    refused_line(home, "one", envelope.write_lines([{**secret(1, start=30)[0], "role": 7}], 0))
+    add_reject(home, "one", envelope.write_lines([{**secret(1, start=30)[0], "role": 7}], 0))
     open_home(home).store.close()
     before = {path: path.read_bytes() for path in home.root.rglob("*") if path.is_file()}
     counted = dry.count(home, Selector("session", (SECRET,)), lambda *_: None)
     assert {path: path.read_bytes() for path in home.root.rglob("*") if path.is_file()} == before
-    told = purge(home, "session", SECRET, config=config)
+    report = purge(home, "session", SECRET, config=config)
     for key in ("selector", "spool", "rejects", "dead_letters", "delivered"):
-        assert counted[key] == told[key]
+        assert counted[key] == report[key]
     assert [(each["rows"], each["sources"]) for each in counted["datasets"]] == [
-        (each["rows"], each["sources"]) for each in told["datasets"]
+        (each["rows"], each["sources"]) for each in report["datasets"]
     ]
 
 
 @pytest.mark.parametrize(
-    ("kind", "value", "stays"),
+    ("kind", "value", "remaining"),
     [
         ("session", "a", {"b", "c", "d", "e"}),
         ("source", "codex", {"a", "b", "c", "d"}),
@@ -137,7 +137,7 @@ def test_a_dry_run_counts_the_same_and_changes_nothing(home: Home, tmp_path: Pat
         ("before", "2026-11-15T07:00:03.000000Z", {"d", "e"}),
     ],
 )
-def test_only_the_rows_that_are_meant_go(home: Home, kind: Kind, value: str, stays: set[str]) -> None:
+def test_only_the_selected_rows_are_purged(home: Home, kind: Kind, value: str, remaining: set[str]) -> None:
     append(
         home,
         [
@@ -151,10 +151,10 @@ def test_only_the_rows_that_are_meant_go(home: Home, kind: Kind, value: str, sta
     flush(home)
     before = {row["session_id"]: row for row in read_lake(home, DATASET)}
     assert purge(home, kind, value)["remaining"] == []
-    assert {row["session_id"]: row for row in read_lake(home, DATASET)} == {name: before[name] for name in stays}
+    assert {row["session_id"]: row for row in read_lake(home, DATASET)} == {name: before[name] for name in remaining}
 
 
-def test_files_without_such_a_row_are_not_written_again(home: Home) -> None:
+def test_files_without_a_selected_row_are_not_rewritten(home: Home) -> None:
     for day in ("2026-10-01", "2026-10-02", "2026-10-03"):
         append(home, rows(3, start=int(day[-2:]) * 10, message_created_at=f"{day}T00:00:00Z"))
         flush(home)
@@ -164,22 +164,22 @@ def test_files_without_such_a_row_are_not_written_again(home: Home) -> None:
     entry = metadata.entry(home, DATASET)
     assert entry
     before = {file.path: file.day for file in metadata.live_files(metadata.read(entry.metadata))}
-    (told,) = purge(home, "session", SECRET)["datasets"]
-    assert (told["files_rewritten"], told["files_removed"]) == (0, 2)
+    (report,) = purge(home, "session", SECRET)["datasets"]
+    assert (report["files_rewritten"], report["files_removed"]) == (0, 2)
     entry = metadata.entry(home, DATASET)
     assert entry
-    known = metadata.read(entry.metadata)
-    assert {file.path for file in metadata.live_files(known)} < before.keys()
-    assert len(known.snapshots) == 1
+    table_metadata = metadata.read(entry.metadata)
+    assert {file.path for file in metadata.live_files(table_metadata)} < before.keys()
+    assert len(table_metadata.snapshots) == 1
 
 
-def test_the_rows_of_a_rewritten_file_keep_their_sequences_and_flush(home: Home) -> None:
+def test_other_rows_of_a_rewritten_file_are_unchanged(home: Home) -> None:
     append(home, [*rows(20), *secret(20, start=20), *rows(20, start=40)])
     flush(home)
     before = {row["message_id"]: row for row in read_lake(home, DATASET)}
     purge(home, "session", SECRET)
     after = {row["message_id"]: row for row in read_lake(home, DATASET)}
-    assert after == {name: before[name] for name in named(20) + named(20, start=40)}
+    assert after == {name: before[name] for name in expected_messages(20) + expected_messages(20, start=40)}
     assert flush(home).rows_written == 0
     append(home, rows(1, start=90))
     flush(home)
@@ -190,7 +190,7 @@ def test_the_rows_of_a_rewritten_file_keep_their_sequences_and_flush(home: Home)
 @pytest.mark.parametrize(
     "lost", [(), ("state.db", "state.mirror.json"), ("lake/keys.db",), ("state.db", "lake/keys.db")]
 )
-def test_a_purged_session_never_comes_back_whatever_is_lost(home: Home, lost: tuple[str, ...]) -> None:
+def test_a_purged_session_never_comes_back_even_after_losses(home: Home, lost: tuple[str, ...]) -> None:
     append(home, [*rows(5), *secret(8, start=5)])
     flush(home)
     purge(home, "session", SECRET)
@@ -200,51 +200,51 @@ def test_a_purged_session_never_comes_back_whatever_is_lost(home: Home, lost: tu
     append(home, secret(12, start=5))
     fork = [{**row, "session_id": "a-fork"} for row in secret(10, start=5)]
     append(home, [*fork, *rows(5)])
-    told = flush(home)
-    # Of the fork only what it has said itself; the other gateway's id is the same one.
-    assert (told.rows_purged, told.rows_duplicate, told.rows_rejected) == (20, 5, 0)
-    assert messages(home) == named(5) + Counter(["hidden-message-13", "hidden-message-14"])
+    report = flush(home)
+    # Only the fork's own rows are accepted.
+    assert (report.rows_purged, report.rows_duplicate, report.rows_rejected) == (20, 5, 0)
+    assert messages(home) == expected_messages(5) + Counter(["hidden-message-13", "hidden-message-14"])
 
 
 @pytest.mark.hazard(85)
-def test_rows_of_a_source_stay_out_and_new_ones_come_in(home: Home) -> None:
+def test_purged_rows_of_a_source_stay_out_and_new_ones_are_accepted(home: Home) -> None:
     append(home, rows(5))
     flush(home)
     append(home, rows(2, start=5))
     purge(home, "source", "claude")
     append(home, rows(9))
-    told = flush(home)
-    assert (told.rows_written, told.rows_purged) == (2, 7)
-    assert messages(home) == named(2, start=7)
+    report = flush(home)
+    assert (report.rows_written, report.rows_purged) == (2, 7)
+    assert messages(home) == expected_messages(2, start=7)
 
 
 @pytest.mark.hazard(85)
-def test_a_purge_that_allows_it_lets_an_import_bring_all_back(home: Home) -> None:
+def test_allow_reimport_lets_an_import_restore_all_rows(home: Home) -> None:
     append(home, secret(6))
     flush(home)
     purge(home, "session", SECRET)
-    told = purge(home, "session", SECRET, allow_reimport=True)
-    assert told["tombstones"]["lifted"] == 1
+    report = purge(home, "session", SECRET, allow_reimport=True)
+    assert report["tombstones"]["lifted"] == 1
     append(home, secret(6))
     assert flush(home).rows_written == 6
     assert purge(home, "session", SECRET, allow_reimport=True)["remaining"] == []
     assert messages(home) == Counter()
     append(home, secret(6))
-    assert flush(home).rows_written == 6, "the keys went with their rows"
+    assert flush(home).rows_written == 6, "the keys are removed with the rows"
 
 
-def test_one_session_is_lifted_and_the_other_stays_closed(home: Home) -> None:
+def test_lifting_one_session_keeps_the_other_out(home: Home) -> None:
     append(home, [*secret(3), *rows(3, start=3, session_id="second")])
     flush(home)
     purge(home, "session", SECRET, "second")
     purge(home, "session", "second", allow_reimport=True)
     append(home, [*secret(3), *rows(3, start=3, session_id="second")])
     assert flush(home).rows_purged == 3
-    assert messages(home) == named(3, start=3)
+    assert messages(home) == expected_messages(3, start=3)
 
 
-def test_lines_of_a_living_session_are_not_taken_for_those_of_its_purged_fork(home: Home) -> None:
-    """The fork copied them, the lake has them under the first session's name: they belong to that one."""
+def test_rows_of_a_session_survive_the_purge_of_its_fork(home: Home) -> None:
+    """The fork copied them, and the lake has them under the first session: they belong to that one."""
     append(home, rows(5, session_id="first"))
     flush(home)
     append(home, [*rows(5, session_id="fork"), *rows(3, start=5, session_id="fork")])
@@ -253,78 +253,77 @@ def test_lines_of_a_living_session_are_not_taken_for_those_of_its_purged_fork(ho
     purge(home, "session", "fork")
     home.keys.unlink()
     append(home, rows(5, session_id="first"))
-    told = flush(home)
-    assert (told.rows_duplicate, told.rows_purged) == (5, 0)
-    assert messages(home) == named(5)
+    report = flush(home)
+    assert (report.rows_duplicate, report.rows_purged) == (5, 0)
+    assert messages(home) == expected_messages(5)
 
 
 @pytest.mark.hazard(43)
-def test_a_plan_under_way_delivers_what_is_left_of_it_and_nothing_twice(home: Home, tmp_path: Path) -> None:
-    there, config = FolderDestination(tmp_path / "there"), sink(tmp_path / "there")
+def test_a_pending_intent_delivers_its_remaining_rows_once(home: Home, tmp_path: Path) -> None:
+    destination, config = FolderDestination(tmp_path / "there"), sink(tmp_path / "there")
     append(home, [*rows(4), *secret(4, start=4), *rows(4, start=8)])
     flush(home)
-    there.set_fault("lose-answer", 1)
+    destination.set_fault("lose-answer", 1)
     deliver(home, config)
     with closing(open_home(home).store) as store, store.reading() as connection:
         planned = intents.pending(connection, StreamKey("there", DATASET, "claude"))
     assert planned
     assert planned.due
-    arrived = Counter(there.arrived())
+    arrived = Counter(destination.arrived())
     (copy,) = purge(home, "session", SECRET, config=config)["delivered"] or [{"rows": 0, "rows_under_way": 0}]
     assert copy["rows"] + copy["rows_under_way"] >= sum(name.startswith("hidden") for name in arrived)
-    there.clear_faults()
+    destination.clear_faults()
     append(home, rows(2, start=12))
     flush(home)
     for _ in range(2):
         deliver(home, config)
-    assert Counter(there.arrived()) == arrived | named(4) | named(6, start=8)
+    assert Counter(destination.arrived()) == arrived | expected_messages(4) | expected_messages(6, start=8)
     with closing(open_home(home).store) as store, store.reading() as connection:
         stream = streams.load(connection, StreamKey("there", DATASET, "claude"))
     assert stream
     assert stream.watermark == 14
 
 
-def test_a_segment_that_a_live_process_holds_is_told_and_the_next_purge_takes_it(home: Home) -> None:
+def test_an_active_segment_is_reported_and_purged_by_the_next_run(home: Home) -> None:
     append(home, rows(2))
     flush(home)
     with Spool(home, NO_TIMER) as spool:
         spool.append(DATASET, secret(3))
-        told = purge(home, "session", SECRET)
-        (held,) = told["remaining"]
-        assert held["file"].startswith(f"spool/{DATASET}/active/")
-        assert told["spool"]["held"]
+        report = purge(home, "session", SECRET)
+        (data_file,) = report["remaining"]
+        assert data_file["file"].startswith(f"spool/{DATASET}/active/")
+        assert report["spool"]["held"]
         assert tombstones.unfinished(home) == [f"hyp purge --session {SECRET}"]
-    told = purge(home, "session", SECRET)
-    assert (told["remaining"], told["spool"]["rows"], tombstones.unfinished(home)) == ([], 3, [])
+    report = purge(home, "session", SECRET)
+    assert (report["remaining"], report["spool"]["rows"], tombstones.unfinished(home)) == ([], 3, [])
     assert holders(home, SECRET, WORDS) == set()
 
 
-def test_a_session_that_goes_on_meanwhile_is_kept_out_to_its_last_row(
-    home: Home, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Two batches come when the purge has emptied the spool already: one before it looks there, one while it does."""
+def test_rows_that_a_session_adds_during_its_purge_are_kept_out(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two batches arrive after the purge has emptied the spool: one before it searches the spool, one during the
+    search."""
     append(home, rows(2) + secret(3))
     flush(home)
     batches = iter([secret(2, start=3), secret(2, start=5)])
 
-    def while_more_comes(real: Callable[..., Any]) -> Callable[..., Any]:
+    def with_new_rows(step_function: Callable[..., Any]) -> Callable[..., Any]:
         def step(*args: Any) -> Any:
-            done = real(*args)
+            result = step_function(*args)
             for batch in islice(batches, 1):
                 append(home, batch)
-            return done
+            return result
 
         return step
 
-    monkeypatch.setattr(spooled, "scrub", while_more_comes(spooled.scrub))
-    monkeypatch.setattr(spooled, "flush", while_more_comes(spooled.flush))
-    told = purge(home, "session", SECRET)
+    monkeypatch.setattr(spooled, "scrub", with_new_rows(spooled.scrub))
+    monkeypatch.setattr(spooled, "flush", with_new_rows(spooled.flush))
+    report = purge(home, "session", SECRET)
     assert list(batches) == []
-    assert (told["remaining"], told["spool"]["rows"], tombstones.unfinished(home)) == ([], 4, [])
+    assert (report["remaining"], report["spool"]["rows"], tombstones.unfinished(home)) == ([], 4, [])
     assert holders(home, SECRET, WORDS) == set()
 
 
-def test_a_table_that_is_emptied_keeps_its_floor_and_goes_on(home: Home) -> None:
+def test_an_emptied_table_keeps_its_floor(home: Home) -> None:
     append(home, secret(5))
     flush(home)
     assert purge(home, "source", "claude")["remaining"] == []
@@ -334,7 +333,7 @@ def test_a_table_that_is_emptied_keeps_its_floor_and_goes_on(home: Home) -> None
     assert [row[SEQ] for row in read_lake(home, DATASET)] == [6]
 
 
-def test_marks_of_imports_are_forgotten_only_where_rows_may_come_back(home: Home) -> None:
+def test_checkpoints_are_forgotten_only_with_allow_reimport(home: Home) -> None:
     append(home, rows(1))
     flush(home)
 
@@ -352,7 +351,7 @@ def test_marks_of_imports_are_forgotten_only_where_rows_may_come_back(home: Home
     assert marks() == 0
 
 
-def test_the_key_index_knows_the_rows_that_are_left_and_no_others(home: Home) -> None:
+def test_the_key_index_holds_exactly_the_remaining_rows(home: Home) -> None:
     append(home, [*rows(7), *secret(9, start=7)])
     flush(home)
     purge(home, "session", SECRET)
@@ -360,10 +359,10 @@ def test_the_key_index_knows_the_rows_that_are_left_and_no_others(home: Home) ->
         table = lake.table(MESSAGES)
         in_lake = {key for lot in table.key_hashes(0) for key, _ in lot}
         assert (index.count(), set(index.find(in_lake))) == (7, in_lake)
-        assert index.through(DATASET, table.uuid) == table.floor
+        assert index.indexed_through(DATASET, table.uuid) == table.floor
 
 
-def test_a_purge_of_nothing_changes_nothing_in_the_lake(home: Home) -> None:
+def test_a_purge_without_matches_does_not_change_the_lake(home: Home) -> None:
     append(home, rows(3))
     flush(home)
     append(home, rows(3, start=3))
@@ -373,7 +372,7 @@ def test_a_purge_of_nothing_changes_nothing_in_the_lake(home: Home) -> None:
     assert metadata.entry(home, DATASET) == before
 
 
-def test_a_log_that_quotes_a_row_is_found(home: Home) -> None:
+def test_a_log_that_quotes_a_row_is_reported(home: Home) -> None:
     append(home, secret(1))
     flush(home)
     home.logs.mkdir()
@@ -383,8 +382,8 @@ def test_a_log_that_quotes_a_row_is_found(home: Home) -> None:
     assert found["file"] == "logs/x.log"
 
 
-def test_ids_so_short_that_they_stand_anywhere_are_no_finding(home: Home) -> None:
-    """Without this a purge of rows that a script calls m1, m2 … never succeeds: those stand in every program."""
+def test_short_ids_are_not_searched_for(home: Home) -> None:
+    """Otherwise a purge of rows with ids such as m1, m2 would never succeed: these occur in every program."""
     append(home, [{**each, "message_id": f"m{number}"} for number, each in enumerate(rows(3, session_id=SECRET))])
     flush(home)
     home.engine.mkdir()
@@ -393,47 +392,47 @@ def test_ids_so_short_that_they_stand_anywhere_are_no_finding(home: Home) -> Non
     assert (report["remaining"], report["looked_for"], read_lake(home, DATASET)) == ([], {"rows": 3, "ids": 0}, [])
 
 
-def test_a_commit_that_did_not_happen_leaves_all_as_it_was(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows, key index and files; the tombstones stand, and the next purge finds the rows."""
+def test_a_failed_commit_leaves_everything_unchanged(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows, key index and files are unchanged; the tombstones stay, and the next purge finds the rows."""
     append(home, [*rows(3), *secret(3, start=3)])
     flush(home)
     before = set(home.warehouse.rglob("*.parquet"))
 
     def refuse(_table: LightTable, _change: Change) -> None:
-        raise NotCommitted("somebody was quicker")
+        raise NotCommitted("another commit came first")
 
     with monkeypatch.context() as patched:
-        patched.setattr(LightTable, "change", refuse)
+        patched.setattr(LightTable, "replace_files", refuse)
         with pytest.raises(NotCommitted):
             purge(home, "session", SECRET)
     assert set(home.warehouse.rglob("*.parquet")) == before
     with closing(KeyIndex(home.keys)) as index, closing(LightLake(home)) as lake:
-        assert index.through(DATASET, lake.table(MESSAGES).uuid) == 0, "the next look takes all keys in again"
+        assert index.indexed_through(DATASET, lake.table(MESSAGES).uuid) == 0, "the next use indexes all keys again"
     assert sum(messages(home).values()) == 6
     assert purge(home, "session", SECRET)["remaining"] == []
-    assert messages(home) == named(3)
+    assert messages(home) == expected_messages(3)
 
 
 @pytest.mark.hazard(44)
-def test_what_a_killed_compaction_was_writing_does_not_stop_a_purge(home: Home) -> None:
-    """A torn file that nothing names: it goes unread, and with it whatever of the rows it holds."""
+def test_an_incomplete_file_of_a_killed_compaction_does_not_stop_a_purge(home: Home) -> None:
+    """An incomplete unreferenced file is removed unread, with the rows that it may hold."""
     append(home, [*rows(3), *secret(3, start=3)])
     flush(home)
-    some = next(home.warehouse.rglob("*.parquet"))
-    torn = some.with_name("keep-0123456789abcdef-1.parquet")
-    torn.write_bytes(some.read_bytes()[:500])
+    intact = next(home.warehouse.rglob("*.parquet"))
+    torn = intact.with_name("keep-0123456789abcdef-1.parquet")
+    torn.write_bytes(intact.read_bytes()[:500])
     assert purge(home, "session", SECRET)["remaining"] == []
     assert not torn.exists()
-    assert messages(home) == named(3)
+    assert messages(home) == expected_messages(3)
 
 
 @pytest.mark.hazard(85)
-def test_a_row_purged_by_its_time_does_not_come_back_with_another(home: Home) -> None:
-    """A client's request repeats its history, and what nobody knows the time of has the request's."""
+def test_a_row_purged_by_time_does_not_come_back_with_another_time(home: Home) -> None:
+    """A client's request repeats its history, and parts with an unknown time get that of the request."""
     old = rows(2, message_created_at="2026-01-01T00:00:00Z")
     append(home, [*old, *rows(1, start=2)])
     flush(home)
     assert purge(home, "before", "2026-06-01T00:00:00.000000Z")["remaining"] == []
     append(home, rows(2))
     assert flush(home).rows_written == 0
-    assert messages(home) == named(1, start=2)
+    assert messages(home) == expected_messages(1, start=2)

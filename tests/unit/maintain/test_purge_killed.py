@@ -1,4 +1,4 @@
-"""A purge under SIGKILL at every crash point: others lose nothing, nothing comes back, the next one finishes it."""
+"""A purge killed at every crash point: no other row is lost, no purged row comes back, the next run finishes it."""
 
 from __future__ import annotations
 
@@ -37,29 +37,33 @@ def secret(count: int, start: int) -> list[dict[str, Any]]:
     return [{**each, "message_id": f"hidden-{each['message_id']}"} for each in found]
 
 
-def there(home: Home) -> Path:
+def delivery_folder(home: Home) -> Path:
     return home.root.with_name("there")
 
 
 def config_of(home: Home) -> Config:
-    return Config(sinks={"there": SinkConfig(FOLDER.name, "* * * * *", (DATASET,), {"folder": str(there(home))})})
+    return Config(
+        sinks={"there": SinkConfig(FOLDER.name, "* * * * *", (DATASET,), {"folder": str(delivery_folder(home))})}
+    )
 
 
 def prepare(home: Home) -> None:
-    """Rows of two sessions in the lake, in a dead letter, in the spool and among the refused ones."""
+    """Put rows of two sessions into the lake, a dead letter, the spool and the rejects."""
     append(home, [*rows(4), *secret(4, start=4)])
     flush(home)
-    FolderDestination(there(home)).set_fault("refuse", "hidden-message-5\nmessage-2")
+    FolderDestination(delivery_folder(home)).set_fault("refuse", "hidden-message-5\nmessage-2")
     deliver(home, config_of(home))
     append(home, [*secret(2, start=8), *rows(2, start=10)])
-    where = segments.folder(home, DATASET).rejected / "x.jsonl"
-    bad = {**secret(1, start=12)[0], "role": 7}
-    where.write_bytes(b'{"segment":"s","ordinal":0,"reason":"r","line":%b}\n' % _quoted(envelope.write_lines([bad], 0)))
+    rejects = segments.folder(home, DATASET).rejected / "x.jsonl"
+    invalid = {**secret(1, start=12)[0], "role": 7}
+    rejects.write_bytes(
+        b'{"segment":"s","ordinal":0,"reason":"r","line":%b}\n' % _quoted(envelope.write_lines([invalid], 0))
+    )
 
 
 @pytest.fixture(scope="module")
-def kept(tmp_path_factory: pytest.TempPathFactory) -> KeptHome:
-    return KeptHome(tmp_path_factory.mktemp("told-of"), prepare)
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> KeptHome:
+    return KeptHome(tmp_path_factory.mktemp("purge"), prepare)
 
 
 def _quoted(line: bytes) -> bytes:
@@ -79,42 +83,42 @@ def others(home: Home) -> set[tuple[str, int]]:
 @pytest.mark.hazard(44)
 @pytest.mark.hazard(85)
 @pytest.mark.parametrize("point", [*POINTS, *LATER])
-def test_a_purge_killed_at_any_point_harms_nobody_and_is_finished_by_the_next(kept: KeptHome, point: str) -> None:
-    home = kept.as_made()
+def test_a_purge_killed_at_any_point_is_finished_by_the_next_run(prepared: KeptHome, point: str) -> None:
+    home = prepared.as_made()
     config = config_of(home)
     before = others(home)
     survived = live(lambda: (purge(home, "session", SECRET, config=config), None)[1], crash_at=point)
-    assert not survived, "a point that is never reached guards nothing"
+    assert not survived, "the crash point was not reached"
     assert others(home) >= before
 
-    # The client goes on, and an import comes by, before anybody purges again.
+    # The session continues and an import runs before the next purge.
     append(home, [*secret(3, start=4), *rows(3, start=20)])
     flush(home)
     assert others(home) >= before
-    begun = point != "lake.tombstones.before-commit"
-    if begun:
+    has_tombstone = point != "lake.tombstones.before-commit"
+    if has_tombstone:
         assert not any(name in messages(home) for name in ("hidden-message-8", "hidden-message-9"))
 
-    told = purge(home, "session", SECRET, config=config)
-    assert (told["remaining"], told["again"]) == ([], begun)
+    report = purge(home, "session", SECRET, config=config)
+    assert (report["remaining"], report["again"]) == ([], has_tombstone)
     assert tombstones.unfinished(home) == []
     assert holders(home, SECRET, "planted", "hidden-") == set()
     assert messages(home) == Counter(f"message-{number}" for number in (*range(4), 10, 11, *range(20, 23)))
     with closing(open_home(home).store) as store, store.reading() as connection:
         assert [letter.rows for letter in dead_letters.all_letters(connection)] == [1]
 
-    # And nothing of it comes back, nor does anything else stay out.
+    # No purged row comes back, and no other row is kept out.
     append(home, [*secret(9, start=4), *({**row, "session_id": "a-fork"} for row in secret(4, start=4)), *rows(4)])
-    done = flush(home)
-    assert (done.rows_written, done.rows_purged, done.rows_duplicate) == (0, 13, 4)
+    flushed = flush(home)
+    assert (flushed.rows_written, flushed.rows_purged, flushed.rows_duplicate) == (0, 13, 4)
 
 
 @pytest.mark.parametrize(
     "point",
     ["maintain.purge.after-bury", "maintain.purge.after-rewrite", "maintain.purge.after-commit"],
 )
-def test_a_purge_of_a_folder_that_allows_a_return_is_finished_as_well(home: Home, tmp_path: Path, point: str) -> None:
-    """Killed between the commit and the key index, its rows must not be taken for ones that are there."""
+def test_a_killed_purge_with_allow_reimport_is_finished_by_the_next_run(home: Home, tmp_path: Path, point: str) -> None:
+    """After a kill between the commit and the key index, the rows must not count as present."""
     append(home, [*rows(3), *rows(3, start=3, cwd="/home/dev/acme")])
     flush(home)
     assert not live(lambda: (purge(home, "cwd", "/home/dev/acme", allow_reimport=True), None)[1], crash_at=point)
@@ -125,17 +129,17 @@ def test_a_purge_of_a_folder_that_allows_a_return_is_finished_as_well(home: Home
 
 
 @pytest.mark.parametrize("point", ["lake.tombstones.before-commit", "lake.tombstones.after-commit"])
-def test_a_time_that_is_opened_again_lets_its_rows_in_though_that_was_cut_off(home: Home, point: str) -> None:
-    """The key index knows rows of a closed time, and nothing else remembers that it must forget them."""
+def test_a_killed_lift_of_a_time_is_finished_by_the_next_run(home: Home, point: str) -> None:
+    """The key index knows the rows purged by time, and nothing else records that it must forget them."""
     append(home, [*rows(3, message_created_at="2026-01-01T00:00:00Z"), *rows(3, start=3)])
     flush(home)
     purge(home, "before", "2026-02-01T00:00:00.000000Z")
 
-    def open_again() -> None:
+    def lift() -> None:
         purge(home, "before", "2026-02-01T00:00:00.000000Z", allow_reimport=True)
 
-    assert not live(open_again, crash_at=point)
-    open_again()
+    assert not live(lift, crash_at=point)
+    lift()
     append(home, rows(3, message_created_at="2026-01-01T00:00:00Z"))
     assert flush(home).rows_written == 3
     assert messages(home) == Counter(f"message-{number}" for number in range(6))

@@ -1,4 +1,4 @@
-"""A purge takes raw exchanges along, whatever it goes by, and leaves those of others whole."""
+"""A purge removes raw exchanges with every selector and leaves those of other sessions complete."""
 
 from __future__ import annotations
 
@@ -28,30 +28,33 @@ WORDS = "planted words that nobody may find"
 SHARED = "words that both of them say, long enough to be a part of their own: " + "and so on " * 30
 
 
-def session(name: str, words: str, begin: float, calls: int = 4) -> list[Any]:
-    """Requests that repeat their history, and a call beside the conversation that repeats the user's words."""
+def session(name: str, words: str, start: float, calls: int = 4) -> list[Any]:
+    """Return requests that repeat their history, and a call outside the conversation that repeats the user's words."""
     messages: list[dict[str, Any]] = [{"role": "user", "content": f"{SHARED}{words}"}]
     metadata = {"user_id": f'{{"session_id": "{name}"}}'}
     found = []
     for number in range(calls):
-        said = [{"type": "text", "text": f"{words} answered {number}: {SHARED}"}]
-        answer = {"id": f"msg_{name}_{number}", "content": said, "stop_reason": "end_turn"}
+        content = [{"type": "text", "text": f"{words} answered {number}: {SHARED}"}]
+        answer = {"id": f"msg_{name}_{number}", "content": content, "stop_reason": "end_turn"}
         body = {"model": "m", "messages": list(messages), "metadata": metadata, "system": f"{SHARED}{name}"}
-        times = wire.later(begin + number * 400)
+        times = wire.later(start + number * 400)
         agent = {"user-agent": "claude-cli/2.1.325"}
         found.append(
             wire.decoded("/v1/messages", body, answer, exchange_id=f"{name}-{number}", request_headers=agent, **times)
         )
-        messages += [{"role": "assistant", "content": said}, {"role": "user", "content": f"{words} {number} {SHARED}"}]
+        messages += [
+            {"role": "assistant", "content": content},
+            {"role": "user", "content": f"{words} {number} {SHARED}"},
+        ]
     count = {"model": "m", "messages": messages, "metadata": metadata}
-    aside = {"exchange_id": f"{name}-aside", "request_headers": agent, **wire.later(begin + calls * 400)}
-    found.append(wire.decoded("/v1/messages/count_tokens", count, {"input_tokens": 3}, **aside))
+    count_call = {"exchange_id": f"{name}-aside", "request_headers": agent, **wire.later(start + calls * 400)}
+    found.append(wire.decoded("/v1/messages/count_tokens", count, {"input_tokens": 3}, **count_call))
     return found
 
 
 @pytest.fixture
 def filled(home: Home) -> Home:
-    """Both sessions talk at the same time, on two days; the secret one in a folder of its own, half of it in the
+    """A home with two concurrent sessions on two days; the secret one has a folder of its own, half of it is in the
     spool."""
     both = sorted([*session(SECRET, WORDS, 0), *session(OPEN, "open words", 1)], key=lambda each: each.ended_at)
     raw, messages = taken_down(both)
@@ -72,26 +75,26 @@ def raw_rows(home: Home) -> list[Row]:
 
 @pytest.mark.hazard(44)
 @pytest.mark.parametrize(("kind", "value"), [("session", SECRET), ("cwd", "/work-of/secret")])
-def test_the_raw_exchanges_go_too_and_those_of_others_stay_whole(filled: Home, kind: Kind, value: str) -> None:
-    told = dry.count(filled, Selector(kind, (value,)), lambda *_: None)
+def test_raw_exchanges_are_purged_and_those_of_others_stay_complete(filled: Home, kind: Kind, value: str) -> None:
+    planned = dry.count(filled, Selector(kind, (value,)), lambda *_: None)
 
     report = purge(filled, kind, value)
 
     assert report["remaining"] == []
     assert report["left_alone"] == []
-    assert _rows(told) == _rows(report)
+    assert _rows(planned) == _rows(report)
     assert holders(filled, WORDS) == set()
-    left = raw_rows(filled)
-    assert {row["session_id"] for row in left} == {OPEN}
-    assert len(left) == 5
-    assert not any(projection.skipped["parts_missing"] for projection in reproject(left))
+    remaining = raw_rows(filled)
+    assert {row["session_id"] for row in remaining} == {OPEN}
+    assert len(remaining) == 5
+    assert not any(projection.skipped["parts_missing"] for projection in reproject(remaining))
 
 
-def test_a_purge_of_a_folder_takes_its_name_out_of_what_is_known_of_folders(filled: Home, tmp_path: Path) -> None:
+def test_a_purge_by_folder_removes_its_name_from_the_known_folders(filled: Home, tmp_path: Path) -> None:
     folder = tmp_path / "clients-name"
     folder.mkdir()
     (folder / ".hypignore").write_text("ignore")
-    Privacy(filled, remembers=True).class_of(str(folder), None)
+    Privacy(filled, remember=True).class_of(str(folder), None)
     shutil.rmtree(folder)
     purge(filled, "cwd", str(folder))
     assert holders(filled, "clients-name") == set()
@@ -99,19 +102,19 @@ def test_a_purge_of_a_folder_takes_its_name_out_of_what_is_known_of_folders(fill
 
 
 def _rows(report: dict[str, Any]) -> int:
-    """All of them: what a real run flushes first, a dry run counts in the spool."""
+    """Count all rows: a real run flushes first, a dry run counts the spool."""
     return int(sum(each["rows"] for each in report["datasets"]) + report["spool"]["rows"])
 
 
-def test_a_purge_by_source_leaves_no_raw_exchange_of_it(filled: Home) -> None:
+def test_a_purge_by_source_removes_its_raw_exchanges(filled: Home) -> None:
     purge(filled, "source", "claude")
 
     assert raw_rows(filled) == []
     assert read_lake(filled, MESSAGES) == []
 
 
-def test_what_a_purge_by_time_leaves_of_its_day_says_that_parts_are_gone(filled: Home) -> None:
-    """Days after it are whole. Within the day, what was said before is gone for good, also from what repeats it."""
+def test_exchanges_that_lost_parts_to_a_purge_by_time_report_it(filled: Home) -> None:
+    """Later days are complete. Within the day, purged words are also missing from requests that repeat them."""
     for dataset in (EXCHANGES, MESSAGES):
         flush(filled, dataset)
     rows = [row for row in raw_rows(filled) if row["session_id"] == OPEN]
@@ -120,18 +123,22 @@ def test_what_a_purge_by_time_leaves_of_its_day_says_that_parts_are_gone(filled:
 
     purge(filled, "before", rows[1]["ts_start"])
 
-    left = [row for row in raw_rows(filled) if row["session_id"] == OPEN]
-    found = list(reproject(left))
-    missing = {row["exchange_id"] for row, made in zip(left, found, strict=True) if made.skipped["parts_missing"]}
+    remaining = [row for row in raw_rows(filled) if row["session_id"] == OPEN]
+    found = list(reproject(remaining))
+    missing = {
+        row["exchange_id"]
+        for row, projection in zip(remaining, found, strict=True)
+        if projection.skipped["parts_missing"]
+    }
     assert missing
-    assert missing <= {row["exchange_id"] for row in left if row["ts_start"][:10] == first_day}
-    gone = next(row for row in left if row["exchange_id"] in missing)
-    with pytest.raises(PartsMissing, match="are gone"):
-        decoded_of(gone, lambda _: None)
+    assert missing <= {row["exchange_id"] for row in remaining if row["ts_start"][:10] == first_day}
+    incomplete = next(row for row in remaining if row["exchange_id"] in missing)
+    with pytest.raises(PartsMissing, match="are missing"):
+        decoded_of(incomplete, lambda _: None)
 
 
 @pytest.mark.parametrize("point", ["maintain.purge.after-commit", "maintain.purge.after-commit:2"])
-def test_killed_between_two_tables_a_purge_by_folder_still_knows_the_sessions(filled: Home, point: str) -> None:
+def test_a_purge_by_folder_killed_between_tables_still_finds_the_sessions(filled: Home, point: str) -> None:
     def work() -> None:
         purge(filled, "cwd", "/work-of/secret")
 
@@ -143,45 +150,45 @@ def test_killed_between_two_tables_a_purge_by_folder_still_knows_the_sessions(fi
     assert {row["session_id"] for row in raw_rows(filled)} == {OPEN}
 
 
-def unread(exchange_id: str, body: str, **more: Any) -> Row:
-    """An exchange in a dialect that nobody here knows: kept as it was, without a session."""
+def undecoded(exchange_id: str, body: str, **columns: Any) -> Row:
+    """Return an exchange in an unknown dialect: kept as received, without a session."""
     start = wire.later(100)["started_at"]
     row = {"exchange_id": exchange_id, "ts_start": timestamp_text(start), "method": "POST", "path": "/v9/talk"}
-    return {**row, "upstream": "other", "request_body": body, "decoded": False, **more}
+    return {**row, "upstream": "other", "request_body": body, "decoded": False, **columns}
 
 
 NAMED = [
-    unread("in-its-body", f'{{"thread": "{SECRET}", "said": "{WORDS}"}}'),
-    unread("in-a-header", WORDS, request_headers={"x-session-id": SECRET}),
-    unread("in-its-path", WORDS, path=f"/v9/sessions/{SECRET}/talk"),
+    undecoded("in-its-body", f'{{"thread": "{SECRET}", "said": "{WORDS}"}}'),
+    undecoded("in-a-header", WORDS, request_headers={"x-session-id": SECRET}),
+    undecoded("in-its-path", WORDS, path=f"/v9/sessions/{SECRET}/talk"),
 ]
 OTHERS = [
-    unread("of-nobody", '{"said": "words of nobody"}'),
-    unread("of-one-that-is-called-alike", f'{{"thread": "{SECRET}-2", "other": "my{SECRET}"}}'),
+    undecoded("of-nobody", '{"said": "words of nobody"}'),
+    undecoded("of-one-that-is-called-alike", f'{{"thread": "{SECRET}-2", "other": "my{SECRET}"}}'),
 ]
 
 
 @pytest.mark.parametrize(("kind", "value"), [("session", SECRET), ("cwd", "/work-of/secret")])
 @pytest.mark.parametrize("flushed", [True, False])
-def test_an_exchange_that_nobody_could_read_goes_with_the_session_that_it_names(
+def test_an_undecoded_exchange_is_purged_with_the_session_it_mentions(
     filled: Home, kind: Kind, value: str, flushed: bool
 ) -> None:
     append(filled, EXCHANGES, [*NAMED, *OTHERS])
     if flushed:
         flush(filled, EXCHANGES)
-    told = dry.count(filled, Selector(kind, (value,)), lambda *_: None)
+    planned = dry.count(filled, Selector(kind, (value,)), lambda *_: None)
 
     report = purge(filled, kind, value)
 
     assert report["remaining"] == []
     assert holders(filled, WORDS) == set()
-    left = {row["exchange_id"] for row in read_lake(filled, EXCHANGES) if row["session_id"] is None}
-    assert left == {row["exchange_id"] for row in OTHERS}
-    assert _rows(told) == _rows(report)
-    assert {each["dataset"]: each["unsaid"] for each in report["datasets"]}[EXCHANGES] == len(OTHERS)
+    remaining = {row["exchange_id"] for row in read_lake(filled, EXCHANGES) if row["session_id"] is None}
+    assert remaining == {row["exchange_id"] for row in OTHERS}
+    assert _rows(planned) == _rows(report)
+    assert {each["dataset"]: each["unattributed"] for each in report["datasets"]}[EXCHANGES] == len(OTHERS)
 
 
-def test_an_exchange_that_went_with_its_session_does_not_come_back(filled: Home) -> None:
+def test_a_purged_undecoded_exchange_does_not_come_back(filled: Home) -> None:
     append(filled, EXCHANGES, NAMED)
     purge(filled, "session", SECRET)
     append(filled, EXCHANGES, NAMED)
@@ -189,8 +196,8 @@ def test_an_exchange_that_went_with_its_session_does_not_come_back(filled: Home)
     assert holders(filled, WORDS) == set()
 
 
-def test_of_two_sessions_each_takes_along_what_names_it(filled: Home) -> None:
-    append(filled, EXCHANGES, [*NAMED, *OTHERS, unread("of-the-open-one", f"{OPEN} says: {WORDS}")])
+def test_undecoded_exchanges_of_several_sessions_are_purged(filled: Home) -> None:
+    append(filled, EXCHANGES, [*NAMED, *OTHERS, undecoded("of-the-open-one", f"{OPEN} says: {WORDS}")])
     flush(filled, EXCHANGES)
 
     report = purge(filled, "session", "no-such-session", OPEN, SECRET)
@@ -200,28 +207,28 @@ def test_of_two_sessions_each_takes_along_what_names_it(filled: Home) -> None:
     assert {row["exchange_id"] for row in read_lake(filled, EXCHANGES)} == {row["exchange_id"] for row in OTHERS}
 
 
-def test_an_exchange_that_repeats_its_words_and_does_not_name_it_is_counted_as_not_judged(filled: Home) -> None:
-    """Nobody can tell whose it is; a purge by its source reaches it."""
-    append(filled, EXCHANGES, [unread("repeats", WORDS)])
+def test_an_undecoded_exchange_without_a_mention_is_counted_as_unattributed(filled: Home) -> None:
+    """Such an exchange cannot be attributed; a purge by source removes it."""
+    append(filled, EXCHANGES, [undecoded("repeats", WORDS)])
     flush(filled, EXCHANGES)
     selector = Selector("session", (SECRET,))
-    assert _unsaid(dry.count(filled, selector, lambda *_: None)) == {EXCHANGES: 1, MESSAGES: 0}
+    assert _unattributed(dry.count(filled, selector, lambda *_: None)) == {EXCHANGES: 1, MESSAGES: 0}
 
     report = purge(filled, "session", SECRET)
 
-    assert _unsaid(report) == {EXCHANGES: 1, MESSAGES: 0}
+    assert _unattributed(report) == {EXCHANGES: 1, MESSAGES: 0}
     assert len(holders(filled, WORDS)) == 1
     assert purge(filled, "source", "other")["remaining"] == []
     assert holders(filled, WORDS) == set()
 
 
-def test_a_session_whose_id_says_little_takes_nothing_along_that_only_mentions_it(filled: Home) -> None:
-    append(filled, EXCHANGES, [unread("mentions", "run 17 of it")])
+def test_a_short_session_id_does_not_match_mentions(filled: Home) -> None:
+    append(filled, EXCHANGES, [undecoded("mentions", "run 17 of it")])
     flush(filled, EXCHANGES)
 
-    assert _unsaid(purge(filled, "session", "17")) == {EXCHANGES: 1, MESSAGES: 0}
+    assert _unattributed(purge(filled, "session", "17")) == {EXCHANGES: 1, MESSAGES: 0}
     assert [row["exchange_id"] for row in read_lake(filled, EXCHANGES) if row["session_id"] is None] == ["mentions"]
 
 
-def _unsaid(report: dict[str, Any]) -> dict[str, int]:
-    return {each["dataset"]: each["unsaid"] for each in report["datasets"]}
+def _unattributed(report: dict[str, Any]) -> dict[str, int]:
+    return {each["dataset"]: each["unattributed"] for each in report["datasets"]}

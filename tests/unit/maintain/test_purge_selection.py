@@ -1,4 +1,4 @@
-"""The rule that says which rows are meant, in its forms: over a row, over columns, over what metadata tells."""
+"""The selection rule in its three forms: for a row, for columns, and for metadata."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ ROWS = st.lists(
 
 
 @given(selectors(), ROWS)
-def test_a_row_is_meant_by_all_forms_of_the_rule_or_by_none(selector: Selector, found: list[dict[str, Any]]) -> None:
+def test_all_forms_of_the_rule_agree_on_a_row(selector: Selector, found: list[dict[str, Any]]) -> None:
     table = pa.table(
         {
             "session_id": pa.array([row["session_id"] for row in found], pa.string()),
@@ -62,16 +62,16 @@ def test_a_row_is_meant_by_all_forms_of_the_rule_or_by_none(selector: Selector, 
     )
     coerced = [{**row, "message_created_at": timestamp_text(row["message_created_at"])} for row in found]
     by_row = [selector.matches(MESSAGES, {k: v for k, v in row.items() if v is not None}) for row in coerced]
-    assert Chosen(selector, DATASET).rows(table).to_pylist() == by_row
+    assert Chosen(selector, DATASET).select(table).to_pylist() == by_row
     column = selector.column(MESSAGES)
     assert column is not None
     values = [value for value in table.column(column).to_pylist() if value is not None]
     if any(by_row):
         assert selector.may_match(min(values), max(values))
         assert selector.may_match(None, None)
-    for row, meant in zip(found, by_row, strict=True):
+    for row, matches in zip(found, by_row, strict=True):
         day = row["message_created_at"].date()
-        assert not meant or selector.may_hold(_file(row["client_name"], day))
+        assert not matches or selector.may_be_in(_file(row["client_name"], day))
 
 
 RAW = st.lists(
@@ -87,16 +87,16 @@ RAW = st.lists(
 
 
 @given(st.lists(st.sampled_from(["session-one", "session-two", "short"]), min_size=1, unique=True), RAW)
-def test_a_row_without_a_session_is_meant_by_all_forms_or_by_none(
-    names: list[str], found: list[dict[str, Any]]
-) -> None:
+def test_all_forms_agree_on_a_row_without_a_session(names: list[str], found: list[dict[str, Any]]) -> None:
     selector = Selector("session", tuple(names))
     table = pa.table({name: pa.array([row[name] for row in found], pa.string()) for name in RAW_COLUMNS})
     by_row = [selector.matches(EXCHANGES, {k: v for k, v in row.items() if v is not None}) for row in found]
-    assert Chosen(selector, EXCHANGES.name).rows(table).to_pylist() == by_row
-    said = [row["session_id"] in names for row in found]
-    assert all(meant for meant, sure in zip(by_row, said, strict=True) if sure)
-    assert not any(meant for meant, row in zip(by_row, found, strict=True) if row["session_id"] not in (None, *names))
+    assert Chosen(selector, EXCHANGES.name).select(table).to_pylist() == by_row
+    has_session = [row["session_id"] in names for row in found]
+    assert all(matches for matches, is_selected in zip(by_row, has_session, strict=True) if is_selected)
+    assert not any(
+        matches for matches, row in zip(by_row, found, strict=True) if row["session_id"] not in (None, *names)
+    )
 
 
 def _file(source: str, day: date | None) -> DataFile:
@@ -104,7 +104,7 @@ def _file(source: str, day: date | None) -> DataFile:
 
 
 @pytest.mark.parametrize(
-    ("selector", "source", "day", "held"),
+    ("selector", "source", "day", "expected"),
     [
         (Selector("source", ("claude",)), "codex", date(2026, 1, 1), False),
         (Selector("before", ("2026-10-02T05:00:00.000000Z",)), "claude", date(2026, 10, 3), False),
@@ -113,11 +113,13 @@ def _file(source: str, day: date | None) -> DataFile:
         (Selector("session", ("s",)), "claude", date(2026, 10, 2), True),
     ],
 )
-def test_a_partition_tells_what_it_cannot_hold(selector: Selector, source: str, day: date | None, held: bool) -> None:
-    assert selector.may_hold(_file(source, day)) is held
+def test_partitions_without_a_match_are_excluded(
+    selector: Selector, source: str, day: date | None, expected: bool
+) -> None:
+    assert selector.may_be_in(_file(source, day)) is expected
 
 
-def test_row_groups_whose_bounds_exclude_the_session_are_not_read(tmp_path: Path) -> None:
+def test_row_groups_are_skipped_by_their_bounds(tmp_path: Path) -> None:
     path = tmp_path / "x.parquet"
     with pq.ParquetWriter(
         path, pa.schema([(SEQ, pa.int64()), ("session_id", pa.string()), ("part_id", pa.string())])
@@ -128,16 +130,16 @@ def test_row_groups_whose_bounds_exclude_the_session_are_not_read(tmp_path: Path
                     {SEQ: [start, start + 1], "session_id": [name, f"{name}x"], "part_id": [f"{name}#0", f"{name}#1"]}
                 )
             )
-    (found,) = FindTask(DATASET, (path,), Selector("session", ("bx", "c")), None).run().notes
-    assert (found.rows, found.of, list(found.seqs), found.ids) == (2, 6, [11, 20], ["b#1", "c#0"])
+    (found,) = FindTask(DATASET, (path,), Selector("session", ("bx", "c")), None).run().reports
+    assert (found.rows, found.total_rows, list(found.seqs), found.ids) == (2, 6, [11, 20], ["b#1", "c#0"])
     assert all(packed and len(packed) % KEY_BYTES == 0 for packed in found.hashes)
 
 
-def test_a_file_that_is_older_than_the_column_holds_no_such_row(tmp_path: Path) -> None:
+def test_a_file_older_than_the_column_has_no_match(tmp_path: Path) -> None:
     path = tmp_path / "x.parquet"
     pq.write_table(pa.table({SEQ: [1], "part_id": ["a#0"]}), path)
-    (found,) = FindTask(DATASET, (path,), Selector("cwd", ("/work",)), None).run().notes
-    assert (found.rows, found.of) == (0, 1)
+    (found,) = FindTask(DATASET, (path,), Selector("cwd", ("/work",)), None).run().reports
+    assert (found.rows, found.total_rows) == (0, 1)
 
 
 def test_a_dataset_without_the_column_is_left_alone() -> None:
@@ -148,7 +150,7 @@ def test_a_dataset_without_the_column_is_left_alone() -> None:
     assert left_alone(Selector("source", ("claude",)), [bare]) == []
 
 
-def test_packed_files_are_looked_into(tmp_path: Path) -> None:
+def test_compressed_files_are_searched(tmp_path: Path) -> None:
     text = b"planted words " * 1000
     zstd = pa.Codec("zstd").compress(text, asbytes=True)
     block = pa.Codec("lz4_raw").compress(text, asbytes=True)

@@ -1,4 +1,4 @@
-"""Which days retention drops, what it waits for, and what it says when it does not wait any longer."""
+"""Retention: which days are dropped, which rows are held, and which warnings are given."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def keeper(home: Home) -> Iterator[Keeper]:
         yield Keeper(home)
 
 
-def standing_of(keeper: Keeper, days: int = 0) -> dict[str, object]:
+def status_of(keeper: Keeper, days: int = 0) -> dict[str, object]:
     with closing(open_home(keeper.home).store) as store:
         (found,) = retention_standing(keeper.home, keeper.config, store, later(days))
     return found
@@ -54,22 +54,22 @@ def due(keeper: Keeper, days: int = 0) -> bool:
         return is_due(keeper.home, keeper.config, store, MESSAGES, later(days))
 
 
-# How long
+# The retention period
 
 
-def test_the_config_of_a_dataset_comes_before_its_own_days_and_those_before_the_default() -> None:
+def test_the_config_of_a_dataset_overrides_its_own_period_and_the_default() -> None:
     config = Config(retention=RetentionConfig(default_days=90, datasets={}))
     assert kept.days_kept(config, MESSAGES) == 90
     assert kept.days_kept(config, EXCHANGES) == 7
-    told = replace(config, retention=RetentionConfig(default_days=90, datasets={EXCHANGES.name: 0}))
-    assert kept.days_kept(told, EXCHANGES) == 0
-    assert kept.first_day_kept(told, EXCHANGES, NOW) is None
+    configured_config = replace(config, retention=RetentionConfig(default_days=90, datasets={EXCHANGES.name: 0}))
+    assert kept.days_kept(configured_config, EXCHANGES) == 0
+    assert kept.first_day_kept(configured_config, EXCHANGES, NOW) is None
     assert kept.first_day_kept(config, MESSAGES, NOW) == days_ago(90)
     endless = replace(config, retention=RetentionConfig(default_days=2**40))
     assert kept.first_day_kept(endless, MESSAGES, NOW) is None
 
 
-def test_days_that_are_over_go_whole_and_the_day_of_the_cut_stays(keeper: Keeper) -> None:
+def test_whole_days_are_dropped_and_the_first_day_kept_stays(keeper: Keeper) -> None:
     _, _, *staying = keeper.commit(90, 31, 30, 29, 0)
     before = keeper.data_files()
     report = keeper.retain()
@@ -80,7 +80,7 @@ def test_days_that_are_over_go_whole_and_the_day_of_the_cut_stays(keeper: Keeper
     assert keeper.retained_from == str(days_ago(30))
 
 
-def test_what_is_kept_for_ever_is_not_touched(keeper: Keeper) -> None:
+def test_a_dataset_kept_forever_is_not_changed(keeper: Keeper) -> None:
     keeper.keep(default_days=0)
     messages = keeper.commit(4000, 0)
     known = keeper.table
@@ -89,7 +89,7 @@ def test_what_is_kept_for_ever_is_not_touched(keeper: Keeper) -> None:
     assert (keeper.messages(), keeper.table, keeper.retained_from) == (messages, known, None)
 
 
-def test_all_due_days_go_in_one_commit_and_nothing_is_committed_when_nothing_is_due(keeper: Keeper) -> None:
+def test_all_due_days_are_dropped_in_one_commit(keeper: Keeper) -> None:
     for age in (80, 70, 60, 0):
         keeper.commit(age)
     snapshots = len(keeper.table.snapshots)
@@ -102,15 +102,15 @@ def test_all_due_days_go_in_one_commit_and_nothing_is_committed_when_nothing_is_
     assert keeper.table.path == known.path
 
 
-def test_the_first_day_kept_is_told_once_where_nothing_is_dropped_and_only_rises(keeper: Keeper) -> None:
+def test_the_first_day_kept_is_recorded_and_only_advances(keeper: Keeper) -> None:
     messages = keeper.commit(5)
-    assert due(keeper), "imports must learn of it"
+    assert due(keeper), "imports need the first day kept"
     keeper.retain()
     first = keeper.table
     assert (keeper.retained_from, keeper.messages()) == (str(days_ago(30)), messages)
     keeper.retain()
     assert keeper.table.path == first.path
-    assert not due(keeper, days=1), "it moves every day, and no engine is started for that"
+    assert not due(keeper, days=1), "the first day kept advances every day, which does not start an engine"
     keeper.keep(default_days=300)
     keeper.retain()
     assert keeper.retained_from == str(days_ago(30))
@@ -120,34 +120,34 @@ def test_the_first_day_kept_is_told_once_where_nothing_is_dropped_and_only_rises
     assert keeper.table.floor == first.floor
 
 
-def test_a_dry_run_says_the_same_and_changes_nothing(keeper: Keeper) -> None:
+def test_a_dry_run_reports_the_same_and_changes_nothing(keeper: Keeper) -> None:
     keeper.declare("team")
     keeper.commit(40, 0)
     keeper.commit(50, source="codex")
     keeper.deliver()
     keeper.commit(45)
     known, state = keeper.table, keeper.home.state.read_bytes()
-    foretold = keeper.retain(dry_run=True)
+    planned = keeper.retain(dry_run=True)
     assert (keeper.table, keeper.home.state.read_bytes()) == (known, state)
     done = keeper.retain()
-    assert (foretold.rows_expired, foretold.rows_held) == (done.rows_expired, done.rows_held) == (2, 1)
-    assert foretold.held == done.held
-    assert foretold.reasons[0].replace("would drop", "dropped") == done.reasons[0]
+    assert (planned.rows_expired, planned.rows_held) == (done.rows_expired, done.rows_held) == (2, 1)
+    assert planned.held == done.held
+    assert planned.reasons[0].replace("would drop", "dropped") == done.reasons[0]
 
 
 def test_rows_without_a_time_are_kept_and_counted(keeper: Keeper, monkeypatch: pytest.MonkeyPatch) -> None:
     keeper.commit(40, 0)
-    timeless = [replace(file, day=None) if file.day == TODAY else file for file in metadata.live_files(keeper.table)]
-    monkeypatch.setattr(metadata, "remembered_files", lambda _table: iter(timeless))
+    without_day = [replace(file, day=None) if file.day == TODAY else file for file in metadata.live_files(keeper.table)]
+    monkeypatch.setattr(metadata, "remembered_files", lambda _table: iter(without_day))
     report = keeper.retain()
     assert (report.rows_expired, report.rows_without_time) == (1, 1)
 
 
-def test_without_time_left_or_when_cancelled_nothing_goes(keeper: Keeper) -> None:
+def test_nothing_is_dropped_after_the_deadline_or_a_cancellation(keeper: Keeper) -> None:
     messages = keeper.commit(40, 0)
-    report = keeper.retain(until=time.monotonic() - 1)
+    report = keeper.retain(deadline=time.monotonic() - 1)
     assert (report.rows_expired, keeper.messages()) == (0, messages)
-    assert report.reasons == ["no time was left to drop 1 row"]
+    assert report.reasons == ["1 row due to be dropped, but the time was up"]
 
     def cancelled() -> None:
         raise Cancelled
@@ -162,16 +162,16 @@ def test_a_clock_that_went_back_drops_nothing(keeper: Keeper) -> None:
     report = keeper.retain(later(-2))
     assert keeper.messages() == messages
     assert "the clock may be wrong" in report.reasons[0]
-    assert keeper.notes == report.reasons == standing_of(keeper, -2)["warnings"]
+    assert keeper.notes == report.reasons == status_of(keeper, -2)["warnings"]
     assert not due(keeper, days=-2)
     assert due(keeper)
 
 
-# For whom it waits
+# Holds for sinks
 
 
 @pytest.mark.hazard(39)
-def test_rows_wait_for_every_configured_sink_and_go_when_the_last_has_them(keeper: Keeper) -> None:
+def test_rows_are_held_until_every_sink_has_them(keeper: Keeper) -> None:
     keeper.declare("quick")
     slow = keeper.declare("slow")
     messages = keeper.commit(40, 35, 0)
@@ -186,16 +186,16 @@ def test_rows_wait_for_every_configured_sink_and_go_when_the_last_has_them(keepe
         "since": str(TODAY),
         "until": str(TODAY + timedelta(days=30)),
     }
-    assert report.reasons == ["2 rows of 2 days due to go, waiting for slow"]
+    assert report.reasons == ["2 rows of 2 days due to be dropped, held for slow"]
     assert not due(keeper)
     keeper.deliver("slow")
     assert due(keeper)
     assert keeper.retain().rows_expired == 2
     assert (keeper.messages(), slow.arrived()) == (messages[2:], messages)
-    assert standing_of(keeper)["held"] == []
+    assert status_of(keeper)["held"] == []
 
 
-def test_only_files_above_the_watermark_of_their_own_source_wait(keeper: Keeper) -> None:
+def test_only_files_above_the_watermark_of_their_source_are_held(keeper: Keeper) -> None:
     keeper.declare("team")
     keeper.commit(40)
     keeper.deliver()
@@ -205,7 +205,7 @@ def test_only_files_above_the_watermark_of_their_own_source_wait(keeper: Keeper)
     assert (report.rows_expired, report.rows_held, keeper.messages()) == (1, 2, held)
 
 
-def test_a_sink_without_the_dataset_and_one_that_was_removed_hold_nothing(keeper: Keeper) -> None:
+def test_a_sink_without_the_dataset_or_a_removed_sink_holds_nothing(keeper: Keeper) -> None:
     keeper.declare("other", datasets=("something_else",))
     keeper.declare("gone")
     keeper.commit(40)
@@ -214,7 +214,7 @@ def test_a_sink_without_the_dataset_and_one_that_was_removed_hold_nothing(keeper
     assert keeper.retain().rows_expired == 1
 
 
-def test_nobody_is_waited_for_where_the_config_says_so(keeper: Keeper) -> None:
+def test_nothing_is_held_with_wait_for_sinks_off(keeper: Keeper) -> None:
     keeper.declare("team")
     keeper.commit(40)
     keeper.keep(wait_for_sinks=False)
@@ -222,11 +222,11 @@ def test_nobody_is_waited_for_where_the_config_says_so(keeper: Keeper) -> None:
     assert (keeper.drops(), keeper.notes) == ([], [])
 
 
-def test_a_sink_that_points_elsewhere_now_has_had_nothing_there(keeper: Keeper) -> None:
+def test_a_sink_with_a_new_destination_has_received_nothing_there(keeper: Keeper) -> None:
     keeper.declare("team")
     messages = keeper.commit(40)
     keeper.deliver()
-    there = keeper.declare("team", place="elsewhere")
+    destination = keeper.declare("team", place="elsewhere")
     keeper.deliver()
     assert keeper.retain().held[0]["sinks"] == ["team"]
     with closing(open_home(keeper.home).store) as store:
@@ -234,10 +234,10 @@ def test_a_sink_that_points_elsewhere_now_has_had_nothing_there(keeper: Keeper) 
     assert keeper.retain().rows_held == 1
     keeper.deliver()
     assert keeper.retain().rows_expired == 1
-    assert there.arrived() == messages
+    assert destination.arrived() == messages
 
 
-def test_a_sink_whose_kind_is_broken_is_waited_for(keeper: Keeper) -> None:
+def test_rows_are_held_for_a_sink_whose_kind_is_not_installed(keeper: Keeper) -> None:
     keeper.declare("team")
     keeper.commit(40)
     keeper.deliver()
@@ -245,8 +245,8 @@ def test_a_sink_whose_kind_is_broken_is_waited_for(keeper: Keeper) -> None:
     assert keeper.retain().held[0]["sinks"] == ["team"]
 
 
-def test_a_plan_under_way_is_not_cut_short(keeper: Keeper) -> None:
-    """A stream that lost its watermark and offers holes again has a plan from the beginning on."""
+def test_rows_of_a_pending_intent_are_held(keeper: Keeper) -> None:
+    """A stream that lost its watermark has an intent that starts at the beginning."""
     keeper.declare("team")
     keeper.commit(40, 39)
     keeper.deliver()
@@ -256,7 +256,7 @@ def test_a_plan_under_way_is_not_cut_short(keeper: Keeper) -> None:
     assert (report.rows_expired, report.rows_held) == (1, 1)
 
 
-def test_rows_that_only_a_dead_letter_still_needs_stay_until_it_is_gone(keeper: Keeper) -> None:
+def test_rows_with_a_dead_letter_are_held(keeper: Keeper) -> None:
     keeper.declare("team")
     keeper.commit(40, 39)
     first, second = sorted(each[SEQ] for each in read_lake(keeper.home, DATASET))
@@ -270,24 +270,28 @@ def test_rows_that_only_a_dead_letter_still_needs_stay_until_it_is_gone(keeper: 
         for letter, body in zip(letters, (None, b"rows"), strict=True):
             dead_letters.bury(connection, letter, body)
     report = keeper.retain()
-    assert (report.rows_expired, report.rows_held) == (0, 2), "a letter's copy of its rows may be lost with the state"
+    assert (report.rows_expired, report.rows_held) == (0, 2), "a dead letter's copy may be lost with the state"
     with closing(open_home(keeper.home).store) as store, store.transaction() as connection:
         dead_letters.drop(connection, "bare")
     assert keeper.retain().rows_expired == 1
     assert [each[SEQ] for each in read_lake(keeper.home, DATASET)] == [second]
 
 
-def test_a_file_whose_sequences_nobody_knows_waits_for_any_sink() -> None:
+def test_a_file_without_sequences_is_held_for_every_sink() -> None:
     file = DataFile(
-        path=Home.from_environment().root, bytes=1, rows=2, source="claude", max_seq=2, min_seq=1, numbered=2
+        path=Home.from_environment().root, bytes=1, rows=2, source="claude", max_seq=2, min_seq=1, sequenced=2
     )
-    had = Needs(("team",), {("team", "claude"): 9})
-    assert had.of(file) == ()
-    assert had.of(replace(file, max_seq=None)) == had.of(replace(file, numbered=1)) == ("team",)
-    assert Needs().of(replace(file, max_seq=None)) == ()
+    deliveries = Needs(("team",), {("team", "claude"): 9})
+    assert deliveries.sinks_for(file) == ()
+    assert (
+        deliveries.sinks_for(replace(file, max_seq=None))
+        == deliveries.sinks_for(replace(file, sequenced=1))
+        == ("team",)
+    )
+    assert Needs().sinks_for(replace(file, max_seq=None)) == ()
 
 
-def test_rows_of_a_flush_that_is_not_settled_stay_for_recovery(keeper: Keeper) -> None:
+def test_rows_of_an_unfinished_flush_stay_for_recovery(keeper: Keeper) -> None:
     first, second = keeper.commit(40) + keeper.commit(40)
     with closing(open_home(keeper.home).store) as store, store.transaction() as connection:
         connection.exec_driver_sql("UPDATE flushes SET status = 'reserved' WHERE seq_last = 2")
@@ -298,31 +302,31 @@ def test_rows_of_a_flush_that_is_not_settled_stay_for_recovery(keeper: Keeper) -
     assert first not in keeper.messages()
 
 
-# How long it waits
+# The length of a hold
 
 
-def test_what_waited_too_long_goes_after_a_warning_and_is_written_down(keeper: Keeper) -> None:
+def test_rows_held_too_long_are_dropped_after_a_warning_and_recorded(keeper: Keeper) -> None:
     keeper.declare("team")
     keeper.commit(60, 59, 0)
     keeper.retain()
     assert keeper.notes == []
     keeper.retain(later(22))
-    assert (keeper.notes, standing_of(keeper, 22)["warnings"]) == ([], [])
+    assert (keeper.notes, status_of(keeper, 22)["warnings"]) == ([], [])
     keeper.retain(later(23))
     end = TODAY + timedelta(days=30)
     warning = (
         f"warning: 2 rows of {DATASET} (claude, {days_ago(60)} to {days_ago(59)}) have not been delivered to team and "
-        f"will be dropped on {end}; to deliver before that: hyp export team"
+        f"will be dropped on {end}; to deliver them first, run: hyp export team"
     )
-    assert keeper.notes == [warning] == standing_of(keeper, 23)["warnings"]
+    assert keeper.notes == [warning] == status_of(keeper, 23)["warnings"]
     assert not due(keeper, days=29)
     assert len(keeper.messages()) == 3
     assert due(keeper, days=30)
     report = keeper.retain(later(30))
     assert (report.rows_expired, len(keeper.messages())) == (2, 1)
     assert "are dropped now" in keeper.notes[-1]
-    told = standing_of(keeper, 30)["dropped_undelivered"]
-    assert told == [
+    configured_config = status_of(keeper, 30)["dropped_undelivered"]
+    assert configured_config == [
         {"source": "claude", "day": str(days_ago(age)), "rows": 1, "sinks": ["team"], "at": later(30).isoformat()}
         for age in (60, 59)
     ]
@@ -331,8 +335,8 @@ def test_what_waited_too_long_goes_after_a_warning_and_is_written_down(keeper: K
     assert keeper.retain(later(30)).rows_expired == 0
 
 
-def test_the_wait_begins_when_rows_are_first_found_due_however_old_their_day_is(keeper: Keeper) -> None:
-    """A retention that is turned on late, or history that came late, is not dropped without a warning."""
+def test_a_hold_starts_when_rows_are_first_found_due(keeper: Keeper) -> None:
+    """Rows are not dropped without a warning if retention is turned on late or history arrives late."""
     keeper.declare("team")
     keeper.keep(default_days=0)
     keeper.commit(900)
@@ -350,7 +354,7 @@ def test_the_wait_begins_when_rows_are_first_found_due_however_old_their_day_is(
     assert len(keeper.drops()) == 2
 
 
-def test_a_hold_that_ended_well_does_not_shorten_the_next_one(keeper: Keeper) -> None:
+def test_a_finished_hold_does_not_shorten_the_next_one(keeper: Keeper) -> None:
     keeper.declare("team")
     keeper.commit(40)
     keeper.retain()
@@ -361,7 +365,7 @@ def test_a_hold_that_ended_well_does_not_shorten_the_next_one(keeper: Keeper) ->
     assert report.held[0]["since"] == str(TODAY + timedelta(days=29))
 
 
-def test_a_limit_of_no_days_does_not_wait_at_all_and_says_so(keeper: Keeper) -> None:
+def test_with_a_limit_of_zero_days_nothing_is_held(keeper: Keeper) -> None:
     keeper.declare("team")
     keeper.commit(40)
     keeper.keep(max_hold_days=0)
@@ -371,7 +375,7 @@ def test_a_limit_of_no_days_does_not_wait_at_all_and_says_so(keeper: Keeper) -> 
 
 
 @pytest.mark.parametrize(("limit", "days"), [(30, 7), (10, 5), (1, 1), (0, 0), (2**40, 7)])
-def test_the_warning_comes_a_week_before_or_half_of_a_shorter_limit(keeper: Keeper, limit: int, days: int) -> None:
+def test_the_warning_comes_a_week_or_half_the_limit_before(keeper: Keeper, limit: int, days: int) -> None:
     keeper.declare("team")
     keeper.commit(40)
     keeper.keep(max_hold_days=limit)
@@ -381,11 +385,11 @@ def test_the_warning_comes_a_week_before_or_half_of_a_shorter_limit(keeper: Keep
     assert all(held.until >= TODAY <= date.max for held in (*plan.held, *plan.overdue))
 
 
-# What must hold afterwards
+# After retention
 
 
 @pytest.mark.hazard(74)
-def test_an_emptied_lake_and_a_lost_state_give_no_sequence_out_again(keeper: Keeper) -> None:
+def test_an_emptied_lake_and_a_lost_state_reuse_no_sequence(keeper: Keeper) -> None:
     keeper.commit(40, 39, 38)
     highest = max(each[SEQ] for each in read_lake(keeper.home, DATASET))
     keeper.retain()
@@ -398,8 +402,8 @@ def test_an_emptied_lake_and_a_lost_state_give_no_sequence_out_again(keeper: Kee
     assert [each[SEQ] > highest for each in read_lake(keeper.home, DATASET)] == [True]
 
 
-def test_a_lost_memory_does_not_mind_that_the_newest_rows_were_of_days_that_are_gone(keeper: Keeper) -> None:
-    there = keeper.declare("team")
+def test_a_lost_state_recovers_after_the_newest_rows_were_dropped(keeper: Keeper) -> None:
+    destination = keeper.declare("team")
     messages = keeper.commit(0)
     messages += keeper.commit(40)
     keeper.remember()
@@ -410,34 +414,34 @@ def test_a_lost_memory_does_not_mind_that_the_newest_rows_were_of_days_that_are_
     assert [report.status for report in keeper.deliver()] == ["ok"]
     messages += keeper.commit(0)
     assert [report.status for report in keeper.deliver()] == ["ok"]
-    assert sorted(there.arrived()) == sorted(messages)
+    assert sorted(destination.arrived()) == sorted(messages)
 
 
 @pytest.mark.hazard(84)
-def test_an_import_is_bounded_by_what_retention_dropped(keeper: Keeper) -> None:
+def test_an_import_starts_at_the_first_day_kept(keeper: Keeper) -> None:
     keeper.commit(40)
     keeper.retain()
     window = kept_window(Window(None, None), keeper.retained_from)
     assert window.since == f"{days_ago(30)}T00:00:00.000000Z"
 
 
-def test_the_watermark_of_a_stream_whose_rows_are_gone_stands(keeper: Keeper) -> None:
-    there = keeper.declare("team")
+def test_the_watermark_of_a_stream_with_dropped_rows_stays(keeper: Keeper) -> None:
+    destination = keeper.declare("team")
     old = keeper.commit(40)
     keeper.deliver()
     keeper.retain()
     new = keeper.commit(0)
     reports = keeper.deliver()
     assert [report.status for report in reports] == ["ok"]
-    assert there.arrived() == old + new
+    assert destination.arrived() == old + new
     with closing(open_home(keeper.home).store) as store, store.reading() as connection:
         (stream,) = streams.all_streams(connection)
         assert stream.watermark == flushes.high_water(connection)[DATASET]["claude"]
 
 
 @pytest.mark.hazard(39)
-def test_rows_that_a_compaction_joined_to_older_ones_have_their_full_time(keeper: Keeper) -> None:
-    """They came nine days after the others of their day, and would have gone with them a day later."""
+def test_rows_compacted_with_older_ones_are_held_for_their_full_time(keeper: Keeper) -> None:
+    """They arrived nine days after the other rows of their day and would be dropped with them a day later."""
     keeper.declare("team")
     keeper.keep(max_hold_days=10)
     keeper.commit(40)
@@ -451,8 +455,8 @@ def test_rows_that_a_compaction_joined_to_older_ones_have_their_full_time(keeper
     assert keeper.messages() == []
 
 
-def test_a_clock_that_has_leapt_ahead_drops_nothing(keeper: Keeper) -> None:
-    """A machine that wakes up in another decade must not empty its lake, nor close the days before that."""
+def test_a_clock_that_jumped_ahead_drops_nothing(keeper: Keeper) -> None:
+    """A clock in another decade must neither empty the lake nor advance the first day kept."""
     messages = keeper.commit(40, 0)
     report = keeper.retain(later(4000))
     assert keeper.messages() == messages

@@ -1,4 +1,4 @@
-"""Retention beside deliveries: killed at its crash points, and in any order, no row goes before every sink has it."""
+"""Retention and deliveries together: after kills and in any order, no row is dropped before every sink has it."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ def keeper(home: Home) -> Iterator[Keeper]:
         yield Keeper(home)
 
 
-def test_both_crash_points_are_known() -> None:
+def test_retention_has_two_crash_points() -> None:
     assert POINTS == ["maintain.retain.after-commit", "maintain.retain.before-commit"]
 
 
 @pytest.mark.parametrize("point", POINTS)
-def test_a_kill_leaves_all_or_none_of_it_and_the_next_run_finishes(keeper: Keeper, point: str) -> None:
+def test_a_killed_run_drops_all_or_nothing_and_the_next_run_finishes(keeper: Keeper, point: str) -> None:
     messages = keeper.commit(40, 39, 0)
-    assert not live(lambda: discarded(keeper.retain()), point)
+    assert not live(lambda: ignore(keeper.retain()), point)
     assert keeper.messages() in (messages, messages[2:])
     assert (keeper.retained_from is None) == (len(keeper.messages()) == 3)
     keeper.retain()
@@ -50,59 +50,59 @@ def test_a_kill_leaves_all_or_none_of_it_and_the_next_run_finishes(keeper: Keepe
 
 
 @pytest.mark.parametrize("point", POINTS)
-def test_a_kill_while_rows_go_undelivered_is_told_as_it_was(keeper: Keeper, point: str) -> None:
-    """Written down before it happens; what did not happen is not told, and is held on with the time it had."""
-    there = keeper.declare("team")
+def test_an_undelivered_drop_is_reported_correctly_after_a_kill(keeper: Keeper, point: str) -> None:
+    """The drop is recorded before it happens; one that did not happen is not reported, and its hold continues."""
+    destination = keeper.declare("team")
     messages = keeper.commit(40)
     keeper.retain()
-    assert not live(lambda: discarded(keeper.retain(later(30))), point)
+    assert not live(lambda: ignore(keeper.retain(later(30))), point)
     (announced,) = keeper.drops()
     assert (announced.day, announced.rows, announced.sinks, announced.landed) == (days_ago(40), 1, ("team",), False)
     if point.endswith("before-commit"):
         keeper.deliver()
         keeper.retain(later(30))
-        assert (there.arrived(), list(keeper.drops())) == (messages, [])
+        assert (destination.arrived(), list(keeper.drops())) == (messages, [])
     else:
         keeper.retain(later(30))
         assert [drop.landed for drop in keeper.drops()] == [True]
     assert keeper.messages() == []
 
 
-def test_a_killed_run_that_is_repeated_without_a_delivery_drops_and_tells_once(keeper: Keeper) -> None:
+def test_a_repeated_run_drops_and_reports_undelivered_rows_once(keeper: Keeper) -> None:
     keeper.declare("team")
     keeper.commit(40)
     keeper.retain()
-    assert not live(lambda: discarded(keeper.retain(later(31))), "maintain.retain.before-commit")
+    assert not live(lambda: ignore(keeper.retain(later(31))), "maintain.retain.before-commit")
     assert keeper.retain(later(31)).rows_expired == 1
     assert [(drop.rows, drop.landed) for drop in keeper.drops()] == [(1, True)]
 
 
 class Life:
-    """Rows of many days come, are delivered and run out, in random order; the books say what must be where."""
+    """Commits, deliveries and retention in random order, with a record of the expected result."""
 
     def __init__(self, keeper: Keeper, seed: int) -> None:
         self.keeper, self.draw = keeper, random.Random(seed)
-        self.places: dict[str, FolderDestination] = {
+        self.destinations: dict[str, FolderDestination] = {
             name: keeper.declare(name) for name in ("quick", "slow")[: self.draw.randint(1, 2)]
         }
         self.committed: list[str] = []
         self.days = 0
-        self.told: list[str] = []
+        self.steps: list[str] = []
 
     def commit(self) -> None:
         ages = [self.draw.choice((0, 5, 25, 35, 60)) for _ in range(self.draw.randint(1, 6))]
         self.committed += self.keeper.commit(*ages, source=self.draw.choice(("claude", "codex")))
 
     def deliver(self) -> None:
-        name = self.draw.choice(list(self.places))
+        name = self.draw.choice(list(self.destinations))
         fault = self.draw.choice((None, None, "lose-answer", "cut"))
         if fault:
-            self.places[name].set_fault(fault, 1)
+            self.destinations[name].set_fault(fault, 1)
         self.keeper.deliver(name, budget=self.draw.choice((1, None)))
 
     def deliver_killed(self) -> None:
         points = [each.name for each in all_points() if each.name.startswith(("export.ship", "export.round", "state."))]
-        live(lambda: discarded(self.keeper.deliver()), f"{self.draw.choice(points)}:{self.draw.randint(1, 4)}")
+        live(lambda: ignore(self.keeper.deliver()), f"{self.draw.choice(points)}:{self.draw.randint(1, 4)}")
 
     def retain(self) -> None:
         self.days = min(self.days + self.draw.randint(0, 3), 20)
@@ -111,15 +111,15 @@ class Life:
 
     def retain_killed(self) -> None:
         point = self.draw.choice([*POINTS, "lake.secure.before-fsync:2", "state.commit.after-commit"])
-        live(lambda: discarded(self.keeper.retain(later(self.days))), point)
-        self.recovered()
+        live(lambda: ignore(self.keeper.retain(later(self.days))), point)
+        self.recover()
 
     def both_at_once(self) -> None:
-        with beside(lambda: discarded(self.keeper.retain(later(self.days)))):
+        with concurrently(lambda: ignore(self.keeper.retain(later(self.days)))):
             self.keeper.deliver()
 
-    def recovered(self) -> None:
-        """As an engine does when it takes the lake over."""
+    def recover(self) -> None:
+        """Recover as an engine does at its start."""
         step_back_where_damaged(self.keeper.home, {})
         secure_all(self.keeper.home)
 
@@ -133,43 +133,43 @@ class Life:
         steps = (self.commit, self.deliver, self.deliver_killed, self.retain, self.retain_killed, self.both_at_once)
         self.commit()
         for step in self.draw.choices(steps, (6, 5, 1, 5, 2, 1), k=self.draw.randint(6, 12)):
-            self.told.append(step.__name__)
+            self.steps.append(step.__name__)
             step()
-        for place in self.places.values():
-            place.clear_faults()
-        self.recovered()
+        for destination in self.destinations.values():
+            destination.clear_faults()
+        self.recover()
         self.keeper.deliver()
         self.keeper.retain(later(self.days))
 
     def check(self) -> None:
-        wanted = Counter(self.committed)
-        for name, place in self.places.items():
-            assert Counter(place.arrived()) == wanted, name
+        expected = Counter(self.committed)
+        for name, destination in self.destinations.items():
+            assert Counter(destination.arrived()) == expected, name
         first = TODAY + timedelta(days=self.days - 30)
-        kept = {each["message_id"] for each in read_lake(self.keeper.home, DATASET)}
+        remaining = {each["message_id"] for each in read_lake(self.keeper.home, DATASET)}
         assert all(each["message_created_at"].date() >= first for each in read_lake(self.keeper.home, DATASET))
-        assert kept <= wanted.keys()
-        assert list(self.keeper.drops()) == [], "nothing went undelivered"
+        assert remaining <= expected.keys()
+        assert list(self.keeper.drops()) == [], "nothing was dropped undelivered"
 
 
 @pytest.mark.hazard(39)
 @pytest.mark.parametrize("seed", range(ROUNDS))
-def test_in_any_order_every_row_reaches_every_sink_once_before_it_goes(keeper: Keeper, seed: int) -> None:
+def test_in_any_order_every_row_reaches_every_sink_before_it_is_dropped(keeper: Keeper, seed: int) -> None:
     life = Life(keeper, seed)
     try:
         life.run()
         life.check()
     except BaseException as error:
-        error.add_note(f"seed {seed}: {'; '.join(life.told)}")
+        error.add_note(f"seed {seed}: {'; '.join(life.steps)}")
         raise
 
 
 @contextmanager
-def beside(work: object) -> Iterator[None]:
+def concurrently(work: object) -> Iterator[None]:
     assert callable(work)
     with concurrent(work, None):
         yield
 
 
-def discarded(_result: object) -> None:
+def ignore(_result: object) -> None:
     return None

@@ -1,4 +1,4 @@
-"""Rewriting data files: the same rows in order, in files and row groups of a bounded size, whatever overlaps."""
+"""Rewriting data files: the same rows, sorted, in files and row groups of bounded size, even if inputs overlap."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from hypaware.lake.rewrite import RewriteTask, Rewritten
 from hypaware.model.datasets import SEQ
 from tests.rows import DATASET, MESSAGES
 
-FIELD_IDS = {column.name: place for place, column in enumerate(table_columns(MESSAGES), 1)}
+FIELD_IDS = {column.name: index for index, column in enumerate(table_columns(MESSAGES), 1)}
 SCHEMA = file_schema(MESSAGES, FIELD_IDS)
 DAY = "2026-11-02"
 
 
 def write(path: Path, groups: Sequence[Sequence[int | None]], schema: pa.Schema = SCHEMA, text: str = "x") -> Path:
-    """A data file with these sequences in its row groups; what is required is there, the text too."""
+    """Write a data file with these sequences in its row groups, and values for required columns and the text."""
     with parquet_writer(path, schema) as writer:
         for seqs in groups:
             columns = [_column(field, seqs, text) for field in schema]
@@ -46,8 +46,8 @@ def _column(field: pa.Field, seqs: Sequence[int | None], text: str) -> pa.Array:
     return pa.nulls(len(seqs), field.type)
 
 
-def task(folder: Path, paths: Sequence[Path], **how: Any) -> RewriteTask:
-    return RewriteTask(DATASET, "claude", DAY, tuple(paths), Place(folder / "data", "keep-1", 1), FIELD_IDS, **how)
+def task(folder: Path, paths: Sequence[Path], **options: Any) -> RewriteTask:
+    return RewriteTask(DATASET, "claude", DAY, tuple(paths), Place(folder / "data", "keep-1", 1), FIELD_IDS, **options)
 
 
 def seqs_of(path: Path) -> list[int | None]:
@@ -55,18 +55,18 @@ def seqs_of(path: Path) -> list[int | None]:
     return found
 
 
-def test_files_that_overlap_come_out_in_order(tmp_path: Path) -> None:
+def test_overlapping_files_are_merged_in_order(tmp_path: Path) -> None:
     one = write(tmp_path / "1.parquet", [[1, 5, 9], [10, 12]])
     two = write(tmp_path / "2.parquet", [[2, 3, 11], [4, 20]])
     built = task(tmp_path, [two, one]).run()
     (file,) = built.files
     assert seqs_of(file.path) == [1, 2, 3, 4, 5, 9, 10, 11, 12, 20]
     assert (file.rows, file.max_seq, file.source, file.day) == (10, 20, "claude", DAY)
-    assert built.notes == [Rewritten(10, 10, 77, 77)]
-    assert built.notes[0].balanced
+    assert built.reports == [Rewritten(10, 10, 77, 77)]
+    assert built.reports[0].balanced
 
 
-def test_files_end_at_the_target_and_groups_at_some_mebibytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_and_row_groups_have_bounded_sizes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rewrite, "_GROUP_BYTES", 20_000)
     paths = [write(tmp_path / f"{n}.parquet", [range(100 * n, 100 * n + 100)], text="y" * 50) for n in range(10)]
     built = task(tmp_path, paths, target_bytes=10_000).run()
@@ -76,12 +76,12 @@ def test_files_end_at_the_target_and_groups_at_some_mebibytes(tmp_path: Path, mo
     assert [seq for seqs in found for seq in seqs] == list(range(1000))
     for file in built.files:
         footer = pq.read_metadata(file.path)
-        noted = footer.metadata[b"hyp.row-group-bytes"].split(b",")
-        assert len(noted) == footer.num_row_groups
-        assert all(int(size) <= 40_000 for size in noted)
+        sizes = footer.metadata[b"hyp.row-group-bytes"].split(b",")
+        assert len(sizes) == footer.num_row_groups
+        assert all(int(size) <= 40_000 for size in sizes)
 
 
-def test_a_column_that_is_younger_than_a_file_is_null_and_its_rows_stay(tmp_path: Path) -> None:
+def test_a_column_newer_than_a_file_is_null_for_its_rows(tmp_path: Path) -> None:
     older = pa.schema([field for field in SCHEMA if field.name != "git_branch"])
     old, new = write(tmp_path / "1.parquet", [[1, 2]], older), write(tmp_path / "2.parquet", [[3]])
     (file,) = task(tmp_path, [old, new]).run().files
@@ -93,7 +93,7 @@ def test_a_column_that_is_younger_than_a_file_is_null_and_its_rows_stay(tmp_path
 
 
 def test_rows_without_a_sequence_are_not_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A comparison with nothing is neither true nor false: such rows fell through on both sides."""
+    """A comparison with null is neither true nor false, so such rows could be dropped on both sides."""
     monkeypatch.setattr(rewrite, "_GROUP_BYTES", 1)
     paths = [write(tmp_path / "1.parquet", [[None, 4], [7]]), write(tmp_path / "2.parquet", [[5, None], [8, 9]])]
     built = task(tmp_path, paths).run()
@@ -104,28 +104,28 @@ def test_rows_without_a_sequence_are_not_lost(tmp_path: Path, monkeypatch: pytes
 
 @dataclass(frozen=True)
 class Odd:
-    def rows(self, rows: pa.Table) -> Any:
+    def select(self, rows: pa.Table) -> Any:
         return pc.equal(pc.bit_wise_and(rows.column(SEQ), 1), 1)
 
 
-def test_what_is_left_out_is_accounted_for(tmp_path: Path) -> None:
+def test_excluded_rows_are_accounted_for(tmp_path: Path) -> None:
     path = write(tmp_path / "1.parquet", [range(1, 8)])
-    built = task(tmp_path, [path], leave_out=Odd()).run()
+    built = task(tmp_path, [path], exclude=Odd()).run()
     assert seqs_of(built.files[0].path) == [2, 4, 6]
-    assert built.notes == [Rewritten(7, 3, 28, 12, (1, 3, 5, 7))]
-    assert built.notes[0].balanced
+    assert built.reports == [Rewritten(7, 3, 28, 12, (1, 3, 5, 7))]
+    assert built.reports[0].balanced
     assert not Rewritten(7, 3, 28, 12, (1, 3, 5)).balanced
-    assert not Rewritten(2, 2, 5, 6).balanced, "as many rows, and not the same ones"
+    assert not Rewritten(2, 2, 5, 6).balanced, "the same number of rows, but different ones"
 
 
-def test_where_all_rows_are_left_out_no_file_is_made(tmp_path: Path) -> None:
-    built = task(tmp_path, [write(tmp_path / "1.parquet", [[1, 3]])], leave_out=Odd()).run()
+def test_no_file_is_written_if_all_rows_are_excluded(tmp_path: Path) -> None:
+    built = task(tmp_path, [write(tmp_path / "1.parquet", [[1, 3]])], exclude=Odd()).run()
     assert built.files == []
     assert not list((tmp_path / "data").rglob("*.parquet"))
 
 
 @pytest.mark.parametrize("damage", ["missing", "torn", "middle"])
-def test_a_file_that_cannot_be_read_is_named_and_nothing_is_left_behind(
+def test_an_unreadable_file_is_named_and_nothing_is_left_behind(
     tmp_path: Path, damage: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rewrite, "_GROUP_BYTES", 1)
@@ -148,14 +148,14 @@ def test_a_file_that_cannot_be_read_is_named_and_nothing_is_left_behind(
     st.lists(st.lists(st.lists(st.integers(0, 10_000), max_size=12), min_size=1, max_size=3), min_size=1, max_size=4),
     st.integers(1, 3_000),
 )
-def test_any_files_come_out_sorted_and_whole(
+def test_any_files_are_rewritten_sorted_and_complete(
     tmp_path_factory: pytest.TempPathFactory, layout: list[list[list[int]]], group_bytes: int
 ) -> None:
     folder = tmp_path_factory.mktemp("any")
-    paths = [write(folder / f"{place}.parquet", groups) for place, groups in enumerate(layout)]
+    paths = [write(folder / f"{index}.parquet", groups) for index, groups in enumerate(layout)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(rewrite, "_GROUP_BYTES", group_bytes)
         built = task(folder, paths, target_bytes=4_000).run()
     found = [seq for file in built.files for seq in seqs_of(file.path)]
     assert found == sorted(seq for groups in layout for group in groups for seq in group)
-    assert built.notes[0].balanced
+    assert built.reports[0].balanced

@@ -1,4 +1,4 @@
-"""A home that exists twice, or again: what one of the two has delivered, the other must not."""
+"""Copies of a home: rows that one of them has delivered are not delivered by the other."""
 
 from __future__ import annotations
 
@@ -29,55 +29,55 @@ def _folder_sink() -> Iterator[None]:
 
 
 @pytest.mark.hazard(71)
-@pytest.mark.parametrize("ask", [True, False])
-def test_a_copy_of_a_home_with_an_unfinished_flush_delivers_none_of_its_rows_again(tmp_path: Path, ask: bool) -> None:
-    """They are in both lakes, above everything that was recorded when the copy was made."""
-    kept = Keeper(Home(tmp_path / "home"))
-    there = kept.declare("a")
-    options = {"folder": str(there.folder), "can_be_asked": ask}
-    kept.sinks["a"] = SinkConfig(FOLDER.name, "* * * * *", (DATASET,), options)
-    kept.commit(1, 1)
-    kept.remember()
-    kept.deliver()
-    append(kept.home, [row(n, message_created_at=(NOW - timedelta(days=1)).isoformat()) for n in (10, 11)])
+@pytest.mark.parametrize("can_be_asked", [True, False])
+def test_a_copy_with_an_unfinished_flush_delivers_no_row_again(tmp_path: Path, can_be_asked: bool) -> None:
+    """The rows are in both lakes, above everything that was recorded when the copy was made."""
+    keeper = Keeper(Home(tmp_path / "home"))
+    destination = keeper.declare("a")
+    options = {"folder": str(destination.folder), "can_be_asked": can_be_asked}
+    keeper.sinks["a"] = SinkConfig(FOLDER.name, "* * * * *", (DATASET,), options)
+    keeper.commit(1, 1)
+    keeper.remember()
+    keeper.deliver()
+    append(keeper.home, [row(n, message_created_at=(NOW - timedelta(days=1)).isoformat()) for n in (10, 11)])
 
     def killed() -> None:
-        flush(kept.home)
+        flush(keeper.home)
 
     assert not live(killed, "lake.commit.after-commit")
-    shutil.copytree(kept.home.root, tmp_path / "copy", symlinks=True)
-    kept.numbers = 20
-    kept.commit(1)
-    kept.remember()
-    kept.deliver()
-    copy = Keeper(Home(tmp_path / "copy"), sinks=kept.sinks)
+    shutil.copytree(keeper.home.root, tmp_path / "copy", symlinks=True)
+    keeper.numbers = 20
+    keeper.commit(1)
+    keeper.remember()
+    keeper.deliver()
+    copy = Keeper(Home(tmp_path / "copy"), sinks=keeper.sinks)
     flush(copy.home)
     copy.deliver()
-    assert max(Counter(there.arrived()).values()) == 1
+    assert max(Counter(destination.arrived()).values()) == 1
 
 
 @pytest.mark.hazard(73)
-def test_an_older_copy_in_the_place_and_under_the_inode_of_its_home_is_a_copy(
+def test_an_older_copy_with_the_path_and_inode_of_its_home_is_a_copy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """File systems give inode numbers out again at once. Taken for the same home, it would give out sequences again."""
-    kept = Keeper(Home(tmp_path / "home"))
-    there = kept.declare("a")
-    kept.commit(1, 1)
-    kept.deliver()
-    shutil.copytree(kept.home.root, tmp_path / "kept", symlinks=True)
-    kept.commit(1, 1, 1)
-    kept.deliver()
-    before, inode = identify(kept.home), kept.home.root.stat().st_ino
-    for path in kept.home.root.iterdir():
+    """File systems reuse inode numbers at once. Taken for the same home, the copy would reuse sequences."""
+    keeper = Keeper(Home(tmp_path / "home"))
+    destination = keeper.declare("a")
+    keeper.commit(1, 1)
+    keeper.deliver()
+    shutil.copytree(keeper.home.root, tmp_path / "kept", symlinks=True)
+    keeper.commit(1, 1, 1)
+    keeper.deliver()
+    before, inode = identify(keeper.home), keeper.home.root.stat().st_ino
+    for path in keeper.home.root.iterdir():
         shutil.rmtree(path) if path.is_dir() else path.unlink()
-    shutil.copytree(tmp_path / "kept", kept.home.root, symlinks=True, dirs_exist_ok=True)
-    assert kept.home.root.stat().st_ino == inode
-    born = identity.born(kept.home.root) or 0
+    shutil.copytree(tmp_path / "kept", keeper.home.root, symlinks=True, dirs_exist_ok=True)
+    assert keeper.home.root.stat().st_ino == inode
+    born = identity.born(keeper.home.root) or 0
     monkeypatch.setattr(identity, "born", lambda _: born + 1)
-    kept.numbers = 100
-    new = kept.commit(1, 1, 1)
-    kept.deliver()
-    assert identify(kept.home).incarnation != before.incarnation or before.home_born is None
-    assert set(new) <= set(there.arrived()) or before.home_born is None
-    assert max(Counter(there.arrived()).values()) == 1
+    keeper.numbers = 100
+    new = keeper.commit(1, 1, 1)
+    keeper.deliver()
+    assert identify(keeper.home).incarnation != before.incarnation or before.home_born is None
+    assert set(new) <= set(destination.arrived()) or before.home_born is None
+    assert max(Counter(destination.arrived()).values()) == 1

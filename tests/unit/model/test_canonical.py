@@ -1,4 +1,4 @@
-"""One value, one text: what the row id is computed over must not depend on chance."""
+"""Canonical JSON is deterministic, because row ids are computed from it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _nested(depth: int, innermost: Any = 0) -> Any:
 
 
 def _same(one: Any, other: Any) -> bool:
-    """Equal, and of the same types: True is not 1, and 1 is not 1.0."""
+    """Return whether two values are equal and of the same types: True is not 1, and 1 is not 1.0."""
     return json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)
 
 
@@ -35,7 +35,7 @@ def test_text_parses_back_to_the_same_value(value: Any) -> None:
 
 
 @given(json_values)
-def test_the_text_of_a_parsed_text_is_that_text(value: Any) -> None:
+def test_canonical_text_round_trips(value: Any) -> None:
     written = canonical.text(value)
     assert canonical.text(canonical.parse(written)) == written
 
@@ -49,7 +49,7 @@ def test_the_order_of_keys_does_not_matter(value: dict[str, Any]) -> None:
 
 @pytest.mark.hazard(60)
 @given(st.integers(min_value=2**63) | st.integers(max_value=-(2**63) - 1))
-def test_whole_numbers_beyond_64_bits_keep_every_digit(number: int) -> None:
+def test_integers_beyond_64_bits_keep_every_digit(number: int) -> None:
     assert canonical.parse(str(number)) == number
     assert canonical.text({"n": number}) == f'{{"n":{number}}}'
 
@@ -59,31 +59,31 @@ def test_whole_numbers_beyond_64_bits_keep_every_digit(number: int) -> None:
 @pytest.mark.parametrize(
     "around", [lambda n: n, lambda n: [1, n], lambda n: {"a": {"b": n}}, lambda n: [n, 2**70, None]]
 )
-def test_numbers_that_json_lacks_are_refused(number: float, around: Callable[[float], Any]) -> None:
+def test_numbers_that_json_lacks_are_rejected(number: float, around: Callable[[float], Any]) -> None:
     with pytest.raises(ValueError, match=r"not a JSON number|not JSON compliant"):
         canonical.text(around(number))
 
 
-def test_null_is_not_taken_for_a_hidden_nan() -> None:
+def test_null_is_not_mistaken_for_nan() -> None:
     assert canonical.text({"b": None, "a": [None, 1.5]}) == '{"a":[null,1.5],"b":null}'
 
 
 @pytest.mark.hazard(60)
 @pytest.mark.parametrize("value", ["\ud800", ["\udfff"], {"\ud800": 1}, ["\ud800", 2**70]])
-def test_lone_surrogates_are_refused(value: Any) -> None:
+def test_lone_surrogates_are_rejected(value: Any) -> None:
     with pytest.raises(ValueError, match=r"surrogate|not a JSON value"):
         canonical.text(value)
 
 
 @pytest.mark.parametrize("value", [{1: 2}, {None: 1}, {1, 2}, b"bytes", object(), [{2**70: 1}, 2**70]])
-def test_what_json_cannot_say_is_refused(value: Any) -> None:
+def test_values_that_json_cannot_represent_are_rejected(value: Any) -> None:
     with pytest.raises(ValueError, match="not a JSON value"):
         canonical.text(value)
 
 
 @pytest.mark.hazard(60)
 @pytest.mark.parametrize("innermost", [0, 2**70], ids=["fast way", "exact way"])
-def test_nesting_has_one_limit_whichever_way_is_taken(innermost: int) -> None:
+def test_both_serializers_have_the_same_nesting_limit(innermost: int) -> None:
     deepest = canonical.text(_nested(canonical.MAX_DEPTH, innermost))
     assert canonical.text(canonical.parse(deepest)) == deepest
     with pytest.raises(ValueError, match="nested too deeply"):
@@ -91,8 +91,8 @@ def test_nesting_has_one_limit_whichever_way_is_taken(innermost: int) -> None:
 
 
 @pytest.mark.hazard(60)
-def test_the_limit_of_nesting_does_not_depend_on_how_deep_the_caller_is() -> None:
-    """A row that `ingest` took would otherwise be refused by a flush that stands deeper in its stack."""
+def test_the_nesting_limit_does_not_depend_on_the_call_depth() -> None:
+    """Otherwise a flush deeper in the call stack could reject a row that `ingest` accepted."""
     value = _nested(canonical.MAX_DEPTH, 2**70)
 
     def deeper(frames: int) -> str:
@@ -101,7 +101,7 @@ def test_the_limit_of_nesting_does_not_depend_on_how_deep_the_caller_is() -> Non
     assert deeper(600) == canonical.text(value)
 
 
-def test_a_value_that_holds_itself_is_refused() -> None:
+def test_a_value_that_contains_itself_is_rejected() -> None:
     circle: list[Any] = []
     circle += [circle, circle]
     with pytest.raises(ValueError, match="nested too deeply"):
@@ -116,7 +116,7 @@ def test_a_value_that_holds_itself_is_refused() -> None:
         b'"\\ud800"', b'"a\x00b"', b"\xef\xbb\xbf1", b"[" * 5_000, b"9" * 5_000, b"[NaN, 1234567890123456789012]",
     ],
 )  # fmt: skip
-def test_what_is_not_exactly_json_is_not_parsed(data: bytes) -> None:
+def test_text_that_is_not_strict_json_is_not_parsed(data: bytes) -> None:
     with pytest.raises(ValueError, match=r"."):
         canonical.parse(data)
 
@@ -131,13 +131,13 @@ def test_the_row_id_does_not_depend_on_the_order_of_columns() -> None:
     assert canonical.row_id({"a": "x", "b": 1}) != canonical.row_id({"a": "x", "b": 2})
 
 
-def test_the_row_id_stays_what_it_was_when_it_was_first_stored() -> None:
+def test_row_ids_never_change_between_versions() -> None:
     hashed = '{"content_text":"Grüße","is_error":true,"part_id":"m#0","part_index":0}'
     row = {"part_id": "m#0", "part_index": 0, "is_error": True, "content_text": "Grüße"}
     assert canonical.row_id(row) == hashlib.sha256(hashed.encode()).hexdigest()
 
 
-def test_moments_are_not_bent_into_text() -> None:
+def test_datetimes_are_not_converted_to_text() -> None:
     with pytest.raises(ValueError, match="not a JSON value"):
         canonical.text({"at": datetime(2026, 1, 1, tzinfo=UTC)})
 
@@ -146,7 +146,7 @@ _WHOLE = st.integers() | st.integers(-(2**80), 2**80)
 
 
 @given(st.recursive(_WHOLE | st.text("0123456789,:[]- \n", max_size=40), st.lists))
-def test_digits_in_a_text_or_a_number_are_told_apart(value: object) -> None:
-    """Long digits mostly stand in ids; only a number may need the slow way, and none may miss it."""
+def test_digits_in_text_and_in_numbers_are_distinguished(value: object) -> None:
+    """Long digits are mostly ids; only real numbers need the slow path, and all of them must take it."""
     for written in (json.dumps(value), json.dumps({"a": value, "b": [value]}, indent=1)):
         assert canonical.parse(written) == json.loads(written)

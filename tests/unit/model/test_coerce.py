@@ -1,4 +1,4 @@
-"""A row is taken as a whole or refused with a reason; what was taken is taken again, unchanged."""
+"""A row is accepted whole or rejected with a reason; coercing it again changes nothing."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _coerced(raw: Any) -> dict[str, Any]:
 
 
 def _judged(raw: Any) -> tuple[dict[str, Any] | None, str]:
-    """The coerced row, or None and the reason."""
+    """Return the coerced row, or None and the reason."""
     try:
         return _coerced(raw), ""
     except RowRejected as reason:
@@ -44,7 +44,7 @@ def test_the_dataset_has_56_columns() -> None:
 
 
 @pytest.mark.parametrize("column", MESSAGES.columns, ids=lambda column: column.name)
-def test_every_column_refuses_a_value_of_another_type(column: Column) -> None:
+def test_every_column_rejects_a_value_of_another_type(column: Column) -> None:
     for wrong in _WRONG[column.type]:
         with pytest.raises(RowRejected, match=f"column {column.name}: "):
             _coerced(row(1, **{column.name: wrong}))
@@ -52,7 +52,7 @@ def test_every_column_refuses_a_value_of_another_type(column: Column) -> None:
 
 @pytest.mark.hazard(60)
 @given(_raw_rows.map(lambda odd: {**row(1), **odd}) | _raw_rows | json_values)
-def test_any_json_is_taken_or_refused_and_nothing_else_happens(raw: Any) -> None:
+def test_any_json_is_either_coerced_or_rejected(raw: Any) -> None:
     coerced, reason = _judged(raw)
     if coerced is None:
         assert 0 < len(reason) < 400
@@ -62,12 +62,12 @@ def test_any_json_is_taken_or_refused_and_nothing_else_happens(raw: Any) -> None
 
 
 @given(st.dictionaries(_columns, st.text() | st.integers() | st.booleans() | st.none(), max_size=6))
-def test_what_was_taken_is_taken_again_unchanged(odd: dict[str, Any]) -> None:
+def test_coercing_a_coerced_row_changes_nothing(odd: dict[str, Any]) -> None:
     coerced, _ = _judged({**row(1), **odd})
     assert coerced is None or _coerced(coerced) == coerced
 
 
-def test_what_follows_from_the_rest_is_filled_in() -> None:
+def test_derived_columns_are_filled_in() -> None:
     coerced = _coerced(row(7, message_created_at="2026-11-15T23:30:00-02:00"))
     assert coerced["gateway_id"] == _GATEWAY
     assert coerced["schema_version"] == 7
@@ -79,8 +79,8 @@ def test_what_follows_from_the_rest_is_filled_in() -> None:
     ("column", "value"),
     [("gateway_id", "gw-2"), ("schema_version", 6), ("part_id", "message-1#1"), ("date", "2026-11-14")],
 )
-def test_what_follows_from_the_rest_must_agree_with_it(column: str, value: Any) -> None:
-    with pytest.raises(RowRejected, match=f"column {column}: .* disagrees"):
+def test_derived_columns_must_match_the_other_columns(column: str, value: Any) -> None:
+    with pytest.raises(RowRejected, match=f"column {column}: .* contradicts"):
         _coerced(row(1, **{column: value}))
 
 
@@ -88,30 +88,30 @@ def test_what_follows_from_the_rest_must_agree_with_it(column: str, value: Any) 
     "name",
     ["session_id", "provider", "conversation_started_at", "message_id", "message_index", "message_created_at", "role"],
 )
-def test_a_row_without_a_required_column_is_refused(name: str) -> None:
+def test_a_row_without_a_required_column_is_rejected(name: str) -> None:
     for missing in (row(1, **{name: None}), {key: value for key, value in row(1).items() if key != name}):
         with pytest.raises(RowRejected, match=f"column {name} is required"):
             _coerced(missing)
 
 
-def test_an_unknown_column_is_refused_with_the_nearest_one() -> None:
+def test_an_unknown_column_is_rejected_with_a_suggestion() -> None:
     with pytest.raises(RowRejected, match=r"unknown column 'sesion_id'; did you mean session_id\?"):
         _coerced(row(1, sesion_id="x"))
 
 
 @pytest.mark.parametrize("name", INTERNAL)
-def test_the_lakes_own_columns_cannot_be_sent(name: str) -> None:
+def test_internal_columns_cannot_be_sent(name: str) -> None:
     with pytest.raises(RowRejected, match=f"column {name} is set by the lake"):
         _coerced(row(1, **{name: 1}))
 
 
 @pytest.mark.parametrize("raw", [None, [], "text", 1, 1.5, True])
-def test_what_is_not_an_object_is_no_row(raw: Any) -> None:
-    with pytest.raises(RowRejected, match="a row is a JSON object"):
+def test_a_row_must_be_a_json_object(raw: Any) -> None:
+    with pytest.raises(RowRejected, match="a row must be a JSON object"):
         _coerced(raw)
 
 
-def test_a_reason_stays_short_whatever_was_sent() -> None:
+def test_a_rejection_reason_is_short_for_any_input() -> None:
     endless = "x" * 1_000_000
     for raw in (row(1, part_id=endless), row(1, message_index=endless), row(1, **{endless: 1})):
         with pytest.raises(RowRejected) as refused:

@@ -1,4 +1,4 @@
-"""What a value from outside becomes, and why not."""
+"""Coercion of single values."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class _NoOffset(tzinfo):
 
 
 def _judged(kind: Type, value: Any) -> tuple[Any, str]:
-    """The coerced value and no reason, or the reason why there is none."""
+    """Return the coerced value and an empty reason, or None and the reason."""
     try:
         return coercer(kind)(value), ""
     except ValueError as reason:
@@ -81,9 +81,9 @@ def test_a_value_becomes_the_plain_form_of_its_type(kind: Type, value: Any, coer
         (Type.BOOLEAN, "true", "expected true or false"),
         (Type.TIMESTAMP, 1_700_000_000, "expected an ISO 8601 time"),
         (Type.TIMESTAMP, "yesterday", "expected an ISO 8601 time"),
-        (Type.TIMESTAMP, "2026-11-15", "has no zone"),
-        (Type.TIMESTAMP, "2026-11-15T07:15:08", "has no zone"),
-        (Type.TIMESTAMP, datetime(2026, 1, 1, tzinfo=_NoOffset()), "has no zone"),
+        (Type.TIMESTAMP, "2026-11-15", "has no time zone"),
+        (Type.TIMESTAMP, "2026-11-15T07:15:08", "has no time zone"),
+        (Type.TIMESTAMP, datetime(2026, 1, 1, tzinfo=_NoOffset()), "has no time zone"),
         (Type.TIMESTAMP, "0000-01-01T00:00:00Z", "expected an ISO 8601 time"),
         (Type.TIMESTAMP, "9999-12-31T23:59:59-01:00", "outside the years 1 to 9999"),
         (Type.TIMESTAMP, "0001-01-01T00:00:00+01:00", "outside the years 1 to 9999"),
@@ -94,13 +94,13 @@ def test_a_value_becomes_the_plain_form_of_its_type(kind: Type, value: Any, coer
     ],
 )
 @pytest.mark.hazard(60)
-def test_a_value_of_another_type_is_refused_with_the_reason(kind: Type, value: Any, reason: str) -> None:
+def test_a_value_of_another_type_is_rejected_with_a_reason(kind: Type, value: Any, reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
         coercer(kind)(value)
 
 
 @pytest.mark.hazard(60)
-def test_a_number_too_long_to_be_written_is_refused_like_any_other() -> None:
+def test_a_number_too_long_to_convert_is_rejected() -> None:
     with pytest.raises(ValueError, match="too large to show is outside"):
         coercer(Type.BIGINT)(10**5_000)
 
@@ -108,14 +108,14 @@ def test_a_number_too_long_to_be_written_is_refused_like_any_other() -> None:
 @pytest.mark.hazard(60)
 @pytest.mark.parametrize("kind", Type)
 @given(value=json_values.filter(lambda value: value is not None))
-def test_coercing_is_idempotent_and_raises_nothing_but_a_reason(kind: Type, value: Any) -> None:
+def test_coercion_is_idempotent_and_raises_only_value_errors(kind: Type, value: Any) -> None:
     coerced, reason = _judged(kind, value)
     assert len(reason) < 200
     assert reason or coercer(kind)(coerced) == coerced
 
 
 @given(json_values)
-def test_a_json_column_takes_a_value_and_its_text_alike(value: Any) -> None:
+def test_a_json_column_accepts_a_value_or_its_text(value: Any) -> None:
     text = json.dumps(value)
     if value is not None and not isinstance(value, str):
         assert coercer(Type.JSON)(value) == coercer(Type.JSON)(text)
@@ -124,8 +124,8 @@ def test_a_json_column_takes_a_value_and_its_text_alike(value: Any) -> None:
 
 @pytest.mark.hazard(60)
 @given(st.text(alphabet='[]{}",:0123456789eE+-.\\ud8 ntf', max_size=40) | st.text(max_size=40))
-def test_a_json_column_takes_any_text(text: str) -> None:
-    """A tool's input may be plain text, also such as nearly is JSON."""
+def test_a_json_column_accepts_any_text(text: str) -> None:
+    """A tool's input may be plain text that looks almost like JSON."""
     stored = coercer(Type.JSON)(text)
     assert coercer(Type.JSON)(stored) == stored
 
@@ -138,6 +138,6 @@ def test_text_that_is_nested_too_deeply_to_be_json_is_kept_as_text(depth: int) -
 
 
 @given(st.datetimes(timezones=st.timezones()))
-def test_moments_keep_their_instant(moment: datetime) -> None:
+def test_times_keep_their_instant(moment: datetime) -> None:
     written, reason = _judged(Type.TIMESTAMP, moment)
     assert "outside the years" in reason or datetime.fromisoformat(written) == moment.astimezone(UTC)

@@ -1,4 +1,4 @@
-"""Base64 that travels inside text and arguments is not stored."""
+"""Base64 data inside text and arguments is not stored."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ LOAD = "iVBORw0KGgo+/AAAA" * 40 + "=="
         ("data:image/png;base64,iVBOR%2Bw%3D%3D.", "data:image/png;base64,<stripped>."),
     ],
 )
-def test_a_data_uri_keeps_its_kind_and_loses_its_load(text: str, left: str) -> None:
+def test_a_data_uri_keeps_its_media_type_and_loses_its_payload(text: str, left: str) -> None:
     assert strip_text(text) == left
 
 
 @pytest.mark.parametrize(
     "text", ["", "plain", "data:text/plain,hello", "echo x | base64", ";base64,", "data:image/png;base64,<stripped>"]
 )
-def test_other_text_stays(text: str) -> None:
+def test_other_text_is_unchanged(text: str) -> None:
     assert strip_text(text) == text
 
 
@@ -40,7 +40,7 @@ def test_other_text_stays(text: str) -> None:
 @pytest.mark.parametrize(
     "text", ["data:" * 20_000 + ";base64,", "data:" + ";a" * 200_000 + ";base64,", ";base64," * 100_000]
 )
-def test_text_made_to_be_slow_is_not(text: str) -> None:
+def test_stripping_takes_linear_time(text: str) -> None:
     assert len(strip_text(text)) <= len(text)
 
 
@@ -56,17 +56,17 @@ def test_text_made_to_be_slow_is_not(text: str) -> None:
         ({"base64": {"data": LOAD}}, {}),
     ],
 )
-def test_the_load_of_a_source_is_stripped(value: dict[str, Any], left: dict[str, Any]) -> None:
+def test_the_payload_of_a_base64_source_is_stripped(value: dict[str, Any], left: dict[str, Any]) -> None:
     assert strip_json([{"deep": value}]) == [{"deep": value | left}]
 
 
-def test_text_within_a_value_is_stripped_and_the_value_itself_is_not_changed() -> None:
+def test_nested_text_is_stripped_in_a_copy() -> None:
     value = {"a": [f"data:image/png;base64,{LOAD}", 7, None]}
     assert strip_json(value) == {"a": ["data:image/png;base64,<stripped>", 7, None]}
     assert value["a"][0] == f"data:image/png;base64,{LOAD}"
 
 
-def test_a_quick_look_misses_nothing() -> None:
+def test_the_quick_check_has_no_false_negatives() -> None:
     assert may_hold_base64('{"a":"data:image/png;base64,AA"}')
     assert may_hold_base64('{"type":"base64","data":"AA"}')
     assert may_hold_base64('{"mimeType":"image/png"}')
@@ -74,5 +74,5 @@ def test_a_quick_look_misses_nothing() -> None:
 
 
 @given(st.text(alphabet="data:;base64,AZ/+= \n<>", max_size=60))
-def test_stripping_twice_is_stripping_once(text: str) -> None:
+def test_stripping_is_idempotent(text: str) -> None:
     assert strip_text(strip_text(text)) == strip_text(text)

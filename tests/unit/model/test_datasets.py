@@ -1,4 +1,4 @@
-"""Datasets: what they may look like, and how a row's source and key are found."""
+"""Datasets: valid definitions, and the source and key of a row."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_the_built_in_dataset_is_registered() -> None:
     assert DATASET in datasets.names()
 
 
-def test_an_unknown_dataset_is_an_error_that_names_the_nearest() -> None:
+def test_an_unknown_dataset_is_an_error_with_a_suggestion() -> None:
     with pytest.raises(
         HypError, match=r"no dataset 'ai_gateway_message' \(did you mean ai_gateway_messages\?\); there are: "
     ) as error:
@@ -35,8 +35,8 @@ def test_an_unknown_dataset_is_an_error_that_names_the_nearest() -> None:
 
 @pytest.mark.hazard(61)
 @pytest.mark.parametrize("name", ["", ".", "..", "../x", "a/b", "A", "a b", "ä", "a" * 64, "a\n", "_a"])
-def test_a_datasets_name_is_safe_as_a_folder_and_a_table(name: str) -> None:
-    with pytest.raises(ValueError, match="bad or repeated names"):
+def test_dataset_names_are_safe_for_folders_and_tables(name: str) -> None:
+    with pytest.raises(ValueError, match="invalid or duplicate names"):
         _dataset(name=name)
 
 
@@ -52,19 +52,19 @@ def test_a_datasets_name_is_safe_as_a_folder_and_a_table(name: str) -> None:
         {"columns": (*_COLUMNS, Column("_hyp", Type.INT, "Not ours to use."))},
     ],
 )
-def test_a_dataset_that_contradicts_itself_cannot_be_made(changes: dict[str, object]) -> None:
+def test_an_inconsistent_dataset_is_rejected(changes: dict[str, object]) -> None:
     with pytest.raises(ValueError, match=r"dataset '?things"):
         _dataset(**changes)
 
 
-def test_the_source_is_the_first_of_its_columns_that_is_not_empty() -> None:
+def test_the_source_is_the_first_source_column_that_is_not_empty() -> None:
     assert MESSAGES.source_of({"client_name": "claude", "provider": "anthropic"}) == "claude"
     assert MESSAGES.source_of({"client_name": "", "conversation_source": "codex"}) == "codex"
     assert MESSAGES.source_of({"provider": "openai"}) == "openai"
     assert MESSAGES.source_of({}) == datasets.UNKNOWN_SOURCE
 
 
-def test_a_row_from_before_the_key_column_has_the_same_key() -> None:
+def test_a_row_without_the_key_column_has_the_same_key() -> None:
     assert MESSAGES.key_of({"part_id": "m#1"}) == "m#1"
     assert MESSAGES.key_of({"message_id": "m", "part_index": 1}) == "m#1"
     assert MESSAGES.key_of({"message_id": "m"}) is None

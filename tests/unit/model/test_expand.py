@@ -1,4 +1,4 @@
-"""The one expansion: what an exchange becomes, rule by rule."""
+"""The expansion of an exchange into rows, rule by rule."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def says(content: Any, role: Any = "user", **more: Any) -> Message:
 
 
 def part(block: Any, **more: Any) -> Row:
-    """The only row of a message with one block."""
+    """Return the only row of a message with one block."""
     (row,) = expanded(says([block], "assistant", **more))
     return row
 
@@ -71,7 +71,7 @@ def test_a_block_is_a_part_of_its_type(block_type: str, part_type: str) -> None:
     assert (row["part_type"], row["provider_subtype"]) == (part_type, block_type)
 
 
-def test_text_is_one_part_and_a_list_has_a_part_a_block() -> None:
+def test_text_is_one_part_and_a_list_has_one_part_per_block() -> None:
     assert [row["content_text"] for row in expanded(says("one"))] == ["one"]
     rows = expanded(says([{"type": "text", "text": "one"}, "two", {"type": "image"}]))
     assert [(row["part_id"], row.get("content_text")) for row in rows] == [
@@ -81,13 +81,13 @@ def test_text_is_one_part_and_a_list_has_a_part_a_block() -> None:
     ]
 
 
-def test_a_subtype_that_the_client_gave_stays() -> None:
+def test_a_subtype_set_by_the_client_is_kept() -> None:
     assert part({"type": "text", "text": "x"}, columns={"provider_subtype": "local_command"})["provider_subtype"] == (
         "local_command"
     )
 
 
-def test_reasoning_has_its_thoughts_and_its_signature() -> None:
+def test_a_reasoning_part_has_its_text_and_signature() -> None:
     row = part({"type": "thinking", "thinking": "Hm.", "signature": "sig"})
     assert (row["content_text"], row["thinking_signature"]) == ("Hm.", "sig")
     assert part({"type": "redacted_thinking", "data": "xyz"})["content_text"] == "xyz"
@@ -122,7 +122,7 @@ def test_the_text_of_a_result_is_its_text_or_that_of_its_blocks(content: Any, te
     assert (row["tool_call_id"], row["tool_result_for"]) == ("c1", "c1")
 
 
-def test_a_result_says_whether_its_tool_failed() -> None:
+def test_a_result_records_whether_its_tool_failed() -> None:
     good = part({"type": "tool_result", "is_error": False})
     assert good["status"] == {"tool_status": "success"}
     assert "is_error" not in good
@@ -130,14 +130,14 @@ def test_a_result_says_whether_its_tool_failed() -> None:
     assert (bad["status"], bad["is_error"]) == ({"tool_status": "error"}, True)
 
 
-def test_a_servers_tool_that_failed_says_so_in_its_content() -> None:
+def test_a_failed_server_tool_is_detected_by_its_content_type() -> None:
     failed = {"type": "web_search_tool_result_error", "error_code": "max_uses_exceeded"}
     row = part({"type": "web_search_tool_result", "tool_use_id": "c1", "content": failed})
     assert row["status"] == {"tool_status": "error", "error_code": "max_uses_exceeded"}
     assert row["is_error"] is True
 
 
-def test_a_result_has_the_name_of_its_call_earlier_in_the_same_thread() -> None:
+def test_a_result_has_the_tool_name_of_its_call_in_the_same_thread() -> None:
     call = {"type": "tool_use", "id": "c1", "name": "Bash"}
     result = {"type": "tool_result", "tool_use_id": "c1"}
     rows = expanded(
@@ -158,7 +158,7 @@ def test_an_error_has_its_message(block: dict[str, Any]) -> None:
     assert (row["content_text"], row["is_error"]) == ("broke", True)
 
 
-# What makes no row
+# Messages without rows
 
 
 @pytest.mark.parametrize("content", ["", [], None, {}, 7, [None, 7, [], {}], [{"type": ""}], [{"type": 7}]])
@@ -175,13 +175,13 @@ def test_a_message_without_a_role_makes_no_row(role: Any) -> None:
     assert skipped == {"no_role": 1}
 
 
-def test_a_block_that_is_none_is_counted_and_the_others_keep_their_places() -> None:
+def test_an_invalid_block_is_counted_and_the_others_keep_their_indexes() -> None:
     rows, skipped = counted(says([7, {"type": "text", "text": "x"}, {"no": "type"}]))
     assert [row["part_id"] for row in rows] == ["m1#1"]
     assert skipped == {"bad_block": 2}
 
 
-def test_an_id_that_stands_twice_is_one_message() -> None:
+def test_a_duplicate_id_is_one_message() -> None:
     rows, skipped = counted(says("first"), says("second"), says("third", message_id="m2"))
     assert [(row["content_text"], row["message_index"]) for row in rows] == [("first", 0), ("third", 1)]
     assert skipped == {"duplicate_message": 1}
@@ -193,7 +193,7 @@ def test_an_exchange_without_a_session_makes_no_rows() -> None:
     assert skipped == {"no_session": 1}
 
 
-def test_messages_are_taken_one_by_one() -> None:
+def test_messages_are_consumed_one_by_one() -> None:
     asked = []
 
     def messages() -> Iterator[Message]:
@@ -206,10 +206,10 @@ def test_messages_are_taken_one_by_one() -> None:
     assert asked == [0]
 
 
-# Messages that are there for the others
+# Messages that are not fresh
 
 
-def test_a_message_that_is_not_fresh_counts_for_the_others() -> None:
+def test_a_message_that_is_not_fresh_still_counts_for_later_ones() -> None:
     call = [{"type": "tool_use", "id": "c1", "name": "Bash"}]
     rows, skipped = counted(
         says("continue", message_id=None, fresh=False),
@@ -230,7 +230,7 @@ def test_a_message_that_is_not_fresh_counts_for_the_others() -> None:
 # Times
 
 
-def test_a_time_is_written_in_one_way() -> None:
+def test_times_are_written_in_canonical_form() -> None:
     (row,) = expanded(says("Hello", created_at="2026-11-15T10:00:00.5+02:00"))
     assert row["message_created_at"] == "2026-11-15T08:00:00.500000Z"
     assert "time_source" not in row["attributes"].get("gateway", {})
@@ -244,7 +244,7 @@ def test_a_time_is_written_in_one_way() -> None:
         ("garbage", ("2026-01-01T00:00:00Z", "file_mtime"), "2026-01-01T00:00:00.000000Z", "file_mtime"),
     ],
 )
-def test_a_message_without_a_time_says_where_its_time_is_from(
+def test_a_message_without_a_time_records_the_origin_of_its_time(
     started_at: Any, fallback: Any, time: str, source: str
 ) -> None:
     (row,) = expanded(says("Hello"), started_at=started_at, fallback_time=fallback)
@@ -258,7 +258,7 @@ def test_without_any_time_there_is_no_row() -> None:
     assert skipped == {"no_time": 1}
 
 
-def test_a_conversation_without_a_start_begins_with_its_first_message() -> None:
+def test_a_conversation_without_a_start_time_starts_with_its_first_message() -> None:
     rows = expanded(
         says("a", created_at="2026-11-15T09:00:00Z", message_id="m1", fresh=False),
         says("b", created_at="2026-11-15T10:00:00Z", message_id="m2"),
@@ -274,28 +274,28 @@ def test_a_conversation_without_a_start_begins_with_its_first_message() -> None:
     ("given", "told"),
     [("end_turn", "stop"), ("stop_sequence", "stop"), ("max_tokens", "length"), ("pause_turn", "pause"), ("x", "x")],
 )
-def test_why_the_model_stopped_stands_on_its_last_part(given: str, told: str) -> None:
+def test_the_finish_reason_is_on_the_last_part(given: str, told: str) -> None:
     rows = expanded(says(["a", "b"], "assistant", finish_reason=given))
     assert [row.get("status") for row in rows] == [None, {"finish_reason": told}]
 
 
-def test_only_the_model_has_a_reason_to_stop() -> None:
+def test_only_messages_of_the_model_have_a_finish_reason() -> None:
     assert "status" not in expanded(says("a", "user", finish_reason="end_turn"))[0]
 
 
-def test_an_error_of_the_message_stands_on_its_last_part() -> None:
+def test_an_error_of_the_message_is_on_its_last_part() -> None:
     rows = expanded(says(["a", "b"], "assistant", error_code="529", error_message="Overloaded"))
     assert [row.get("status") for row in rows] == [None, {"error_code": "529", "error_message": "Overloaded"}]
     assert [row.get("is_error") for row in rows] == [None, True]
 
 
-def test_usage_stands_on_the_last_part_only() -> None:
+def test_usage_is_on_the_last_part_only() -> None:
     rows = expanded(says(["a", "b"], "assistant", usage={"input_tokens": 3, "output_tokens": 7, "unknown": 9}))
     assert [row["attributes"].get("usage") for row in rows] == [None, {"input_tokens": 3, "output_tokens": 7}]
 
 
 @pytest.mark.parametrize("layer", ["message", "exchange"])
-def test_usage_has_no_other_way_into_the_attributes(layer: str) -> None:
+def test_usage_cannot_be_set_through_attributes(layer: str) -> None:
     attributes = {"usage": {"input_tokens": 3}, "x": 1}
     of_message = attributes if layer == "message" else {}
     of_exchange = attributes if layer == "exchange" else {}
@@ -324,7 +324,7 @@ def test_attributes_are_merged_one_level_deep_and_later_ones_win() -> None:
     }
 
 
-def test_the_gateways_part_joins_what_expansion_notes() -> None:
+def test_gateway_attributes_merge_with_those_of_the_expansion() -> None:
     (row,) = expanded(says("a", message_id=None), gateway={"source": "backfill", "native_id": "s"})
     assert row["attributes"]["gateway"] == {
         "source": "backfill",
@@ -337,7 +337,7 @@ def test_the_gateways_part_joins_what_expansion_notes() -> None:
 # Columns
 
 
-def test_a_messages_columns_stand_over_those_of_the_exchange() -> None:
+def test_columns_of_a_message_override_those_of_the_exchange() -> None:
     rows = expanded(
         says("a", message_id="m1", columns={"model": "mine", "cwd": None}),
         says("b", message_id="m2"),
@@ -347,7 +347,7 @@ def test_a_messages_columns_stand_over_those_of_the_exchange() -> None:
 
 
 @pytest.mark.parametrize("name", ["content_text", "part_id", "message_id", "attributes", "gateway_id", "nonsense"])
-def test_a_column_that_follows_from_the_rest_cannot_be_given(name: str) -> None:
+def test_a_computed_column_cannot_be_set(name: str) -> None:
     rows, skipped = counted(says("a", columns={name: "given"}), columns={name: "given"})
     assert rows[0].get(name) != "given"
     assert skipped == {"unknown_column": 2}
@@ -360,7 +360,7 @@ def test_a_column_of_the_wrong_type_is_left_out_and_counted() -> None:
     assert skipped == {"bad_model": 1, "bad_is_sidechain": 1, "bad_tools": 1}
 
 
-def test_a_lone_surrogate_costs_one_letter() -> None:
+def test_a_lone_surrogate_costs_one_character() -> None:
     rows, skipped = counted(says("a\ud800b"))
     assert rows[0]["content_text"] == "a\ufffdb"
     assert skipped == {"bad_content_text": 1}

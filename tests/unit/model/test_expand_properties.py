@@ -1,4 +1,4 @@
-"""Expansion is total, and depends on nothing but what is said: any JSON in any field, keys in any order."""
+"""Properties of the expansion: it accepts any JSON in any field, and the order of keys does not matter."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hypaware.model.messages import AI_GATEWAY_MESSAGES
 
 SCALE = int(os.environ.get("HYP_SOAK", "1"))
 
-# As Python has JSON when nobody has judged it: with NaN, infinities and lone surrogates.
+# JSON as Python can represent it, with NaN, infinities and lone surrogates.
 _text = st.text(st.characters(exclude_categories=()), max_size=8)
 _anything: st.SearchStrategy[Any] = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | _text,
@@ -79,7 +79,7 @@ _exchanges = st.builds(
 
 
 def _shuffled(value: Any) -> Any:
-    """The same with the keys of every object in the opposite order."""
+    """Return the value with the keys of every object reversed."""
     if isinstance(value, dict):
         return {key: _shuffled(item) for key, item in reversed(value.items())}
     return [_shuffled(item) for item in value] if isinstance(value, list) else value
@@ -111,7 +111,7 @@ def test_a_message_makes_a_row_exactly_if_it_has_parts(content: Any) -> None:
 
 @settings(max_examples=200 * SCALE)
 @given(_content, _text)
-def test_an_identity_does_not_depend_on_the_order_of_keys(content: Any, role: str) -> None:
+def test_a_fallback_id_does_not_depend_on_the_order_of_keys(content: Any, role: str) -> None:
     assert fallback_id("s", role, content) == fallback_id("s", role, _shuffled(content))
 
 
@@ -128,7 +128,7 @@ def test_rows_do_not_depend_on_the_order_of_keys(blocks: list[Any]) -> None:
 
 
 @given(st.lists(st.sampled_from(["continue", "yes"]), max_size=8))
-def test_words_that_are_said_again_are_as_many_messages(words: list[str]) -> None:
+def test_repeated_messages_are_separate_messages(words: list[str]) -> None:
     messages = [Message(role="user", content=word, created_at="2026-11-15T08:00:00Z") for word in words]
     exchange = Exchange(provider="p", session_id="s", client_name="c", messages=messages)
     rows = list(expand(exchange, gateway={}, skipped=Counter()))

@@ -1,4 +1,4 @@
-"""Who a message is when its client gave it no id."""
+"""Fallback ids of messages without a client id."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from hypaware.model.exchange import Exchange, Message
 from hypaware.model.expand import Occurrences, expand, fallback_id, scope_of
 
 
-def test_an_identity_is_the_one_that_the_original_gave() -> None:
-    """Rows of an older installation must meet their own again: (session, role, content) → id, as it was recorded."""
+def test_fallback_ids_equal_those_of_the_original() -> None:
+    """Rows of older installations must get the same ids: (session, role, content) → recorded id."""
     session = "6f94fccb-0793-4b1a-90fa-54c572ee776a"
     assert fallback_id(session, "system", "Today's date is 2026-11-15.") == "adac24f7cc666a5a"
 
 
-def test_text_and_a_block_of_that_text_say_the_same() -> None:
+def test_text_and_an_equal_text_block_have_the_same_id() -> None:
     assert fallback_id("s", "user", "a") == fallback_id("s", "user", [{"type": "text", "text": "a"}])
     assert fallback_id("s", "user", ["a"]) == fallback_id("s", "user", "a")
 
 
 @pytest.mark.parametrize("fleeting", ["cache_control", "caller"])
-def test_what_a_client_adds_for_a_moment_is_no_part_of_it(fleeting: str) -> None:
+def test_volatile_keys_do_not_change_the_id(fleeting: str) -> None:
     block = {"type": "text", "text": "a"}
     assert fallback_id("s", "user", [block | {fleeting: {"type": "ephemeral"}}]) == fallback_id("s", "user", [block])
 
@@ -32,11 +32,11 @@ def test_what_a_client_adds_for_a_moment_is_no_part_of_it(fleeting: str) -> None
     "other",
     [("t", "user", "a"), ("s", "assistant", "a"), ("s", "user", "b"), ("s", "user", "a", 1), ("s:x", "user", "a")],
 )
-def test_where_who_what_and_how_often_make_the_identity(other: Any) -> None:
+def test_scope_role_content_and_occurrence_determine_the_id(other: Any) -> None:
     assert fallback_id(*other) != fallback_id("s", "user", "a")
 
 
-def test_the_conversation_then_the_session_is_the_scope_and_the_agent_joins_it() -> None:
+def test_the_scope_is_the_conversation_or_session_and_the_agent() -> None:
     assert scope_of("s") == "s"
     assert scope_of("s", "c") == "c"
     assert scope_of("s", None, "a") == "s:a"
@@ -45,15 +45,15 @@ def test_the_conversation_then_the_session_is_the_scope_and_the_agent_joins_it()
 
 
 @pytest.mark.hazard(53)
-def test_the_same_words_again_are_another_message_from_the_second_on() -> None:
+def test_a_repeated_message_gets_another_id() -> None:
     counted = Occurrences()
-    assert [counted.before("s", "user", "go on") for _ in range(3)] == [0, 1, 2]
-    assert counted.before("s", "user", "stop") == 0
-    assert counted.before("t", "user", "go on") == 0
+    assert [counted.add("s", "user", "go on") for _ in range(3)] == [0, 1, 2]
+    assert counted.add("s", "user", "stop") == 0
+    assert counted.add("t", "user", "go on") == 0
 
 
 @pytest.mark.hazard(53)
-def test_a_makers_own_count_is_taken_whatever_the_order() -> None:
+def test_an_occurrence_counted_by_the_caller_is_used() -> None:
     def ids(*occurrences: int | None) -> list[str]:
         messages = [
             Message(role="user", content="go on", created_at="2026-11-15T08:00:00Z", occurrence=each)
@@ -66,6 +66,6 @@ def test_a_makers_own_count_is_taken_whatever_the_order() -> None:
 
 
 @pytest.mark.parametrize("content", [[{"type": "text", "text": "\ud800"}], [{"type": "x", "n": float("nan")}]])
-def test_content_that_has_no_canonical_text_has_an_identity_too(content: Any) -> None:
+def test_content_without_canonical_text_has_a_fallback_id(content: Any) -> None:
     assert fallback_id("s", "user", content) == fallback_id("s", "user", content)
     assert fallback_id("s", "user", content) != fallback_id("s", "user", "")

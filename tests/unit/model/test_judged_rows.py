@@ -1,4 +1,4 @@
-"""Rows of our own expansion are not judged twice: that is only right while nothing would change if they were."""
+"""Rows of the expansion skip coercion, which is only correct if coercion would not change them."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def exchanges(draw: st.DrawFn) -> Exchange:
 
 
 @given(exchanges())
-def test_a_row_of_the_expansion_is_the_same_whether_it_is_judged_again_or_not(exchange: Exchange) -> None:
+def test_coercing_a_row_of_the_expansion_changes_nothing(exchange: Exchange) -> None:
     gateway: dict[str, Any] = {"source": "backfill"}
     for row in expand(exchange, gateway=gateway, skipped=Counter()):
         judged = coerce_row(AI_GATEWAY_MESSAGES, dict(row), "gw-1")

@@ -1,4 +1,4 @@
-"""Which message stood before a message."""
+"""Finding the message before a message."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ def test_links_lead_through_lines_that_make_no_rows() -> None:
     assert lineage.add("d", "a") == "a"
 
 
-def test_an_id_that_the_links_do_not_know_is_a_message_that_is_still_to_come() -> None:
+def test_an_id_without_a_link_is_a_later_message() -> None:
     lineage = Lineage({"x": "later"})
     assert lineage.add("a", "x") == "later"
     assert lineage.add("later", None) is None
 
 
-def test_links_in_a_circle_lead_nowhere() -> None:
+def test_a_cycle_of_links_leads_to_no_message() -> None:
     lineage = Lineage({"x": "y", "y": "x", "self": "self"})
     assert lineage.add("a", "x") is None
     assert lineage.add("b", "self") is None
@@ -37,8 +37,10 @@ def test_links_in_a_circle_lead_nowhere() -> None:
 
 
 @given(st.dictionaries(_ids, _ids | st.none()), st.lists(st.tuples(_ids, _ids | st.none()), unique_by=lambda m: m[0]))
-def test_a_remembered_way_is_the_way(links: dict[str, str | None], messages: list[tuple[str, str | None]]) -> None:
-    """Where no message is a link of another, a walk's memory can never grow old."""
+def test_a_cached_search_gives_the_same_result(
+    links: dict[str, str | None], messages: list[tuple[str, str | None]]
+) -> None:
+    """If no message is a link of another, a cached search stays valid."""
     links = {name: parent for name, parent in links.items() if name not in dict(messages)}
 
     def walked(start: str | None) -> str | None:

@@ -1,4 +1,4 @@
-"""Raw exchanges of a light lake through the decoders: what is missing comes, what is there comes no second time."""
+"""Reprojection on a lightweight lake: missing rows are added, existing ones are not duplicated."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ POINTS = [point.name for point in all_points() if point.name.startswith("reproje
 
 
 def reproject(home: Home, window: Window = EVERYTHING) -> dict[str, Any]:
-    """As the job does it, with a light lake's flush."""
+    """Run the job with the flush of a lightweight lake."""
     outcome = Outcome(dry_run=False)
     opened = open_home(home)
     with closing(opened.store):
         added = add(opened, Config(), window, outcome, lambda _: None)
     if added:
-        outcome.flushed(added, [flush(home, MESSAGES)])
+        outcome.add_flush(added, [flush(home, MESSAGES)])
     return outcome.as_json()
 
 
@@ -57,7 +57,7 @@ def messages(home: Home) -> list[Row]:
 
 
 @pytest.mark.parametrize("scenarios", [CLAUDE, CODEX])
-def test_raw_exchanges_give_the_rows_that_the_gateway_made_of_them(
+def test_raw_exchanges_give_the_same_rows_as_the_gateway(
     home: Home, tmp_path_factory: pytest.TempPathFactory, scenarios: tuple[str, ...]
 ) -> None:
     raw, made = taken_down(recorded(*scenarios))
@@ -76,7 +76,7 @@ def test_raw_exchanges_give_the_rows_that_the_gateway_made_of_them(
     assert (again["rows_written"], again["rows_duplicate"]) == (0, len(made))
 
 
-def test_only_what_an_older_decoder_missed_is_added(home: Home) -> None:
+def test_only_rows_that_an_older_decoder_missed_are_added(home: Home) -> None:
     raw, made = taken_down(recorded(*CLAUDE))
     missed = {row["message_id"] for row in made[::3]}
     keep(home, EXCHANGES, raw)
@@ -92,7 +92,7 @@ def test_only_what_an_older_decoder_missed_is_added(home: Home) -> None:
     assert {**told, "dry_run": False} == found
 
 
-def test_a_dry_run_leaves_the_home_as_it_was(home: Home) -> None:
+def test_a_dry_run_changes_nothing_in_the_home(home: Home) -> None:
     raw, made = taken_down(recorded("codex-0.166.0/tools"))
     assert counted(home)["exchanges"] == 0
     assert not home.root.exists()
@@ -103,7 +103,7 @@ def test_a_dry_run_leaves_the_home_as_it_was(home: Home) -> None:
     assert _files(home) == before
 
 
-def test_a_window_chooses_exchanges_and_changes_no_id(home: Home) -> None:
+def test_a_window_selects_exchanges_and_changes_no_id(home: Home) -> None:
     exchanges = recorded("claude-2.1.325/tools")
     raw, made = taken_down(exchanges)
     keep(home, EXCHANGES, raw)
@@ -122,7 +122,7 @@ def raw_at(raw: list[Row], moment: str) -> int:
     return sum(row["ts_start"] == moment for row in raw)
 
 
-def test_an_exchange_that_nobody_could_read_gives_all_that_it_shows(home: Home) -> None:
+def test_an_exchange_that_could_not_be_decoded_before_gives_its_whole_history(home: Home) -> None:
     last = recorded("claude-2.1.325/tools")[-1]
     raw, made = taken_down([last])
     keep(home, EXCHANGES, [{**raw[0], "decoded": False}])
@@ -131,7 +131,7 @@ def test_an_exchange_that_nobody_could_read_gives_all_that_it_shows(home: Home) 
     assert any('"time_source"' in row["attributes"] for row in messages(home))
 
 
-def test_what_cannot_be_read_is_counted_by_its_reason(home: Home) -> None:
+def test_undecodable_exchanges_are_counted_by_reason(home: Home) -> None:
     raw, made = taken_down(recorded("claude-2.1.325/tools"))
     turns = [row for row in raw if row.get("decoded") and row["metadata"]["kind"] == "turn"]
     unknown = taken_down([wire.decoded("/v9/telepathy", {"a": 1}, {"b": 2}, exchange_id="odd")])[0]
@@ -155,7 +155,7 @@ def keep_foreign(home: Home, row: Row) -> None:
     flush(home, EXCHANGES)
 
 
-def test_a_session_that_is_ignored_now_is_left_out(home: Home) -> None:
+def test_a_session_that_is_ignored_today_is_skipped(home: Home) -> None:
     raw, _ = taken_down(recorded(*CODEX))
     keep(home, EXCHANGES, raw)
     sessions = Counter(row["session_id"] for row in raw if "session_id" in row)
@@ -169,12 +169,12 @@ def test_a_session_that_is_ignored_now_is_left_out(home: Home) -> None:
 
 
 @pytest.mark.hazard(85)
-def test_purged_messages_stay_out_although_their_raw_exchange_is_there(home: Home) -> None:
+def test_purged_messages_are_not_restored_from_their_raw_exchange(home: Home) -> None:
     raw, made = taken_down(recorded("codex-0.166.0/tools"))
     keep(home, MESSAGES, made)
     session = made[0]["session_id"]
     purge(home, "session", session)
-    # An exchange of the session cannot come in either; of another time it may, and only the messages are kept out.
+    # Exchanges of the session are purged too; a purge of the messages alone keeps the exchange.
     keep(home, EXCHANGES, [{**row, "session_id": None} for row in raw])
 
     told, found = counted(home), reproject(home)
@@ -185,7 +185,7 @@ def test_purged_messages_stay_out_although_their_raw_exchange_is_there(home: Hom
 
 
 @pytest.mark.hazard(66)
-def test_a_fork_whose_origin_is_not_kept_any_more_does_not_take_its_history_over(home: Home) -> None:
+def test_a_fork_without_its_stored_origin_does_not_claim_its_history(home: Home) -> None:
     def asked(session: str, number: int, messages: list[dict[str, Any]]) -> Decoded:
         body = {"model": "m", "messages": messages, "metadata": {"user_id": f'{{"session_id": "{session}"}}'}}
         answer = {"id": f"msg_{session}_{number}", "content": [{"type": "text", "text": f"answer {number}"}]}
@@ -207,7 +207,7 @@ def test_a_fork_whose_origin_is_not_kept_any_more_does_not_take_its_history_over
 
 
 @pytest.mark.parametrize("point", [*POINTS, *(f"{name}:2" for name in POINTS)])
-def test_a_killed_run_is_finished_by_the_next_and_doubles_nothing(
+def test_a_killed_run_is_completed_by_the_next_one_without_duplicates(
     home: Home, monkeypatch: pytest.MonkeyPatch, point: str
 ) -> None:
     monkeypatch.setattr("hypaware.reprojection.projecting.BATCH_ROWS", 8)
@@ -219,11 +219,11 @@ def test_a_killed_run_is_finished_by_the_next_and_doubles_nothing(
     reproject(home)
 
     assert Counter(row["part_id"] for row in messages(home)) == Counter(_parts(made))
-    # What the killed run had on disk goes with the next one.
+    # The next run removes the temporary files of the killed one.
     assert not list((home.engine / "tmp").iterdir())
 
 
-def test_killed_before_its_flush_the_rows_wait_in_the_spool(home: Home) -> None:
+def test_rows_of_a_run_killed_before_its_flush_remain_in_the_spool(home: Home) -> None:
     raw, made = taken_down(recorded("codex-0.166.0/tools"))
     keep(home, EXCHANGES, raw)
 
@@ -237,7 +237,7 @@ def test_killed_before_its_flush_the_rows_wait_in_the_spool(home: Home) -> None:
 
 @dataclass(frozen=True)
 class _NoSpark:
-    """What a job is given, where it must not need Spark."""
+    """A job context without Spark."""
 
     home: Home
     config: Config = field(default_factory=Config)

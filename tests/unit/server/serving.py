@@ -1,4 +1,4 @@
-"""A real server on a loopback port, and clients that speak to it as gateways do."""
+"""A real server on a loopback port, and gateways that send to it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from hypaware.spool import envelope, segments
 from tests.command import Hyp
 from tests.rows import DATASET, MESSAGES, rows
 
-# A disk that is nearly full must not fail the tests; those of full disks say so themselves.
+# A nearly full disk must not fail the tests; tests of full disks set their own limit.
 LIMITS = Limits(keep_free_bytes=0)
 LIFE = "0123456789abcdef0123456789abcdef"
 
@@ -45,13 +45,13 @@ class Reply:
 
 @dataclass(frozen=True)
 class Client:
-    """Whoever reaches the server; `jwt` says as whom."""
+    """A client of the server; `jwt` is its signed token."""
 
     url: str
     jwt: str | None = None
 
     def ask(self, method: str, path: str, body: bytes | None = None, /, **headers: str) -> Reply:
-        """One request on a connection of its own; `X_Hyp_Source="a"` is the header X-Hyp-Source."""
+        """Send one request on a new connection; `X_Hyp_Source="a"` sets the header X-Hyp-Source."""
         place = urlsplit(self.url)
         connection = http.client.HTTPConnection(place.hostname or "", place.port or 0, timeout=60)
         try:
@@ -74,7 +74,7 @@ class Client:
 
 @dataclass(frozen=True)
 class Gateway(Client):
-    """A machine that has enrolled."""
+    """An enrolled gateway."""
 
     gateway_id: str = "gw-1"
     life: str = LIFE
@@ -83,7 +83,7 @@ class Gateway(Client):
         return ndjson(rows(count, start, gateway_id=self.gateway_id, **columns))
 
     def deliver(self, after: int, last: int, source: str = "claude", *, id: str | None = None, **headers: str) -> Reply:
-        """The rows of a range, under the id that the range has."""
+        """Send the rows of a range under the range's batch id."""
         body = self.rows(last - after, after + 1, client_name=source)
         return self.send(
             id or f"{self.life}/{quote(source)}/{after}-{last}",
@@ -128,7 +128,7 @@ class Server:
         return enrol(self.url, token or self.token, gateway_id)
 
     def plain(self, token: str | None = None) -> Client:
-        """A client of the published contract: it does not say who it is."""
+        """Return a client of the published contract, which has no gateway id."""
         answer = self.client.bootstrap(bootstrap_token=token or self.token)
         assert answer.status == 200, answer
         return Client(self.url, answer.json["jwt"])
@@ -136,8 +136,8 @@ class Server:
 
 @contextmanager
 def served(home: Home, limits: Limits = LIMITS, **options: Any) -> Iterator[Server]:
-    """A server in a thread of its own; it drains when the block ends."""
-    chosen = Options(port=0, limits=limits, look_every=0.0, **options)
+    """Run a server in a thread; it drains when the block ends."""
+    chosen = Options(port=0, limits=limits, revocation_seconds=0.0, **options)
     token, _ = tokens.create(home, "tests")
     with opened(home, chosen) as parts:
         loop = asyncio.new_event_loop()
@@ -163,7 +163,7 @@ def served(home: Home, limits: Limits = LIMITS, **options: Any) -> Iterator[Serv
 
 @contextmanager
 def running(home: Home, crash_at: str | None = None) -> Iterator[tuple[str | None, subprocess.Popen[bytes]]]:
-    """`hyp server run`, and where it listens; None if it died before that."""
+    """Run `hyp server run` and yield its address, or None if it died before it listened."""
     extra = {"HYP_CRASH_AT": crash_at} if crash_at else {}
     process = Hyp(home.root).start("server", "run", "--listen", "127.0.0.1:0", "--no-flush", **extra)
     assert process.stdin
@@ -189,7 +189,7 @@ def ndjson(some: list[dict[str, Any]]) -> bytes:
 
 
 def stored(home: Home) -> list[str]:
-    """The message ids of every row that a flush would take, each line judged as flush judges it."""
+    """Return the message ids of every row that a flush would commit, validated as flush does."""
     return [
         envelope.read_line(MESSAGES, line, ordinal)["message_id"]
         for segment in segments.sealed_segments(segments.folder(home, DATASET))

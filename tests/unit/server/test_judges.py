@@ -1,4 +1,4 @@
-"""Large batches are judged elsewhere, with the same result; whoever dies takes nothing along and leaves nobody."""
+"""Large batches are validated in worker processes with the same result; a killed worker loses no batch."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ from hypaware.home import Home
 from hypaware.server import judges
 from tests.unit.server.test_judges import LIMITS, _body, _claims
 
-judges._LARGE = 1
-judges.Judges(LIMITS, processes=2).judge(_claims(), _body(5))
+judges._LARGE_BATCH = 1
+judges.Judges(LIMITS, processes=2).validate(_claims(), _body(5))
 print(*(child.pid for child in psutil.Process().children() if "spawn_main" in " ".join(child.cmdline())), flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
 @pytest.fixture
-def court(monkeypatch: pytest.MonkeyPatch) -> Iterator[Judges]:
-    monkeypatch.setattr(judges, "_LARGE", 1)
+def pool(monkeypatch: pytest.MonkeyPatch) -> Iterator[Judges]:
+    monkeypatch.setattr(judges, "_LARGE_BATCH", 1)
     found = Judges(LIMITS, processes=2)
     yield found
     found.close()
@@ -55,21 +55,21 @@ def _processes() -> list[psutil.Process]:
 
 
 def _command(process: psutil.Process) -> list[str]:
-    """Nothing of one that has just ended."""
+    """Return the command line, or an empty list if the process has just ended."""
     try:
         return list(process.cmdline())
     except psutil.Error:
         return []
 
 
-def test_the_verdict_is_the_same(court: Judges) -> None:
-    assert court.judge(_claims(), _body(50)) == judge(_claims(), _body(50), LIMITS)
+def test_worker_and_server_process_validate_alike(pool: Judges) -> None:
+    assert pool.validate(_claims(), _body(50)) == judge(_claims(), _body(50), LIMITS)
     assert _processes()
     for body in (_body(3, role=1), b'{"role":', _body(1, gateway_id="gw-2")):
         with pytest.raises(Problem) as here:
             judge(_claims(), body, LIMITS)
         with pytest.raises(Problem) as there:
-            court.judge(_claims(), body)
+            pool.validate(_claims(), body)
         assert (there.value.status, there.value.kind, there.value.detail) == (
             here.value.status,
             here.value.kind,
@@ -77,24 +77,24 @@ def test_the_verdict_is_the_same(court: Judges) -> None:
         )
 
 
-def test_small_batches_stay_here() -> None:
-    court = Judges(LIMITS, processes=2)
+def test_small_batches_are_validated_in_the_server_process() -> None:
+    pool = Judges(LIMITS, processes=2)
     before = _processes()
-    assert court.judge(_claims(), _body(1)).rows == 1
+    assert pool.validate(_claims(), _body(1)).rows == 1
     assert not set(_processes()) - set(before)
-    court.close()
+    pool.close()
 
 
-def test_a_judge_that_is_killed_takes_no_batch_along(court: Judges) -> None:
-    court.judge(_claims(), _body(5))
+def test_killed_worker_loses_no_batch(pool: Judges) -> None:
+    pool.validate(_claims(), _body(5))
     for process in _processes():
         process.send_signal(signal.SIGKILL)
         process.wait()
-    assert court.judge(_claims(), _body(7)).rows == 7
-    assert court.judge(_claims(), _body(8)).rows == 8
+    assert pool.validate(_claims(), _body(7)).rows == 7
+    assert pool.validate(_claims(), _body(8)).rows == 8
 
 
-def test_judges_end_with_a_server_that_is_killed(home: Home) -> None:
+def test_workers_end_with_a_killed_server(home: Home) -> None:
     done = processes.run(_SERVER, home)
     assert processes.was_killed(done), done.stderr
     left = [int(number) for number in done.stdout.split()]

@@ -1,4 +1,4 @@
-"""Batches as gateways send them: stored once when they are durable, or refused whole with the reason."""
+"""Batches: stored once and durably, or rejected as a whole with the reason."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.unit.server.serving import Gateway, Server, incoming_files, messages,
 
 
 @pytest.mark.hazard(31)
-def test_a_batch_that_was_acknowledged_is_in_the_spool(gateway: Gateway, home: Home) -> None:
+def test_acknowledged_batch_is_in_the_spool(gateway: Gateway, home: Home) -> None:
     answer = gateway.send("b-1", gateway.rows(5))
 
     assert answer.status == 202
@@ -28,13 +28,13 @@ def test_a_batch_that_was_acknowledged_is_in_the_spool(gateway: Gateway, home: H
     assert incoming_files(home) == []
 
 
-def test_rows_that_do_not_say_whose_they_are_are_the_senders(gateway: Gateway, home: Home) -> None:
+def test_rows_without_a_gateway_belong_to_the_sender(gateway: Gateway, home: Home) -> None:
     assert gateway.send("b-1", ndjson(rows(2))).status == 202
     assert {found["gateway_id"] for found in read_spooled_rows(home, DATASET)} == {"gw-1"}
 
 
 @pytest.mark.hazard(33)
-def test_the_same_id_again_is_acknowledged_and_not_stored_again_whatever_its_body(gateway: Gateway, home: Home) -> None:
+def test_repeated_batch_id_is_acknowledged_and_not_stored_whatever_its_body(gateway: Gateway, home: Home) -> None:
     gateway.send("b-1", gateway.rows(5))
 
     for body in (gateway.rows(5), gateway.rows(3, start=100), b"this is not JSON\n", b""):
@@ -44,7 +44,7 @@ def test_the_same_id_again_is_acknowledged_and_not_stored_again_whatever_its_bod
 
 
 @pytest.mark.hazard(32)
-def test_an_id_is_known_after_a_restart(home: Home) -> None:
+def test_batch_id_is_known_after_a_restart(home: Home) -> None:
     with served(home) as first:
         first.enrolled().send("b-1", first.enrolled().rows(5))
     with served(home) as second:
@@ -52,7 +52,7 @@ def test_an_id_is_known_after_a_restart(home: Home) -> None:
     assert stored(home) == messages(range(5))
 
 
-def test_one_id_from_two_gateways_is_two_batches(server: Server, home: Home) -> None:
+def test_same_id_from_two_gateways_is_two_batches(server: Server, home: Home) -> None:
     one, other = server.enrolled("gw-1"), server.enrolled("gw-2")
 
     assert one.send("b-1", one.rows(2)).status == 202
@@ -60,7 +60,7 @@ def test_one_id_from_two_gateways_is_two_batches(server: Server, home: Home) -> 
     assert len(stored(home)) == 4
 
 
-def test_many_tries_of_one_batch_at_once_store_it_once(gateway: Gateway, home: Home) -> None:
+def test_concurrent_attempts_of_one_batch_store_it_once(gateway: Gateway, home: Home) -> None:
     with ThreadPoolExecutor(8) as threads:
         answers = list(threads.map(lambda _: gateway.send("b-1", gateway.rows(50)), range(8)))
 
@@ -70,7 +70,7 @@ def test_many_tries_of_one_batch_at_once_store_it_once(gateway: Gateway, home: H
     assert incoming_files(home) == []
 
 
-def test_many_batches_at_once_are_all_stored(server: Server, home: Home) -> None:
+def test_concurrent_batches_are_all_stored(server: Server, home: Home) -> None:
     gateways = [server.enrolled(f"gw-{number}") for number in range(4)]
 
     def send(number: int) -> int:
@@ -87,7 +87,7 @@ def test_many_batches_at_once_are_all_stored(server: Server, home: Home) -> None
     ("bad", "reason"),
     [
         (b"this is not JSON", "not JSON"),
-        (b"[1, 2]", "a row is a JSON object"),
+        (b"[1, 2]", "a row must be a JSON object"),
         (json.dumps(row(1, message_index="seven")).encode(), "message_index"),
         (json.dumps(row(1, no_such_column=1)).encode(), "unknown column"),
         (json.dumps(row(1, date="1999-01-01")).encode(), "date"),
@@ -103,7 +103,7 @@ def test_many_batches_at_once_are_all_stored(server: Server, home: Home) -> None
     ids=lambda value: value[:24] if isinstance(value, str) else "",
 )
 @pytest.mark.hazard(60)
-def test_one_bad_line_refuses_the_whole_batch_and_is_named(
+def test_invalid_line_rejects_the_whole_batch_and_is_named(
     gateway: Gateway, home: Home, bad: bytes, reason: str
 ) -> None:
     answer = gateway.send("b-1", gateway.rows(3) + b"\n" + bad + b"\n" + gateway.rows(2, start=3))
@@ -112,10 +112,10 @@ def test_one_bad_line_refuses_the_whole_batch_and_is_named(
     assert reason in answer.json["reason"]
     assert stored(home) == []
     assert incoming_files(home) == []
-    assert gateway.send("b-1", gateway.rows(3)).status == 202, "the id is still free"
+    assert gateway.send("b-1", gateway.rows(3)).status == 202, "the batch id was not used"
 
 
-def test_a_gateway_cannot_write_as_another(server: Server, home: Home) -> None:
+def test_gateway_cannot_write_as_another(server: Server, home: Home) -> None:
     one, other = server.enrolled("gw-1"), server.enrolled("gw-2")
 
     assert other.send("b-1", one.rows(1)).status == 422
@@ -124,7 +124,7 @@ def test_a_gateway_cannot_write_as_another(server: Server, home: Home) -> None:
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "zstd", "identity"])
-def test_a_body_may_be_packed(gateway: Gateway, home: Home, encoding: str) -> None:
+def test_body_may_be_compressed(gateway: Gateway, home: Home, encoding: str) -> None:
     body = gateway.rows(100)
     packed = {
         "gzip": gzip.compress(body[:5000]) + gzip.compress(body[5000:]),
@@ -147,25 +147,25 @@ def test_a_body_may_be_packed(gateway: Gateway, home: Home, encoding: str) -> No
         (b"{}", "br"),
         (b"{}", "gzip, gzip"),
     ],
-    # A packed body has its time in it: workers that collected at different seconds would see different tests.
+    # gzip stores the time: pytest workers that collect in different seconds would see different parameters.
     ids=["cut off", "not packed", "zstd cut off", "more behind it", "unknown", "twice"],
 )
 @pytest.mark.hazard(60)
-def test_a_body_that_cannot_be_unpacked_is_refused(gateway: Gateway, home: Home, body: bytes, encoding: str) -> None:
+def test_body_that_cannot_be_decompressed_is_rejected(gateway: Gateway, home: Home, body: bytes, encoding: str) -> None:
     answer = gateway.send("b-1", body, Content_Encoding=encoding)
 
     assert (answer.status, answer.error) == (400, "bad_encoding")
     assert stored(home) == []
 
 
-def test_a_body_that_is_not_what_its_sender_hashed_is_refused(gateway: Gateway, home: Home) -> None:
+def test_body_with_a_wrong_hash_is_rejected(gateway: Gateway, home: Home) -> None:
     answer = gateway.send("b-1", gateway.rows(2), X_Hyp_Content_Sha256="0" * 64)
 
     assert (answer.status, answer.error) == (400, "content_mismatch")
     assert stored(home) == []
 
 
-def test_an_empty_batch_is_acknowledged_and_stores_nothing(server: Server, gateway: Gateway, home: Home) -> None:
+def test_empty_batch_is_acknowledged_and_stores_nothing(server: Server, gateway: Gateway, home: Home) -> None:
     assert gateway.send("b-1", b"", **gateway.says()).status == 202
     assert gateway.send("b-2", b"\n \n").status == 202
     assert server.plain().send("b-3", b"").status == 202
@@ -194,22 +194,20 @@ def test_an_empty_batch_is_acknowledged_and_stores_nothing(server: Server, gatew
         ({"X_Hyp_Incarnation": "%ff"}, "bad_header"),
     ],
 )
-def test_headers_that_make_no_sense_are_refused(
-    gateway: Gateway, home: Home, headers: dict[str, str], error: str
-) -> None:
+def test_invalid_headers_are_rejected(gateway: Gateway, home: Home, headers: dict[str, str], error: str) -> None:
     answer = gateway.send("b-1", gateway.rows(1), **headers)
 
     assert (answer.status, answer.error) == (400, error)
     assert stored(home) == []
 
 
-def test_a_signal_without_a_dataset_is_unknown(gateway: Gateway) -> None:
+def test_signal_without_a_dataset_is_unknown(gateway: Gateway) -> None:
     for signal in ("logs", "traces", "metrics", "ai_gateway_messages", "..%2F..", "%00"):
         answer = gateway.ask("POST", f"/v1/ingest/{signal}", b"", Content_Type="application/x-ndjson")
         assert (answer.status, answer.error) == (404, "unknown_signal"), signal
 
 
-def test_the_spool_beside_it_works_as_ever(gateway: Gateway, home: Home) -> None:
+def test_local_producers_can_use_the_spool_of_a_server(gateway: Gateway, home: Home) -> None:
     with Spool(home) as spool:
         spool.append(DATASET, rows(3, start=100))
     gateway.send("b-1", gateway.rows(2))

@@ -1,4 +1,4 @@
-"""`hyp server token` and `hyp server gateways`, as an operator uses them beside a running server."""
+"""`hyp server token` and `hyp server gateways` while a server runs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def hyp(home: Home) -> Hyp:
     return Hyp(home.root)
 
 
-def test_a_token_is_shown_once_and_opens_the_door(hyp: Hyp, server: Server) -> None:
+def test_token_is_shown_once_and_can_enrol(hyp: Hyp, server: Server) -> None:
     made = hyp.run("server", "token", "create", "--label", "alice")
     assert made.code == 0
     token = made.out.strip()
@@ -39,7 +39,7 @@ def test_a_token_is_shown_once_and_opens_the_door(hyp: Hyp, server: Server) -> N
     assert found["last_used_at"]
 
 
-def test_a_token_ends_by_its_label_or_its_id(hyp: Hyp, server: Server) -> None:
+def test_token_is_revoked_by_label_or_id(hyp: Hyp, server: Server) -> None:
     one = hyp.ok("server", "token", "create", "--label", "alice", "--ttl", "7d")
     two = hyp.ok("server", "token", "create")
     gateway = server.enrolled("gw-1", one["token"])
@@ -54,11 +54,11 @@ def test_a_token_ends_by_its_label_or_its_id(hyp: Hyp, server: Server) -> None:
 
 
 @pytest.mark.parametrize("arguments", [["--ttl", "soon"], ["--ttl", "0s"], ["--ttl", "7"], ["--label", " "]])
-def test_a_token_that_makes_no_sense_is_not_made(hyp: Hyp, arguments: list[str]) -> None:
+def test_invalid_token_options_are_rejected(hyp: Hyp, arguments: list[str]) -> None:
     assert hyp.run("server", "token", "create", *arguments).code == 2
     assert hyp.ok("server", "token", "list") == {"tokens": []}
-    assert hyp.run("server", "token", "list").out == "there are no tokens; to make one: hyp server token create\n"
-    assert hyp.run("server", "gateways").out == "no gateway has been here yet\n"
+    assert hyp.run("server", "token", "list").out == "no tokens; to create one: hyp server token create\n"
+    assert hyp.run("server", "gateways").out == "no gateway has enrolled or delivered yet\n"
 
 
 def test_gateways_are_listed_and_released(hyp: Hyp, server: Server) -> None:

@@ -1,4 +1,4 @@
-"""The flush loop: asks for a flush when enough waits, or for long enough, and never gives up."""
+"""The server's flush task: flushes a large or old spool and retries failures."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ NEVER = 10.0**6
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flushing, "_LOOK_EVERY", 0.005)
-    monkeypatch.setattr(flushing, "_FIRST_WAIT", 0.005)
+    monkeypatch.setattr(flushing, "_POLL_SECONDS", 0.005)
+    monkeypatch.setattr(flushing, "_FIRST_PAUSE", 0.005)
 
 
 @contextmanager
@@ -51,7 +51,7 @@ def take_away(home: Home) -> None:
 
 
 @pytest.mark.parametrize("settings", [{"interval": 0.001}, {"max_rows": 10}, {"max_bytes": 1000}])
-def test_what_waits_is_flushed_when_it_is_old_or_much(home: Home, settings: dict[str, Any]) -> None:
+def test_old_or_large_spool_is_flushed(home: Home, settings: dict[str, Any]) -> None:
     asked: list[str] = []
 
     def run() -> None:
@@ -62,10 +62,10 @@ def test_what_waits_is_flushed_when_it_is_old_or_much(home: Home, settings: dict
     with running(home, run, **settings) as meters:
         eventually(lambda: asked)
         eventually(lambda: b'hyp_server_flushes_total{status="ok"} 1.0' in meters.text())
-    assert asked == ["flush"], "nothing waits any more, so nothing is asked for"
+    assert asked == ["flush"], "an empty spool is not flushed again"
 
 
-def test_a_little_that_is_young_waits(home: Home) -> None:
+def test_small_and_recent_spool_is_not_flushed(home: Home) -> None:
     wait_in_spool(home, 10)
     loop = Flushing(home, lambda: Config(flush=FlushConfig(interval=NEVER)), Meters(), lambda: None)
     try:
@@ -74,7 +74,7 @@ def test_a_little_that_is_young_waits(home: Home) -> None:
         loop.stop()
 
 
-def test_a_flush_that_fails_is_tried_again(home: Home) -> None:
+def test_failed_flush_is_retried(home: Home) -> None:
     tries: list[str] = []
 
     def run() -> None:

@@ -1,4 +1,4 @@
-"""Requests that nobody would send: each is answered, none stores anything that is not a row, none stops the server."""
+"""Malformed requests: each is answered, none stores anything but rows, none stops the server."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.strategies import json_values
 from tests.unit.server.serving import LIFE, Gateway, Server, incoming_files, served, stored
 
 pytestmark = pytest.mark.hazard(60)
-# A server is costly to start, so one serves all examples of a test; what they leave is told apart by ids.
+# Starting a server is slow, so all examples of a test share one; ids separate their rows.
 several = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=150)
 KNOWN = {200, 202, 400, 401, 403, 404, 405, 408, 409, 413, 422, 429}
 
@@ -78,7 +78,7 @@ def gateway(server: Server) -> Gateway:
     headers=st.dictionaries(names, values, max_size=6),
     body=st.one_of(st.binary(max_size=200), json_values.map(lambda value: json.dumps(value).encode())),
 )
-def test_a_request_of_any_shape_is_answered(
+def test_request_of_any_shape_is_answered(
     gateway: Gateway, method: str, path: str, headers: dict[str, str], body: bytes
 ) -> None:
     answer = gateway.ask(method, path, body, **{name.replace("-", "_"): value for name, value in headers.items()})
@@ -94,13 +94,13 @@ def test_a_request_of_any_shape_is_answered(
         max_size=5,
     )
 )
-def test_lines_that_are_no_rows_are_refused(gateway: Gateway, server: Server, lines: list[bytes]) -> None:
+def test_lines_that_are_not_rows_are_rejected(gateway: Gateway, server: Server, lines: list[bytes]) -> None:
     before = stored(server.home)
     answer = gateway.send("fuzz", b"\n".join(lines))
 
     assert answer.status in (202, 422)
     if answer.status == 202:
-        assert answer.json["stored"] == 0, "only white space is no row and no fault"
+        assert answer.json["stored"] == 0, "blank lines are ignored"
     else:
         assert 1 <= answer.json["line"] <= len(lines) + 50
     assert stored(server.home) == before
@@ -118,7 +118,7 @@ def test_lines_that_are_no_rows_are_refused(gateway: Gateway, server: Server, li
         max_size=3,
     )
 )
-def test_a_row_with_any_value_anywhere_is_stored_as_a_row_or_refused(
+def test_row_with_arbitrary_values_is_stored_or_rejected(
     gateway: Gateway, server: Server, changes: dict[str, Any]
 ) -> None:
     before = len(stored(server.home))
@@ -135,7 +135,7 @@ def test_a_row_with_any_value_anywhere_is_stored_as_a_row_or_refused(
 
 @several
 @given(noise=st.binary(min_size=1, max_size=300))
-def test_what_is_no_http_at_all_harms_nobody(gateway: Gateway, noise: bytes) -> None:
+def test_bytes_that_are_not_http_do_not_affect_others(gateway: Gateway, noise: bytes) -> None:
     place = urlsplit(gateway.url)
     with socket.create_connection((place.hostname, place.port or 0), timeout=60) as wire:
         wire.sendall(noise)

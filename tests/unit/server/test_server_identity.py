@@ -1,4 +1,4 @@
-"""Who may come in, as whom, and for how long."""
+"""Authentication: enrolment, signed tokens, gateway ids and revocation."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.unit.server.serving import Client, Gateway, Server, incoming_files, s
 SECRET = "a secret of sixteen letters and more"
 
 
-def test_a_bootstrap_token_is_traded_for_a_signed_one_as_often_as_asked(server: Server) -> None:
+def test_bootstrap_token_can_be_exchanged_repeatedly(server: Server) -> None:
     for _ in range(2):
         answer = server.client.bootstrap(bootstrap_token=server.token)
         assert answer.status == 200
@@ -34,7 +34,7 @@ def test_a_bootstrap_token_is_traded_for_a_signed_one_as_often_as_asked(server: 
 
 
 @pytest.mark.parametrize("given", ["", "hypb_", "hypb_" + "A" * 43, "x" * 10_000])
-def test_a_wrong_bootstrap_token_is_turned_away(server: Server, given: str) -> None:
+def test_wrong_bootstrap_token_is_rejected(server: Server, given: str) -> None:
     assert server.client.bootstrap(bootstrap_token=given).status == 401
 
 
@@ -54,7 +54,7 @@ def test_a_wrong_bootstrap_token_is_turned_away(server: Server, given: str) -> N
         {"host": "h" * 1000},
     ],
 )
-def test_an_enrolment_that_makes_no_sense_is_refused(server: Server, asked: dict[str, object]) -> None:
+def test_invalid_enrolment_is_rejected(server: Server, asked: dict[str, object]) -> None:
     answer = server.client.bootstrap(**{"bootstrap_token": server.token, **asked})
 
     assert answer.status == 400
@@ -62,15 +62,15 @@ def test_an_enrolment_that_makes_no_sense_is_refused(server: Server, asked: dict
 
 
 @pytest.mark.parametrize("body", [b"", b"[]", b"{", b"\xff", b"null", b'"text"'])
-def test_an_enrolment_that_is_no_object_is_refused(server: Server, body: bytes) -> None:
+def test_enrolment_must_be_a_json_object(server: Server, body: bytes) -> None:
     assert server.client.ask("POST", "/v1/identity/bootstrap", body).status == 400
 
 
-def test_an_enrolment_is_small(server: Server) -> None:
+def test_large_enrolment_is_rejected(server: Server) -> None:
     assert server.client.ask("POST", "/v1/identity/bootstrap", b" " * 20_000).status == 413
 
 
-def test_an_expired_token_lets_nobody_new_in_and_leaves_those_who_came(server: Server) -> None:
+def test_expired_token_enrols_no_new_gateway_and_keeps_enrolled_ones(server: Server) -> None:
     gateway = server.enrolled()
     earlier = (datetime.now(UTC) - timedelta(seconds=1)).isoformat()
     with closing(open_home(server.home).store) as store, store.transaction() as connection:
@@ -81,7 +81,7 @@ def test_an_expired_token_lets_nobody_new_in_and_leaves_those_who_came(server: S
     assert gateway.ask("POST", "/v1/identity/refresh").status == 200
 
 
-def test_a_revoked_token_ends_those_who_came_with_it(server: Server) -> None:
+def test_revoked_token_ends_the_gateways_enrolled_with_it(server: Server) -> None:
     other_token, _ = tokens.create(server.home, "others")
     gateway, other = server.enrolled("gw-1"), server.enrolled("gw-2", other_token)
     tokens.revoke(server.home, "tests")
@@ -92,7 +92,7 @@ def test_a_revoked_token_ends_those_who_came_with_it(server: Server) -> None:
     assert other.deliver(0, 5).status == 202
 
 
-def test_a_token_is_renewed_for_the_same_gateway(server: Server, gateway: Gateway) -> None:
+def test_signed_token_is_renewed_for_the_same_gateway(server: Server, gateway: Gateway) -> None:
     answer = gateway.ask("POST", "/v1/identity/refresh")
 
     renewed = Gateway(server.url, answer.json["jwt"], gateway.gateway_id)
@@ -100,7 +100,7 @@ def test_a_token_is_renewed_for_the_same_gateway(server: Server, gateway: Gatewa
     assert gateway.watermark()["last"] == 5
 
 
-def test_every_question_of_a_gateway_needs_a_token(server: Server, gateway: Gateway, home: Home) -> None:
+def test_every_gateway_endpoint_needs_a_token(server: Server, gateway: Gateway, home: Home) -> None:
     stranger, forged = Client(server.url), server.client
     claims = jwt.decode(gateway.jwt or "", options={"verify_signature": False})
     key = signing.signing_key(home)
@@ -135,20 +135,20 @@ def test_every_question_of_a_gateway_needs_a_token(server: Server, gateway: Gate
     assert incoming_files(home) == []
 
 
-def test_a_signed_token_ends() -> None:
+def test_signed_token_expires() -> None:
     now = [1_000.0]
     signer = Signer(b"k" * 32, lambda: now[0])
     signed = signer.sign(Caller("tok", "owner", "gw-1"))
 
     assert signed.expires_at == 1_000 + signing.LIFETIME_SECONDS
     now[0] = signed.expires_at - 1
-    assert signer.caller(signed.jwt) == Caller("tok", "owner", "gw-1")
+    assert signer.verify(signed.jwt) == Caller("tok", "owner", "gw-1")
     now[0] = signed.expires_at
-    assert signer.caller(signed.jwt) is None
+    assert signer.verify(signed.jwt) is None
 
 
 @pytest.mark.hazard(95)
-def test_an_id_belongs_to_the_secret_it_was_first_enrolled_with(server: Server) -> None:
+def test_gateway_id_belongs_to_the_secret_of_its_first_enrolment(server: Server) -> None:
     server.enrolled("gw-1")
     other_token, _ = tokens.create(server.home, "others")
     for token in (server.token, other_token):
@@ -157,16 +157,16 @@ def test_an_id_belongs_to_the_secret_it_was_first_enrolled_with(server: Server) 
     assert server.enrolled("gw-1", other_token).deliver(0, 5).status == 202
 
 
-def test_an_id_that_the_operator_released_may_be_enrolled_anew(server: Server) -> None:
+def test_released_gateway_id_can_be_enrolled_again(server: Server) -> None:
     server.enrolled("gw-1").deliver(0, 5)
     gateways.release(server.home, "gw-1")
 
     answer = server.client.bootstrap(bootstrap_token=server.token, gateway_id="gw-1", gateway_secret=SECRET)
     again = Gateway(server.url, answer.json["jwt"], "gw-1")
-    assert again.watermark()["last"] == 5, "what it delivered stays known"
+    assert again.watermark()["last"] == 5, "earlier deliveries stay known"
 
 
-def test_nothing_of_a_secret_or_a_token_is_kept(server: Server, home: Home) -> None:
+def test_secrets_and_tokens_are_not_stored(server: Server, home: Home) -> None:
     server.enrolled("gw-1").deliver(0, 5)
     held = b"".join(path.read_bytes() for path in home.root.rglob("*") if path.is_file())
 
@@ -174,12 +174,12 @@ def test_nothing_of_a_secret_or_a_token_is_kept(server: Server, home: Home) -> N
     assert b"the secret of gw-1" not in held
 
 
-def test_what_the_server_keeps_for_itself_is_nobody_elses_to_read(server: Server, home: Home) -> None:
+def test_server_files_are_readable_only_by_their_owner(server: Server, home: Home) -> None:
     for path in (home.root / "server").iterdir():
         assert path.stat().st_mode & 0o077 == 0, path
 
 
-def test_a_damaged_key_is_told_with_what_mends_it(home: Home) -> None:
+def test_damaged_signing_key_is_reported_with_its_repair(home: Home) -> None:
     with served(home):
         pass
     key = home.root / "server" / "signing.key"
@@ -189,7 +189,7 @@ def test_a_damaged_key_is_told_with_what_mends_it(home: Home) -> None:
     assert found.value.repair == (f"rm {key}",)
 
 
-def test_signed_tokens_and_the_servers_name_survive_a_restart(home: Home) -> None:
+def test_signed_tokens_and_server_id_survive_a_restart(home: Home) -> None:
     with served(home) as first:
         token = first.enrolled().jwt
         name = first.client.ask("GET", "/v1/capabilities").json["server_id"]
@@ -198,8 +198,8 @@ def test_signed_tokens_and_the_servers_name_survive_a_restart(home: Home) -> Non
         assert second.client.ask("GET", "/v1/capabilities").json["server_id"] == name
 
 
-def test_a_client_that_does_not_say_who_it_is_is_known_by_its_rows(server: Server, home: Home) -> None:
-    """The published contract's own client: it enrols with its token alone, its rows carry its gateway's id."""
+def test_client_without_gateway_id_is_identified_by_its_rows(server: Server, home: Home) -> None:
+    """A client of the published contract enrols with its token alone; its rows carry the gateway id."""
     client, theirs = server.plain(), Gateway(server.url, gateway_id="their-id")
 
     assert client.send("b-1", theirs.rows(3)).status == 202
@@ -209,15 +209,15 @@ def test_a_client_that_does_not_say_who_it_is_is_known_by_its_rows(server: Serve
     assert (known.gateway_id, known.bound_by, known.label) == ("their-id", "token", "tests")
 
 
-def test_two_such_clients_with_one_token_do_not_share_their_ids(server: Server, home: Home) -> None:
-    """Ids of theirs may be made of sequences alone, and then be the same."""
+def test_clients_without_gateway_id_on_one_token_do_not_share_batch_ids(server: Server, home: Home) -> None:
+    """Their batch ids may consist of sequences only, and so be equal."""
     client = server.plain()
     for name in ("id-1", "id-2"):
         assert client.send("b-1", Gateway(server.url, gateway_id=name).rows(3)).json["stored"] == 3
     assert len(stored(home)) == 6
 
 
-def test_such_a_client_cannot_write_as_a_gateway_of_others(server: Server, home: Home) -> None:
+def test_client_without_gateway_id_cannot_write_as_another_gateway(server: Server, home: Home) -> None:
     server.enrolled("gw-1")
     other_token, _ = tokens.create(server.home, "others")
     server.plain(other_token).send("b-1", Gateway(server.url, gateway_id="their-id").rows(1))
@@ -231,7 +231,9 @@ def test_such_a_client_cannot_write_as_a_gateway_of_others(server: Server, home:
     assert incoming_files(home) == []
 
 
-def test_such_a_client_keeps_its_id_when_its_token_is_replaced_by_one_with_the_same_label(server: Server) -> None:
+def test_client_without_gateway_id_keeps_its_gateway_when_its_token_is_replaced_under_the_same_label(
+    server: Server,
+) -> None:
     theirs = Gateway(server.url, gateway_id="their-id")
     server.plain().send("b-1", theirs.rows(3))
     tokens.revoke(server.home, "tests")
@@ -242,7 +244,7 @@ def test_such_a_client_keeps_its_id_when_its_token_is_replaced_by_one_with_the_s
     assert again.send("b-2", theirs.rows(3, start=3)).json["stored"] == 3
 
 
-def test_such_a_client_that_gets_a_secret_is_known_by_it_from_then_on(server: Server) -> None:
+def test_client_that_later_sends_a_secret_is_identified_by_it(server: Server) -> None:
     theirs = Gateway(server.url, gateway_id="gw-1")
     server.plain().send("b-1", theirs.rows(3))
     gateway = server.enrolled("gw-1")
@@ -251,19 +253,19 @@ def test_such_a_client_that_gets_a_secret_is_known_by_it_from_then_on(server: Se
     assert server.plain().send("b-2", theirs.rows(3)).status == 422
 
 
-def test_a_row_without_a_gateway_from_nobody_in_particular_is_refused(server: Server) -> None:
+def test_row_without_any_gateway_is_rejected(server: Server) -> None:
     for name in (None, "", 7, "x" * 300, "a\nb"):
         body = Gateway(server.url).rows(1).replace(b'"gw-1"', json.dumps(name).encode())
         assert server.plain().send("b-1", body).status == 422
 
 
-def test_such_a_client_cannot_ask_about_anything(server: Server) -> None:
+def test_client_without_gateway_id_cannot_query_deliveries(server: Server) -> None:
     client = server.plain()
     assert client.ask("GET", "/v1/ingest/proxy/batches/b-1").status == 403
     assert client.ask("GET", "/v1/ingest/proxy/watermark?source=claude&incarnation=i").status == 403
 
 
-def test_the_operator_sees_who_has_been_here(server: Server, home: Home) -> None:
+def test_operator_can_list_gateways(server: Server, home: Home) -> None:
     server.enrolled("gw-1").deliver(0, 5)
     server.enrolled("gw-2").deliver(0, 5, X_Hyp_Host="t%C3%A4st.example")
 
@@ -273,7 +275,7 @@ def test_the_operator_sees_who_has_been_here(server: Server, home: Home) -> None
     assert one.first_seen_at <= one.last_seen_at
 
 
-def test_enrolments_from_one_address_are_few(home: Home) -> None:
+def test_enrolments_from_one_address_are_limited(home: Home) -> None:
     with served(home, Limits(enrolments_per_minute=3)) as server:
         answers = [server.client.bootstrap(bootstrap_token="hypb_guess") for _ in range(4)]
 
@@ -281,5 +283,5 @@ def test_enrolments_from_one_address_are_few(home: Home) -> None:
     assert int(answers[-1].headers["retry-after"]) >= 1
 
 
-def test_a_config_is_asked_for_in_vain(gateway: Gateway) -> None:
+def test_config_endpoint_returns_404(gateway: Gateway) -> None:
     assert gateway.ask("GET", "/v1/config", If_None_Match='"x"').status == 404

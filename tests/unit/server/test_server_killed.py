@@ -1,4 +1,4 @@
-"""Real deaths of a real server while gateways send: what was acknowledged is there, and everything is there once."""
+"""A real server killed while gateways send: acknowledged batches are stored, and every row is stored once."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ BROKEN = (OSError, http.client.HTTPException)
 
 
 class Sender:
-    """A gateway that delivers its ranges in order, each until it is acknowledged."""
+    """A gateway that sends its ranges in order, each until it is acknowledged."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -33,7 +33,7 @@ class Sender:
 
     @property
     def told(self) -> list[str]:
-        """What it was told is stored."""
+        """The acknowledged message ids."""
         return messages(range(self.first, self.first + 10 * self.acknowledged))
 
     @property
@@ -41,7 +41,7 @@ class Sender:
         return 1000 * self.number + 1
 
     def deliver(self, url: str, token: str) -> None:
-        """As far as it gets."""
+        """Send until the server dies or every range is acknowledged."""
         try:
             gateway = enrol(url, token, f"gw-{self.number}")
             while self.acknowledged < len(RANGES):
@@ -68,7 +68,7 @@ def deliver_together(senders: list[Sender], url: str, token: str) -> None:
 
 
 def finish(home: Home, senders: list[Sender], token: str) -> None:
-    """The next server has everything that was acknowledged, takes the rest, and takes nothing twice."""
+    """Check that the next server has every acknowledged row, accepts the rest, and stores nothing twice."""
     with running(home) as (url, process):
         assert url
         assert {name for sender in senders for name in sender.told} <= set(stored(home))
@@ -92,7 +92,7 @@ def finish(home: Home, senders: list[Sender], token: str) -> None:
 @pytest.mark.hazard(94)
 @pytest.mark.parametrize("times", [1, 5])
 @pytest.mark.parametrize("point", WHILE_SENDING)
-def test_a_server_killed_at_any_point_has_what_it_acknowledged_and_stores_nothing_twice(
+def test_server_killed_at_any_crash_point_keeps_acknowledged_batches_and_stores_nothing_twice(
     home: Home, point: str, times: int
 ) -> None:
     token, _ = tokens.create(home)
@@ -100,7 +100,7 @@ def test_a_server_killed_at_any_point_has_what_it_acknowledged_and_stores_nothin
     with running(home, f"{point}:{times}") as (url, process):
         assert url
         deliver_together(senders, url, token)
-        assert process.wait(60) == -signal.SIGKILL, "the point is never reached"
+        assert process.wait(60) == -signal.SIGKILL, "the crash point is never reached"
     assert any(sender.acknowledged < len(RANGES) for sender in senders)
     finish(home, senders, token)
 
@@ -114,9 +114,7 @@ def test_a_server_killed_at_any_point_has_what_it_acknowledged_and_stores_nothin
         ("server.register.before-commit", "server.recover.before-unlink"),
     ],
 )
-def test_a_server_killed_while_it_settles_what_another_left_is_followed_by_a_third(
-    home: Home, left_by: str, point: str
-) -> None:
+def test_server_killed_during_recovery_can_be_restarted(home: Home, left_by: str, point: str) -> None:
     token, _ = tokens.create(home)
     senders = [Sender(number) for number in range(2)]
     with running(home, f"{left_by}:3") as (url, process):
@@ -130,7 +128,7 @@ def test_a_server_killed_while_it_settles_what_another_left_is_followed_by_a_thi
     finish(home, senders, token)
 
 
-def test_a_server_killed_before_it_ever_listened_starts_all_the_same(home: Home) -> None:
+def test_server_killed_before_its_first_start_completed_can_be_restarted(home: Home) -> None:
     token, _ = tokens.create(home)
     for times in (1, 1):
         with running(home, f"server.keep.after-write:{times}") as (url, process):
@@ -139,17 +137,17 @@ def test_a_server_killed_before_it_ever_listened_starts_all_the_same(home: Home)
     kept = {path: path.read_bytes() for path in (home.root / "server").iterdir()}
     assert len(kept) == 2
     finish(home, [Sender(0)], token)
-    assert {path: path.read_bytes() for path in kept} == kept, "what it is called, and its key, stay"
+    assert {path: path.read_bytes() for path in kept} == kept, "the server id and the key stay the same"
 
 
-def test_every_point_of_the_server_is_tried() -> None:
+def test_every_crash_point_of_the_server_is_tested() -> None:
     tried = {*WHILE_SENDING, "server.keep.after-write"}
     tried |= {"server.recover.before-rename", "server.recover.after-rename", "server.recover.before-unlink"}
     assert tried == set(POINTS)
 
 
 @pytest.mark.hazard(33)
-def test_a_server_killed_at_any_time_has_what_it_acknowledged(home: Home) -> None:
+def test_server_killed_at_a_random_time_keeps_acknowledged_batches(home: Home) -> None:
     token, _ = tokens.create(home)
     senders, chance = [Sender(number) for number in range(4)], random.Random(5)
     for turn in range(1, 4):

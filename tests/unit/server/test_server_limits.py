@@ -1,4 +1,4 @@
-"""More than the server takes: refused with the reason, or asked to come again, and nothing is stored."""
+"""Limits: requests over a limit are rejected with the reason or Retry-After, and nothing is stored."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ pytestmark = pytest.mark.hazard(60)
 
 @contextmanager
 def limited(home: Home, **limits: float) -> Iterator[tuple[Server, Gateway]]:
-    """The gateway has enrolled before: what is limited here is not to hit that."""
+    """Run a server with these limits. The gateway enrols before them, so that they do not affect its enrolment."""
     with served(home) as before:
         gateway = before.enrolled()
     with served(home, Limits(keep_free_bytes=0, **limits)) as server:  # type: ignore[arg-type]
         yield server, replace(gateway, url=server.url)
 
 
-def test_what_the_server_takes_is_told(server: Server) -> None:
+def test_limits_are_published(server: Server) -> None:
     answer = server.client.ask("GET", "/v1/capabilities")
 
     told = answer.json
@@ -49,7 +49,7 @@ def test_what_the_server_takes_is_told(server: Server) -> None:
     assert told["server_id"].startswith("srv-")
 
 
-def test_a_body_that_is_too_large_is_refused(home: Home) -> None:
+def test_large_body_is_rejected(home: Home) -> None:
     with limited(home, max_body_bytes=10_000) as (_, gateway):
         answer = gateway.send("b-1", gateway.rows(100))
         assert (answer.status, answer.error, answer.json["limit"]) == (413, "body_too_large", 10_000)
@@ -57,7 +57,7 @@ def test_a_body_that_is_too_large_is_refused(home: Home) -> None:
     assert len(stored(home)) == 1
 
 
-def test_a_body_that_does_not_say_how_large_it_is_is_refused_when_it_becomes_too_large(home: Home) -> None:
+def test_chunked_body_is_rejected_when_it_exceeds_the_limit(home: Home) -> None:
     with limited(home, max_body_bytes=100_000) as (_, gateway), raw(gateway) as wire:
         wire.sendall(head(gateway, "Transfer-Encoding: chunked"))
         piece = b" " * 10_000
@@ -68,7 +68,7 @@ def test_a_body_that_does_not_say_how_large_it_is_is_refused_when_it_becomes_too
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "zstd"])
-def test_a_bomb_stops_at_the_limit(gateway: Gateway, home: Home, encoding: str) -> None:
+def test_decompression_bomb_stops_at_the_limit(gateway: Gateway, home: Home, encoding: str) -> None:
     size = 1 << 30
     bomb = _gzip_bomb(size) if encoding == "gzip" else _zstd_bomb(size)
     assert len(bomb) < 2 * MIB
@@ -78,7 +78,7 @@ def test_a_bomb_stops_at_the_limit(gateway: Gateway, home: Home, encoding: str) 
     assert stored(home) == []
 
 
-def test_too_many_rows_are_refused(home: Home) -> None:
+def test_too_many_rows_are_rejected(home: Home) -> None:
     with limited(home, max_rows=10) as (_, gateway):
         answer = gateway.send("b-1", gateway.rows(11))
         assert (answer.status, answer.error, answer.json["limit"]) == (413, "too_many_rows", 10)
@@ -86,18 +86,18 @@ def test_too_many_rows_are_refused(home: Home) -> None:
     assert len(stored(home)) == 10
 
 
-def test_a_line_that_is_too_long_is_refused_by_its_number(home: Home) -> None:
+def test_long_line_is_rejected_with_its_number(home: Home) -> None:
     with limited(home, max_line_bytes=2_000) as (_, gateway):
         answer = gateway.send("b-1", gateway.rows(2) + gateway.rows(1, start=2, content_text="x" * 3_000))
         assert (answer.status, answer.json["line"]) == (422, 3)
     assert stored(home) == []
 
 
-def test_a_header_that_is_too_long_is_refused(gateway: Gateway) -> None:
+def test_long_header_is_rejected(gateway: Gateway) -> None:
     assert gateway.send("b-1", gateway.rows(1), X_Hyp_Host="h" * 10_000).status == 400
 
 
-def test_a_gateway_that_asks_too_often_is_told_when_to_come_again(home: Home) -> None:
+def test_gateway_over_its_rate_limit_gets_retry_after(home: Home) -> None:
     with limited(home, requests_per_second=0.001) as (_, gateway):
         answer = gateway.send("b-1", gateway.rows(1))
         assert (answer.status, answer.error) == (429, "too_many_requests")
@@ -105,11 +105,11 @@ def test_a_gateway_that_asks_too_often_is_told_when_to_come_again(home: Home) ->
     assert stored(home) == []
 
 
-def test_a_gateway_has_only_so_many_requests_at_once_and_others_have_their_own(home: Home) -> None:
+def test_concurrent_requests_are_limited_per_gateway(home: Home) -> None:
     with limited(home, requests_at_once=2) as (server, gateway), raw(gateway) as one, raw(gateway) as two:
         for number, wire in enumerate((one, two)):
             wire.sendall(head(gateway, "Content-Length: 10", f"X-Hyp-Batch-Id: slow-{number}"))
-        eventually(lambda: server.parts.at_once._now["gw-1"] == 2)
+        eventually(lambda: server.parts.concurrency._active["gw-1"] == 2)
         answer = gateway.send("b-1", gateway.rows(1))
         assert (answer.status, answer.error, answer.headers["retry-after"]) == (429, "too_many_at_once", "1")
         assert server.enrolled("gw-2").send("b-1", b"").status == 202
@@ -117,32 +117,32 @@ def test_a_gateway_has_only_so_many_requests_at_once_and_others_have_their_own(h
         eventually(lambda: gateway.send("b-1", gateway.rows(1)).status == 202)
 
 
-def test_bodies_of_all_gateways_together_have_only_so_much_room(home: Home) -> None:
+def test_memory_of_all_bodies_is_limited(home: Home) -> None:
     with limited(home, held_bytes=50_000) as (server, gateway), raw(gateway) as wire:
         wire.sendall(head(gateway, "Content-Length: 45000", "X-Hyp-Batch-Id: slow") + b" " * 40_000)
-        eventually(lambda: server.parts.room.taken == 40_000)
+        eventually(lambda: server.parts.body_memory.reserved == 40_000)
         answer = server.enrolled("gw-2").send("b-1", gateway.rows(40))
         assert (answer.status, answer.error, answer.headers["retry-after"]) == (503, "busy", "1")
         wire.close()
-        eventually(lambda: server.parts.room.taken == 0)
+        eventually(lambda: server.parts.body_memory.reserved == 0)
         assert gateway.send("b-1", gateway.rows(40)).status == 202
     assert len(stored(home)) == 40
 
 
-def test_a_body_that_does_not_come_is_given_up(home: Home) -> None:
+def test_body_that_stalls_is_aborted(home: Home) -> None:
     with limited(home, idle_seconds=0.05) as (_, gateway), raw(gateway) as wire:
         wire.sendall(head(gateway, "Content-Length: 100") + b"{")
         assert b" 408 " in wire.recv(100)
     assert stored(home) == []
 
 
-def test_a_body_that_comes_too_slowly_is_given_up(home: Home) -> None:
+def test_slow_body_is_aborted(home: Home) -> None:
     with limited(home, body_seconds=0.3, idle_seconds=60) as (_, gateway), raw(gateway) as wire:
         wire.sendall(head(gateway, "Content-Length: 1000000"))
         stop = threading.Event()
 
         def drip() -> None:
-            # It may close the connection before we hear that we are to stop.
+            # The server may close the connection before we notice that we should stop.
             with suppress(OSError):
                 while not stop.wait(0.01):
                     wire.sendall(b" ")
@@ -157,25 +157,25 @@ def test_a_body_that_comes_too_slowly_is_given_up(home: Home) -> None:
 
 
 @pytest.mark.parametrize("said", [b"", b"POST /v1/ingest/proxy HTTP/1.1\r\nHost: x\r\n"])
-def test_a_connection_on_which_nothing_is_asked_is_closed(home: Home, said: bytes) -> None:
+def test_idle_connection_is_closed(home: Home, said: bytes) -> None:
     with limited(home, quiet_seconds=0.05) as (_, gateway), raw(gateway) as wire:
         wire.sendall(said)
         assert wire.recv(100) == b""
 
 
-def test_a_body_that_is_cut_off_stores_nothing(home: Home) -> None:
+def test_truncated_body_stores_nothing(home: Home) -> None:
     with limited(home) as (server, gateway):
         with raw(gateway) as wire:
             body = gateway.rows(10)
             wire.sendall(head(gateway, f"Content-Length: {len(body)}", "X-Hyp-Batch-Id: b-1") + body[:-1])
-            eventually(lambda: server.parts.room.taken)
-        eventually(lambda: not server.parts.room.taken)
+            eventually(lambda: server.parts.body_memory.reserved)
+        eventually(lambda: not server.parts.body_memory.reserved)
         assert stored(home) == []
         assert gateway.send("b-1", gateway.rows(10)).json["stored"] == 10
     assert incoming_files(home) == []
 
 
-def test_the_pace_is_that_of_each_key_and_recovers() -> None:
+def test_rate_limit_is_per_key_and_recovers() -> None:
     now = [0.0]
     pace = Pace(2.0, 3.0, lambda: now[0])
     for _ in range(3):
@@ -195,25 +195,25 @@ def test_the_pace_is_that_of_each_key_and_recovers() -> None:
         pace.take("a")
 
 
-def test_the_pace_remembers_only_so_many_keys() -> None:
+def test_rate_limit_remembers_a_bounded_number_of_keys() -> None:
     pace = Pace(1.0, 1.0, lambda: 0.0)
     for number in range(20_000):
         pace.take(str(number))
-    assert len(pace._left) == 10_000
+    assert len(pace._buckets) == 10_000
 
 
-def test_what_was_taken_is_given_back_whatever_happens() -> None:
-    at_once, room = AtOnce(1), Room(10)
+def test_limits_are_released_after_errors() -> None:
+    concurrency, memory = AtOnce(1), Room(10)
 
     def take_too_much() -> None:
-        with at_once.one("a"), room.share() as share:
+        with concurrency.one("a"), memory.reserve() as share:
             share.grow_to(7)
             share.grow_to(11)
 
     for _ in range(3):
         with pytest.raises(Problem, match="busy"):
             take_too_much()
-    assert (room.taken, at_once._now) == (0, {})
+    assert (memory.reserved, concurrency._active) == (0, {})
 
 
 @contextmanager
@@ -239,7 +239,7 @@ def _zstd_bomb(size: int) -> bytes:
     return piece * (size // (16 * MIB))
 
 
-def test_errors_are_json_wherever_they_come_from(server: Server) -> None:
+def test_all_errors_are_json(server: Server) -> None:
     for method, path, status in (
         ("GET", "/nowhere", 404),
         ("GET", "/v1/ingest/proxy", 405),

@@ -1,4 +1,4 @@
-"""Names from outside: whatever they are, they are values in the ledger and never part of a path."""
+"""Names from outside are values in the ledger and never part of a path."""
 
 from __future__ import annotations
 
@@ -42,9 +42,7 @@ def files(home: Home) -> set[str]:
 
 
 @pytest.mark.parametrize("trick", TRICKS)
-def test_a_trick_in_any_name_makes_no_file_but_a_segment(
-    server: Server, home: Home, trick: str, tmp_path: Path
-) -> None:
+def test_malicious_names_create_no_file_except_segments(server: Server, home: Home, trick: str, tmp_path: Path) -> None:
     before, around = files(home), set(tmp_path.iterdir())
     gateway = Gateway(
         server.url,
@@ -70,7 +68,7 @@ def test_a_trick_in_any_name_makes_no_file_but_a_segment(
     assert SEGMENT.fullmatch(made)
     assert set(tmp_path.iterdir()) == around
     asked = gateway.ask("GET", f"/v1/ingest/proxy/batches/{_quoted(trick)}", X_Hyp_Incarnation=_quoted(trick))
-    if trick not in (".", ".."):  # which no address can end in
+    if trick not in (".", ".."):  # no URL path can end in it
         assert asked.status == 200, asked
     query = f"source={_quoted(trick)}&incarnation={_quoted(trick)}"
     assert gateway.ask("GET", f"/v1/ingest/proxy/watermark?{query}").json["last"] == 1

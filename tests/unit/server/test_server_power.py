@@ -1,4 +1,4 @@
-"""Power cuts: what was acknowledged survives, and what comes again is not stored twice."""
+"""Power cuts: acknowledged batches survive, and repeated ones are not stored twice."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def deliver(gateway: Gateway, after: int, last: int) -> None:
 
 
 def receive_until_death(home: Home, answers: Path, steps: int, disk: ShadowDisk) -> None:
-    """Serves and sends in one process, and dies at the given sync; a line in `answers` is an acknowledgement."""
+    """Serve and send in one process, and die at the given sync. Each line of `answers` is an acknowledgement."""
     with disk.watching():
         real, left = durable.fsync_fd, [steps]
 
@@ -42,7 +42,7 @@ def receive_until_death(home: Home, answers: Path, steps: int, disk: ShadowDisk)
                 deliver(gateway, after, last)
                 with open(answers, "a") as file:
                     file.write(f"{last}\n")
-            # It has no file of its own, and ends the memory of the batch before it.
+            # An empty batch has no file, and removes the id of the previous batch from the ledger.
             gateway.send("empty", b"", **gateway.says(), X_Hyp_Seq_Range="25-30", X_Hyp_Acked_To="25")
             durable.fsync_fd = real
 
@@ -51,7 +51,7 @@ def receive_until_death(home: Home, answers: Path, steps: int, disk: ShadowDisk)
 @pytest.mark.hazard(31)
 @pytest.mark.parametrize("survives", [0.0, 0.5])
 @pytest.mark.parametrize("steps", [*range(17), 1_000])
-def test_a_power_cut_after_any_sync_keeps_what_was_acknowledged(tmp_path: Path, steps: int, survives: float) -> None:
+def test_power_cut_after_any_sync_keeps_acknowledged_batches(tmp_path: Path, steps: int, survives: float) -> None:
     home, answers, chance = Home(tmp_path / "home"), tmp_path / "answers", random.Random(f"{steps} {survives}")
     identify(home)
     with served(home):

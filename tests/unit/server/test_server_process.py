@@ -1,4 +1,4 @@
-"""`hyp server run` as a process: one per home, on the air when it says so, and gone without losing anything."""
+"""`hyp server run` as a process: one per home, announced address, TLS, and a shutdown that loses nothing."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.rows import DATASET
 from tests.unit.server.serving import LIMITS, Client, Gateway, enrol, messages, running, served, stored
 
 
-def test_it_says_where_it_listens_and_ends_when_it_is_told_to(home: Home) -> None:
+def test_server_announces_its_address_and_ends_on_sigterm(home: Home) -> None:
     token, _ = tokens.create(home)
     for number in (signal.SIGTERM, signal.SIGINT):
         with running(home) as (url, process):
@@ -49,16 +49,16 @@ def test_it_says_where_it_listens_and_ends_when_it_is_told_to(home: Home) -> Non
     assert stored(home) == messages(range(1, 6))
 
 
-def test_a_home_has_one_server(home: Home) -> None:
+def test_home_has_one_server(home: Home) -> None:
     with running(home) as (url, process):
         assert url
-        assert f"runs as process {process.pid}, listens at {url}" in Hyp(home.root).run("status").out
+        assert f"running as process {process.pid}, listening on {url}" in Hyp(home.root).run("status").out
         second = Hyp(home.root).run("server", "run", "--listen", "127.0.0.1:0")
         assert second.code == 3
         assert str(process.pid) in second.err
 
 
-def test_an_address_that_is_taken_is_told(home: Home) -> None:
+def test_address_in_use_is_reported(home: Home) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         refused = Hyp(home.root).run("server", "run", "--listen", f"127.0.0.1:{port}", "--no-flush")
@@ -75,11 +75,11 @@ def test_an_address_that_is_taken_is_told(home: Home) -> None:
         ["--tls-cert", __file__, "--tls-key", __file__],
     ],
 )
-def test_options_that_make_no_sense_are_refused(home: Home, arguments: list[str]) -> None:
+def test_invalid_options_are_rejected(home: Home, arguments: list[str]) -> None:
     assert Hyp(home.root).run("server", "run", *arguments).code == 2
 
 
-def test_it_warns_when_it_can_be_overheard(home: Home) -> None:
+def test_server_warns_about_unencrypted_remote_access(home: Home) -> None:
     process = Hyp(home.root).start("server", "run", "--listen", "0.0.0.0:0", "--no-flush")
     assert process.stdout
     assert process.stdout.readline().startswith(b"listening on http://0.0.0.0:")
@@ -90,7 +90,7 @@ def test_it_warns_when_it_can_be_overheard(home: Home) -> None:
         assert b"without TLS" not in quiet.communicate(timeout=60)[1]
 
 
-def test_it_speaks_tls(home: Home, tmp_path: Path) -> None:
+def test_server_supports_tls(home: Home, tmp_path: Path) -> None:
     authority = trustme.CA()
     certificate = authority.issue_cert("localhost", "127.0.0.1")
     certificate.private_key_pem.write_to_path(tmp_path / "key.pem")
@@ -114,7 +114,7 @@ def test_it_speaks_tls(home: Home, tmp_path: Path) -> None:
     assert process.returncode == 0
 
 
-def test_what_is_under_way_when_it_is_told_to_end_is_finished(home: Home) -> None:
+def test_requests_in_progress_are_finished_on_shutdown(home: Home) -> None:
     token, _ = tokens.create(home)
     with running(home) as (url, process):
         assert url
@@ -142,7 +142,7 @@ def test_what_is_under_way_when_it_is_told_to_end_is_finished(home: Home) -> Non
     assert stored(home) == messages(range(50))
 
 
-def test_a_server_that_drains_takes_nothing_new(home: Home) -> None:
+def test_draining_server_accepts_no_new_batch(home: Home) -> None:
     with served(home) as server:
         gateway = server.enrolled()
         server.parts.draining = True
@@ -154,7 +154,7 @@ def test_a_server_that_drains_takes_nothing_new(home: Home) -> None:
     assert stored(home) == []
 
 
-def test_batches_whose_senders_a_drain_could_not_wait_for_are_stored_all_the_same(home: Home) -> None:
+def test_batches_are_stored_even_if_the_drain_times_out(home: Home) -> None:
     with ExitStack() as senders, served(home, replace(LIMITS, drain_seconds=0.0)) as server:
         gateways = [server.enrolled(f"gw-{number}") for number in range(3)]
         writing = ExitStack()
@@ -181,7 +181,7 @@ def _refuses(port: int) -> bool:
     return False
 
 
-def test_it_counts_what_it_does_and_names_nobody(home: Home) -> None:
+def test_metrics_count_requests_and_name_no_gateway(home: Home) -> None:
     with served(home) as server:
         gateway = server.enrolled("gw-private-name")
         gateway.deliver(0, 5, "source-private-name")
@@ -206,7 +206,7 @@ def test_it_counts_what_it_does_and_names_nobody(home: Home) -> None:
     assert "message" not in counted
 
 
-def test_importing_the_server_brings_in_no_spark() -> None:
+def test_importing_the_server_does_not_import_spark() -> None:
     modules = sorted(path.stem for path in Path(tokens.__file__).parent.glob("*.py") if path.stem != "__init__")
     script = "import sys\n" + "".join(f"import hypaware.server.{name}\n" for name in modules)
     script += "print(*({'pyspark', 'py4j'} & set(sys.modules)))"
@@ -214,8 +214,8 @@ def test_importing_the_server_brings_in_no_spark() -> None:
     assert (done.returncode, done.stdout.strip()) == (0, ""), done.stderr
 
 
-def test_a_server_that_has_received_has_no_spark(home: Home) -> None:
-    """Also not where a command would run Spark in its own process."""
+def test_receiving_a_batch_does_not_import_spark(home: Home) -> None:
+    """HYP_ENGINE=inline, with which commands run Spark in their own process, does not apply to the server."""
     token, _ = tokens.create(home)
     process = Hyp(home.root, inline=True).start("server", "run", "--listen", "127.0.0.1:0", "--no-flush")
     try:
@@ -231,7 +231,7 @@ def test_a_server_that_has_received_has_no_spark(home: Home) -> None:
 
 
 @pytest.mark.hazard(33)
-def test_a_client_that_goes_away_before_its_answer_finds_its_batch_stored(home: Home) -> None:
+def test_batch_of_a_disconnected_client_is_stored(home: Home) -> None:
     with served(home) as server:
         gateway = server.enrolled()
         body = gateway.rows(5)

@@ -1,4 +1,4 @@
-"""Ranges: how far each stream has come, and that no row of it comes in twice under another id."""
+"""Ranges: the watermark of each stream, and protection against rows repeated under another id."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.unit.server.serving import Gateway, Server, incoming_files, messages,
 OTHER_LIFE = "f" * 32
 
 
-def test_the_watermark_is_the_end_of_what_was_delivered(gateway: Gateway) -> None:
+def test_watermark_is_the_end_of_the_delivered_range(gateway: Gateway) -> None:
     assert gateway.watermark() == {"last": 0, "holes": []}
     gateway.deliver(0, 10)
     gateway.deliver(10, 25)
@@ -18,7 +18,7 @@ def test_the_watermark_is_the_end_of_what_was_delivered(gateway: Gateway) -> Non
     assert gateway.watermark("codex") == {"last": 0, "holes": []}
 
 
-def test_the_watermark_is_that_of_the_header_unless_another_life_is_asked_about(gateway: Gateway) -> None:
+def test_watermark_uses_the_header_incarnation_unless_the_query_names_another(gateway: Gateway) -> None:
     gateway.deliver(0, 10)
     asked = gateway.ask("GET", "/v1/ingest/proxy/watermark?source=claude", **gateway.says())
     assert asked.json["last"] == 10
@@ -32,7 +32,7 @@ def test_the_watermark_is_that_of_the_header_unless_another_life_is_asked_about(
 
 
 @pytest.mark.hazard(32)
-def test_a_new_id_for_rows_that_were_delivered_is_refused_with_how_far_they_go(gateway: Gateway, home: Home) -> None:
+def test_new_id_for_delivered_rows_is_rejected_with_the_covered_range(gateway: Gateway, home: Home) -> None:
     gateway.deliver(0, 10)
     gateway.deliver(10, 20)
     for after, last in ((0, 10), (5, 15), (15, 30), (0, 100), (19, 20)):
@@ -44,7 +44,7 @@ def test_a_new_id_for_rows_that_were_delivered_is_refused_with_how_far_they_go(g
     assert gateway.deliver(20, 30, id="new 20-30").status == 202
 
 
-def test_an_overlap_tells_what_of_the_asked_range_is_missing(gateway: Gateway) -> None:
+def test_overlap_response_lists_the_missing_parts_of_the_range(gateway: Gateway) -> None:
     gateway.deliver(10, 20)
     gateway.deliver(30, 40)
     gateway.deliver(50, 60)
@@ -55,7 +55,7 @@ def test_an_overlap_tells_what_of_the_asked_range_is_missing(gateway: Gateway) -
     assert gateway.watermark() == {"last": 60, "holes": [[0, 10], [20, 30], [40, 50]]}
 
 
-def test_a_dead_letter_that_is_replayed_fills_its_hole(gateway: Gateway, home: Home) -> None:
+def test_replayed_dead_letter_fills_its_hole(gateway: Gateway, home: Home) -> None:
     gateway.deliver(0, 10)
     gateway.deliver(15, 20)
     assert gateway.watermark()["holes"] == [[10, 15]]
@@ -69,7 +69,7 @@ def test_a_dead_letter_that_is_replayed_fills_its_hole(gateway: Gateway, home: H
 
 
 @pytest.mark.hazard(32)
-def test_ids_are_forgotten_only_below_what_their_sender_has_seen(gateway: Gateway, home: Home) -> None:
+def test_ids_are_removed_only_below_the_senders_acknowledged_sequence(gateway: Gateway, home: Home) -> None:
     gateway.deliver(0, 10, id="first")
     gateway.deliver(10, 20, id="second")
     gateway.deliver(0, 5, "codex", id="of codex")
@@ -80,13 +80,13 @@ def test_ids_are_forgotten_only_below_what_their_sender_has_seen(gateway: Gatewa
     assert all(gateway.landed(known) for known in ("second", "third", "of codex"))
     assert gateway.reborn(OTHER_LIFE).landed("of another life")
     gateway.deliver(30, 40, id="fourth", X_Hyp_Acked_To="40")
-    assert gateway.landed("fourth"), "it is never its own"
-    assert gateway.deliver(0, 10, id="first").status == 409, "its range is remembered"
+    assert gateway.landed("fourth"), "a batch does not remove its own id"
+    assert gateway.deliver(0, 10, id="first").status == 409, "its range is still known"
     assert gateway.deliver(10, 20, id="second").status == 409
     assert len(stored(home)) == 55
 
 
-def test_a_client_without_ranges_is_never_forgotten(gateway: Gateway, home: Home) -> None:
+def test_ids_of_a_client_without_ranges_are_never_removed(gateway: Gateway, home: Home) -> None:
     gateway.send("no range", gateway.rows(3, start=1_000))
     gateway.deliver(0, 10, X_Hyp_Acked_To="10")
     gateway.deliver(10, 20, X_Hyp_Acked_To="999999")
@@ -96,8 +96,8 @@ def test_a_client_without_ranges_is_never_forgotten(gateway: Gateway, home: Home
 
 
 @pytest.mark.hazard(71)
-def test_two_lives_of_a_gateway_have_ranges_of_their_own(gateway: Gateway, home: Home) -> None:
-    """Two copies of a home number different rows alike; neither's may be taken for the other's."""
+def test_incarnations_of_a_gateway_have_separate_ranges(gateway: Gateway, home: Home) -> None:
+    """Two copies of a home assign the same sequences to different rows; they must not be confused."""
     copy = gateway.reborn(OTHER_LIFE)
     gateway.deliver(0, 10, id="one id")
 
@@ -108,7 +108,7 @@ def test_two_lives_of_a_gateway_have_ranges_of_their_own(gateway: Gateway, home:
     assert len(stored(home)) == 15
 
 
-def test_two_gateways_have_ranges_of_their_own(server: Server) -> None:
+def test_gateways_have_separate_ranges(server: Server) -> None:
     one, other = server.enrolled("gw-1"), server.enrolled("gw-2")
     one.deliver(0, 10)
 
@@ -118,7 +118,7 @@ def test_two_gateways_have_ranges_of_their_own(server: Server) -> None:
 
 
 @pytest.mark.hazard(25)
-def test_sources_are_what_they_are_called_to_the_letter(gateway: Gateway) -> None:
+def test_source_names_are_compared_exactly(gateway: Gateway) -> None:
     names = ["a b", "a_b", "a%20b", "a+b", "A b", " a b", "ä/../b", "b\n", "'; DROP TABLE delivered; --"]
     for number, name in enumerate(names, 1):
         assert gateway.deliver(0, number, name).status == 202, name
@@ -126,7 +126,7 @@ def test_sources_are_what_they_are_called_to_the_letter(gateway: Gateway) -> Non
 
 
 @pytest.mark.hazard(95)
-def test_a_gateway_that_enrols_again_with_another_token_is_still_the_same(home: Home) -> None:
+def test_gateway_that_enrols_with_another_token_keeps_its_ranges(home: Home) -> None:
     with served(home) as first:
         first.enrolled().deliver(0, 10, id="one")
     with served(home) as second:
@@ -138,7 +138,7 @@ def test_a_gateway_that_enrols_again_with_another_token_is_still_the_same(home: 
     assert len(stored(home)) == 10
 
 
-def test_sequences_that_javascript_would_bend_travel_as_text(gateway: Gateway) -> None:
+def test_sequences_beyond_javascript_precision_are_sent_as_text(gateway: Gateway) -> None:
     low, high = 2**53 - 1, 2**62
     for after, last in ((low - 5, low), (high, high + 1)):
         headers = {**gateway.says(), "X_Hyp_Seq_Range": f"{after}-{last}"}

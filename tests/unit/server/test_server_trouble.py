@@ -1,4 +1,4 @@
-"""Trouble of the server's own: nothing is acknowledged that is not stored, and it goes on when the trouble is over."""
+"""Storage failures: nothing is acknowledged that is not stored, and work continues after the failure."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def ready(server: Server) -> Reply:
 
 
 @pytest.mark.hazard(13)
-def test_a_full_disk_is_told_and_work_goes_on_when_there_is_room(tmp_path: Path) -> None:
+def test_full_disk_is_reported_and_work_continues_when_space_is_free(tmp_path: Path) -> None:
     with mounted(tmp_path / "disk") as disk:
         home = Home(disk.root / "home")
         with served(home) as server:
@@ -53,7 +53,7 @@ def test_a_full_disk_is_told_and_work_goes_on_when_there_is_room(tmp_path: Path)
 
 
 @pytest.mark.hazard(13)
-def test_batches_leave_room_on_the_disk_for_what_makes_them_small(home: Home) -> None:
+def test_batches_leave_disk_space_for_the_flush(home: Home) -> None:
     with served(home, Limits(keep_free_bytes=1 << 60)) as server:
         gateway = server.enrolled()
         answer = gateway.send("b-1", gateway.rows(1))
@@ -64,7 +64,7 @@ def test_batches_leave_room_on_the_disk_for_what_makes_them_small(home: Home) ->
 
 
 def failing(monkeypatch: pytest.MonkeyPatch, where: Any, name: str, error: Exception, times: int) -> list[int]:
-    """Makes a step fail so many times, for real parts around it; the list counts them down."""
+    """Make a step fail the given number of times; the returned list counts down."""
     real: Callable[..., Any] = getattr(where, name)
     left = [times]
 
@@ -92,7 +92,7 @@ NO_ROOM = OSError(errno.ENOSPC, "No space left on device")
         (ledger, "overlaps", ZeroDivisionError("a fault of ours"), 500),
     ],
 )
-def test_a_step_that_fails_stores_nothing_and_the_retry_stores_once(
+def test_failed_step_stores_nothing_and_the_retry_stores_once(
     server: Server,
     gateway: Gateway,
     home: Home,
@@ -116,10 +116,10 @@ def test_a_step_that_fails_stores_nothing_and_the_retry_stores_once(
 
 
 @pytest.mark.hazard(94)
-def test_a_transaction_that_failed_after_it_was_committed_counts(
+def test_transaction_that_fails_after_its_commit_counts_as_stored(
     gateway: Gateway, home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody knows from the error alone; the file of a batch that the ledger knows must not be removed."""
+    """The error alone does not show this; the file of a batch that is in the ledger must not be removed."""
     real = Store.transaction
 
     @contextmanager
@@ -137,13 +137,13 @@ def test_a_transaction_that_failed_after_it_was_committed_counts(
 
 
 @pytest.mark.hazard(94)
-def test_a_batch_that_cannot_be_moved_is_stored_all_the_same_and_moved_before_the_next(
+def test_batch_that_cannot_be_moved_is_stored_and_moved_before_the_next(
     gateway: Gateway, home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     left = failing(monkeypatch, Path, "rename", NO_ROOM, 2)
     answer = gateway.deliver(0, 5)
     assert answer.status == 202
-    eventually(lambda: left == [0])  # tried when it was stored, and once more after the answer
+    eventually(lambda: left == [0])  # attempted when it was stored, and once more after the answer
     assert len(incoming_files(home)) == 1
     assert gateway.landed(f"{gateway.life}/claude/0-5")
 
@@ -153,10 +153,10 @@ def test_a_batch_that_cannot_be_moved_is_stored_all_the_same_and_moved_before_th
 
 
 @pytest.mark.hazard(32)
-def test_no_id_is_forgotten_while_its_batch_is_not_moved(
+def test_batch_id_is_not_removed_before_its_file_is_moved(
     gateway: Gateway, home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A batch in incoming/ whose id is gone would be removed at the next start, and it was acknowledged."""
+    """A batch in incoming/ whose id was removed would be deleted at the next start, although it was acknowledged."""
     left = failing(monkeypatch, Path, "rename", NO_ROOM, 1_000)
     assert gateway.deliver(0, 5, id="first").status == 202
     assert gateway.deliver(5, 10, X_Hyp_Acked_To="5").status == 503
@@ -166,8 +166,8 @@ def test_no_id_is_forgotten_while_its_batch_is_not_moved(
     assert sorted(stored(home)) == sorted(messages(range(1, 11)))
 
 
-def test_a_state_that_is_held_by_another_process_is_waited_for(server: Server, gateway: Gateway, home: Home) -> None:
-    """An engine records a flush at any time."""
+def test_server_waits_for_a_locked_state(server: Server, gateway: Gateway, home: Home) -> None:
+    """An engine may record a flush at any time."""
     other = open_home(home).store
     answers: list[Reply] = []
     with other.transaction() as connection:
@@ -189,13 +189,13 @@ def coerced(count: int) -> list[Row]:
 
 
 def left_behind(home: Home, count: int = 3) -> Path:
-    """A durable batch that no ledger knows."""
+    """Write a durable batch that is not in the ledger."""
     spool = incoming.create(home, DATASET)
     return incoming.write(spool, envelope.write_lines(coerced(count), 0), count)
 
 
 @pytest.mark.hazard(94)
-def test_what_the_ledger_does_not_know_is_removed_at_the_start(home: Home) -> None:
+def test_files_missing_from_the_ledger_are_removed_at_start(home: Home) -> None:
     with served(home):
         pass
     path = left_behind(home)
@@ -206,8 +206,8 @@ def test_what_the_ledger_does_not_know_is_removed_at_the_start(home: Home) -> No
 
 
 @pytest.mark.hazard(94)
-def test_without_its_ledger_a_server_keeps_what_it_finds(home: Home) -> None:
-    """State and ledger are lost: nobody knows what was acknowledged. The rows' keys tell what comes again."""
+def test_server_without_its_ledger_keeps_every_file(home: Home) -> None:
+    """If state and ledger are lost, acknowledgements are unknown; dedupe keys recognise repeated rows."""
     with served(home) as server:
         name = server.parts.server_id
     left_behind(home)
@@ -218,11 +218,11 @@ def test_without_its_ledger_a_server_keeps_what_it_finds(home: Home) -> None:
         assert stored(home) == messages(range(3))
     left_behind(home)
     with served(home):
-        assert len(stored(home)) == 3, "from then on the ledger is whole again"
+        assert len(stored(home)) == 3, "from then on the ledger is complete again"
 
 
 @pytest.mark.hazard(94)
-def test_a_move_that_a_power_cut_undid_is_not_made_again_for_rows_that_are_in_the_lake(home: Home) -> None:
+def test_committed_segment_is_not_moved_again_after_a_power_cut(home: Home) -> None:
     with served(home) as server:
         server.enrolled().deliver(0, 5)
     (segment,) = segments.sealed_segments(segments.folder(home, DATASET))
@@ -237,7 +237,7 @@ def test_a_move_that_a_power_cut_undid_is_not_made_again_for_rows_that_are_in_th
         assert incoming_files(home) == []
 
 
-def test_the_group_is_bounded(gateway: Gateway, home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_group_size_is_limited(gateway: Gateway, home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(group_commit, "_MAX_GROUP", 1)
     sending = [threading.Thread(target=gateway.deliver, args=(5 * n, 5 * n + 5, f"s{n}")) for n in range(8)]
     for thread in sending:
@@ -247,7 +247,7 @@ def test_the_group_is_bounded(gateway: Gateway, home: Home, monkeypatch: pytest.
     assert len(stored(home)) == 40
 
 
-def test_a_server_in_trouble_says_that_it_lives(home: Home) -> None:
+def test_server_with_a_storage_problem_is_healthy_but_not_ready(home: Home) -> None:
     with served(home, LIMITS) as server:
-        server.parts.trouble.met(NO_ROOM)
+        server.parts.health.failed(NO_ROOM)
         assert server.client.ask("GET", "/healthz").status == 200

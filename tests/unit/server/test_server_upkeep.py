@@ -1,4 +1,4 @@
-"""The server keeps its lake in shape as a daemon does: when something is due, and beside the requests."""
+"""The server's maintenance: if something is due, concurrently with requests."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.unit.server.serving import Client, enrol
 LONG_AGO, TODAY = of_age(90), of_age(0)
 DUE = '[retention]\ndefault_days = 30\n[maintain]\ninterval = "1m"\nbudget = "90s"\n'
 
-# A minute of its looks takes a fifth of a second, and its engine has the light jobs.
+# A minute between checks takes a fifth of a second, and the engine runs light jobs.
 _SERVER = """
 import asyncio, logging, sys, time
 
@@ -72,7 +72,7 @@ class Running:
         return Client(self.url).ask("GET", "/metrics").body.decode()
 
     def stop(self) -> str:
-        """Asks it to end; it must do so in peace. What it printed last."""
+        """Ask the server to end, require a clean exit, and return its last output."""
         self.process.send_signal(signal.SIGTERM)
         out, _ = self.process.communicate(timeout=60)
         assert self.process.returncode == 0
@@ -106,7 +106,7 @@ def kept(home: Home) -> int:
     return len(read_lake(home, light_life.DATASET))
 
 
-def test_days_that_are_over_go_without_anybody_asking_though_an_engine_dies_at_it(home: Home, tmp_path: Path) -> None:
+def test_expired_days_are_removed_automatically_even_if_the_engine_dies_once(home: Home, tmp_path: Path) -> None:
     declare(home, DUE)
     keep(home, 2, young=3)
     (home.root / "die-maintain").touch()
@@ -114,13 +114,13 @@ def test_days_that_are_over_go_without_anybody_asking_though_an_engine_dies_at_i
         eventually(lambda: 'hyp_server_maintenances_total{status="ok"} 1.0' in running.metrics)
         assert kept(home) == 3
         assert 'hyp_server_maintenances_total{status="failed"} 1.0' in running.metrics
-        assert "the lake was not maintained: the engine died in the middle of maintain" in running.log
+        assert "maintenance failed: the engine died while running maintain" in running.log
         assert "ai_gateway_messages: dropped 2 rows of 1 day before" in running.log
-        assert running.stop() == "\n", "it imports neither Spark nor Arrow"
+        assert running.stop() == "\n", "the process imports neither Spark nor Arrow"
     assert maintenances_of(home) == [{"dataset": None, "budget": 90.0}] * 2
 
 
-def test_it_takes_batches_meanwhile_and_breaks_off_at_its_end(home: Home, tmp_path: Path) -> None:
+def test_server_accepts_batches_during_maintenance_and_cancels_it_on_shutdown(home: Home, tmp_path: Path) -> None:
     declare(home, DUE)
     keep(home, 2)
     (home.root / "wait-maintain").touch()
@@ -130,30 +130,30 @@ def test_it_takes_batches_meanwhile_and_breaks_off_at_its_end(home: Home, tmp_pa
         assert enrol(running.url, token, "gw-1").deliver(0, 5).status == 202
         running.stop()
         eventually(lambda: (home.root / "cancelled-maintain").exists())
-        assert "the server ends" in running.log
+        assert "the server has ended" in running.log
     assert (len(maintenances_of(home)), kept(home)) == (1, 2)
 
 
-def test_a_daemon_of_the_same_home_does_it_alone(home: Home, tmp_path: Path) -> None:
+def test_server_leaves_maintenance_to_a_daemon_in_the_same_home(home: Home, tmp_path: Path) -> None:
     declare(home, DUE)
     keep(home, 2)
     with ExitStack() as daemon:
         daemon.enter_context(instance.only_one(home))
         with server(home, tmp_path) as running:
-            eventually(lambda: "maintenance is left to the daemon that runs in this home" in running.log)
+            eventually(lambda: "the daemon that runs in this home does the maintenance" in running.log)
             assert (maintenances_of(home), kept(home)) == ([], 2)
             daemon.close()
             eventually(lambda: kept(home) == 0)
 
 
-def test_the_battery_is_no_reason_to_wait_and_quiet_hours_are(home: Home) -> None:
+def test_server_ignores_the_battery_and_respects_quiet_hours(home: Home) -> None:
     night, noon = datetime(2026, 11, 15, 2).astimezone(), datetime(2026, 11, 15, 12).astimezone()
     settings = MaintainConfig(quiet_hours="22:00-07:00", on_battery=False)
     assert why_not_now(home, settings, night) == "maintenance waits for the end of the quiet hours (22:00-07:00)"
     assert why_not_now(home, settings, noon) is None
 
 
-def test_a_new_config_counts_at_once_and_a_broken_one_is_told_once(
+def test_changed_config_takes_effect_and_an_invalid_one_is_logged_once(
     home: Home, caplog: pytest.LogCaptureFixture
 ) -> None:
     declare(home, '[maintain]\ninterval = "1m"\n')
@@ -162,6 +162,6 @@ def test_a_new_config_counts_at_once_and_a_broken_one_is_told_once(
     assert settings().maintain.interval == 120
     home.config.write_text("version = ")
     assert [settings().maintain.interval, settings().maintain.interval] == [120, 120]
-    assert caplog.text.count("the config is broken, so the old one stays in force") == 1
+    assert caplog.text.count("the config is invalid; the previous one stays in force") == 1
     declare(home, '[maintain]\ninterval = "off"\n')
     assert settings().maintain.interval == 0

@@ -147,7 +147,7 @@ def test_a_client_that_the_config_leaves_out_stays_out_unless_it_is_named(home: 
 @pytest.mark.parametrize(
     ("chosen", "says"),
     [
-        ({"retention_days": 7}, "retention.default_days is 30, and would become 7"),
+        ({"retention_days": 7}, "retention.default_days would change from 30 to 7"),
         ({"export": Export("keep-local")}, "the sink team would go"),
         ({"export": Export("server", "https://other.example")}, "sinks.team.url is 'https://hyp.example'"),
         ({"export": Export("server", "https://hyp.example", "/t")}, "sinks.team.token_file is '/tokens/team'"),
@@ -204,7 +204,7 @@ def test_a_broken_config_is_told_and_with_a_word_made_anew(home: Home, found: li
 def test_an_answer_leaves_a_client_out_of_a_config_that_has_it(home: Home, found: list[FoundClient]) -> None:
     own(home)
     written = write(home, found, clients=("claude",), interactive=True, force=True)
-    assert written.configured.changes == ("codex is recorded, and would be no longer",)
+    assert written.configured.changes == ("codex would no longer be recorded",)
     assert table(home)["clients"] == {"claude": {"enabled": True}, "codex": {"enabled": False}}
 
 

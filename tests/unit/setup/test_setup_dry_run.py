@@ -30,9 +30,9 @@ def test_on_a_machine_without_a_home_nothing_is_made(hyp: Hyp, user: Path, tmp_p
     assert "18 rows of 2 sessions would be imported" in out
     assert '"ANTHROPIC_BASE_URL": "http://127.0.0.1:18521/claude"' in out
     assert "+model_provider = " in out
-    assert "would be fetched into" in out
+    assert "would be downloaded to" in out
     # What would not work is told, with what mends it.
-    assert "Spark needs Java 17 or 21" in out
+    assert "Spark requires Java 17 or 21" in out
 
 
 def test_what_cannot_be_read_of_the_history_is_told(hyp: Hyp, user: Path) -> None:

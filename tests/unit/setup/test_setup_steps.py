@@ -24,7 +24,7 @@ def test_without_a_client_there_is_nothing_to_import_and_that_is_said(hyp: Hyp, 
     document = json.loads(out)
     assert (code, document["clients"], document["error"]["kind"]) == (NO_JAVA, [], "java_missing")
     (told,) = [step for step in document["steps"] if step["step"] == "import"]
-    assert (told["status"], told["said"]) == ("skipped", "no client was found on this machine")
+    assert (told["status"], told["said"]) == ("skipped", "no client found on this machine")
     assert home.config.exists()
 
 
@@ -48,7 +48,7 @@ def test_a_client_that_is_left_out_and_still_attached_is_named(hyp: Hyp, user: P
     hyp("setup", *ALONE, "--client", "codex")
     assert CLIENT.settings is not None
     attach.attach(home, CLIENT.settings, "http://127.0.0.1:1", {"HOME": str(user)})
-    assert "next: claude still goes through the gateway: hyp client detach claude" in hyp("setup", *ALONE)[2]
+    assert "next: claude is disabled but still attached to the gateway: hyp client detach claude" in hyp("setup", *ALONE)[2]
 
 
 def test_a_home_that_cannot_be_made_ends_it_before_anything_is_done(

@@ -22,14 +22,14 @@ from tests.unit.setup.conftest import tree
 NO_JAVA = 3
 SPACE = " "
 QUESTIONS = {
-    "Which clients shall be recorded?": (ENTER,),
-    "Where shall rows go?": (DOWN, DOWN, ENTER),
-    "The server's address?": ("https://hyp.example", ENTER),
-    "The file that holds the token?": (ENTER,),
-    "How long shall rows be kept?": (DOWN, DOWN, DOWN, DOWN, ENTER),
+    "Which clients do you want to record?": (ENTER,),
+    "Where do you want to deliver rows?": (DOWN, DOWN, ENTER),
+    "What is the server's address?": ("https://hyp.example", ENTER),
+    "Which file holds the token?": (ENTER,),
+    "How long do you want to keep rows?": (DOWN, DOWN, DOWN, DOWN, ENTER),
     "How many days?": ("17", ENTER),
     "Import their history": ("y",),
-    "Shall new sessions be recorded": (DOWN, DOWN, ENTER),
+    "Do you want to record new sessions": (DOWN, DOWN, ENTER),
 }
 
 
@@ -50,7 +50,7 @@ def test_answers_become_the_config_and_the_steps(user: Path, home: Home) -> None
         assert code == NO_JAVA, shown.shown
         assert "claude   Claude Code: 2 sessions, 2026-10-01 to" in shown.shown
         assert "Import their history, about 2 sessions" in shown.shown
-        assert "Spark needs Java 17 or 21" in shown.shown
+        assert "Spark requires Java 17 or 21" in shown.shown
         assert f"put the server's token into {home.root / 'server-token'}" in shown.shown
     assert config(home) == {
         "version": 1,
@@ -86,9 +86,9 @@ def test_without_a_client_no_daemon_is_started_unasked(user: Path, home: Home) -
     with terminal() as shown:
         for question, keys in (
             ("Which clients", (SPACE, DOWN, SPACE, ENTER)),
-            ("Where shall rows go?", (ENTER,)),
+            ("Where do you want to deliver rows?", (ENTER,)),
             ("How long", (ENTER,)),
-            ("Start the daemon all the same?", (ENTER,)),
+            ("Start the daemon anyway?", (ENTER,)),
         ):
             shown.expect(question)
             shown.press(*keys)
@@ -102,7 +102,7 @@ def test_input_that_ends_is_a_way_to_leave(user: Path, home: Home) -> None:
         for question, keys in list(QUESTIONS.items())[:2]:
             shown.expect(question)
             shown.press(*keys)
-        shown.expect("The server's address?")
+        shown.expect("What is the server's address?")
         shown.press(ENTER)
         shown.expect("an address, such as https://host.example")
         shown.press("no address", ENTER)
@@ -115,13 +115,13 @@ def test_input_that_ends_is_a_way_to_leave(user: Path, home: Home) -> None:
 @pytest.mark.parametrize("key", ["n", ESCAPE], ids=["declined", "cancelled"])
 def test_history_is_not_imported_without_consent(user: Path, home: Home, key: str) -> None:
     with terminal(HYP_DEV_TELEMETRY="1", DEV_RUN_ID="walk") as shown:
-        for question in ("Which clients", "Where shall rows go?", "How long"):
+        for question in ("Which clients", "Where do you want to deliver rows?", "How long"):
             shown.expect(question)
             shown.press(ENTER)
         shown.expect("Import their history")
         shown.press(key)
         if key == "n":
-            shown.expect("Shall new sessions")
+            shown.expect("Do you want to record new sessions")
             shown.press(DOWN, DOWN, ENTER)
         assert shown.end() == (NO_JAVA if key == "n" else 130)
     assert home.config.exists() == (key == "n")
@@ -153,13 +153,13 @@ def test_walked_again_it_keeps_the_config_and_asks_before_it_changes_it(user: Pa
 
     def walk(*clients: str) -> PseudoTerminal:
         shown = terminal()
-        shown.expect("It is set up already")
+        shown.expect("It is already set up")
         for question, keys in (
             ("Which clients", clients),
-            ("Where shall rows go?", (ENTER,)),
+            ("Where do you want to deliver rows?", (ENTER,)),
             ("How long", (ENTER,)),
             ("Import their history", ("n",)),
-            ("Shall new sessions", (DOWN, DOWN, ENTER)),
+            ("Do you want to record new sessions", (DOWN, DOWN, ENTER)),
         ):
             shown.expect(question)
             shown.press(*keys)
@@ -167,7 +167,7 @@ def test_walked_again_it_keeps_the_config_and_asks_before_it_changes_it(user: Pa
 
     with walk(ENTER) as shown:
         assert shown.end() == NO_JAVA, shown.shown
-        assert "is kept as it is" in shown.shown
+        assert "is unchanged" in shown.shown
     assert home.config.read_text() == own
     with walk(DOWN, SPACE, ENTER) as shown:
         shown.expect("Change ")
@@ -175,7 +175,7 @@ def test_walked_again_it_keeps_the_config_and_asks_before_it_changes_it(user: Pa
         assert shown.end() == 130, shown.shown
     assert home.config.read_text() == own
     with walk(DOWN, SPACE, ENTER) as shown:
-        shown.expect("A copy of it is kept.")
+        shown.expect("A backup copy is kept.")
         shown.press("y")
         assert shown.end() == NO_JAVA, shown.shown
     assert home.config.read_text() == own.replace("codex.enabled = true", "codex.enabled = false")

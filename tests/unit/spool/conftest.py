@@ -17,7 +17,7 @@ Spooled = Callable[[], list[str]]
 
 @pytest.fixture
 def home(tmp_path: Path) -> Home:
-    """A home that exists, so that producers need no database to know whose it is."""
+    """Return an existing home, so that producers need no database to learn its gateway id."""
     made = Home(tmp_path / "home")
     identify(made)
     return made
@@ -32,5 +32,5 @@ def folder(home: Home) -> Folder:
 
 @pytest.fixture
 def spooled(home: Home) -> Spooled:
-    """The message ids of the rows that wait, as flush would take them."""
+    """Return the message ids of the spooled rows, as a flush would read them."""
     return lambda: [row["message_id"] for row in read_spooled_rows(home, DATASET)]

@@ -1,4 +1,4 @@
-"""The segment that is being written: nothing is acknowledged before it is durable, nothing is glued to half a line."""
+"""The active segment: rows are acknowledged only when durable, and never joined with half a line."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _rows(count: int, start: int = 0) -> list[Row]:
 
 
 def _messages(path: Path) -> list[str]:
-    """Whose rows the file holds, each line judged as flush judges it."""
+    """Return the rows of the file, validated as a flush does."""
     lines = path.read_bytes().splitlines(keepends=True)
     return [envelope.read_line(MESSAGES, line, ordinal)["message_id"] for ordinal, line in enumerate(lines)]
 
@@ -41,7 +41,7 @@ def _named(*numbers: int) -> list[str]:
 
 
 class _FailingDisk:
-    """Writes or syncs fail while it is full; a failing write leaves what still had room."""
+    """A disk that can be full: writes and fsyncs fail, and a failing write stores only the bytes that fit."""
 
     def __init__(self, patched: pytest.MonkeyPatch, error: int = errno.ENOSPC) -> None:
         self._write, self._sync, self._truncate = os.write, durable.fsync_fd, os.ftruncate
@@ -74,7 +74,7 @@ class _FailingDisk:
 
 @needs_proc
 @pytest.mark.hazard(10)
-def test_rows_are_synced_in_a_visible_and_synced_name_before_they_are_acknowledged(folder: Folder) -> None:
+def test_rows_are_fsynced_in_a_visible_durable_file_before_they_are_acknowledged(folder: Folder) -> None:
     with disk_calls(folder.path) as calls:
         segment = ActiveSegment(folder)
         segment.append(_rows(2))
@@ -103,7 +103,7 @@ def test_each_row_carries_its_ordinal_through_the_whole_segment(folder: Folder) 
     assert _messages(sealed) == _named(*range(9))
 
 
-def test_a_sealed_segment_takes_no_more_rows(folder: Folder) -> None:
+def test_a_sealed_segment_accepts_no_more_rows(folder: Folder) -> None:
     segment = ActiveSegment(folder)
     segment.append(_rows(1))
     segment.seal()
@@ -112,15 +112,15 @@ def test_a_sealed_segment_takes_no_more_rows(folder: Folder) -> None:
     assert segment.seal() is None
 
 
-def test_a_segment_that_never_took_a_row_leaves_nothing(folder: Folder) -> None:
+def test_a_segment_without_rows_leaves_no_file(folder: Folder) -> None:
     assert ActiveSegment(folder).seal() is None
     assert not list(folder.active.iterdir())
     assert not list(folder.sealed.iterdir())
 
 
 @pytest.mark.hazard(77)
-def test_a_visible_file_is_never_free(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A repairer looks at every moment of a creation: it must find the file locked, or not at all."""
+def test_a_visible_file_is_always_locked(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At every step of a creation, a repair must find the file locked, or not at all."""
     seen: list[list[object]] = []
     rename, fsync_dir = durable.rename, durable.fsync_dir
 
@@ -144,7 +144,7 @@ def test_a_visible_file_is_never_free(folder: Folder, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.hazard(77)
-def test_a_producer_whose_file_was_taken_at_its_creation_acknowledges_nothing(
+def test_a_producer_whose_file_was_replaced_at_creation_acknowledges_nothing(
     folder: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rename = durable.rename
@@ -158,8 +158,8 @@ def test_a_producer_whose_file_was_taken_at_its_creation_acknowledges_nothing(
         ActiveSegment(folder)
 
 
-def test_a_creation_is_not_disturbed_by_a_sweep(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A sweeper that holds the lock of a file that is just being created must not make its producer fail."""
+def test_a_repair_does_not_disturb_a_creation(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A repair that holds the lock of a new file must not make its producer fail."""
     flock = fcntl.flock
     others: list[int] = []
 
@@ -197,7 +197,7 @@ def test_a_full_disk_leaves_no_half_line_for_the_next_row(
 
 @pytest.mark.hazard(78)
 def test_an_interrupt_leaves_no_half_line_for_the_next_row(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ctrl-C in the middle of an append whose caller goes on: later rows were glued to the half line, and lost."""
+    """Ctrl-C during an append whose caller continues: later rows must not be joined with the half line."""
     segment = ActiveSegment(folder)
     segment.append(_rows(1))
     write = os.write
@@ -217,7 +217,7 @@ def test_an_interrupt_leaves_no_half_line_for_the_next_row(folder: Folder, monke
 
 
 @pytest.mark.hazard(78)
-def test_a_file_that_cannot_be_cut_back_takes_nothing_more(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_cannot_be_truncated_accepts_no_more_rows(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
     segment = ActiveSegment(folder)
     segment.append(_rows(1))
     disk = _FailingDisk(monkeypatch)
@@ -225,7 +225,7 @@ def test_a_file_that_cannot_be_cut_back_takes_nothing_more(folder: Folder, monke
     with pytest.raises(OSError, match="No space"):
         segment.append(_rows(1, 1))
     disk.room, disk.cuts_fail = None, False
-    assert not segment.usable
+    assert not segment.is_usable
     with pytest.raises(Closed):
         segment.append(_rows(1, 2))
     segment.abandon()
@@ -234,9 +234,7 @@ def test_a_file_that_cannot_be_cut_back_takes_nothing_more(folder: Folder, monke
 
 
 @pytest.mark.parametrize("error", [errno.EIO, errno.ENOSPC])
-def test_a_sync_is_never_tried_twice_over_the_same_bytes(
-    folder: Folder, monkeypatch: pytest.MonkeyPatch, error: int
-) -> None:
+def test_fsync_is_never_retried_for_the_same_bytes(folder: Folder, monkeypatch: pytest.MonkeyPatch, error: int) -> None:
     segment = ActiveSegment(folder)
     segment.append(_rows(2))
     disk = _FailingDisk(monkeypatch, error)
@@ -244,14 +242,14 @@ def test_a_sync_is_never_tried_twice_over_the_same_bytes(
     with pytest.raises(OSError, match=os.strerror(error)):
         segment.append(_rows(3, 2))
     disk.syncs_fail = False
-    assert not segment.usable
+    assert not segment.is_usable
     assert _messages(segment.path) == _named(0, 1)
     (repaired,) = repair.repair_orphans(folder)
     assert repaired.rows == 2
 
 
-def test_appenders_that_waited_for_a_failing_sync_are_told(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Their bytes went with the cut: an acknowledgement for them would be a lie."""
+def test_threads_that_wait_for_a_failing_fsync_get_the_error(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their bytes were truncated, so they must not be acknowledged."""
     segment = ActiveSegment(folder)
     syncing, fail = threading.Event(), threading.Event()
 
@@ -273,7 +271,7 @@ def test_appenders_that_waited_for_a_failing_sync_are_told(folder: Folder, monke
 
 
 @pytest.mark.hazard(13)
-def test_a_seal_that_fails_leaves_a_free_file_with_every_row(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_seal_leaves_an_unlocked_file_with_every_row(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
     segment = ActiveSegment(folder)
     segment.append(_rows(3))
 
@@ -288,9 +286,7 @@ def test_a_seal_that_fails_leaves_a_free_file_with_every_row(folder: Folder, mon
     assert (repaired.name, repaired.rows, repaired.bytes_cut) == (segment.name, 3, 0)
 
 
-def test_threads_that_append_at_once_share_a_sync_and_all_are_durable(
-    folder: Folder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_concurrent_appends_share_an_fsync_and_all_are_durable(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
     segment = ActiveSegment(folder)
     threads, sync = 8, durable.fsync_fd
     synced: list[int] = []
@@ -319,7 +315,7 @@ def test_threads_that_append_at_once_share_a_sync_and_all_are_durable(
 
 @pytest.mark.hazard(79)
 def test_a_child_forked_during_a_creation_holds_no_lock(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It would keep the file of a parent that died from ever being repaired."""
+    """Otherwise the file of a dead parent could never be repaired."""
     rename, created, go_on = durable.rename, threading.Event(), threading.Event()
 
     def slow(old: Path, new: Path) -> None:

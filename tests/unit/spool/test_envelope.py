@@ -1,4 +1,4 @@
-"""The one rule by which a line of a segment is valid: what a reader of the spool takes, flush takes, and no other."""
+"""The validity of segment lines: readers of the spool and flush accept the same lines."""
 
 from __future__ import annotations
 
@@ -28,23 +28,23 @@ def _line(ordinal: int = 0, **changes: object) -> bytes:
     return orjson.dumps({"n": ordinal, "v": 1, "row": _GOOD[0], **changes}) + b"\n"
 
 
-def test_what_was_written_is_read_back() -> None:
+def test_written_lines_are_read_back() -> None:
     lines = envelope.write_lines(_GOOD, 5).splitlines(keepends=True)
     assert [envelope.read_line(MESSAGES, line, ordinal) for ordinal, line in enumerate(lines, 5)] == _GOOD
 
 
 @pytest.mark.hazard(5)
-def test_a_line_says_its_own_place() -> None:
+def test_a_line_with_the_wrong_ordinal_is_rejected() -> None:
     (line,) = envelope.write_lines(_GOOD[:1], 5).splitlines(keepends=True)
-    with pytest.raises(RowRejected, match="says ordinal 5 and stands at 4"):
+    with pytest.raises(RowRejected, match="has ordinal 5, expected 4"):
         envelope.read_line(MESSAGES, line, 4)
 
 
 @pytest.mark.parametrize(
     ("line", "reason"),
     [
-        (b"", "cut off"),
-        (_line().removesuffix(b"\n"), "cut off"),
+        (b"", "truncated"),
+        (_line().removesuffix(b"\n"), "truncated"),
         (b"\n", "not JSON"),
         (b"{}\n", "not an envelope of version 1"),
         (b"[]\n", "not an envelope"),
@@ -52,21 +52,21 @@ def test_a_line_says_its_own_place() -> None:
         (b'{"n":0,"v":1,"row":{"\xff":1}}\n', "not JSON"),
         (b"[" * 100_000 + b"\n", "not JSON"),
         (_line(v=2), "not an envelope of version 1"),
-        (_line(n="0"), "says ordinal '0'"),
-        (_line(n=None), "says ordinal None"),
-        (_line(row=None), "holds no row"),
-        (_line(row=[]), "holds no row"),
+        (_line(n="0"), "has ordinal '0'"),
+        (_line(n=None), "has ordinal None"),
+        (_line(row=None), "has no row"),
+        (_line(row=[]), "has no row"),
         (_line(row={}), "column session_id is required"),
         (_line(row={**_GOOD[0], "role": 1}), "column role: expected text"),
         (_line(row={**_GOOD[0], "_hyp_ingest_seq": 1}), "set by the lake"),
     ],
 )
-def test_a_line_that_nobody_may_take_is_refused_with_the_reason(line: bytes, reason: str) -> None:
+def test_an_invalid_line_is_rejected_with_the_reason(line: bytes, reason: str) -> None:
     with pytest.raises(RowRejected, match=reason):
         envelope.read_line(MESSAGES, line, 0)
 
 
-def test_a_home_that_was_given_another_gateway_keeps_its_rows() -> None:
+def test_rows_keep_their_gateway_id_when_the_home_gets_a_new_one() -> None:
     assert envelope.read_line(MESSAGES, _line(), 0)["gateway_id"] == "gw-1"
 
 
@@ -75,7 +75,7 @@ def _spoiled(line: bytes, place: int, piece: bytes) -> bytes:
     return line[:at] + piece + line[at + len(piece) :]
 
 
-# An empty one stands for a good line at its place.
+# An empty line stands for a valid one at its position.
 _lines = st.one_of(
     st.just(b""),
     st.builds(_spoiled, st.just(_line()), st.integers(0, 10_000), st.binary(min_size=1, max_size=3)),
@@ -88,8 +88,8 @@ _lines = st.one_of(
 @pytest.mark.hazard(2)
 @settings(max_examples=60)
 @given(st.lists(_lines, min_size=1, max_size=6), st.binary(max_size=10))
-def test_reader_and_flush_take_the_same_lines(drawn: list[bytes], tail: bytes) -> None:
-    """Import would skip a row that the spool seems to hold and that flush then never commits."""
+def test_reader_and_flush_accept_the_same_lines(drawn: list[bytes], tail: bytes) -> None:
+    """Otherwise an import would skip a row that the spool seems to have and that no flush commits."""
     pieces = [line or envelope.write_lines(_GOOD[:1], ordinal) for ordinal, line in enumerate(drawn)]
     held = b"".join(pieces) + tail
     with TemporaryDirectory() as folder:

@@ -1,4 +1,4 @@
-"""A producer is small: it never loads the engine's libraries, and a process that only spools needs little memory."""
+"""A producer is small: it does not load the engine's libraries and needs little memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""NDJSON from outside: each line is stored or refused with its number and a reason, whatever it is."""
+"""Ingesting NDJSON: each line is stored, or rejected with its number and a reason."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ def test_valid_rows_are_stored_sealed_and_counted(home: Home, spooled: Spooled) 
     assert reader.waiting(home, DATASET).rows == 3
 
 
-def test_the_valid_rest_is_stored_and_the_others_are_named(home: Home, spooled: Spooled) -> None:
+def test_valid_rows_are_stored_and_rejected_lines_are_listed(home: Home, spooled: Spooled) -> None:
     lines = io.BytesIO(b"\n".join([_with(), b"", b"not json", b"  ", b"[1]", _with(role=7), _with(message_id="last")]))
     report = ingest(home, DATASET, lines)
     assert report.accepted == 2
     assert [rejected.line for rejected in report.rejected] == [3, 5, 6]
-    assert report.rejected[1] == Rejected(5, "a row is a JSON object, this is an array")
+    assert report.rejected[1] == Rejected(5, "a row must be a JSON object, not an array")
     assert report.rejected[2] == Rejected(6, "column role: expected text, got 7")
     assert spooled() == ["message-1", "last"]
 
@@ -75,7 +75,7 @@ def test_the_valid_rest_is_stored_and_the_others_are_named(home: Home, spooled: 
         b"'single'",
     ],
 )  # fmt: skip
-def test_a_line_that_cannot_be_a_row_is_refused_and_its_neighbours_are_stored(
+def test_a_line_that_is_not_a_row_is_rejected_and_the_others_are_stored(
     home: Home, spooled: Spooled, line: bytes
 ) -> None:
     before, after = json.dumps(row(100)).encode(), json.dumps(row(200)).encode()
@@ -97,7 +97,7 @@ def test_a_line_that_cannot_be_a_row_is_refused_and_its_neighbours_are_stored(
         ("message_created_at", "9999-12-31T23:59:59.999999Z", "9999-12-31T23:59:59.999999Z"),
     ],
 )
-def test_odd_values_that_a_row_can_hold_are_kept_exactly(home: Home, column: str, value: Any, stored: Any) -> None:
+def test_unusual_values_are_stored_exactly(home: Home, column: str, value: Any, stored: Any) -> None:
     assert ingest(home, DATASET, _ndjson(row(1, **{column: value}))).accepted == 1
     assert [found[column] for found in reader.read_spooled_rows(home, DATASET, [column])] == [stored]
 
@@ -105,7 +105,7 @@ def test_odd_values_that_a_row_can_hold_are_kept_exactly(home: Home, column: str
 @pytest.mark.hazard(60)
 @settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(json_values.map(lambda value: json.dumps(value).encode()) | st.binary(max_size=30), max_size=5))
-def test_whatever_comes_in_every_line_is_accounted_for(home: Home, lines: list[bytes]) -> None:
+def test_every_line_of_any_input_is_accounted_for(home: Home, lines: list[bytes]) -> None:
     held = b"\n".join(lines)
     report = ingest(home, DATASET, io.BytesIO(held))
     told = held.removeprefix(b"\xef\xbb\xbf").split(b"\n")
@@ -114,7 +114,7 @@ def test_whatever_comes_in_every_line_is_accounted_for(home: Home, lines: list[b
     assert [rejected.line for rejected in report.rejected] == counted
 
 
-def test_a_giant_line_is_refused_without_being_held(
+def test_a_giant_line_is_rejected_without_being_loaded(
     home: Home, spooled: Spooled, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ingesting, "MAX_LINE_BYTES", 2_000)
@@ -127,12 +127,12 @@ def test_a_giant_line_is_refused_without_being_held(
     assert spooled() == ["exact"]
 
 
-def test_a_byte_order_mark_is_no_part_of_the_first_line(home: Home) -> None:
+def test_a_byte_order_mark_is_not_part_of_the_first_line(home: Home) -> None:
     report = ingest(home, DATASET, io.BytesIO(b"\xef\xbb\xbf" + _with() + b"\n"))
     assert (report.accepted, report.rejected) == (1, [])
 
 
-def test_strict_stores_nothing_if_any_row_is_refused(home: Home, spooled: Spooled) -> None:
+def test_strict_stores_nothing_if_any_row_is_rejected(home: Home, spooled: Spooled) -> None:
     report = ingest(home, DATASET, _ndjson(row(1), [], row(2)), strict=True)
     assert (report.accepted, len(report.rejected)) == (0, 1)
     assert spooled() == []
@@ -149,8 +149,8 @@ def test_strict_reads_a_pipe_twice(home: Home, spooled: Spooled) -> None:
     assert spooled() == ["message-0", "message-1"]
 
 
-def test_strict_goes_on_from_where_the_input_stood(home: Home, spooled: Spooled, tmp_path: Path) -> None:
-    """`(read header; hyp ingest … --strict) < file`: the second look began at the header again."""
+def test_strict_starts_at_the_current_position_of_the_input(home: Home, spooled: Spooled, tmp_path: Path) -> None:
+    """`(read header; hyp ingest … --strict) < file`: the second pass must not start at the header."""
     (tmp_path / "rows").write_bytes(b"header\n" + _ndjson(*rows(2)).getvalue())
     with open(tmp_path / "rows", "rb", buffering=0) as raw:
         raw.seek(len(b"header\n"))
@@ -167,7 +167,7 @@ def test_an_unknown_dataset_reads_nothing(home: Home) -> None:
     assert lines.tell() == 0
 
 
-def test_many_rows_are_acknowledged_in_batches_and_progress_is_told(home: Home, spooled: Spooled) -> None:
+def test_many_rows_are_acknowledged_in_batches_with_progress_reports(home: Home, spooled: Spooled) -> None:
     told: list[float | None] = []
     report = ingest(home, DATASET, _ndjson(*rows(2_500)), progress=lambda _message, done, _total: told.append(done))
     assert report.accepted == len(spooled()) == 2_500
@@ -175,7 +175,7 @@ def test_many_rows_are_acknowledged_in_batches_and_progress_is_told(home: Home, 
 
 
 @pytest.mark.hazard(13)
-def test_a_disk_that_fills_up_on_the_way_keeps_what_was_acknowledged(
+def test_a_disk_that_fills_up_keeps_acknowledged_rows(
     home: Home, spooled: Spooled, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     append = Spool.append_coerced

@@ -1,4 +1,4 @@
-"""Reading what waits, beside live producers and flushes: every row that flush would take, once, in little memory."""
+"""Reading the spool while producers and flushes run: every row that a flush would commit, once, in little memory."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _NEVER = SealRule(linger=float("inf"))
 
 
 def _after(function: Callable[..., list[object]], then: Callable[[], object]) -> Callable[..., list[object]]:
-    """The function, with something happening right after its first call."""
+    """Wrap a function so that something happens right after its first call."""
     left = [then]
 
     def followed(*args: object) -> list[object]:
@@ -35,26 +35,26 @@ def _after(function: Callable[..., list[object]], then: Callable[[], object]) ->
     return followed
 
 
-def test_rows_come_as_they_were_coerced(home: Home) -> None:
+def test_rows_are_read_as_they_were_coerced(home: Home) -> None:
     with Spool(home) as spool:
         spool.append(DATASET, rows(2))
         expected = [coerce_row(MESSAGES, raw, spool.gateway_id) for raw in rows(2)]
     assert list(reader.read_spooled_rows(home, DATASET)) == expected
 
 
-def test_chosen_columns_come_alone_and_null_where_absent(home: Home) -> None:
+def test_only_selected_columns_are_read_and_missing_ones_are_null(home: Home) -> None:
     with Spool(home) as spool:
         spool.append(DATASET, rows(1))
     (found,) = reader.read_spooled_rows(home, DATASET, ["message_id", "cwd"])
     assert found == {"message_id": "message-0", "cwd": None}
 
 
-def test_a_home_without_a_spool_has_nothing_waiting(home: Home, spooled: Spooled) -> None:
+def test_a_home_without_a_spool_has_no_spooled_rows(home: Home, spooled: Spooled) -> None:
     assert spooled() == []
     assert reader.waiting(home, DATASET) == reader.Waiting(DATASET, 0, 0, 0, None)
 
 
-def test_what_waits_is_told_from_names_and_sizes(home: Home, folder: Folder) -> None:
+def test_spool_contents_are_derived_from_names_and_sizes(home: Home, folder: Folder) -> None:
     with Spool(home, _NEVER) as spool:
         spool.append(DATASET, rows(3))
         spool.seal()
@@ -67,10 +67,10 @@ def test_what_waits_is_told_from_names_and_sizes(home: Home, folder: Folder) -> 
 
 
 @pytest.mark.parametrize("looking", ["active_files", "sealed_segments"])
-def test_a_segment_that_is_sealed_while_we_look_is_found_once(
+def test_a_segment_that_is_sealed_during_a_read_is_found_once(
     home: Home, spooled: Spooled, monkeypatch: pytest.MonkeyPatch, looking: str
 ) -> None:
-    """Seen in neither place, an acknowledged row would wait while a flush says that there is nothing to do."""
+    """Otherwise an acknowledged row would stay in the spool while a flush reports nothing to do."""
     with Spool(home, _NEVER) as spool:
         spool.append(DATASET, rows(2))
         monkeypatch.setattr(segments, looking, _after(getattr(segments, looking), spool.seal))
@@ -80,7 +80,7 @@ def test_a_segment_that_is_sealed_while_we_look_is_found_once(
         assert spooled() == ["message-0", "message-1", "message-2"]
 
 
-def test_segments_of_one_process_keep_their_order_within_a_millisecond_and_when_the_clock_goes_back(
+def test_segment_names_of_one_process_stay_ordered_within_a_millisecond_and_when_the_clock_is_set_back(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     times = iter([5_000_000_000_000] * 50 + [4_000_000_000_000] * 50)
@@ -90,7 +90,7 @@ def test_segments_of_one_process_keep_their_order_within_a_millisecond_and_when_
     assert names == sorted(names)
 
 
-def test_a_segment_that_was_flushed_while_we_read_is_skipped(home: Home, folder: Folder, spooled: Spooled) -> None:
+def test_a_segment_that_is_flushed_during_a_read_is_skipped(home: Home, folder: Folder, spooled: Spooled) -> None:
     with Spool(home, _NEVER) as spool:
         for number in range(3):
             spool.append(DATASET, rows(1, number))
@@ -102,7 +102,7 @@ def test_a_segment_that_was_flushed_while_we_read_is_skipped(home: Home, folder:
 
 
 @pytest.mark.hazard(6)
-def test_a_line_in_the_middle_of_being_written_is_not_read(home: Home, folder: Folder, spooled: Spooled) -> None:
+def test_a_half_written_line_is_not_read(home: Home, folder: Folder, spooled: Spooled) -> None:
     good = [coerce_row(MESSAGES, raw, "gw-1") for raw in rows(3)]
     lines = envelope.write_lines(good, 0)
     half = lines[: lines.rindex(b'"n":2')]
@@ -116,20 +116,20 @@ def test_a_line_in_the_middle_of_being_written_is_not_read(home: Home, folder: F
 
 
 @pytest.mark.hazard(2)
-def test_of_a_sealed_segment_whose_name_lies_all_rows_are_read_as_flush_does(folder: Folder, spooled: Spooled) -> None:
+def test_all_rows_of_a_segment_with_a_wrong_count_are_read_as_a_flush_does(folder: Folder, spooled: Spooled) -> None:
     good = [coerce_row(MESSAGES, raw, "gw-1") for raw in rows(3)]
     (folder.sealed / "1-a.2.jsonl").write_bytes(envelope.write_lines(good, 0))
     assert spooled() == ["message-0", "message-1", "message-2"]
 
 
-def test_a_segment_that_somebody_put_there_is_counted(folder: Folder, spooled: Spooled) -> None:
+def test_a_segment_without_a_row_count_in_its_name_is_counted(folder: Folder, spooled: Spooled) -> None:
     good = [coerce_row(MESSAGES, raw, "gw-1") for raw in rows(2)]
     (folder.sealed / "by-hand.jsonl").write_bytes(envelope.write_lines(good, 0))
     assert [segment.rows for segment in segments.sealed_segments(folder)] == [2]
     assert spooled() == ["message-0", "message-1"]
 
 
-def test_reading_moves_and_changes_nothing(home: Home, spooled: Spooled) -> None:
+def test_reading_changes_nothing(home: Home, spooled: Spooled) -> None:
     with Spool(home, _NEVER) as spool:
         spool.append(DATASET, rows(2))
         spool.seal()

@@ -1,4 +1,4 @@
-"""Orphans: what a dead producer left is found, cut at its last whole line, counted and sealed; what lives is let be."""
+"""Repair of orphans: files of dead producers are truncated to whole lines, counted and sealed; live ones are kept."""
 
 from __future__ import annotations
 
@@ -41,7 +41,9 @@ def _orphan(folder: Folder, held: bytes, name: str = "1-a") -> None:
 
 
 @pytest.mark.hazard(8)
-def test_a_killed_producers_file_is_found_by_its_free_lock(home: Home, folder: Folder, spooled: Spooled) -> None:
+def test_the_file_of_a_killed_producer_is_detected_by_its_released_lock(
+    home: Home, folder: Folder, spooled: Spooled
+) -> None:
     with running(_PRODUCER, home) as producer:
         assert producer.stdout
         assert producer.stdout.readline() == "acknowledged\n"
@@ -64,7 +66,7 @@ def test_a_killed_producers_file_is_found_by_its_free_lock(home: Home, folder: F
         ((b"x" * (1 << 20)) + b"\n" + b"y", 1, 1),
     ],
 )
-def test_a_torn_last_line_is_cut_off_and_its_bytes_are_counted(
+def test_a_torn_last_line_is_truncated_and_its_bytes_are_counted(
     folder: Folder, held: bytes, rows_kept: int, bytes_cut: int
 ) -> None:
     _orphan(folder, held)
@@ -76,14 +78,14 @@ def test_a_torn_last_line_is_cut_off_and_its_bytes_are_counted(
 
 @pytest.mark.hazard(6)
 @pytest.mark.parametrize("held", [b"", b'{"n":0,'])
-def test_an_orphan_without_a_whole_line_goes_away(folder: Folder, held: bytes) -> None:
+def test_an_orphan_without_a_whole_line_is_removed(folder: Folder, held: bytes) -> None:
     _orphan(folder, held)
     assert repair.repair_orphans(folder) == [Repaired("1-a", 0, len(held))]
     assert segments.active_files(folder) == []
     assert segments.sealed_segments(folder) == []
 
 
-def test_two_repairers_at_once_seal_each_orphan_once(folder: Folder) -> None:
+def test_two_concurrent_repairs_seal_each_orphan_once(folder: Folder) -> None:
     for number in range(40):
         _orphan(folder, _LINE * (number + 1), f"{number}-a")
     with ThreadPoolExecutor(4) as pool:
@@ -92,7 +94,7 @@ def test_two_repairers_at_once_seal_each_orphan_once(folder: Folder) -> None:
     assert sorted(segment.rows for segment in segments.sealed_segments(folder)) == list(range(1, 41))
 
 
-def test_a_file_that_its_producer_sealed_meanwhile_is_left_alone(
+def test_a_file_that_its_producer_seals_first_is_not_repaired(
     home: Home, folder: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with Spool(home, SealRule(linger=float("inf"))) as spool:
@@ -112,7 +114,7 @@ def test_a_file_that_its_producer_sealed_meanwhile_is_left_alone(
     assert [segment.rows for segment in segments.sealed_segments(folder)] == [2]
 
 
-def test_waiting_repairs_orphans_and_ends_when_producers_seal(home: Home, folder: Folder) -> None:
+def test_the_wait_repairs_orphans_and_ends_when_producers_seal(home: Home, folder: Folder) -> None:
     _orphan(folder, _LINE)
     with running(_PRODUCER, home) as producer, ThreadPoolExecutor(1) as pool:
         assert producer.stdout
@@ -125,13 +127,13 @@ def test_waiting_repairs_orphans_and_ends_when_producers_seal(home: Home, folder
     assert sorted(segment.rows for segment in segments.sealed_segments(folder)) == [1, 3]
 
 
-def test_a_file_that_a_living_process_does_not_seal_is_named(home: Home, folder: Folder) -> None:
+def test_a_file_that_a_live_process_does_not_seal_is_returned(home: Home, folder: Folder) -> None:
     with Spool(home, SealRule(linger=float("inf"))) as spool:
         spool.append(DATASET, rows(1))
         assert repair.wait_until_sealed(folder, 0) == segments.active_files(folder)
 
 
-def test_only_old_unborn_files_are_swept(folder: Folder) -> None:
+def test_only_old_invisible_files_are_removed(folder: Folder) -> None:
     young, old = folder.active / ".new-1-a.jsonl", folder.active / ".new-2-b.jsonl"
     for path in (young, old):
         path.touch()
@@ -142,7 +144,7 @@ def test_only_old_unborn_files_are_swept(folder: Folder) -> None:
 
 
 @pytest.mark.hazard(13)
-def test_a_disk_too_full_to_repair_is_told_and_the_orphan_waits(
+def test_a_repair_on_a_full_disk_raises_an_error_and_keeps_the_orphan(
     folder: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: object) -> None:
@@ -150,7 +152,7 @@ def test_a_disk_too_full_to_repair_is_told_and_the_orphan_waits(
 
     _orphan(folder, _LINE * 2)
     monkeypatch.setattr(durable, "rename", full)
-    with pytest.raises(Retryable, match=r"1-a\.jsonl.* could not be sealed.*No space"):
+    with pytest.raises(Retryable, match=r"could not seal .*1-a\.jsonl.*No space"):
         repair.repair_orphans(folder)
     monkeypatch.undo()
     assert repair.repair_orphans(folder) == [Repaired("1-a", 2, 0)]

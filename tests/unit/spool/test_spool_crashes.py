@@ -1,4 +1,4 @@
-"""Real deaths of real processes, and power cuts: what was acknowledged is there, once."""
+"""Killed processes and power cuts: every acknowledged row is there exactly once."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _POINTS = [point.name for point in crash_points.all_points() if point.package ==
 _APPEND_AND_SEAL = [name for name in _POINTS if ".repair." not in name]
 _REPAIR = [name for name in _POINTS if ".repair." in name]
 
-# Says each row that was acknowledged, and only those.
+# Prints each acknowledged row, and only those.
 _PRODUCER = f"""
 import os, sys
 from hypaware.spool.writer import SealRule, Spool
@@ -48,7 +48,7 @@ repair.repair_orphans(segments.folder(Home.from_environment(), "{DATASET}"))
 
 
 def _sealed(folder: Folder) -> list[str]:
-    """The rows of all sealed segments, each line judged as flush judges it."""
+    """Return the rows of all sealed segments, validated as a flush does."""
     return [
         envelope.read_line(MESSAGES, line, ordinal)["message_id"]
         for segment in segments.sealed_segments(folder)
@@ -61,7 +61,7 @@ def _messages(numbers: list[str]) -> list[str]:
 
 
 def _assert_kept(folder: Folder, acknowledged: list[str], sent: int) -> None:
-    """After repair: every acknowledged row, at most those in flight besides, none twice, and nothing left active."""
+    """Check after repair: every acknowledged row is there, no duplicate, no row that was never sent, no active file."""
     repair.repair_orphans(folder)
     kept = _sealed(folder)
     assert len(kept) == len(set(kept))
@@ -72,7 +72,7 @@ def _assert_kept(folder: Folder, acknowledged: list[str], sent: int) -> None:
 
 @pytest.mark.parametrize("time", [1, 2])
 @pytest.mark.parametrize("point", _APPEND_AND_SEAL)
-def test_a_producer_killed_at_any_point_keeps_what_it_acknowledged(
+def test_acknowledged_rows_survive_a_kill_of_the_producer_at_any_crash_point(
     home: Home, folder: Folder, point: str, time: int
 ) -> None:
     done = run(_PRODUCER, home, 0, 7, crash_at=f"{point}:{time}")
@@ -87,7 +87,7 @@ def test_a_producer_killed_at_any_point_keeps_what_it_acknowledged(
 @pytest.mark.hazard(6)
 @pytest.mark.hazard(8)
 @pytest.mark.parametrize("point", _REPAIR)
-def test_a_repairer_killed_at_any_point_is_followed_by_another(home: Home, folder: Folder, point: str) -> None:
+def test_an_interrupted_repair_is_completed_by_the_next_one(home: Home, folder: Folder, point: str) -> None:
     with Spool(home, _NEVER) as spool:
         spool.append(DATASET, rows(2))
         (path,) = segments.active_files(folder)
@@ -101,8 +101,8 @@ def test_a_repairer_killed_at_any_point_is_followed_by_another(home: Home, folde
     assert segments.active_files(folder) == []
 
 
-def test_a_producer_killed_at_any_time_keeps_what_it_acknowledged(home: Home, folder: Folder) -> None:
-    """Beside another producer that lives, and a repairer that looks all the time."""
+def test_acknowledged_rows_survive_a_kill_of_the_producer_at_any_time(home: Home, folder: Folder) -> None:
+    """Another producer is alive and a repair runs all the time."""
     chance = random.Random(7)
     acknowledged: list[str] = []
     with Spool(home, SealRule(max_rows=3, linger=0.01)) as living:
@@ -123,7 +123,7 @@ def test_a_producer_killed_at_any_time_keeps_what_it_acknowledged(home: Home, fo
 
 
 def _append_until_death(home: Home, answers: Path, steps: int, disk: ShadowDisk) -> None:
-    """Appends with small segments and dies at the given sync; a line in `answers` is an acknowledgement."""
+    """Append to small segments and die at the given fsync; a line in `answers` is an acknowledgement."""
     with disk.watching():
         real, left = durable.fsync_fd, [steps]
 
@@ -145,7 +145,7 @@ def _append_until_death(home: Home, answers: Path, steps: int, disk: ShadowDisk)
 @pytest.mark.hazard(10)
 @pytest.mark.parametrize("survives", [0.0, 0.3, 0.7])
 @pytest.mark.parametrize("steps", range(0, 26, 2))
-def test_a_power_cut_after_any_sync_keeps_what_was_acknowledged(tmp_path: Path, steps: int, survives: float) -> None:
+def test_acknowledged_rows_survive_a_power_cut_after_any_fsync(tmp_path: Path, steps: int, survives: float) -> None:
     home, answers, chance = Home(tmp_path / "home"), tmp_path / "answers", random.Random(f"{steps} {survives}")
     identify(home)
     disk = ShadowDisk(tmp_path / "shadow")
@@ -162,10 +162,10 @@ def test_a_power_cut_after_any_sync_keeps_what_was_acknowledged(tmp_path: Path, 
 
 
 @pytest.mark.hazard(10)
-def test_rows_survive_a_power_cut_in_folders_whose_maker_died_before_syncing_them(
+def test_rows_survive_a_power_cut_in_folders_whose_creator_died_before_an_fsync(
     tmp_path: Path, spooled: Spooled
 ) -> None:
-    """The folders are there, so nobody makes them; that their names are durable must be seen to all the same."""
+    """The folders exist, so they are not created; their directory entries must be fsynced anyway."""
     home = Home(tmp_path / "home")
     identify(home)
     disk = ShadowDisk(tmp_path / "shadow")

@@ -1,4 +1,4 @@
-"""`Spool`, as a producer uses it: append returns when the rows are durable, whatever else goes wrong."""
+"""`Spool` as a producer uses it: append returns when the rows are durable, and errors lose nothing."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _full(*_: object) -> None:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def test_appended_rows_wait_in_the_spool(home: Home, spooled: Spooled) -> None:
+def test_appended_rows_are_in_the_spool(home: Home, spooled: Spooled) -> None:
     with Spool(home) as spool:
         assert spool.append(DATASET, rows(3)) == 3
         assert spool.append(DATASET, iter(rows(2, 3))) == 2
@@ -46,13 +46,13 @@ def test_appended_rows_wait_in_the_spool(home: Home, spooled: Spooled) -> None:
     assert spooled() == _messages(0, 1, 2, 3, 4)
 
 
-def test_a_home_may_be_given_as_a_path(home: Home, spooled: Spooled) -> None:
+def test_a_home_can_be_a_path(home: Home, spooled: Spooled) -> None:
     with Spool(str(home.root)) as spool:
         spool.append(DATASET, rows(1))
     assert spooled() == _messages(0)
 
 
-def test_one_bad_row_keeps_its_whole_batch_out(home: Home, spooled: Spooled) -> None:
+def test_one_invalid_row_rejects_its_whole_batch(home: Home, spooled: Spooled) -> None:
     with Spool(home) as spool:
         with pytest.raises(HypError, match="ai_gateway_messages: row 1: column role is required") as refused:
             spool.append(DATASET, [row(0), row(1, role=None), row(2)])
@@ -64,7 +64,7 @@ def test_one_bad_row_keeps_its_whole_batch_out(home: Home, spooled: Spooled) -> 
 
 
 @pytest.mark.parametrize("limit", [{"max_rows": 2}, {"max_bytes": 900}], ids=["rows", "bytes"])
-def test_a_large_segment_is_sealed_at_once(home: Home, folder: Folder, limit: dict[str, int]) -> None:
+def test_a_large_segment_is_sealed_immediately(home: Home, folder: Folder, limit: dict[str, int]) -> None:
     with Spool(home, replace(_NEVER, **limit)) as spool:
         for number in range(4):
             spool.append(DATASET, rows(1, number))
@@ -72,7 +72,7 @@ def test_a_large_segment_is_sealed_at_once(home: Home, folder: Folder, limit: di
         assert spool.sealed_by_size == 2
 
 
-def test_a_segment_is_sealed_a_while_after_its_first_row(home: Home, folder: Folder) -> None:
+def test_a_segment_is_sealed_some_time_after_its_first_row(home: Home, folder: Folder) -> None:
     with Spool(home, SealRule(linger=0.01)) as spool:
         for turn in (1, 2):
             spool.append(DATASET, rows(1, turn))
@@ -80,8 +80,8 @@ def test_a_segment_is_sealed_a_while_after_its_first_row(home: Home, folder: Fol
             assert len(segments.sealed_segments(folder)) == turn
 
 
-def test_a_spool_that_was_let_go_of_seals_and_leaves_nothing_behind(home: Home, folder: Folder) -> None:
-    """`Spool(home).append(…)` in a loop: each call left a thread, and kept the spool, its file and its lock."""
+def test_an_unreferenced_spool_seals_its_segments_and_is_freed(home: Home, folder: Folder) -> None:
+    """`Spool(home).append(…)` in a loop must not leak threads, files or locks."""
     let_go = []
     for number in range(3):
         spool = Spool(home, SealRule(linger=0.01))
@@ -95,7 +95,7 @@ def test_a_spool_that_was_let_go_of_seals_and_leaves_nothing_behind(home: Home, 
     assert not open_files(home.root)
 
 
-def test_a_closed_spool_takes_nothing(home: Home) -> None:
+def test_a_closed_spool_accepts_no_rows(home: Home) -> None:
     spool = Spool(home)
     spool.close()
     spool.close()
@@ -103,7 +103,7 @@ def test_a_closed_spool_takes_nothing(home: Home) -> None:
         spool.append(DATASET, rows(1))
 
 
-def test_a_process_that_ends_without_closing_seals(home: Home, folder: Folder) -> None:
+def test_a_process_that_exits_without_closing_seals_its_segments(home: Home, folder: Folder) -> None:
     succeed(
         f"from hypaware.spool.writer import Spool; from tests.rows import *; import os\n"
         f"spool = Spool(os.environ['HYP_HOME']); spool.append('{DATASET}', rows(2))",
@@ -126,14 +126,14 @@ def test_the_folders_are_the_state_machine(home: Home, folder: Folder) -> None:
 
 
 @pytest.mark.hazard(13)
-def test_a_full_disk_acknowledges_nothing_and_goes_on_when_there_is_room(
+def test_a_full_disk_acknowledges_nothing_and_the_spool_recovers_when_there_is_space(
     home: Home, spooled: Spooled, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with Spool(home, _NEVER) as spool:
         spool.append(DATASET, rows(1))
         for step in ("write_all", "fsync_fd"):
             monkeypatch.setattr(durable, step, _full)
-            with pytest.raises(Retryable, match=r"could not take 2 rows, none was acknowledged.*No space"):
+            with pytest.raises(Retryable, match=r"could not write 2 rows .*No space.*none was stored"):
                 spool.append(DATASET, rows(2, 10))
             monkeypatch.undo()
             spool.append(DATASET, rows(1, 20))
@@ -141,7 +141,7 @@ def test_a_full_disk_acknowledges_nothing_and_goes_on_when_there_is_room(
 
 
 @pytest.mark.hazard(13)
-def test_no_room_for_a_new_segment_is_told_and_nothing_is_left_open(
+def test_no_space_for_a_new_segment_raises_an_error_and_leaves_no_open_file(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with Spool(home, _NEVER) as spool:
@@ -157,7 +157,7 @@ def test_no_room_for_a_new_segment_is_told_and_nothing_is_left_open(
 def test_rows_that_are_durable_are_acknowledged_even_if_the_seal_fails(
     home: Home, folder: Folder, spooled: Spooled, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The caller would send them again: the rows would be there twice."""
+    """Otherwise the caller would append them again, and they would be duplicated."""
     with Spool(home, SealRule(max_rows=2)) as spool:
         spool.append(DATASET, rows(1))
         monkeypatch.setattr(durable, "rename", _full)
@@ -170,7 +170,7 @@ def test_rows_that_are_durable_are_acknowledged_even_if_the_seal_fails(
 
 
 @pytest.mark.hazard(78)
-def test_an_interrupted_producer_can_go_on(home: Home, spooled: Spooled, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_producer_can_continue(home: Home, spooled: Spooled, monkeypatch: pytest.MonkeyPatch) -> None:
     write = os.write
 
     def interrupted(fd: int, data: bytes) -> int:
@@ -187,7 +187,7 @@ def test_an_interrupted_producer_can_go_on(home: Home, spooled: Spooled, monkeyp
     assert spooled() == _messages(0, 2)
 
 
-def test_threads_lose_nothing_and_double_nothing_while_segments_are_sealed_under_them(
+def test_threads_lose_and_duplicate_no_row_while_segments_are_sealed(
     home: Home, folder: Folder, spooled: Spooled
 ) -> None:
     threads, batches = 4, 25
@@ -203,7 +203,7 @@ def test_threads_lose_nothing_and_double_nothing_while_segments_are_sealed_under
 
 
 @pytest.mark.hazard(79)
-def test_a_forked_child_writes_a_file_of_its_own(home: Home, folder: Folder, spooled: Spooled) -> None:
+def test_a_forked_child_writes_its_own_file(home: Home, folder: Folder, spooled: Spooled) -> None:
     with Spool(home, _NEVER) as spool:
         spool.append(DATASET, rows(1))
         assert fork(lambda: spool.append(DATASET, rows(2, 10)) and spool.seal()) == 0
@@ -215,8 +215,8 @@ def test_a_forked_child_writes_a_file_of_its_own(home: Home, folder: Folder, spo
 
 @pytest.mark.hazard(8)
 @pytest.mark.hazard(79)
-def test_a_childs_life_does_not_hide_the_file_of_its_dead_parent(home: Home, folder: Folder) -> None:
-    """The lock lives as long as any copy of the descriptor: the child must have closed its own."""
+def test_a_live_child_does_not_hide_the_orphan_of_its_dead_parent(home: Home, folder: Folder) -> None:
+    """A lock is held as long as any copy of the descriptor is open: the child must close its copy."""
     parent = f"""
 import os, sys
 from hypaware.spool.writer import SealRule, Spool
@@ -232,13 +232,13 @@ sys.stdin.read()
         assert process.stdout
         child = int(process.stdout.readline())
         kill(process)
-        # The child lives on; its copies are closed as soon as it runs.
+        # The child keeps running; its copies are closed when it starts.
         eventually(lambda: repair.repair_orphans(folder))
         os.kill(child, signal.SIGKILL)
     assert [segment.rows for segment in segments.sealed_segments(folder)] == [3]
 
 
-def test_producers_in_several_processes_do_not_meet(home: Home, spooled: Spooled) -> None:
+def test_producers_in_several_processes_do_not_interfere(home: Home, spooled: Spooled) -> None:
     code = f"""
 import os, sys
 from hypaware.spool.writer import Spool
@@ -255,7 +255,7 @@ with Spool(os.environ["HYP_HOME"]) as spool:
     assert sorted(spooled()) == sorted(_messages(*expected))
 
 
-def test_a_spool_folder_that_was_removed_is_made_again(home: Home, folder: Folder, spooled: Spooled) -> None:
+def test_a_removed_spool_folder_is_created_again(home: Home, folder: Folder, spooled: Spooled) -> None:
     with Spool(home, _NEVER) as spool:
         spool.append(DATASET, rows(1))
         spool.seal()

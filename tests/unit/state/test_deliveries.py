@@ -45,7 +45,7 @@ def _copied(opened: OpenHome, to: Path) -> None:
     shutil.copy(opened.home.state, to)
 
 
-def test_they_come_back_from_the_side_file_as_they_were(store: Store) -> None:
+def test_deliveries_are_restored_from_the_mirror_unchanged(store: Store) -> None:
     chunk = PlannedChunk("chunk", "incarnation", 3, 7, 4)
     with store.transaction() as connection:
         flushes.raise_next_seq(connection, 8)
@@ -66,7 +66,7 @@ def test_they_come_back_from_the_side_file_as_they_were(store: Store) -> None:
         assert after.step > held.step
 
 
-def test_that_memory_was_lost_once_is_not_forgotten_with_the_next_state(home: Home) -> None:
+def test_a_lost_history_is_still_known_in_the_next_state(home: Home) -> None:
     """Else a stream that is new to the third state would send everything to a destination that nobody can ask."""
     opened = open_home(home)
     with opened.store.transaction() as connection:
@@ -81,9 +81,7 @@ def test_that_memory_was_lost_once_is_not_forgotten_with_the_next_state(home: Ho
 
 
 @pytest.mark.hazard(73)
-def test_a_stream_that_was_renamed_since_the_copy_was_made_does_not_come_back_under_its_old_name(
-    home: Home, tmp_path: Path
-) -> None:
+def test_a_stream_renamed_after_the_copy_is_not_restored_under_its_old_name(home: Home, tmp_path: Path) -> None:
     """Renamed back, it would go on from a watermark of long ago."""
     opened = open_home(home)
     _stream(opened, KEY, 10)
@@ -106,7 +104,7 @@ def test_a_stream_that_was_renamed_since_the_copy_was_made_does_not_come_back_un
 
 
 @pytest.mark.hazard(73)
-def test_a_state_from_an_earlier_life_goes_on_as_a_child_of_all_lives_since(home: Home, tmp_path: Path) -> None:
+def test_a_state_of_an_earlier_incarnation_continues_after_all_later_ones(home: Home, tmp_path: Path) -> None:
     """What was sent in them must still be asked for under their names."""
     opened = open_home(home)
     _stream(opened, KEY, 10)
@@ -128,7 +126,7 @@ def test_a_state_from_an_earlier_life_goes_on_as_a_child_of_all_lives_since(home
 
 
 @pytest.mark.hazard(73)
-def test_a_state_of_an_earlier_life_is_known_also_where_it_has_made_more_steps(home: Home, tmp_path: Path) -> None:
+def test_a_state_of_an_earlier_incarnation_is_detected_even_with_a_higher_step(home: Home, tmp_path: Path) -> None:
     opened = open_home(home)
     for watermark in range(1, 6):
         _stream(opened, KEY, watermark)
@@ -152,7 +150,7 @@ def _lake_up_to(floor: int) -> LakeFacts:
 
 @pytest.mark.hazard(73)
 @pytest.mark.parametrize("with_side_file", [False, True])
-def test_where_the_lake_is_ahead_of_all_memory_watermarks_are_not_believed(home: Home, with_side_file: bool) -> None:
+def test_watermarks_are_unknown_if_the_lake_is_ahead_of_state_and_mirror(home: Home, with_side_file: bool) -> None:
     """State and side file, or the state alone, came from an earlier copy: rows were delivered that they do not know."""
     opened = open_home(home)
     _stream(opened, KEY, 10)
@@ -172,7 +170,7 @@ def test_where_the_lake_is_ahead_of_all_memory_watermarks_are_not_believed(home:
 
 
 @pytest.mark.hazard(73)
-def test_where_the_side_file_is_ahead_of_the_state_too_it_is_believed(home: Home, tmp_path: Path) -> None:
+def test_the_mirror_is_used_if_it_is_ahead_of_the_state(home: Home, tmp_path: Path) -> None:
     opened = open_home(home)
     _copied(opened, tmp_path / "copy")
     with opened.store.transaction() as connection:
@@ -190,7 +188,7 @@ def test_where_the_side_file_is_ahead_of_the_state_too_it_is_believed(home: Home
 
 
 @pytest.mark.hazard(73)
-def test_lives_that_only_the_lake_remembers_are_not_forgotten(home: Home) -> None:
+def test_incarnations_that_only_the_lake_records_are_kept(home: Home) -> None:
     """State and side file came from before a life that delivered rows: they are asked for under its name."""
     opened = open_home(home)
     first = opened.identity.incarnation
@@ -203,5 +201,6 @@ def test_lives_that_only_the_lake_remembers_are_not_forgotten(home: Home) -> Non
     with mock.patch.object(rebuild, "read_facts", return_value=LakeFacts(tables, 500)):
         opened = opening.catch_up(home, opened.store, "as an engine does when it starts")
     assert opened.identity.parents == (first, "second")
-    assert [(epoch.after, epoch.through) for epoch in opened.identity.epochs()] == [(0, 10), (10, 500), (500, None)]
+    ranges = [(epoch.after, epoch.through) for epoch in opened.identity.incarnation_ranges()]
+    assert ranges == [(0, 10), (10, 500), (500, None)]
     opened.store.close()

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from sqlalchemy import select, text
 
-from hypaware.errors import StateError
+from hypaware.errors import StateCorrupt, StateError
 from hypaware.state import flushes, tables
 from hypaware.state.flushes import Flush, Outcome
-from hypaware.state.store import StateCorrupt, Store
+from hypaware.state.store import Store
 from tests.processes import together
 
 _DATASET = "ai_gateway_messages"
@@ -24,9 +24,9 @@ def _reserve(store: Store, *segments: tuple[str, int], above: int = 0) -> Flush:
         return flushes.reserve(connection, _DATASET, segments, above=above)
 
 
-def _burn(store: Store, flush: Flush, guilty: tuple[str, ...] | None = None) -> None:
+def _burn(store: Store, flush: Flush, blamed: tuple[str, ...] | None = None) -> None:
     with store.transaction() as connection:
-        flushes.burn(connection, flush, guilty=guilty)
+        flushes.burn(connection, flush, blamed=blamed)
 
 
 def _record(store: Store, flush: Flush, outcome: Outcome = _NOTHING) -> None:
@@ -44,7 +44,7 @@ def _committed(store: Store, *names: str) -> set[str]:
         return flushes.committed_segments(connection, _DATASET, names)
 
 
-def test_ranges_follow_each_other_and_a_rows_sequence_is_its_base_plus_its_ordinal(store: Store) -> None:
+def test_ranges_are_consecutive_and_a_sequence_is_the_base_plus_the_ordinal(store: Store) -> None:
     first = _reserve(store, ("a", 3), ("b", 2))
     second = _reserve(store, ("c", 1))
     assert (first.after, first.last) == (0, 5)
@@ -52,7 +52,7 @@ def test_ranges_follow_each_other_and_a_rows_sequence_is_its_base_plus_its_ordin
     assert (second.after, second.last) == (5, 6)
 
 
-def test_a_flush_is_remembered_until_it_is_settled(store: Store) -> None:
+def test_a_flush_is_unfinished_until_it_is_recorded_or_discarded(store: Store) -> None:
     landed, lost = _reserve(store, ("a", 3)), _reserve(store, ("b", 2))
     with store.reading() as connection:
         assert flushes.unfinished(connection) == [landed, lost]
@@ -68,7 +68,7 @@ def test_a_flush_is_remembered_until_it_is_settled(store: Store) -> None:
     assert _committed(store, "a", "b") == {"a"}
 
 
-def test_a_burnt_range_is_never_given_out_again(store: Store) -> None:
+def test_the_range_of_a_discarded_flush_is_never_reused(store: Store) -> None:
     lost = _reserve(store, ("a", 3))
     _burn(store, lost)
     again = _reserve(store, ("a", 3))
@@ -76,21 +76,21 @@ def test_a_burnt_range_is_never_given_out_again(store: Store) -> None:
     assert again.id != lost.id
 
 
-def test_a_flush_is_settled_once(store: Store) -> None:
+def test_a_flush_is_finished_once(store: Store) -> None:
     """A committed flush that is burnt gives its rows back to the spool: they would be committed again."""
     flush = _reserve(store, ("a", 1))
     _record(store, flush)
-    with pytest.raises(StateError, match="settled before"):
+    with pytest.raises(StateError, match="not reserved any more"):
         _burn(store, flush)
     assert _committed(store, "a") == {"a"}
     lost = _reserve(store, ("b", 1))
     _burn(store, lost)
-    with pytest.raises(StateError, match="settled before"):
+    with pytest.raises(StateError, match="not reserved any more"):
         _record(store, lost)
     assert _committed(store, "b") == set()
 
 
-def test_each_attempt_counts_also_one_that_nobody_lived_to_see(store: Store) -> None:
+def test_each_attempt_counts_even_if_the_process_was_killed(store: Store) -> None:
     for attempt in (1, 2, 3):
         flush = _reserve(store, ("a", 1), ("b", 1))
         assert [segment.attempts for segment in flush.segments] == [attempt, attempt]
@@ -98,10 +98,10 @@ def test_each_attempt_counts_also_one_that_nobody_lived_to_see(store: Store) -> 
     assert _attempts(store) == {"a": 3, "b": 3}
 
 
-def test_a_failure_is_held_against_the_guilty_only(store: Store) -> None:
-    _burn(store, _reserve(store, ("a", 1), ("b", 1)), guilty=("b",))
+def test_a_failure_counts_only_for_the_blamed_segments(store: Store) -> None:
+    _burn(store, _reserve(store, ("a", 1), ("b", 1)), blamed=("b",))
     assert _attempts(store) == {"a": 0, "b": 1}
-    _burn(store, _reserve(store, ("a", 1), ("b", 1)), guilty=())
+    _burn(store, _reserve(store, ("a", 1), ("b", 1)), blamed=())
     assert _attempts(store) == {"a": 0, "b": 1}
 
 
@@ -128,17 +128,17 @@ def test_nothing_is_reserved_at_or_below_the_lakes_floor(store: Store) -> None:
 
 
 @pytest.mark.hazard(15)
-def test_an_empty_allocator_is_damage_and_never_one(store: Store) -> None:
+def test_an_empty_allocator_is_damage_and_never_means_one(store: Store) -> None:
     with store.transaction() as connection:
         connection.execute(text("DELETE FROM allocator"))
-    with pytest.raises(StateCorrupt, match="lost its allocator"):
+    with pytest.raises(StateCorrupt, match="no sequence allocator"):
         _reserve(store, ("a", 1))
     with store.transaction() as connection:
         flushes.raise_next_seq(connection, 41)
     assert _reserve(store, ("a", 1)).last == 41
 
 
-def test_segments_that_the_lake_names_are_marked_even_if_it_names_one_twice(store: Store) -> None:
+def test_committed_segments_can_be_named_twice(store: Store) -> None:
     _reserve(store, ("a", 1))
     with store.transaction() as connection:
         flushes.mark_committed(connection, _DATASET, ["a", "b", "b"])
@@ -146,7 +146,7 @@ def test_segments_that_the_lake_names_are_marked_even_if_it_names_one_twice(stor
     assert _committed(store, "a", "b", "c") == {"a", "b"}
 
 
-def test_what_was_done_long_ago_is_forgotten_and_what_is_open_is_not(store: Store) -> None:
+def test_old_finished_flushes_are_forgotten_and_unfinished_ones_are_kept(store: Store) -> None:
     old = (datetime.now(UTC) - timedelta(days=31)).isoformat()
     done, burnt, open_ = (_reserve(store, (name, 1)) for name in ("a", "b", "c"))
     _record(store, done)
@@ -162,7 +162,7 @@ def test_what_was_done_long_ago_is_forgotten_and_what_is_open_is_not(store: Stor
 
 
 @pytest.mark.hazard(14)
-def test_processes_that_allocate_at_once_share_no_number(store: Store, tmp_path: Path) -> None:
+def test_concurrent_processes_never_allocate_the_same_sequence(store: Store, tmp_path: Path) -> None:
     """In the original 2,935 numbers were given out twice in 2 × 3,000."""
 
     def allocate(number: int) -> None:

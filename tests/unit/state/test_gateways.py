@@ -23,7 +23,7 @@ def bind(store: Store, claim: Claim) -> bool:
 
 
 @pytest.mark.hazard(95)
-def test_an_id_stays_with_its_secret_whoever_the_token_is_for(store: Store) -> None:
+def test_an_id_stays_bound_to_its_secret_for_any_token(store: Store) -> None:
     assert bind(store, SECRET)
     assert bind(store, replace(SECRET, owner="label:bob"))
     assert not bind(store, replace(SECRET, secret_hash="hash of another"))
@@ -31,7 +31,7 @@ def test_an_id_stays_with_its_secret_whoever_the_token_is_for(store: Store) -> N
     assert bind(store, replace(SECRET, tenant="other", secret_hash="hash of another")), "tenants are apart"
 
 
-def test_an_id_without_a_secret_stays_with_the_owner_of_its_token(store: Store) -> None:
+def test_an_id_without_a_secret_stays_bound_to_the_owner_of_its_token(store: Store) -> None:
     assert bind(store, PLAIN)
     assert bind(store, PLAIN)
     assert not bind(store, replace(PLAIN, owner="label:bob"))
@@ -40,7 +40,7 @@ def test_an_id_without_a_secret_stays_with_the_owner_of_its_token(store: Store) 
     assert not bind(store, PLAIN)
 
 
-def test_a_released_id_is_the_next_ones(store: Store) -> None:
+def test_a_released_id_can_be_claimed_by_another_client(store: Store) -> None:
     bind(store, SECRET)
     with store.transaction() as connection:
         assert gateways.release(connection, "default", "gw-1")
@@ -50,7 +50,7 @@ def test_a_released_id_is_the_next_ones(store: Store) -> None:
     assert not bind(store, SECRET)
 
 
-def test_a_host_that_was_not_told_stays_as_it_was(store: Store) -> None:
+def test_a_missing_host_leaves_the_recorded_host_unchanged(store: Store) -> None:
     bind(store, replace(SECRET, host="one.local"))
     bind(store, SECRET)
     with store.transaction() as connection:
@@ -67,7 +67,7 @@ def token(id: str, label: str | None, expires_at: datetime | None = None) -> Tok
     return Token(id, label, NOW.isoformat(), expires_at.isoformat() if expires_at else None, None, None)
 
 
-def test_a_token_is_found_by_its_hash_and_ends_by_its_id_or_its_label(store: Store) -> None:
+def test_a_token_is_found_by_hash_and_revoked_by_id_or_label(store: Store) -> None:
     with store.transaction() as connection:
         for number, label in enumerate(["alice", "alice", "bob", "tok-0", None]):
             tokens.add(connection, token(f"tok-{number}", label), f"hash {number}")
@@ -81,7 +81,7 @@ def test_a_token_is_found_by_its_hash_and_ends_by_its_id_or_its_label(store: Sto
         assert [bool(each.last_used_at) for each in tokens.all_tokens(connection)] == [False, False, True, False, False]
 
 
-def test_a_token_says_why_it_is_of_no_use_any_more() -> None:
+def test_a_token_reports_why_it_is_refused() -> None:
     later = NOW + timedelta(hours=1)
     assert token("t", None).refusal(NOW) is None
     assert token("t", None, later).refusal(NOW) is None

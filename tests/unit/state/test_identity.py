@@ -16,45 +16,45 @@ def known(tmp_path: Path) -> Identity:
     return identity.new_identity(tmp_path)
 
 
-def test_a_new_home_is_like_no_other(tmp_path: Path, known: Identity) -> None:
+def test_a_new_home_has_a_unique_identity(tmp_path: Path, known: Identity) -> None:
     other = identity.new_identity(tmp_path)
     assert known.gateway_id != other.gateway_id
     assert known.incarnation != other.incarnation
 
 
-def test_a_rebirth_keeps_the_gateway_and_remembers_its_lives(known: Identity) -> None:
-    twice = known.reborn(7).reborn(9)
+def test_a_new_incarnation_keeps_the_gateway_and_its_earlier_incarnations(known: Identity) -> None:
+    twice = known.next_incarnation(7).next_incarnation(9)
     assert twice.gateway_id == known.gateway_id
     assert twice.parents[0] == known.incarnation
     assert len({*twice.parents, twice.incarnation}) == 3
-    assert [(epoch.after, epoch.through) for epoch in twice.epochs()] == [(0, 7), (7, 9), (9, None)]
-    assert [epoch.incarnation for epoch in twice.epochs()] == [*twice.parents, twice.incarnation]
+    assert [(epoch.after, epoch.through) for epoch in twice.incarnation_ranges()] == [(0, 7), (7, 9), (9, None)]
+    assert [epoch.incarnation for epoch in twice.incarnation_ranges()] == [*twice.parents, twice.incarnation]
 
 
-def test_the_same_home_is_known_also_through_a_link(tmp_path: Path, known: Identity) -> None:
-    assert known.whereabouts(tmp_path) is Whereabouts.HERE
+def test_a_home_is_recognized_through_a_link(tmp_path: Path, known: Identity) -> None:
+    assert known.locate(tmp_path) is Whereabouts.HERE
     link = tmp_path.with_name(f"{tmp_path.name}-link")
     link.symlink_to(tmp_path)
-    assert known.whereabouts(link) is Whereabouts.HERE
+    assert known.locate(link) is Whereabouts.HERE
 
 
 @pytest.mark.hazard(70)
-def test_a_home_with_the_same_inode_elsewhere_was_moved(tmp_path: Path, known: Identity) -> None:
+def test_a_home_with_the_same_inode_at_another_path_was_moved(tmp_path: Path, known: Identity) -> None:
     before = dataclasses.replace(known, home_path="/a place/before")
-    assert before.whereabouts(tmp_path) is Whereabouts.MOVED
-    assert before.placed(tmp_path) == known
+    assert before.locate(tmp_path) is Whereabouts.MOVED
+    assert before.at(tmp_path) == known
 
 
 @pytest.mark.hazard(69)
 @pytest.mark.parametrize("change", [{"home_inode": 1}, {"machine_id": "another"}, {"home_inode": identity.NOWHERE}])
 @pytest.mark.parametrize("path", ["/elsewhere", None])
-def test_a_home_with_another_inode_or_machine_is_a_copy_wherever_it_lies(
+def test_a_home_with_another_inode_or_machine_is_a_copy_at_any_path(
     tmp_path: Path, known: Identity, change: dict[str, object], path: str | None
 ) -> None:
     original = dataclasses.replace(known, home_path=path or known.home_path, **change)  # type: ignore[arg-type]
-    assert original.whereabouts(tmp_path) is Whereabouts.COPIED
-    assert original.placed(tmp_path) == known
-    assert known.where(original) == original
+    assert original.locate(tmp_path) is Whereabouts.COPIED
+    assert original.at(tmp_path) == known
+    assert known.at_location_of(original) == original
 
 
 def test_the_machine_has_one_id() -> None:

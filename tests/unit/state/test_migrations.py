@@ -38,7 +38,7 @@ def test_migrations_make_exactly_the_tables_that_queries_see(store: Store, tmp_p
     assert made == expected
 
 
-def test_a_step_is_applied_once(store: Store) -> None:
+def test_a_migration_is_applied_once(store: Store) -> None:
     store.migrate()
     with store.reading() as connection:
         assert connection.execute(text("SELECT name FROM migrations")).scalars().all() == [
@@ -46,7 +46,7 @@ def test_a_step_is_applied_once(store: Store) -> None:
         ]
 
 
-def test_an_older_state_gets_the_steps_it_lacks(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_older_state_gets_the_missing_migrations(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     def add(connection: Connection) -> None:
         connection.execute(text("CREATE TABLE later (a TEXT)"))
 
@@ -57,7 +57,7 @@ def test_an_older_state_gets_the_steps_it_lacks(store: Store, monkeypatch: pytes
         assert inspect(connection).has_table("later")
 
 
-def test_a_step_that_fails_leaves_the_state_as_it_was(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_migration_leaves_the_state_unchanged(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     def half(connection: Connection) -> None:
         connection.execute(text("CREATE TABLE later (a TEXT)"))
         raise ValueError("half way")
@@ -69,7 +69,7 @@ def test_a_step_that_fails_leaves_the_state_as_it_was(store: Store, monkeypatch:
         assert not inspect(connection).has_table("later")
 
 
-def test_a_state_of_a_newer_version_is_refused_unchanged(store: Store) -> None:
+def test_a_state_of_a_newer_version_is_rejected_unchanged(store: Store) -> None:
     with store.transaction() as connection:
         connection.execute(text("INSERT INTO migrations VALUES ('9999_future', 'now')"))
     with pytest.raises(StateError, match=r"newer version of hypaware.*9999_future") as refused:
@@ -78,5 +78,5 @@ def test_a_state_of_a_newer_version_is_refused_unchanged(store: Store) -> None:
     assert refused.value.repair == ("pip install --upgrade hypaware",)
 
 
-def test_released_steps_keep_their_names() -> None:
+def test_released_migrations_keep_their_names() -> None:
     assert [name for name, _ in migrations.STEPS][:1] == ["0001_foundation"]

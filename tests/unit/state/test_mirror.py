@@ -13,7 +13,7 @@ from hypaware.state import flushes, mirror
 from tests.processes import run, was_killed
 
 
-def test_it_holds_identity_sequence_and_high_waters(home: Home) -> None:
+def test_the_mirror_contains_identity_sequence_and_high_water(home: Home) -> None:
     opened = open_home(home)
     with opened.store.transaction() as connection:
         flushes.raise_next_seq(connection, 42)
@@ -42,7 +42,7 @@ def test_it_holds_identity_sequence_and_high_waters(home: Home) -> None:
         b'{"version": 1, "identity": {}, "next_seq": 1, "high_water": {}}',
     ],
 )
-def test_a_damaged_one_is_no_mirror(tmp_path: Path, held: bytes | None) -> None:
+def test_a_damaged_mirror_is_ignored(tmp_path: Path, held: bytes | None) -> None:
     if held is not None:
         (tmp_path / "mirror").write_bytes(held)
     assert mirror.read(tmp_path / "mirror") is None
@@ -51,7 +51,7 @@ def test_a_damaged_one_is_no_mirror(tmp_path: Path, held: bytes | None) -> None:
 @pytest.mark.parametrize(
     ("name", "value"), [("next_seq", "x"), ("high_water", []), ("high_water", {"a": 5}), ("identity", 7)]
 )
-def test_one_with_a_wrong_part_is_no_mirror(home: Home, name: str, value: object) -> None:
+def test_a_mirror_with_an_invalid_part_is_ignored(home: Home, name: str, value: object) -> None:
     open_home(home).store.close()
     held = json.loads(home.mirror.read_bytes())
     home.mirror.write_text(json.dumps({**held, name: value}))
@@ -60,7 +60,7 @@ def test_one_with_a_wrong_part_is_no_mirror(home: Home, name: str, value: object
 
 @pytest.mark.hazard(10)
 @pytest.mark.parametrize("point", ["state.mirror.before-write", "state.mirror.after-write"])
-def test_a_process_killed_around_the_write_leaves_the_old_or_the_new_one(home: Home, point: str) -> None:
+def test_a_process_killed_during_the_write_leaves_the_old_or_the_new_mirror(home: Home, point: str) -> None:
     opened = open_home(home)
     with opened.store.transaction() as connection:
         flushes.raise_next_seq(connection, 42)

@@ -35,7 +35,7 @@ def _known(store: Store, provider: str = "claude") -> dict[str, SourceMark]:
 
 
 @pytest.mark.hazard(50)
-def test_a_mark_counts_when_its_flush_is_recorded(store: Store) -> None:
+def test_a_checkpoint_is_valid_when_its_flush_is_recorded(store: Store) -> None:
     """Counted before, a crash would lose the rows; counted after, it would only read them again."""
     flush = _pending(store, _MARK)
     assert _known(store) == {}
@@ -44,15 +44,15 @@ def test_a_mark_counts_when_its_flush_is_recorded(store: Store) -> None:
 
 
 @pytest.mark.hazard(50)
-def test_a_mark_of_a_burnt_flush_never_counts(store: Store) -> None:
+def test_a_checkpoint_of_a_discarded_flush_is_never_valid(store: Store) -> None:
     flush = _pending(store, _MARK)
     with store.transaction() as connection:
-        flushes.burn(connection, flush, guilty=())
+        flushes.burn(connection, flush, blamed=())
     _record(store, _pending(store))
     assert _known(store) == {}
 
 
-def test_a_newer_mark_takes_the_place_of_the_older_one_and_of_no_other(store: Store) -> None:
+def test_a_newer_checkpoint_replaces_only_the_older_one_of_its_source(store: Store) -> None:
     other = replace(_MARK, path="/b.jsonl", held=())
     elsewhere = replace(_MARK, provider="codex")
     _record(store, _pending(store, _MARK, other, elsewhere))
@@ -62,7 +62,7 @@ def test_a_newer_mark_takes_the_place_of_the_older_one_and_of_no_other(store: St
     assert _known(store, "codex") == {"/a.jsonl": elsewhere}
 
 
-def test_blocks_are_taken_above_what_the_lake_knows_and_never_given_out_again(store: Store) -> None:
+def test_ranges_are_reserved_above_the_floor_and_never_reused(store: Store) -> None:
     with store.transaction() as connection:
         first = flushes.reserve_blocks(connection, _DATASET, 10, above=500)
         second = flushes.reserve(connection, _DATASET, [("segment", 3)])
@@ -70,7 +70,7 @@ def test_blocks_are_taken_above_what_the_lake_knows_and_never_given_out_again(st
     assert (second.after, second.last) == (510, 513)
 
 
-def test_rows_that_were_given_up_make_every_source_of_their_dataset_due(store: Store) -> None:
+def test_lowering_the_high_water_forgets_the_checkpoints_of_the_dataset(store: Store) -> None:
     """Their transcripts may still be there, and the marks would keep them from being read."""
     _record(store, _pending(store, _MARK))
     with store.transaction() as connection:
@@ -78,14 +78,14 @@ def test_rows_that_were_given_up_make_every_source_of_their_dataset_due(store: S
     assert _known(store) == {}
 
 
-def test_a_range_that_would_end_the_numbers_of_a_home_is_refused(store: Store) -> None:
-    with pytest.raises(StateError, match="does not fit"), store.transaction() as connection:
+def test_a_range_that_would_use_up_all_sequences_is_rejected(store: Store) -> None:
+    with pytest.raises(StateError, match="cannot reserve"), store.transaction() as connection:
         flushes.reserve_blocks(connection, _DATASET, 2**63 - 10)
     with store.transaction() as connection:
         assert flushes.reserve_blocks(connection, _DATASET, 10).last == 10
 
 
-def test_a_mark_from_before_rows_could_be_ignored_is_read(store: Store) -> None:
+def test_a_checkpoint_without_the_ignored_column_is_read(store: Store) -> None:
     mark = replace(_MARK, ignored=(("/a", None), (None, "s")))
     row = to_row(mark)
     assert from_row(row) == mark

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from sqlalchemy import select, text
 
-from hypaware.errors import Retryable, StateError
+from hypaware.errors import Retryable, StateCorrupt, StateError
 from hypaware.home import Home
 from hypaware.state import store as storing
 from hypaware.state import tables
-from hypaware.state.store import StateCorrupt, Store, is_sound, suspicion
+from hypaware.state.store import Store, is_sound, suspicion
 from tests.processes import fork, run, was_killed
 
 _WRITE = """
@@ -45,7 +45,7 @@ def _keys(store: Store) -> list[str]:
         return sorted(connection.execute(select(tables.meta.c.key)).scalars())
 
 
-def test_a_transaction_is_all_or_nothing(store: Store) -> None:
+def test_a_transaction_is_atomic(store: Store) -> None:
     def fail_half_way() -> None:
         with store.transaction() as connection:
             connection.execute(tables.meta.insert().values(key="a", value=""))
@@ -59,14 +59,14 @@ def test_a_transaction_is_all_or_nothing(store: Store) -> None:
 
 
 @pytest.mark.hazard(10)
-def test_every_connection_writes_ahead_and_syncs_each_commit(store: Store) -> None:
+def test_every_connection_uses_wal_and_full_synchronization(store: Store) -> None:
     with store.reading() as connection:
         found = [connection.execute(text(f"PRAGMA {name}")).scalar() for name in ("journal_mode", "synchronous")]
     assert found == ["wal", 2]
 
 
 @pytest.mark.parametrize(("point", "keys"), [("state.commit.before-commit", []), ("state.commit.after-commit", ["k"])])
-def test_a_process_killed_around_a_commit_leaves_it_made_or_not(
+def test_a_process_killed_around_a_commit_leaves_it_complete_or_undone(
     store: Store, home: Home, point: str, keys: list[str]
 ) -> None:
     done = run(_WRITE, home, store.path, crash_at=point)
@@ -75,7 +75,7 @@ def test_a_process_killed_around_a_commit_leaves_it_made_or_not(
     assert _keys(store) == keys
 
 
-def test_what_a_transaction_read_is_still_true_when_it_writes(store: Store) -> None:
+def test_reads_of_a_transaction_are_still_valid_when_it_writes(store: Store) -> None:
     """Two transactions that read and then write would both count from the same number."""
     with store.transaction() as connection:
         connection.execute(tables.meta.insert().values(key="n", value="0"))
@@ -91,7 +91,7 @@ def test_what_a_transaction_read_is_still_true_when_it_writes(store: Store) -> N
         assert connection.execute(select(tables.meta.c.value)).scalar_one() == "40"
 
 
-def test_a_reader_neither_waits_for_a_writer_nor_sees_half_of_it(store: Store) -> None:
+def test_a_reader_does_not_wait_for_a_writer_or_see_uncommitted_rows(store: Store) -> None:
     written, finish = threading.Event(), threading.Event()
 
     def write() -> None:
@@ -109,7 +109,7 @@ def test_a_reader_neither_waits_for_a_writer_nor_sees_half_of_it(store: Store) -
     assert _keys(store) == ["a"]
 
 
-def test_a_state_that_stays_locked_is_told_as_retryable(
+def test_a_state_that_stays_locked_is_a_retryable_error(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(storing, "_BUSY_MILLISECONDS", 10)
@@ -121,16 +121,16 @@ def test_a_state_that_stays_locked_is_told_as_retryable(
     impatient.close()
 
 
-def test_a_broken_rule_of_the_tables_is_no_damage(store: Store) -> None:
+def test_a_violated_constraint_is_not_damage(store: Store) -> None:
     _put(store, "a")
-    with pytest.raises(StateError, match=r"refused a change.*UNIQUE"):
+    with pytest.raises(StateError, match=r"a change of the state .* failed.*UNIQUE"):
         _put(store, "a")
     assert not suspicion(store.path).exists()
 
 
 @pytest.mark.hazard(15)
 @pytest.mark.parametrize("held", [b"not a database at all" * 100, b"SQLite format 3\0" + bytes(4080), b"\xff" * 8192])
-def test_a_file_that_is_no_database_is_told_as_corrupt(tmp_path: Path, held: bytes) -> None:
+def test_a_file_that_is_not_a_database_is_reported_as_corrupt(tmp_path: Path, held: bytes) -> None:
     path = tmp_path / "state.db"
     path.write_bytes(held)
     assert not is_sound(path)
@@ -142,7 +142,7 @@ def test_a_file_that_is_no_database_is_told_as_corrupt(tmp_path: Path, held: byt
 
 
 @pytest.mark.hazard(15)
-def test_damage_in_the_middle_is_found(store: Store) -> None:
+def test_damage_in_the_middle_of_the_file_is_detected(store: Store) -> None:
     for number in range(300):
         _put(store, f"{number:04d}" + "x" * 200)
     store.close()
@@ -160,15 +160,15 @@ def spoil(path: Path) -> None:
         file.write(os.urandom(size - 8192))
 
 
-def test_an_empty_file_is_new_and_not_damaged(tmp_path: Path) -> None:
+def test_an_empty_file_is_new_and_intact(tmp_path: Path) -> None:
     path = tmp_path / "state.db"
     path.touch()
     assert is_sound(path)
 
 
-def test_a_state_that_cannot_be_looked_at_is_retryable_and_not_damaged(tmp_path: Path) -> None:
+def test_a_state_that_cannot_be_checked_is_a_retryable_error(tmp_path: Path) -> None:
     (tmp_path / "state.db").mkdir()
-    with pytest.raises(Retryable, match="could not be looked at"):
+    with pytest.raises(Retryable, match="cannot check the state"):
         is_sound(tmp_path / "state.db")
 
 
@@ -179,7 +179,7 @@ def test_a_closed_store_leaves_no_side_files(store: Store) -> None:
 
 
 @pytest.mark.hazard(79)
-def test_a_forked_child_uses_connections_of_its_own(store: Store) -> None:
+def test_a_forked_child_opens_its_own_connections(store: Store) -> None:
     """SQLite's locks belong to a process: a connection that two of them use corrupts the file."""
     _put(store, "before")
     inherited = _driver_connection(store)

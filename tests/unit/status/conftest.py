@@ -15,19 +15,19 @@ ROOM = 1 << 40
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever answers late on a busy machine is heard all the same; tests of silence say so themselves."""
+    """Use long timeouts on a busy machine; tests of timeouts set their own."""
     for module in (clients, engine, gateway, sinks, standing):
         monkeypatch.setattr(module, "_SECONDS", 120.0)
 
 
 @pytest.fixture(autouse=True)
 def roomy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """This machine's disk may be nearly full; tests of full disks say so themselves."""
+    """Pretend that the disk has space; tests of full disks set their own value."""
     usage = shutil.disk_usage
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(path)._replace(free=ROOM))
 
 
 @pytest.fixture
 def at(home: Home) -> StatusHome:
-    """A home that does not exist yet, on a machine with an engine and without a client."""
+    """A home that does not exist yet, on a machine with an engine but without a client."""
     return StatusHome(home).with_engine()

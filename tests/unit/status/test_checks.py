@@ -1,4 +1,4 @@
-"""What `hyp doctor` looks at: each check finds what is wrong, and says how to mend it."""
+"""The checks of `hyp doctor`: each finds its problem and names the repair."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.status_home import StatusHome, answering, everything_under
 
 
 def checked(at: StatusHome, look: Look) -> Check:
-    """The only finding of one check."""
+    """Return the only result of a check."""
     (found,) = every(at, look)
     return found
 
@@ -35,7 +35,7 @@ def every(at: StatusHome, look: Look) -> list[Check]:
     return list(look(run.begin(at.home, at.environment, at.now, at.cache)))
 
 
-def test_a_doctor_looks_at_everything_and_leaves_the_home_as_it_was(at: StatusHome) -> None:
+def test_doctor_checks_everything_and_changes_nothing(at: StatusHome) -> None:
     at.with_rows(3).with_client()
     before = everything_under(at.home.root)
     reported: list[tuple[str, float, float]] = []
@@ -48,13 +48,13 @@ def test_a_doctor_looks_at_everything_and_leaves_the_home_as_it_was(at: StatusHo
     assert all(each.detail and isinstance(each.repair, tuple) for each in found)
 
 
-def test_a_home_that_does_not_exist_is_not_made(at: StatusHome) -> None:
+def test_missing_home_is_not_created(at: StatusHome) -> None:
     every_one = list(run.run(run.begin(at.home, at.environment, at.now, at.cache), lambda *_: None))
     assert {each.name for each in every_one if each.status == "failed"} <= {"java", "jars", "gateway"}
     assert not at.home.root.exists()
 
 
-def test_java_is_looked_for_where_the_user_has_it(home: Home) -> None:
+def test_java_is_found_through_the_environment(home: Home) -> None:
     at = StatusHome(home)
     found = checked(at, machine.java_runtime)
     assert (found.status, bool(found.repair)) == ("failed", True)
@@ -68,8 +68,8 @@ def test_java_is_looked_for_where_the_user_has_it(home: Home) -> None:
     assert checked(at, machine.python).status == "ok"
 
 
-def test_jars_are_read_in_full(at: StatusHome) -> None:
-    """They have the right names and sizes here, and the wrong bytes."""
+def test_jar_hashes_are_verified(at: StatusHome) -> None:
+    """The jars have the right names and sizes but the wrong bytes."""
     found = checked(at, machine.engine_jars)
     assert (found.status, found.repair) == ("failed", ("hyp engine install",))
     assert "hash" in found.detail
@@ -80,7 +80,7 @@ def test_jars_are_read_in_full(at: StatusHome) -> None:
     assert checked(at, machine.class_archive).status == "warning"
 
 
-def test_a_home_that_others_may_enter_fails(at: StatusHome) -> None:
+def test_home_open_to_other_users_fails(at: StatusHome) -> None:
     at.made()
     assert checked(at, folders.permissions).status == "ok"
     at.home.state.chmod(0o644)
@@ -90,7 +90,7 @@ def test_a_home_that_others_may_enter_fails(at: StatusHome) -> None:
     assert checked(at, folders.permissions).status == "failed"
 
 
-def test_the_disk_is_tried_and_nothing_is_left_on_it(at: StatusHome) -> None:
+def test_disk_probe_leaves_no_file(at: StatusHome) -> None:
     at.made()
     assert checked(at, folders.keeping).status in ("ok", "warning")
     assert checked(at, folders.kind_of_disk).status == "ok"
@@ -98,7 +98,7 @@ def test_the_disk_is_tried_and_nothing_is_left_on_it(at: StatusHome) -> None:
     assert [path for path in at.home.root.iterdir() if path.name.startswith(".probe")] == []
 
 
-def test_databases_are_read_from_end_to_end(at: StatusHome) -> None:
+def test_databases_are_checked_completely(at: StatusHome) -> None:
     at.with_rows(200)
     for look in (databases.state, databases.catalog, databases.key_index):
         assert checked(at, look).status == "ok"
@@ -107,7 +107,7 @@ def test_databases_are_read_from_end_to_end(at: StatusHome) -> None:
     assert checked(at, databases.state).status == "failed"
 
 
-def test_a_key_index_that_lags_is_told(at: StatusHome) -> None:
+def test_key_index_behind_its_table_is_reported(at: StatusHome) -> None:
     at.with_rows(3)
     with closing(sqlite3.connect(at.home.keys)) as db:
         db.execute("UPDATE applied SET through = 1")
@@ -116,7 +116,7 @@ def test_a_key_index_that_lags_is_told(at: StatusHome) -> None:
     assert (found.status, found.repair) == ("warning", ("hyp flush",))
 
 
-def test_a_clock_that_went_back_fails(at: StatusHome) -> None:
+def test_clock_set_back_fails(at: StatusHome) -> None:
     at.with_rows(3)
     assert checked(at, clock.against_the_home).status == "ok"
     found = checked(replace(at, now=at.now - timedelta(hours=1)), clock.against_the_home)
@@ -124,7 +124,7 @@ def test_a_clock_that_went_back_fails(at: StatusHome) -> None:
     assert checked(replace(at, now=at.now - timedelta(seconds=5)), clock.against_the_home).status == "ok"
 
 
-def test_the_config_and_its_secrets_are_looked_at(at: StatusHome) -> None:
+def test_config_and_its_secrets_are_checked(at: StatusHome) -> None:
     at.write_config("[oops]\n")
     assert checked(at, settings.config).status == "failed"
     token = at.home.root / "token"
@@ -142,7 +142,7 @@ def test_the_config_and_its_secrets_are_looked_at(at: StatusHome) -> None:
     assert checked(at, settings.secrets).status == "warning"
 
 
-def test_the_gateways_port_is_ours_or_free_or_a_strangers(at: StatusHome) -> None:
+def test_gateway_port_is_ours_free_or_taken(at: StatusHome) -> None:
     at.made()
     for role, status in (("gateway", "ok"), ("fallback", "warning"), ("somebody", "failed")):
         with answering(handover.health(at.home, role)) as port:
@@ -153,17 +153,17 @@ def test_the_gateways_port_is_ours_or_free_or_a_strangers(at: StatusHome) -> Non
     assert checked(at, gateway.port).status == "failed"
 
 
-def test_clients_tell_their_version_and_how_they_stand(at: StatusHome) -> None:
+def test_client_version_and_attachment_are_checked(at: StatusHome) -> None:
     at.made().with_client()
     claude, codex = every(at, clients.each)
     assert (claude.status, "1.2.3 (claude)" in claude.detail, codex.status) == ("ok", True, "ok")
     at.attached(1)
     assert every(at, clients.each)[0].status == "failed"
     (at.programs / "claude").write_text("#!/bin/sh\necho broken >&2\nexit 3\n")
-    assert "ends with 3" in every(at, clients.each)[0].detail
+    assert "exit code 3" in every(at, clients.each)[0].detail
 
 
-def test_an_attached_client_that_goes_another_way_is_told(at: StatusHome) -> None:
+def test_attached_client_that_bypasses_the_gateway_is_reported(at: StatusHome) -> None:
     at.made().with_client()
     with answering(handover.health(at.home, "gateway")) as port:
         at.write_config(f'[gateway]\nlisten = "127.0.0.1:{port}"\n').attached(port)
@@ -173,7 +173,7 @@ def test_an_attached_client_that_goes_another_way_is_told(at: StatusHome) -> Non
         assert (found.status, "Bedrock" in found.detail) == ("warning", True)
 
 
-def test_a_daemon_that_is_needed_and_does_not_run_is_told(at: StatusHome) -> None:
+def test_missing_daemon_is_reported_if_it_is_needed(at: StatusHome) -> None:
     assert checked(at, processes.daemon).status == "ok"
     at.write_config("[clients.claude]\nenabled = true\n")
     found = checked(at, processes.daemon)
@@ -182,8 +182,8 @@ def test_a_daemon_that_is_needed_and_does_not_run_is_told(at: StatusHome) -> Non
         assert checked(at, processes.daemon).status == "ok"
 
 
-def test_a_spark_process_that_holds_the_lake_is_told(at: StatusHome) -> None:
-    """Another process, because a lock of this one's own does not count."""
+def test_foreign_spark_process_that_holds_the_lake_is_reported(at: StatusHome) -> None:
+    """Use another process, because a lock of this process does not count."""
     at.with_rows(1)
     at.home.lake_lock.touch(0o600)
     assert checked(at, processes.engine).status == "ok"
@@ -197,12 +197,12 @@ def test_a_spark_process_that_holds_the_lake_is_told(at: StatusHome) -> None:
         assert checked(at, processes.engine).status == "warning"
         assert holder.stdin is not None
         holder.stdin.close()
-    assert checked(at, processes.daemon).detail == "does not run"
+    assert checked(at, processes.daemon).detail == "not running"
     with at.daemon():
         assert str(os.getpid()) in checked(at, processes.daemon).detail
 
 
-def test_sinks_are_reached_or_not_and_their_clock_is_compared(at: StatusHome, tmp_path: Path) -> None:
+def test_sink_reachability_and_clock_are_checked(at: StatusHome, tmp_path: Path) -> None:
     at.made()
     with answering({}) as port:
         at.write_config(f'[sinks.team]\nkind = "forward"\nurl = "http://localhost:{port}"\n')
@@ -218,7 +218,7 @@ def test_sinks_are_reached_or_not_and_their_clock_is_compared(at: StatusHome, tm
 
 
 @pytest.mark.parametrize("open_port", [True, False])
-def test_an_object_store_is_reached_at_its_endpoint(at: StatusHome, open_port: bool, free_port: FreePort) -> None:
+def test_object_store_is_probed_at_its_endpoint(at: StatusHome, open_port: bool, free_port: FreePort) -> None:
     at.made()
     port = free_port()
     at.write_config(
@@ -228,9 +228,9 @@ def test_an_object_store_is_reached_at_its_endpoint(at: StatusHome, open_port: b
         assert checked(at, sinks.each).status == ("ok" if open_port else "failed")
 
 
-def test_a_sink_of_a_home_without_a_state_is_left_for_later(at: StatusHome, tmp_path: Path) -> None:
+def test_sink_is_not_probed_in_a_home_without_a_state(at: StatusHome, tmp_path: Path) -> None:
     at.write_config(f'[sinks.archive]\nkind = "blob"\ndestination = "{tmp_path}/out"\n')
     assert checked(at, sinks.each).status == "ok"
     assert not at.home.state.exists()
     open_home(at.home).store.close()
-    assert "will be made" in checked(at, sinks.each).detail
+    assert "will be created" in checked(at, sinks.each).detail

@@ -1,4 +1,4 @@
-"""Whatever becomes of a home's files, a status is given, says that something is wrong, and leaves all as it is."""
+"""Whatever file is damaged, `hyp status` works, reports the damage, and changes nothing."""
 
 from __future__ import annotations
 
@@ -50,12 +50,12 @@ def _folder(path: Path, _at: int) -> None:
 
 
 DAMAGES: tuple[Callable[[Path, int], None], ...] = (_delete, _empty, _cut, _scribble, _replace, _folder)
-# Gone, or something else altogether: that cannot stay unseen.
+# Missing files, or folders in their place, must be reported.
 PLAIN = (_empty, _replace, _folder)
 
 
 def _home(at: StatusHome) -> StatusHome:
-    """With something of everything in it."""
+    """Fill the home with every kind of file."""
     at.attached(1)
     at.with_rows(6).with_rows(4, 10, client_name="codex")
     append(at.home, rows(2, start=50))
@@ -66,20 +66,20 @@ def _home(at: StatusHome) -> StatusHome:
     standing.buried(key("archive"), "letter", 3)
     opt_outs.ignore(at.home, "session-1")
     (at.user / ".hypignore").touch()
-    Privacy(at.home, remembers=True).class_of(str(at.user), None)
+    Privacy(at.home, remember=True).class_of(str(at.user), None)
     at.home.run.joinpath("gateway.json").write_text('{"clients": {"claude": {"last_seen_at": "2026-01-01T00:00:00Z"}}}')
     return at
 
 
 def _that_matter(at: StatusHome) -> set[Path]:
-    """Files without which rows are lost, or nobody knows what to do."""
+    """Return the files whose damage must be reported."""
     home = at.home
     found = {home.state, home.mirror, home.catalog, home.keys, home.config, opt_outs.path_of(home)}
     found.add(seen_folders.path_of(home))
     return found | set(home.warehouse.rglob("*.parquet")) | set(home.warehouse.rglob("*-m0.avro"))
 
 
-def test_a_status_is_given_whatever_file_is_damaged(at: StatusHome) -> None:
+def test_status_works_whatever_file_is_damaged(at: StatusHome) -> None:
     _home(at)
     files = sorted(path for path in at.home.root.rglob("*") if path.is_file())
     matter = _that_matter(at)
@@ -105,8 +105,8 @@ def test_a_status_is_given_whatever_file_is_damaged(at: StatusHome) -> None:
     damaged()
 
 
-def test_a_doctor_has_a_finding_for_what_cannot_be_checked(at: StatusHome) -> None:
-    """No check ends the others, also where every file of the home is nonsense."""
+def test_doctor_reports_a_check_that_raises(at: StatusHome) -> None:
+    """No check stops the others, even if every file of the home is damaged."""
     _home(at)
     for path in [path for path in at.home.root.rglob("*") if path.is_file()]:
         path.write_bytes(b"\x80no such thing\n" * 50)

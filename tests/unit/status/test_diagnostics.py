@@ -1,4 +1,4 @@
-"""Why something is not recorded, kept or delivered: each reason is told, with commands that exist."""
+"""Diagnostics: every reason why something is not recorded, stored or delivered is reported with valid commands."""
 
 from __future__ import annotations
 
@@ -34,26 +34,26 @@ SOURCE = Path(disk.__file__).parent
 KINDS = re.compile(r'\b(?:error|warning|info|say)\(\s*"(\w+)"')
 
 
-def test_a_client_that_is_installed_and_not_attached_is_told_how(at: StatusHome) -> None:
+def test_installed_but_detached_client_is_reported_with_the_attach_command(at: StatusHome) -> None:
     at.made().with_client()
     said = at.said("client_not_attached")
     assert (said.severity, said.repair) == ("info", ("hyp client attach claude",))
     assert at.look().overall == "ok"
 
 
-def test_a_client_that_the_config_wants_and_nobody_has_is_told(at: StatusHome) -> None:
+def test_enabled_client_that_is_not_installed_is_reported(at: StatusHome) -> None:
     at.write_config("[clients.codex]\nenabled = true\n")
     assert at.said("client_not_installed").severity == "info"
 
 
-def test_a_client_that_the_config_does_not_want_is_told(at: StatusHome) -> None:
+def test_client_disabled_in_the_config_is_reported(at: StatusHome) -> None:
     at.with_client().write_config("[clients.claude]\nenabled = false\n")
     assert "hyp config set clients.claude.enabled true" in at.said("client_off").repair
     at.attached(1)
     assert at.said("client_disabled").severity == "warning"
 
 
-def test_a_daemon_that_is_needed_and_does_not_run_means_down(at: StatusHome) -> None:
+def test_missing_daemon_means_down_if_it_is_needed(at: StatusHome) -> None:
     at.made()
     assert at.look().overall == "ok"
     at.write_config("[clients.claude]\nenabled = true\n")
@@ -64,19 +64,19 @@ def test_a_daemon_that_is_needed_and_does_not_run_means_down(at: StatusHome) -> 
         assert at.look().daemon["state"] == "running"
 
 
-def test_what_a_killed_daemon_wrote_is_not_taken_for_the_truth(at: StatusHome) -> None:
+def test_status_file_of_a_killed_daemon_is_ignored(at: StatusHome) -> None:
     at.made().write_config("[clients.claude]\nenabled = true\n")
     (at.home.run / "daemon.json").write_text(json.dumps({"pid": 1, "gateway": {"state": "listening"}}))
     assert at.look().daemon == {"state": "stopped"}
 
 
-def test_an_attached_client_whose_requests_nobody_answers_is_an_error(at: StatusHome) -> None:
+def test_attached_client_without_a_reachable_gateway_is_an_error(at: StatusHome) -> None:
     at.made().attached(1)
     said = at.said("client_unreachable")
     assert (said.severity, said.repair) == ("error", ("hyp daemon start", "hyp client detach claude"))
 
 
-def test_an_attached_client_that_passes_unrecorded_is_told(at: StatusHome) -> None:
+def test_attached_client_served_by_the_fallback_is_reported(at: StatusHome) -> None:
     at.made()
     with answering(handover.health(at.home, "fallback")) as port:
         at.attached(port)
@@ -85,7 +85,7 @@ def test_an_attached_client_that_passes_unrecorded_is_told(at: StatusHome) -> No
         assert at.look().sources[0]["answered_by"] == "fallback"
 
 
-def test_an_attached_client_that_was_not_seen_yet_is_told_and_all_is_well(at: StatusHome) -> None:
+def test_attached_client_without_requests_is_reported_as_info(at: StatusHome) -> None:
     at.made()
     with answering(handover.health(at.home, "gateway")) as port, at.daemon():
         at.write_config(f'[gateway]\nlisten = "127.0.0.1:{port}"\n').attached(port)
@@ -98,14 +98,14 @@ def test_an_attached_client_that_was_not_seen_yet_is_told_and_all_is_well(at: St
         assert found.diagnostics == ()
 
 
-def test_settings_that_lost_what_attach_wrote_are_told(at: StatusHome) -> None:
+def test_client_settings_that_lost_the_attachment_are_reported(at: StatusHome) -> None:
     at.made().attached(1)
     assert SETTINGS is not None
     SETTINGS.path(at.environment).write_text("{}\n")
     assert at.said("client_changed").repair == ("hyp client attach claude",)
 
 
-def test_settings_that_cannot_be_read_are_told(at: StatusHome) -> None:
+def test_unreadable_client_settings_are_reported(at: StatusHome) -> None:
     at.made().attached(1)
     assert SETTINGS is not None
     SETTINGS.path(at.environment).write_text("{ this is no JSON")
@@ -115,7 +115,7 @@ def test_settings_that_cannot_be_read_are_told(at: StatusHome) -> None:
     assert "Nothing was written" not in said.message
 
 
-def test_a_stranger_at_the_gateways_port_is_told(at: StatusHome) -> None:
+def test_foreign_program_at_the_gateway_port_is_reported(at: StatusHome) -> None:
     at.made()
     with answering({"server": "of somebody else"}) as port:
         at.write_config(f'[gateway]\nlisten = "127.0.0.1:{port}"\n').attached(port)
@@ -125,7 +125,7 @@ def test_a_stranger_at_the_gateways_port_is_told(at: StatusHome) -> None:
             assert "port_taken" in at.kinds()
 
 
-def test_a_stranger_who_takes_calls_and_says_nothing_holds_nobody_up(
+def test_silent_program_at_the_gateway_port_does_not_delay_the_status(
     at: StatusHome, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in (clients, gateway):
@@ -136,13 +136,13 @@ def test_a_stranger_who_takes_calls_and_says_nothing_holds_nobody_up(
         assert {"port_taken", "client_unreadable"} <= at.kinds()
 
 
-def test_a_gateway_that_does_not_listen_is_told_with_its_reason(at: StatusHome) -> None:
+def test_gateway_that_does_not_listen_is_reported_with_its_reason(at: StatusHome) -> None:
     at.made()
     with at.daemon(gateway={"listen": "127.0.0.1:1", "state": "down", "error": "permission denied"}):
         assert "permission denied" in at.said("gateway_down").message
 
 
-def test_what_became_of_the_traffic_is_told(at: StatusHome) -> None:
+def test_traffic_counts_are_reported(at: StatusHome) -> None:
     at.made()
     counts = {"dropped": 2, "ignored": 3, "rejected_rows": 4, "unknown": {"/v1/odd": 5}, "exchanges": 20}
     with at.daemon(gateway={"listen": "127.0.0.1:1", "state": "off", **counts}):
@@ -154,12 +154,12 @@ def test_what_became_of_the_traffic_is_told(at: StatusHome) -> None:
         assert "3 items" in at.said("live_items_without_row").message
         assert "(web_search_call, hologram)" in at.said("live_items_without_row").message
         assert at.look().sources[0]["without_row"] == unsaid["without_row"]
-        assert at.look().overall == "ok", "an import makes no row of them either"
+        assert at.look().overall == "ok", "an import creates no row for them either"
     with at.daemon(gateway="what is this", flush=["?"], maintain=3):
         assert at.look().overall == "ok"
 
 
-def test_work_of_the_daemon_that_failed_or_waits_is_told(at: StatusHome) -> None:
+def test_failed_and_waiting_daemon_tasks_are_reported(at: StatusHome) -> None:
     at.made()
     then = (at.now - timedelta(hours=3)).isoformat()
     work = {
@@ -177,29 +177,29 @@ def test_work_of_the_daemon_that_failed_or_waits_is_told(at: StatusHome) -> None
         assert "3 hours ago" in at.said("flush_failing").message
 
 
-def test_sessions_and_folders_that_stay_out_are_told(at: StatusHome) -> None:
+def test_excluded_sessions_and_folders_are_reported(at: StatusHome) -> None:
     at.made().write_config('[privacy.folders]\n"~/secret" = "ignore"\n')
     opt_outs.ignore(at.home, "session-1")
     assert "1 session and 1 folder" in at.said("left_out").message
     clone = at.home.root.parent / "clone"
     clone.mkdir()
     (clone / ".hypignore").touch()
-    Privacy(at.home, remembers=True).class_of(str(clone), None)
+    Privacy(at.home, remember=True).class_of(str(clone), None)
     assert "gone" not in at.said("left_out").message
     shutil.rmtree(clone)
-    assert "1 session, 1 folder and 1 folder that is gone" in at.said("left_out").message
+    assert "1 session, 1 folder and 1 deleted folder" in at.said("left_out").message
     for path in (opt_outs.path_of(at.home), seen_folders.path_of(at.home)):
         path.write_text("no JSON")
         assert path.name in [each for each in at.look().diagnostics if each.kind == "privacy_unreadable"][-1].message
 
 
-def test_a_config_that_cannot_be_used_is_an_error_with_its_line(at: StatusHome) -> None:
+def test_invalid_config_is_an_error_with_its_line(at: StatusHome) -> None:
     at.made().write_config("[flush]\nintervall = 3\n")
     assert "line 3" in at.said("config_invalid").message
     assert at.look().config["valid"] is False
 
 
-def test_rows_that_wait_too_long_are_told(at: StatusHome) -> None:
+def test_overdue_rows_are_reported(at: StatusHome) -> None:
     at.made()
     append(at.home, rows(4, start=10))
     assert "spool_waiting" not in at.kinds()
@@ -207,7 +207,7 @@ def test_rows_that_wait_too_long_are_told(at: StatusHome) -> None:
     assert ("4 rows" in said.message, said.repair) == (True, ("hyp flush",))
 
 
-def test_flushes_that_fail_or_were_broken_off_are_told(at: StatusHome) -> None:
+def test_failed_and_interrupted_flushes_are_reported(at: StatusHome) -> None:
     at.made()
     append(at.home, rows(2, start=10))
     with at.change() as connection:
@@ -220,10 +220,10 @@ def test_flushes_that_fail_or_were_broken_off_are_told(at: StatusHome) -> None:
             "INSERT INTO segments (dataset, name, row_count, status, attempts, updated_at)"
             f" VALUES ('{DATASET}', 'x', 2, 'waiting', 3, 'now')"
         )
-    assert "3 times" in at.said("segments_failing").message
+    assert "3 attempts" in at.said("segments_failing").message
 
 
-def test_rows_that_could_not_be_stored_are_told_with_their_file(at: StatusHome) -> None:
+def test_rejects_are_reported_with_their_file(at: StatusHome) -> None:
     at.made()
     refused = at.home.spool / DATASET / "rejected" / "flush-1.jsonl"
     refused.parent.mkdir(parents=True)
@@ -234,7 +234,7 @@ def test_rows_that_could_not_be_stored_are_told_with_their_file(at: StatusHome) 
     assert at.look().spool["rejected_rows"] == 2
 
 
-def test_a_table_with_a_missing_or_short_file_is_damaged(at: StatusHome) -> None:
+def test_table_with_a_missing_or_short_file_is_damaged(at: StatusHome) -> None:
     at.with_rows(3).with_rows(3, 10)
     old, new = sorted(at.home.warehouse.rglob("*.parquet"), key=lambda path: path.stat().st_mtime_ns)
     held = old.read_bytes()
@@ -247,20 +247,20 @@ def test_a_table_with_a_missing_or_short_file_is_damaged(at: StatusHome) -> None
     assert "footer" in at.said("lake_damaged").message
 
 
-def test_a_lake_that_went_back_is_told(at: StatusHome) -> None:
+def test_rolled_back_lake_is_reported(at: StatusHome) -> None:
     at.with_rows(3)
     with at.change() as connection:
         flushes.raise_high_water(connection, DATASET, {"claude": 900})
     assert at.said("lake_rolled_back").repair == ("hyp verify --accept-rollback",)
 
 
-def test_a_clock_that_went_back_is_told(at: StatusHome) -> None:
+def test_clock_set_back_is_reported(at: StatusHome) -> None:
     at.with_rows(3)
     assert at.said("clock_went_back", at.now - timedelta(hours=2)).severity == "error"
     assert "clock_went_back" not in at.kinds(at.now - timedelta(seconds=5))
 
 
-def test_purges_are_told_while_they_are_unfinished_and_after(at: StatusHome) -> None:
+def test_unfinished_and_finished_purges_are_reported(at: StatusHome) -> None:
     at.with_rows(3)
     stone = Stone("session", "session-1", "hyp purge --session session-1 --yes")
     ids = tombstones.set_up(at.home, [stone], "2026-11-15T00:00:00Z")
@@ -271,14 +271,14 @@ def test_purges_are_told_while_they_are_unfinished_and_after(at: StatusHome) -> 
     assert at.said("tombstones_unusable").severity == "error"
 
 
-def test_a_key_index_that_cannot_be_read_is_told(at: StatusHome) -> None:
+def test_unreadable_key_index_is_reported(at: StatusHome) -> None:
     at.with_rows(3)
     at.home.keys.write_bytes(b"no database" * 100)
     assert at.said("key_index_unreadable").repair == ("hyp verify --repair",)
 
 
 @pytest.mark.hazard(70)
-def test_a_home_that_was_moved_is_told_and_not_touched(at: StatusHome) -> None:
+def test_moved_home_is_reported_and_not_changed(at: StatusHome) -> None:
     at.with_rows(3)
     elsewhere = at.home.root.with_name("elsewhere")
     at.home.root.rename(elsewhere)
@@ -288,7 +288,7 @@ def test_a_home_that_was_moved_is_told_and_not_touched(at: StatusHome) -> None:
 
 
 @pytest.mark.hazard(69)
-def test_a_copy_is_told_and_the_originals_files_are_not_taken_for_its_own(at: StatusHome) -> None:
+def test_copied_home_is_reported_and_does_not_count_the_originals_files(at: StatusHome) -> None:
     at.with_rows(3)
     copied = at.home.root.with_name("copied")
     shutil.copytree(at.home.root, copied)
@@ -301,16 +301,16 @@ def test_a_copy_is_told_and_the_originals_files_are_not_taken_for_its_own(at: St
     assert {"lake_elsewhere", "state_lost"} <= there.kinds()
 
 
-def test_a_backup_is_no_home(at: StatusHome) -> None:
+def test_backup_is_not_a_home(at: StatusHome) -> None:
     at.with_rows(3)
     at.home.backup_note.write_text("{}")
     assert at.said("home_is_backup").severity == "error"
     assert at.look().overall == "down"
 
 
-def test_a_file_in_the_place_of_a_home_is_told(at: StatusHome) -> None:
+def test_file_in_place_of_a_home_is_reported(at: StatusHome) -> None:
     at.home.root.write_text("no folder")
-    assert at.kinds() == {"home_no_folder"}, "what follows from it is no trouble of its own"
+    assert at.kinds() == {"home_no_folder"}, "consequences are not reported separately"
 
 
 @pytest.mark.parametrize(
@@ -325,7 +325,7 @@ def test_a_file_in_the_place_of_a_home_is_told(at: StatusHome) -> None:
         (lambda home: home.catalog.write_bytes(b"no database" * 500), "unreadable"),
     ],
 )
-def test_a_memory_that_is_not_sound_is_told(at: StatusHome, damage: Callable[[Home], object], kind: str) -> None:
+def test_damaged_state_is_reported(at: StatusHome, damage: Callable[[Home], object], kind: str) -> None:
     at.with_rows(3)
     damage(at.home)
     assert at.said(kind).repair
@@ -337,7 +337,7 @@ def _future(home: Home) -> None:
         db.commit()
 
 
-def test_sinks_that_hold_fail_lag_or_refuse_are_told(at: StatusHome) -> None:
+def test_held_failing_lagging_and_rejecting_sinks_are_reported(at: StatusHome) -> None:
     standing = StandingHome(at.home)
     at.with_rows(20)
     standing.declare(held="/nowhere/a", failing="/nowhere/b", behind="/nowhere/c", fine="/nowhere/d")
@@ -359,7 +359,7 @@ def test_sinks_that_hold_fail_lag_or_refuse_are_told(at: StatusHome) -> None:
         }  # fmt: skip
 
 
-def test_a_sink_that_is_gone_or_unusable_is_told(at: StatusHome) -> None:
+def test_removed_and_unusable_sinks_are_reported(at: StatusHome) -> None:
     standing = StandingHome(at.home)
     at.with_rows(20)
     standing.declare(archive="/nowhere/a")
@@ -371,7 +371,7 @@ def test_a_sink_that_is_gone_or_unusable_is_told(at: StatusHome) -> None:
     assert {"sink_unusable", "config_invalid"} & at.kinds()
 
 
-def test_what_retention_waits_with_and_what_it_dropped_is_told(at: StatusHome) -> None:
+def test_held_and_dropped_rows_of_retention_are_reported(at: StatusHome) -> None:
     keeper = Keeper(at.home)
     keeper.commit(0, 40)
     sink = f'[sinks.slow]\nkind = "blob"\ndestination = "{at.user}/slow"\n'
@@ -391,10 +391,10 @@ def test_what_retention_waits_with_and_what_it_dropped_is_told(at: StatusHome) -
     ("free", "grows", "kind"),
     [(1 << 20, 0, "disk_full"), (1 << 30, 0, "disk_tight"), (9 << 30, 1 << 30, "disk_filling")],
 )
-def test_a_disk_that_fills_is_told_before_it_is_full(
+def test_filling_disk_is_reported_before_it_is_full(
     at: StatusHome, monkeypatch: pytest.MonkeyPatch, free: int, grows: int, kind: str
 ) -> None:
-    """A disk of any size cannot be had in a test: what the system says of it is replaced."""
+    """Replace the disk usage that the system reports."""
     at.made()
     usage = shutil.disk_usage(at.home.root)
     monkeypatch.setattr(shutil, "disk_usage", lambda _path: usage._replace(free=free))
@@ -402,7 +402,7 @@ def test_a_disk_that_fills_is_told_before_it_is_full(
     assert at.kinds() == {kind}
 
 
-def test_an_engine_that_is_not_installed_or_does_not_answer_is_told(
+def test_engine_that_is_not_installed_or_does_not_answer_is_reported(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bare = StatusHome(home).made()
@@ -413,8 +413,8 @@ def test_an_engine_that_is_not_installed_or_does_not_answer_is_told(
     endpoint.remove(bare.home)
 
 
-def test_without_java_not_all_is_well(at: StatusHome) -> None:
-    """The jars alone commit nothing: rows would wait, and the page would say that all is well."""
+def test_missing_java_is_reported(at: StatusHome) -> None:
+    """With jars but without Java nothing can be committed, so the status must not be ok."""
     at.made()
     assert at.look().overall == "ok"
     (at.programs / "java").unlink()
@@ -422,7 +422,7 @@ def test_without_java_not_all_is_well(at: StatusHome) -> None:
     assert (at.look().overall, at.look().engine["installed"]) == ("degraded", False)
 
 
-def test_the_worst_comes_first(at: StatusHome) -> None:
+def test_diagnostics_are_sorted_by_severity(at: StatusHome) -> None:
     at.made().with_client().write_config("[clients.claude]\nenabled = true\n")
     opt_outs.ignore(at.home, "session-1")
     order = [each.severity for each in at.look().diagnostics]
@@ -430,7 +430,7 @@ def test_the_worst_comes_first(at: StatusHome) -> None:
     assert order[0] == "error"
 
 
-def test_somebody_who_does_not_answer_is_not_waited_for() -> None:
+def test_call_that_hangs_times_out() -> None:
     with pytest.raises(TimeoutError), socket.create_server(("127.0.0.1", 0)) as silent:
         within(0.01, silent.accept)
     with pytest.raises(ZeroDivisionError):
@@ -441,11 +441,11 @@ def _of_code() -> set[str]:
     return {kind for path in SOURCE.glob("*.py") for kind in KINDS.findall(path.read_text(encoding="utf-8"))}
 
 
-def test_every_kind_is_described() -> None:
+def test_every_diagnostic_kind_is_documented() -> None:
     page = (Path(__file__).parents[3] / "docs" / "status.md").read_text(encoding="utf-8")
     assert {kind for kind in _of_code() if f"`{kind}`" not in page} == set()
 
 
-def test_every_kind_has_a_test_here() -> None:
+def test_every_diagnostic_kind_has_a_test() -> None:
     text = Path(__file__).read_text(encoding="utf-8")
     assert {kind for kind in _of_code() if f'"{kind}"' not in text} - {"not_set_up"} == set()

@@ -1,4 +1,4 @@
-"""The parts of a status: numbers that agree with what is there, in the shape that scripts rely on."""
+"""The parts of a status: correct numbers in the documented shape."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ KEYS = [
 OF_LAKE = ["dataset", "source", "rows", "bytes", "files", "oldest", "newest", "high_water"]
 
 
-def test_a_status_has_the_shape_that_the_interface_names(at: StatusHome) -> None:
+def test_status_has_the_documented_shape(at: StatusHome) -> None:
     at.with_rows(3)
     append(at.home, rows(2, start=10))
     document = at.look().as_json()
@@ -56,7 +56,7 @@ def test_a_status_has_the_shape_that_the_interface_names(at: StatusHome) -> None
         assert all(isinstance(command, str) for command in each["repair"])
 
 
-def test_what_is_recorded_is_told_for_each_source_with_its_days(at: StatusHome) -> None:
+def test_recorded_rows_are_listed_per_source_with_their_days(at: StatusHome) -> None:
     days = ["2026-10-01T10:00:00Z", "2026-10-03T10:00:00Z"]
     append(at.home, [row(number, message_created_at=day) for number, day in enumerate(days)])
     at.with_rows(5, 100, client_name="codex", message_created_at="2026-11-01T10:00:00Z")
@@ -74,7 +74,7 @@ def test_what_is_recorded_is_told_for_each_source_with_its_days(at: StatusHome) 
     )
 
 
-def test_rows_that_wait_are_counted_also_those_of_a_producer_that_died(at: StatusHome) -> None:
+def test_spooled_rows_are_counted_including_those_of_a_dead_producer(at: StatusHome) -> None:
     at.with_rows(1)
     append(at.home, rows(2, start=10))
     append(at.home, rows(3, start=20), seal=False)
@@ -84,7 +84,7 @@ def test_rows_that_wait_are_counted_also_those_of_a_producer_that_died(at: Statu
     assert spool["bytes"] == sum(path.stat().st_size for path in at.home.spool.rglob("*.jsonl"))
 
 
-def test_a_segment_that_the_lake_has_already_does_not_wait(at: StatusHome) -> None:
+def test_committed_segment_is_not_counted_as_spooled(at: StatusHome) -> None:
     at.with_rows(1)
     append(at.home, rows(2, start=10))
     (sealed,) = (at.home.spool / DATASET / "sealed").iterdir()
@@ -94,8 +94,8 @@ def test_a_segment_that_the_lake_has_already_does_not_wait(at: StatusHome) -> No
     assert (spool["segments"], spool["rows"], spool["bytes"], spool["oldest_at"]) == (0, 0, 0, None)
 
 
-def test_streams_are_told_as_the_export_status_tells_them(at: StatusHome) -> None:
-    """Two readers of the same state: one with plain SQL, for speed."""
+def test_streams_agree_with_export_status(at: StatusHome) -> None:
+    """Two readers of the same state must agree: the fast one uses plain SQL."""
     standing = StandingHome(at.home)
     at.with_rows(20)
     at.with_rows(6, 100, client_name="codex")
@@ -124,7 +124,7 @@ def test_streams_are_told_as_the_export_status_tells_them(at: StatusHome) -> Non
         assert (found["held"] == "elsewhere") == (each["address"] != each["delivered_to"] is not None)
 
 
-def test_a_lag_without_reading_rows_is_never_too_small(at: StatusHome) -> None:
+def test_lag_from_statistics_is_never_too_small(at: StatusHome) -> None:
     at.with_rows(20)
     with at.change() as connection:
         flushes.raise_next_seq(connection, 50)
@@ -143,7 +143,7 @@ def _view(at: StatusHome) -> View:
     return run.begin(at.home, at.environment, at.now, at.cache)
 
 
-def test_retention_is_told_as_maintenance_would_do_it(at: StatusHome) -> None:
+def test_retention_agrees_with_maintenance(at: StatusHome) -> None:
     keeper = Keeper(at.home)
     keeper.declare("slow")
     keeper.commit(0, 40, 50)
@@ -154,7 +154,7 @@ def test_retention_is_told_as_maintenance_would_do_it(at: StatusHome) -> None:
     assert (told[0]["rows_held"], told[0]["days"]) == (2, 30)
 
 
-def test_nothing_due_needs_no_plan_and_is_told_alike(at: StatusHome) -> None:
+def test_retention_without_a_plan_agrees_if_nothing_is_due(at: StatusHome) -> None:
     keeper = Keeper(at.home, RetentionConfig(default_days=30))
     keeper.commit(0, 1)
     at.write_config("[retention]\ndefault_days = 30\n")
@@ -163,12 +163,12 @@ def test_nothing_due_needs_no_plan_and_is_told_alike(at: StatusHome) -> None:
         assert told == retention_standing(at.home, StandingHome(at.home).config, store, at.now)
 
 
-def test_the_newest_step_of_the_state_is_known_without_loading_all_of_them() -> None:
-    """Else every status loads them, and takes half as long again."""
+def test_newest_migration_constant_is_current() -> None:
+    """Otherwise every status imports all migrations and takes half as long again."""
     assert migrations.STEPS[-1][0] == memory.NEWEST_STEP
 
 
-def test_nothing_heavy_is_loaded_for_a_status(at: StatusHome) -> None:
+def test_status_imports_no_heavy_library(at: StatusHome) -> None:
     at.with_rows(3)
     StandingHome(at.home).declare(archive="/nowhere/a")
     script = (
@@ -181,14 +181,14 @@ def test_nothing_heavy_is_loaded_for_a_status(at: StatusHome) -> None:
     assert (done.returncode, done.stdout.strip()) == (0, ""), done.stderr
 
 
-def test_a_home_that_does_not_exist_is_not_made(at: StatusHome) -> None:
+def test_missing_home_is_not_created(at: StatusHome) -> None:
     found = at.look()
     assert found.overall == "down"
     assert [(each.kind, each.repair) for each in found.diagnostics] == [("not_set_up", ("hyp setup",))]
     assert not at.home.root.exists()
 
 
-def test_a_look_changes_nothing_on_the_disk(at: StatusHome) -> None:
+def test_status_changes_nothing_on_disk(at: StatusHome) -> None:
     at.with_rows(5).attached(1)
     append(at.home, rows(2, start=10))
     StandingHome(at.home).declare(archive="/nowhere/a")
@@ -198,7 +198,7 @@ def test_a_look_changes_nothing_on_the_disk(at: StatusHome) -> None:
     assert everything_under(at.home.root.parent) == before
 
 
-def test_a_state_of_an_older_version_is_read_and_not_migrated(at: StatusHome) -> None:
+def test_state_of_an_older_version_is_read_but_not_migrated(at: StatusHome) -> None:
     at.with_rows(5)
     with closing(sqlite3.connect(at.home.state)) as db:
         for table in ("streams", "intents", "chunks", "dead_letters", "retention_holds", "retention_drops"):
@@ -211,8 +211,8 @@ def test_a_state_of_an_older_version_is_read_and_not_migrated(at: StatusHome) ->
     assert everything_under(at.home.root) == before
 
 
-def test_a_lake_of_another_program_is_told_by_its_files(at: StatusHome) -> None:
-    """Without a state the files say what they hold."""
+def test_lake_without_a_state_is_described_by_its_files(at: StatusHome) -> None:
+    """Without a state, the numbers come from the data files."""
     at.home.root.mkdir(mode=0o700)
     append_rows(create_table(at.home, DATASET), {"a": [1, 2], "b": [7]})
     found = at.look()

@@ -1,4 +1,4 @@
-"""`hyp status` and `hyp doctor` as their user sees them."""
+"""The commands `hyp status` and `hyp doctor`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ NAMED = re.compile(r'f?"(?:HYP_HOME=<a new folder> )?hyp ([a-z][a-z -]*)')
 
 @pytest.fixture
 def hyp(at: StatusHome, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Callable[..., Ran]:
-    """Runs a command in this process, as the user of that home: exit code, stdout, stderr."""
+    """Run a command in this process with the home's environment; return exit code, stdout and stderr."""
     for name, value in {**at.environment, "HYP_CACHE": str(at.cache)}.items():
         monkeypatch.setenv(name, value)
     for name in ("CLAUDE_CONFIG_DIR", "CODEX_HOME"):
@@ -45,7 +45,7 @@ def hyp(at: StatusHome, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFi
     return run
 
 
-def test_a_check_fails_unless_all_is_well(at: StatusHome, hyp: Callable[..., Ran]) -> None:
+def test_status_check_fails_unless_everything_is_ok(at: StatusHome, hyp: Callable[..., Ran]) -> None:
     assert hyp("status", "--check")[0] == 1
     assert hyp("status")[0] == 0
     assert not at.home.root.exists()
@@ -61,7 +61,7 @@ def test_a_check_fails_unless_all_is_well(at: StatusHome, hyp: Callable[..., Ran
     assert "error" not in json.loads(hyp("status", "--json")[1])
 
 
-def test_a_page_is_short_and_names_the_way_out(at: StatusHome, hyp: Callable[..., Ran]) -> None:
+def test_status_page_is_short_and_names_the_repair(at: StatusHome, hyp: Callable[..., Ran]) -> None:
     at.with_rows(20).with_client()
     append(at.home, rows(3, start=100))
     standing = StandingHome(at.home)
@@ -70,12 +70,12 @@ def test_a_page_is_short_and_names_the_way_out(at: StatusHome, hyp: Callable[...
     code, out, err = hyp("status")
     assert (code, err) == (0, "")
     lines = out.splitlines()
-    assert lines[0] == f"down: nothing is recorded by itself ({at.home.root})"
+    assert lines[0] == f"down: nothing is recorded automatically ({at.home.root})"
     assert len(lines) <= 20
-    assert "20 rows of 2026-11-15" in out
+    assert "20 rows from 2026-11-15" in out
     assert "3 rows in the spool" in out
     assert "archive: 0 rows" in out
-    assert "15 rows to come" in out
+    assert "15 rows pending" in out
     assert "  hyp daemon start" in out
     assert "\x1b" not in out
 
@@ -84,7 +84,7 @@ def _document(at: StatusHome) -> dict[str, Any]:
     return gather(at.home, at.environment, NOW, at.cache).as_json()
 
 
-def test_a_terminal_gets_colours_and_no_line_is_wider_than_it(at: StatusHome) -> None:
+def test_status_page_uses_colours_and_fits_the_terminal(at: StatusHome) -> None:
     at.made().with_client().write_config("[clients.claude]\nenabled = true\n")
     lines = draw(_document(at), NOW, Look(width=60, colours=True))
     assert "\x1b[31m" in lines[0]
@@ -94,7 +94,7 @@ def test_a_terminal_gets_colours_and_no_line_is_wider_than_it(at: StatusHome) ->
 
 
 @pytest.mark.hazard(62)
-def test_what_others_wrote_cannot_act_on_the_terminal(at: StatusHome) -> None:
+def test_control_characters_are_escaped_on_the_status_page(at: StatusHome) -> None:
     at.made()
     with at.daemon(gateway={"state": "down", "error": "\x1b]0;owned\x07", "unknown": {"/\x1b[2J": 1}}):
         page = "\n".join(draw(_document(at), NOW, Look()))
@@ -102,7 +102,7 @@ def test_what_others_wrote_cannot_act_on_the_terminal(at: StatusHome) -> None:
     assert "\\x1b[2J" in page
 
 
-def test_a_doctor_prints_a_line_for_each_check_and_fails_with_them(at: StatusHome, hyp: Callable[..., Ran]) -> None:
+def test_doctor_prints_a_line_per_check_and_fails_with_them(at: StatusHome, hyp: Callable[..., Ran]) -> None:
     at.with_rows(1)
     code, out, err = hyp("doctor", "--json")
     document = json.loads(out)
@@ -117,8 +117,8 @@ def test_a_doctor_prints_a_line_for_each_check_and_fails_with_them(at: StatusHom
     assert "jars: try hyp engine install" in err
 
 
-def test_the_commands_that_are_named_exist() -> None:
-    """Every `hyp …` that a diagnostic or a check names, in the source."""
+def test_repair_commands_exist() -> None:
+    """Check every `hyp …` command that diagnostics and checks name in the source."""
     source = Path(status.__file__).parent
     named = {found for path in source.rglob("*.py") for found in NAMED.findall(path.read_text(encoding="utf-8"))}
     assert len(named) > 15
@@ -136,8 +136,8 @@ def _takes_arguments(group: Any) -> bool:
     return any(param.param_type_name == "argument" for param in group.params)
 
 
-def test_a_home_without_a_place_to_look_is_still_told(tmp_path: Path) -> None:
-    """A path below a file: not even a folder could be made there."""
+def test_status_works_for_an_unusable_home(tmp_path: Path) -> None:
+    """Use a path below a file, where no folder can be created."""
     (tmp_path / "file").touch()
     found = gather(Home(tmp_path / "file" / "home"), {"HOME": str(tmp_path), "PATH": ""}, NOW, tmp_path)
     assert found.overall == "down"

@@ -1,4 +1,4 @@
-"""A take-over and deliveries over a light lake: what the jobs do, without Spark."""
+"""Takeover and delivery over a light lake: the work of the jobs, without Spark."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ from tests.light_lake import LightLake
 
 
 def taken(home: Home, folder: Path, **args: Any) -> dict[str, Any]:
-    """What the job `import-cache` reports."""
+    """Take over the cache and return the report of the job `import-cache`."""
     opened = open_home(home)
     with closing(opened.store), closing(LightLake(home)) as lake:
-        means = Means(
+        context = Means(
             opened,
             configuration.load(home),
             flush=lambda _dataset: (light_life.flush(home), None)[1],
-            lake=lambda _dataset, _found: lake,
-            told=lambda _dataset, _number, _total: None,
+            lake=lambda _dataset, _survey: lake,
+            on_progress=lambda _dataset, _number, _total: None,
             check_cancelled=lambda: None,
         )
-        return take_over(means, Request.of({"dir": str(folder), **args})).as_json()
+        return take_over(context, Request.from_args({"dir": str(folder), **args})).as_json()
 
 
 def deliver(home: Home, sink: str) -> str:
-    """What the job `export` does: how the sink came out of it."""
+    """Deliver to the sink, as the job `export` does, and return its status."""
     opened = open_home(home)
     with closing(opened.store):
         driver = Driver(opened, configuration.load(home), LakeRows(home), Terms())
@@ -45,7 +45,7 @@ def deliver(home: Home, sink: str) -> str:
 
 
 def arrived(folder: Path) -> list[str]:
-    """The parts in a folder that a sink delivers to, in all its objects."""
+    """Return the part ids in all objects below a directory that a sink delivers to."""
     return [
         part
         for path in sorted(folder.rglob("*.parquet"))

@@ -1,4 +1,4 @@
-"""Caches as the original writes them: the sample, and others made row by row, with tables, spools and watermarks."""
+"""Caches in the format of the original: the sample, and others built row by row, with tables, spools and watermarks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from hypaware.model.datasets import SEQ
 
 SAMPLE = Path(__file__).parents[2] / "fixtures" / "hypaware-cache"
 DATASET = "ai_gateway_messages"
-ELSEWHERE = "file:///home/dev/.hyp/hypaware/cache"
+ORIGINAL_LOCATION = "file:///home/dev/.hyp/hypaware/cache"
 VARIANT = pa.struct([pa.field("metadata", pa.binary(), nullable=False), pa.field("value", pa.binary())])
 _TYPES = {
     Type.STRING: pa.string(),
@@ -68,14 +68,14 @@ _ENTRY = {
 
 
 def installation(root: Path) -> Path:
-    """The sample in the place that a cache has within an installation."""
+    """Copy the sample to the place of a cache within an installation."""
     cache = root / "hypaware" / "cache"
     shutil.copytree(SAMPLE, cache)
     return cache
 
 
 def row(number: int, **columns: Any) -> dict[str, Any]:
-    """A row as the original has it in memory."""
+    """Return a row as the original holds it in memory."""
     return {
         "gateway_id": "hypaware-local",
         "schema_version": 7,
@@ -100,7 +100,7 @@ def row(number: int, **columns: Any) -> dict[str, Any]:
 
 @dataclass
 class Builder:
-    """A table in a folder of the cache, a data file for each commit."""
+    """Builds a table in a directory of the cache."""
 
     cache: Path
     partition: str = "source=claude"
@@ -115,36 +115,36 @@ class Builder:
 
     @property
     def location(self) -> str:
-        return f"{ELSEWHERE}/datasets/{DATASET}/{self.partition}/{self.table_dir}"
+        return f"{ORIGINAL_LOCATION}/datasets/{DATASET}/{self.partition}/{self.table_dir}"
 
     def add(self, rows: Sequence[dict[str, Any]], seqs: Sequence[int | None] | None) -> str:
-        """A data file; without sequences as from before there were any. Its name in the table."""
+        """Write a data file, without a sequence column if `seqs` is None; return its name in the table."""
         name = f"data/{len(self.entries):08}.parquet"
         path = self.folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         columns = [(each.name, _TYPES[each.type]) for each in datasets.get(DATASET).columns]
         columns += [*self.more.items(), *([(SEQ, pa.int64())] if seqs is not None else [])]
         fields, arrays = [], []
-        for number, (column, kind) in enumerate(columns, 1):
-            fields.append(pa.field(column, kind, metadata={"PARQUET:field_id": str(number)}))
+        for number, (column, type_) in enumerate(columns, 1):
+            fields.append(pa.field(column, type_, metadata={"PARQUET:field_id": str(number)}))
             values = seqs if column == SEQ else [each.get(column) for each in rows]
-            arrays.append(pa.array([_value(each, kind) for each in values or ()], kind))
+            arrays.append(pa.array([_value(each, type_) for each in values or ()], type_))
         pq.write_table(pa.Table.from_arrays(arrays, schema=pa.schema(fields)), path)
         self._enter(0, name, "PARQUET", len(rows))
         return name
 
     def delete(self, data: str, vector: bytes, rows: int) -> None:
-        """A deletion vector for a data file."""
+        """Write a deletion vector for a data file."""
         name = f"data/{len(self.entries):08}-deletes.puffin"
         (self.folder / name).write_bytes(b"PFA1" + vector)
-        where = {"referenced_data_file": f"{self.location}/{data}", "content_offset": 4}
-        self._enter(1, name, "puffin", rows, **where, content_size_in_bytes=len(vector))
+        reference = {"referenced_data_file": f"{self.location}/{data}", "content_offset": 4}
+        self._enter(1, name, "puffin", rows, **reference, content_size_in_bytes=len(vector))
 
     def delete_by_file(self, positions: Sequence[tuple[str, int]]) -> None:
         name = f"data/{len(self.entries):08}-deletes.parquet"
         paths = [f"{self.location}/{data}" for data, _ in positions]
-        held = pa.table({"file_path": paths, "pos": pa.array([at for _, at in positions], pa.int64())})
-        pq.write_table(held, self.folder / name)
+        document = pa.table({"file_path": paths, "pos": pa.array([position for _, position in positions], pa.int64())})
+        pq.write_table(document, self.folder / name)
         self._enter(1, name, "PARQUET", len(positions))
 
     def delete_by_value(self) -> None:
@@ -153,7 +153,7 @@ class Builder:
         self._enter(2, name, "PARQUET", 1)
 
     def commit(self, cursor: Mapping[str, Any] | None = None) -> Builder:
-        """Metadata with everything that was added, and the cursor that names the table."""
+        """Write metadata with everything added, and the cursor that names the table."""
         metadata = self.folder / "metadata"
         metadata.mkdir(parents=True, exist_ok=True)
         version = len(list(metadata.glob("v*.metadata.json"))) + 1
@@ -168,8 +168,8 @@ class Builder:
         with (metadata / f"snap-{version}.avro").open("wb") as file:
             fastavro.writer(file, _MANIFEST, manifests)
         names = [each.name for each in datasets.get(DATASET).columns]
-        fields = [{"id": at, "name": name} for at, name in enumerate([*names, *self.more, SEQ], 1)]
-        held = {
+        fields = [{"id": position, "name": name} for position, name in enumerate([*names, *self.more, SEQ], 1)]
+        document = {
             "format-version": 3,
             "table-uuid": f"uuid-of-{self.partition}-{self.table_dir}",
             "location": self.location,
@@ -178,23 +178,28 @@ class Builder:
             "current-snapshot-id": version,
             "snapshots": [{"snapshot-id": version, "manifest-list": f"{self.location}/metadata/snap-{version}.avro"}],
         }
-        (metadata / f"v{version}.metadata.json").write_text(json.dumps(held))
+        (metadata / f"v{version}.metadata.json").write_text(json.dumps(document))
         (metadata / "version-hint.text").write_text(str(version))
-        told = cursor or {"epoch": 0, "layout": "source-table", "tableDir": self.table_dir}
-        (self.folder.parent / "cursor.json").write_text(json.dumps(told))
+        cursor_document = cursor or {"epoch": 0, "layout": "source-table", "tableDir": self.table_dir}
+        (self.folder.parent / "cursor.json").write_text(json.dumps(cursor_document))
         return self
 
-    def _enter(self, content: int, name: str, form: str, rows: int, **more: Any) -> None:
+    def _enter(self, content: int, name: str, format_: str, rows: int, **more: Any) -> None:
         size = (self.folder / name).stat().st_size
-        nothing = dict.fromkeys(("referenced_data_file", "content_offset", "content_size_in_bytes"))
-        file = {"content": content, "file_path": f"{self.location}/{name}", "file_format": form, "record_count": rows}
+        unset = dict.fromkeys(("referenced_data_file", "content_offset", "content_size_in_bytes"))
+        file = {
+            "content": content,
+            "file_path": f"{self.location}/{name}",
+            "file_format": format_,
+            "record_count": rows,
+        }
         self.entries.append(
-            {"status": 1, "sequence_number": None, "data_file": {**file, "file_size_in_bytes": size, **nothing, **more}}
+            {"status": 1, "sequence_number": None, "data_file": {**file, "file_size_in_bytes": size, **unset, **more}}
         )
 
 
 def spool(cache: Path, rows: Sequence[Any], name: str = "active.jsonl", folder: str = "backfill") -> Path:
-    """One envelope more at the end of a spool file."""
+    """Append an envelope to a spool file."""
     path = cache / "datasets" / DATASET / folder / "_hypaware_spool" / name
     path.parent.mkdir(parents=True, exist_ok=True)
     envelope = {"version": 1, "columns": [{"name": "part_id", "type": "STRING"}], "rows": list(rows)}
@@ -204,25 +209,25 @@ def spool(cache: Path, rows: Sequence[Any], name: str = "active.jsonl", folder: 
 
 
 def watermark(cache: Path, sink: str, seq: int | str, partition: str = "source=claude") -> Path:
-    """As a sink of the plugin for servers keeps it, beside the cache."""
+    """Write a watermark as the original's server plugin does, next to the cache."""
     plugin = cache.parent / "plugins" / "@hypaware" / "central"
     path = plugin / "sink-instances" / sink / "watermarks" / DATASET / f"{partition}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    held = {"v": 1, "continuation": {"v": 1, "seq": str(seq)}, "exportedRowCount": 1, "updatedAt": "2026-11-15"}
-    path.write_text(json.dumps(held))
+    document = {"v": 1, "continuation": {"v": 1, "seq": str(seq)}, "exportedRowCount": 1, "updatedAt": "2026-11-15"}
+    path.write_text(json.dumps(document))
     return path
 
 
 def config_of(cache: Path, **sinks: Mapping[str, Any]) -> None:
-    """The original's own config, with the settings of its sinks."""
-    held = {"version": 2, "sinks": {name: {"plugin": "any", "config": dict(each)} for name, each in sinks.items()}}
-    (cache.parents[1] / "hypaware-config.json").write_text(json.dumps(held))
+    """Write the original's config with the settings of its sinks."""
+    document = {"version": 2, "sinks": {name: {"plugin": "any", "config": dict(each)} for name, each in sinks.items()}}
+    (cache.parents[1] / "hypaware-config.json").write_text(json.dumps(document))
 
 
-def _value(value: Any, kind: pa.DataType) -> Any:
-    if kind == VARIANT:
-        held, names = VariantUtils.parse_json(json.dumps(value))
-        return {"metadata": names, "value": held}
-    if value is not None and pa.types.is_timestamp(kind):
+def _value(value: Any, type_: pa.DataType) -> Any:
+    if type_ == VARIANT:
+        document, names = VariantUtils.parse_json(json.dumps(value))
+        return {"metadata": names, "value": document}
+    if value is not None and pa.types.is_timestamp(type_):
         return datetime.fromisoformat(value)
     return value

@@ -1,4 +1,4 @@
-"""What is found in a cache, and what is said of a folder that is none."""
+"""Finding a cache of the original and listing its contents."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ def test_the_sample_has_one_partition_and_an_empty_spool() -> None:
     assert found.datasets == [DATASET]
 
 
-def test_a_cache_is_found_from_the_folders_above_it(tmp_path: Path) -> None:
+def test_a_cache_is_found_from_any_directory_above_it(tmp_path: Path) -> None:
     root = installation(tmp_path)
-    assert {cache.find(asked).root for asked in (root, root.parent, tmp_path)} == {root}
+    assert {cache.find(path).root for path in (root, root.parent, tmp_path)} == {root}
 
 
 @pytest.mark.parametrize("exists", [True, False])
-def test_a_folder_that_is_no_cache_is_refused(tmp_path: Path, exists: bool) -> None:
-    with pytest.raises(HypError, match="no folder `datasets`" if exists else "no such folder") as refused:
+def test_a_directory_that_is_not_a_cache_is_refused(tmp_path: Path, exists: bool) -> None:
+    with pytest.raises(HypError, match="has no directory `datasets`" if exists else "does not exist") as refused:
         cache.find(tmp_path if exists else tmp_path / "nothing")
     assert refused.value.kind == "not_a_cache"
 
 
-def test_older_layouts_retired_partitions_and_links(tmp_path: Path) -> None:
+def test_older_layouts_are_read_and_retired_partitions_and_links_are_not(tmp_path: Path) -> None:
     Builder(tmp_path, "client=claude/date=2026-09-01", "epoch=3").commit({"epoch": 3, "rowCount": 0})
     Builder(tmp_path, "source=codex", "table-7").commit()
     Builder(tmp_path, ".retired/source=old").commit()
@@ -50,36 +50,36 @@ def test_older_layouts_retired_partitions_and_links(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("cursor", "why"),
+    ("cursor", "message"),
     [
-        ({"tableDir": "table-9"}, "table-9, which is not there"),
-        ({"tableDir": "../source=codex/table"}, "no folder beside it"),
-        ({"tableDir": ".."}, "no folder beside it"),
-        ({"tableDir": 7}, "no folder beside it"),
-        ("[1", "cannot be read"),
-        ([], "is no cursor"),
+        ({"tableDir": "table-9"}, "table-9, which does not exist"),
+        ({"tableDir": "../source=codex/table"}, "not a directory next to it"),
+        ({"tableDir": ".."}, "not a directory next to it"),
+        ({"tableDir": 7}, "not a directory next to it"),
+        ("[1", "cannot read"),
+        ([], "is not a cursor"),
     ],
 )
-def test_a_cursor_that_names_no_table_is_told_of(tmp_path: Path, cursor: object, why: str) -> None:
+def test_a_cursor_that_names_no_table_raises_cache_damaged(tmp_path: Path, cursor: object, message: str) -> None:
     builder = Builder(tmp_path).commit()
     text = cursor if isinstance(cursor, str) else json.dumps(cursor)
     (builder.folder.parent / "cursor.json").write_text(text)
     (partition,) = cache.find(tmp_path).partitions
-    with pytest.raises(CacheDamaged, match=why):
+    with pytest.raises(CacheDamaged, match=message):
         partition.live_table()
 
 
-def test_spool_files_come_oldest_first_without_what_was_flushed(tmp_path: Path) -> None:
+def test_spool_files_are_listed_oldest_first_without_flushed_bytes(tmp_path: Path) -> None:
     active = spool(tmp_path, [row(3)])
     old = spool(tmp_path, [row(1)], name="flush-1700-9-a.jsonl")
-    begun = spool(tmp_path, [row(0)], name="flush-1600-9-a.jsonl")
-    first = begun.stat().st_size
-    spool(tmp_path, [row(2)], name=begun.name)
-    begun.with_name(f"{begun.name}.progress.json").write_text(json.dumps({"byteOffset": first}))
+    partly_flushed = spool(tmp_path, [row(0)], name="flush-1600-9-a.jsonl")
+    first = partly_flushed.stat().st_size
+    spool(tmp_path, [row(2)], name=partly_flushed.name)
+    partly_flushed.with_name(f"{partly_flushed.name}.progress.json").write_text(json.dumps({"byteOffset": first}))
     done = spool(tmp_path, [row(4)], name="flush-1500-9-a.jsonl")
     done.with_name(f"{done.name}.progress.json").write_text(json.dumps({"byteOffset": done.stat().st_size}))
     found = cache.find(tmp_path).spools
-    assert [(each.path, each.start) for each in found] == [(begun, first), (old, 0), (active, 0)]
+    assert [(each.path, each.start) for each in found] == [(partly_flushed, first), (old, 0), (active, 0)]
 
 
 @pytest.mark.hazard(24)
@@ -102,14 +102,14 @@ def test_watermarks_belong_to_a_sink_a_dataset_and_a_partition(tmp_path: Path) -
 
 
 @pytest.mark.hazard(25)
-def test_two_partitions_whose_watermarks_would_share_a_name_both_answer_to_it(tmp_path: Path) -> None:
+def test_two_partitions_with_the_same_sanitised_name_share_a_watermark_key(tmp_path: Path) -> None:
     for name in ("source=a b", "source=a_b"):
         Builder(tmp_path, name).commit()
     found = cache.find(tmp_path)
     assert {watermarks.key_of(each) for each in found.partitions} == {"source=a_b"}
 
 
-def test_watermarks_are_also_found_in_a_folder_that_the_user_names(tmp_path: Path) -> None:
+def test_watermarks_are_found_in_a_directory_that_the_user_names(tmp_path: Path) -> None:
     root = installation(tmp_path / "old")
     elsewhere = tmp_path / "state" / "watermarks" / DATASET / "source=claude.json"
     elsewhere.parent.mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""A table of the original read as files: which metadata, which files, which rows of them are gone."""
+"""Reading a table of the original as files: current metadata, live files, deleted rows."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def rows(count: int) -> list[dict[str, object]]:
     return [row(number) for number in range(count)]
 
 
-def test_the_sample_is_read_where_it_lies_now() -> None:
+def test_the_sample_is_read_from_its_present_location() -> None:
     found = table.opened(SAMPLE / "datasets" / DATASET / "source=claude" / "table")
     assert sum(file.rows for file in found.files) == 1481
     assert all(file.path.is_file() and file.bytes == file.path.stat().st_size for file in found.files)
@@ -34,10 +34,10 @@ def test_the_sample_is_read_where_it_lies_now() -> None:
         set(range(100, 9000)),
         {1, 5, 70_000, 70_001, 2**32 + 7},
         set(random.Random(1).sample(range(300_000), 60_000)),
-        {at for block in range(6) for at in range(block << 16, (block << 16) + 50)},
+        {position for block in range(6) for position in range(block << 16, (block << 16) + 50)},
     ],
 )
-def test_a_deletion_vector_gives_the_positions_that_went_in(tmp_path: Path, positions: set[int], runs: bool) -> None:
+def test_a_deletion_vector_yields_its_positions(tmp_path: Path, positions: set[int], runs: bool) -> None:
     blob = vector(positions, runs=runs)
     (tmp_path / "v").write_bytes(b"PFA1" + blob + b"more")
     assert set(deletes.in_vector(tmp_path / "v", 4, len(blob))) == positions
@@ -52,7 +52,7 @@ def test_a_damaged_deletion_vector_is_refused(tmp_path: Path) -> None:
             list(deletes.in_vector(tmp_path / "v", 0, size))
 
 
-def test_deleted_rows_are_gone_whichever_way_they_were_deleted(tmp_path: Path) -> None:
+def test_deletion_vectors_and_position_deletes_both_remove_rows(tmp_path: Path) -> None:
     builder = Builder(tmp_path)
     first, second = builder.add(rows(5), range(5)), builder.add(rows(3), range(3))
     builder.delete(first, vector({0, 4}), 2)
@@ -64,16 +64,16 @@ def test_deleted_rows_are_gone_whichever_way_they_were_deleted(tmp_path: Path) -
     assert [file.rows for file in found.values()] == [2, 2]
 
 
-def test_rows_deleted_by_their_values_stop_the_reading(tmp_path: Path) -> None:
+def test_an_equality_delete_is_refused(tmp_path: Path) -> None:
     builder = Builder(tmp_path)
     builder.add(rows(2), range(2))
     builder.delete_by_value()
     builder.commit()
-    with pytest.raises(CacheDamaged, match="deletes rows by their values"):
+    with pytest.raises(CacheDamaged, match="equality delete"):
         _ = table.opened(builder.folder).files
 
 
-def test_the_newest_metadata_counts_also_where_the_hint_lags(tmp_path: Path) -> None:
+def test_the_newest_metadata_is_used_even_if_the_hint_lags(tmp_path: Path) -> None:
     builder = Builder(tmp_path)
     builder.add(rows(2), range(2))
     builder.commit()
@@ -87,21 +87,21 @@ def test_the_newest_metadata_counts_also_where_the_hint_lags(tmp_path: Path) -> 
         table.opened(builder.folder)
 
 
-def test_torn_metadata_and_paths_out_of_the_table_are_refused(tmp_path: Path) -> None:
+def test_damaged_metadata_and_paths_outside_the_table_are_refused(tmp_path: Path) -> None:
     builder = Builder(tmp_path)
     builder.add(rows(2), range(2))
     builder.commit()
     path = builder.folder / "metadata" / "v1.metadata.json"
-    whole = path.read_text()
-    for changed, why in (
-        (whole[: len(whole) // 2], "cannot be read"),
-        ("[]", "no table's metadata"),
-        (whole.replace("snap-1.avro", "../../../../secret"), "outside of its table"),
-        (whole.replace("snap-1.avro", "snap-9.avro"), "cannot be read: FileNotFoundError"),
-        (json.dumps({**json.loads(whole), "current-snapshot-id": 7}), "a snapshot that it does not have"),
+    intact = path.read_text()
+    for changed, message in (
+        (intact[: len(intact) // 2], "cannot read"),
+        ("[]", "not the metadata of a table"),
+        (intact.replace("snap-1.avro", "../../../../secret"), "outside its table"),
+        (intact.replace("snap-1.avro", "snap-9.avro"), "cannot read the table .*FileNotFoundError"),
+        (json.dumps({**json.loads(intact), "current-snapshot-id": 7}), "the current snapshot is missing"),
     ):
         path.write_text(changed)
-        with pytest.raises(CacheDamaged, match=why):
+        with pytest.raises(CacheDamaged, match=message):
             _ = table.opened(builder.folder).files
 
 

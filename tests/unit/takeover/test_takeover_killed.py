@@ -1,4 +1,5 @@
-"""A take-over under SIGKILL at every crash point: rows and watermarks both, or neither; in the end all, once."""
+"""A takeover killed with SIGKILL at every crash point: rows and watermarks are both recorded, or neither; finally all
+once."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ _ONCE = [
     for point in all_points()
     if point.package == "takeover" or (point.package == "lake" and point.name.split(".")[1] in _STEPS)
 ]
-# The state changes more than once, and so does its mirror.
+# The state and its mirror change more than once.
 _OFTEN = [(point.name, times) for point in all_points() if point.package == "state" for times in (1, 2, 3)]
 CASES = [*((name, 1) for name in _ONCE), *_OFTEN]
 
@@ -37,20 +38,20 @@ def delivered(home: Home) -> Path:
     return home.root.with_name("delivered")
 
 
-def cache_beside(home: Home) -> Path:
+def cache_next_to(home: Home) -> Path:
     return home.root.with_name("old") / "hypaware" / "cache"
 
 
 @pytest.fixture(scope="module")
-def kept(tmp_path_factory: pytest.TempPathFactory) -> KeptHome:
-    """One that has rows of its own, all of them delivered, and a cache of the original beside it."""
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> KeptHome:
+    """A home with delivered rows of its own, and a cache of the original next to it."""
 
     def make(home: Home) -> None:
         StandingHome(home).declare(team=delivered(home))
         append(home, message_rows(2, attributes=None))
         flush(home)
         assert deliver(home, "team") == "ok"
-        _make_cache(cache_beside(home), delivered(home))
+        _make_cache(cache_next_to(home), delivered(home))
 
     return KeptHome(tmp_path_factory.mktemp("takeover"), make)
 
@@ -66,22 +67,22 @@ def _make_cache(root: Path, delivered_to: Path) -> None:
 
 
 @pytest.mark.parametrize(("point", "times"), CASES)
-def test_a_take_over_killed_at_any_point_is_finished_by_the_next(kept: KeptHome, point: str, times: int) -> None:
-    home = kept.as_made()
-    cache = cache_beside(home)
-    lived = live(lambda: (taken(home, cache), None)[1], crash_at=f"{point}:{times}")
-    assert not lived or times > 1, "a point that is never reached guards nothing"
-    # Whoever comes next recovers what was left; nothing that the original delivered may go out then.
+def test_a_takeover_killed_at_any_point_is_finished_by_the_next_run(prepared: KeptHome, point: str, times: int) -> None:
+    home = prepared.as_made()
+    cache = cache_next_to(home)
+    survived = live(lambda: (taken(home, cache), None)[1], crash_at=f"{point}:{times}")
+    assert not survived or times > 1, "the crash point was not reached"
+    # The next process recovers; it must not deliver rows that the original delivered.
     flush(home)
     deliver(home, "team")
     taken(home, cache)
     assert deliver(home, "team") == "ok"
 
-    mine = [f"{each['message_id']}#0" for each in message_rows(2)]
+    own_parts = [f"{each['message_id']}#0" for each in message_rows(2)]
     rows = read_lake(home, DATASET)
-    assert Counter(each["part_id"] for each in rows) == Counter([*mine, *(f"old-{n}#0" for n in range(1, 8))])
+    assert Counter(each["part_id"] for each in rows) == Counter([*own_parts, *(f"old-{n}#0" for n in range(1, 8))])
     assert len({each[SEQ] for each in rows}) == len(rows)
-    assert Counter(arrived(delivered(home))) == Counter([*mine, *(f"old-{n}#0" for n in (5, 6, 7))])
+    assert Counter(arrived(delivered(home))) == Counter([*own_parts, *(f"old-{n}#0" for n in (5, 6, 7))])
     with closing(open_home(home).store) as store, store.reading() as connection:
         assert flushes.unfinished(connection) == []
         stream = streams.load(connection, key("team"))

@@ -1,4 +1,4 @@
-"""VARIANT as JSON values, held against the decoder that Spark has."""
+"""Decoding VARIANT into JSON values, compared with Spark's own decoder."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ _values = st.recursive(
 
 
 @given(_values)
-def test_whatever_json_can_say_comes_back(value: Any) -> None:
-    held, names = VariantUtils.parse_json(json.dumps(value))
-    found = decode(names, held)
-    assert found == json.loads(VariantUtils.to_json(held, names))
+def test_every_json_value_round_trips(value: Any) -> None:
+    encoded, names = VariantUtils.parse_json(json.dumps(value))
+    found = decode(names, encoded)
+    assert found == json.loads(VariantUtils.to_json(encoded, names))
     assert found == value
 
 
 def test_a_large_object_has_wide_offsets_and_ids() -> None:
     value = {f"name {number}": ["x" * 300, number] for number in range(400)}
-    held, names = VariantUtils.parse_json(json.dumps(value))
-    assert decode(names, held) == value
+    encoded, names = VariantUtils.parse_json(json.dumps(value))
+    assert decode(names, encoded) == value
 
 
 @pytest.mark.parametrize(
@@ -56,11 +56,11 @@ def test_a_large_object_has_wide_offsets_and_ids() -> None:
         (20, bytes(range(16)), "00010203-0405-0607-0809-0a0b0c0d0e0f"),
     ],
 )
-def test_a_value_that_json_has_no_form_for_becomes_the_nearest(kind: int, body: bytes, expected: object) -> None:
+def test_a_type_that_json_lacks_becomes_the_nearest_json_value(kind: int, body: bytes, expected: object) -> None:
     assert decode(NAMES, bytes([kind << 2]) + body) == expected
 
 
-def test_a_moment_is_the_one_that_spark_reads() -> None:
+def test_a_timestamp_equals_the_one_that_spark_reads() -> None:
     micros = 1_794_728_775_867_123
     body = bytes([12 << 2]) + struct.pack("<q", micros)
     spark = VariantUtils.to_python(body, NAMES)
@@ -68,7 +68,7 @@ def test_a_moment_is_the_one_that_spark_reads() -> None:
 
 
 @pytest.mark.parametrize(
-    ("names", "held", "why"),
+    ("names", "encoded", "message"),
     [
         (NAMES, b"", "malformed"),
         (NAMES, bytes([5 << 2]), "malformed"),
@@ -82,6 +82,6 @@ def test_a_moment_is_the_one_that_spark_reads() -> None:
         (NAMES, bytes([10 << 2]) + b"\x1e" + (3**80).to_bytes(16, "little"), "more digits"),
     ],
 )
-def test_what_is_malformed_is_refused_with_a_reason(names: bytes, held: bytes, why: str) -> None:
-    with pytest.raises(ValueError, match=why):
-        decode(names, held)
+def test_a_malformed_value_is_refused_with_a_reason(names: bytes, encoded: bytes, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        decode(names, encoded)

@@ -1,4 +1,4 @@
-"""What the original delivered is not delivered again, where that can be known; all the rest is."""
+"""Continuing the original's watermarks: delivered rows are not delivered again, all other rows are."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.unit.takeover.original_cache import DATASET, Builder, config_of, inst
 
 
 class Site:
-    """A home with a sink `team` that delivers into a folder, and an installation of the original."""
+    """A home with a sink `team` that delivers into a directory, and an installation of the original."""
 
     def __init__(self, tmp_path: Path) -> None:
         self.home = Home(tmp_path / "home")
@@ -34,20 +34,20 @@ class Site:
         self.standing.declare(team=self.folder)
 
     def table(self, *files: list[tuple[int, int | None]], partition: str = "source=claude") -> Builder:
-        """Of each file, (number of the row, old sequence)."""
+        """Make a table; each file is given as (number of the row, old sequence)."""
         builder = Builder(self.cache, partition)
         for file in files:
             builder.add([row(number) for number, _ in file], [seq for _, seq in file])
         return builder.commit()
 
-    def delivered_there(self, **sinks: Path) -> None:
+    def delivered_by_original(self, **sinks: Path) -> None:
         config_of(self.cache, **{name: {"dir": str(folder)} for name, folder in sinks.items()})
 
     def take(self, **args: Any) -> dict[str, Any]:
         return taken(self.home, self.cache, **args)
 
     def deliver(self) -> list[int]:
-        """The numbers of the rows that have arrived in all."""
+        """Deliver and return the numbers of all rows that have arrived."""
         assert deliver(self.home, "team") == "ok"
         return sorted(int(part.removeprefix("old-").removesuffix("#0")) for part in arrived(self.folder))
 
@@ -59,7 +59,7 @@ class Site:
     def lake(self) -> list[dict[str, Any]]:
         return read_lake(self.home, DATASET)
 
-    def untouched(self) -> bool:
+    def is_unchanged(self) -> bool:
         return self.lake() == [] and self.watermark() is None
 
 
@@ -72,13 +72,13 @@ def numbered(count: int, first: int = 1) -> list[tuple[int, int | None]]:
     return [(number, number) for number in range(first, first + count)]
 
 
-def test_of_the_sample_only_what_lies_above_the_watermark_is_delivered(site: Site) -> None:
+def test_only_rows_above_the_watermark_of_the_sample_are_delivered(site: Site) -> None:
     installation(site.cache.parents[1])
     watermark(site.cache, "team", 1000)
-    site.delivered_there(team=site.folder)
+    site.delivered_by_original(team=site.folder)
     report = site.take()
-    (told,) = report["watermarks"]
-    assert (told["old"], told["new"], told["honoured"], told["to"]) == (1000, 1000, True, "team")
+    (mark,) = report["watermarks"]
+    assert (mark["old"], mark["new"], mark["honoured"], mark["to"]) == (1000, 1000, True, "team")
     assert deliver(site.home, "team") == "ok"
     parts = arrived(site.folder)
     assert len(parts) == len(set(parts)) == 481
@@ -87,11 +87,11 @@ def test_of_the_sample_only_what_lies_above_the_watermark_is_delivered(site: Sit
 
 
 @pytest.mark.hazard(23)
-def test_rows_without_a_sequence_went_with_the_first_delivery(site: Site) -> None:
+def test_rows_without_a_sequence_count_as_delivered_if_there_is_a_watermark(site: Site) -> None:
     site.table([(1, None), (2, None), (5, 5), (6, 6)], [(3, 3), (7, 7)])
     spool(site.cache, [row(8)])
     watermark(site.cache, "team", 5)
-    site.delivered_there(team=site.folder)
+    site.delivered_by_original(team=site.folder)
     site.take()
     assert site.deliver() == [6, 7, 8]
     assert site.deliver() == [6, 7, 8]
@@ -106,7 +106,7 @@ def test_without_a_watermark_rows_without_a_sequence_are_delivered_once(site: Si
 
 
 @pytest.mark.hazard(46)
-def test_partitions_of_the_older_layout_have_watermarks_of_their_own(site: Site) -> None:
+def test_each_partition_of_the_older_layout_has_its_own_watermark(site: Site) -> None:
     for day, rows in (("2026-09-01", [(1, None), (2, None)]), ("2026-09-02", [(3, None)])):
         builder = Builder(site.cache, f"client=claude/date={day}", "epoch=0")
         builder.add([row(number) for number, _ in rows], None)
@@ -114,7 +114,7 @@ def test_partitions_of_the_older_layout_have_watermarks_of_their_own(site: Site)
     site.table([(4, 4), (5, 5)])
     watermark(site.cache, "team", 0, partition="client=claude/date=2026-09-01")
     watermark(site.cache, "team", 0, partition="client=claude/date=2026-08-31")
-    site.delivered_there(team=site.folder)
+    site.delivered_by_original(team=site.folder)
     report = site.take()
     assert {each["partition"]: each["why"] for each in report["watermarks"] if not each["honoured"]} == {
         "client=claude/date=2026-08-31": "its partition is not in the cache"
@@ -122,53 +122,53 @@ def test_partitions_of_the_older_layout_have_watermarks_of_their_own(site: Site)
     assert site.deliver() == [3, 4, 5]
 
 
-def test_a_destination_that_nothing_names_is_asked_for_and_nothing_is_changed(site: Site) -> None:
+def test_an_unknown_destination_requires_an_option_and_changes_nothing(site: Site) -> None:
     site.table(numbered(6))
     watermark(site.cache, "team", 4)
     with pytest.raises(HypError, match=r"--same-destination team.*--other-destination team") as refused:
         site.take()
     assert refused.value.kind == "destination_unclear"
-    assert site.untouched()
+    assert site.is_unchanged()
     site.take(same=["team"])
     assert site.deliver() == [5, 6]
 
 
-def test_another_destination_gets_everything_once_the_user_has_said_so(site: Site) -> None:
+def test_another_destination_gets_all_rows_with_the_option(site: Site) -> None:
     site.table(numbered(6))
     watermark(site.cache, "team", 4)
-    site.delivered_there(team=site.folder.with_name("another"))
+    site.delivered_by_original(team=site.folder.with_name("another"))
     with pytest.raises(HypError, match=r"delivered to file://.*another"):
         site.take()
-    (told,) = site.take(other=["team"])["watermarks"]
-    assert (told["honoured"], told["new"]) == (False, None)
+    (mark,) = site.take(other=["team"])["watermarks"]
+    assert (mark["honoured"], mark["new"]) == (False, None)
     assert site.deliver() == [1, 2, 3, 4, 5, 6]
 
 
-def test_a_sink_that_is_called_otherwise_here_goes_on(site: Site) -> None:
+def test_a_renamed_sink_continues(site: Site) -> None:
     site.table(numbered(6))
     watermark(site.cache, "central", 4)
-    (told,) = site.take()["watermarks"]
-    assert "no sink central; if it goes on here, add --sink central=NAME" in told["why"]
+    (mark,) = site.take()["watermarks"]
+    assert "no sink central; to continue it under another name, add --sink central=NAME" in mark["why"]
     again = site.take(sinks={"central": "team"}, same=["team"])
     assert [each["new"] for each in again["watermarks"]] == [4]
     assert site.deliver() == [5, 6]
 
 
-def test_what_is_said_of_a_sink_that_is_not_there_is_wrong_usage(site: Site) -> None:
+def test_options_for_an_unknown_sink_are_usage_errors(site: Site) -> None:
     site.table(numbered(2))
     for args in ({"same": ["tema"]}, {"sinks": {"central": "nobody"}}, {"same": ["team"], "other": ["team"]}):
         with pytest.raises(UsageError):
             site.take(**args)
-    assert site.untouched()
+    assert site.is_unchanged()
 
 
-def test_rows_that_wait_to_be_delivered_here_are_never_taken_as_delivered(site: Site) -> None:
+def test_undelivered_rows_of_this_home_never_count_as_delivered(site: Site) -> None:
     append(site.home, [{**row(50), "gateway_id": None}])
     flush(site.home)
     site.table(numbered(6))
     watermark(site.cache, "team", 4)
-    site.delivered_there(team=site.folder)
-    with pytest.raises(HypError, match=r"1 rows that were not delivered.*Do this first: hyp export team") as refused:
+    site.delivered_by_original(team=site.folder)
+    with pytest.raises(HypError, match=r"1 undelivered rows.*Run this first: hyp export team") as refused:
         site.take()
     assert refused.value.kind == "stream_not_ready"
     assert len(site.lake()) == 1
@@ -177,43 +177,43 @@ def test_rows_that_wait_to_be_delivered_here_are_never_taken_as_delivered(site: 
     assert site.deliver() == [5, 6, 50]
 
 
-def test_rows_that_this_home_has_already_and_the_original_delivered_are_not_sent(site: Site) -> None:
-    """Imported here from the same transcripts, before the cache was taken over."""
+def test_existing_rows_that_the_original_delivered_are_not_sent(site: Site) -> None:
+    """The rows were imported here from the same transcripts before the takeover."""
     append(site.home, [{**row(number), "gateway_id": None} for number in (1, 3)])
     flush(site.home)
     site.table(numbered(6))
     watermark(site.cache, "team", 4)
-    site.delivered_there(team=site.folder)
+    site.delivered_by_original(team=site.folder)
     site.take()
     assert site.deliver() == [5, 6]
 
 
-def test_a_watermark_that_has_risen_since_counts_at_the_next_run(site: Site) -> None:
+def test_a_watermark_that_advanced_is_used_by_the_next_run(site: Site) -> None:
     builder = site.table(numbered(6))
     watermark(site.cache, "team", 2)
-    site.delivered_there(team=site.folder)
+    site.delivered_by_original(team=site.folder)
     site.take()
     assert site.watermark() == 2
     watermark(site.cache, "team", 4)
-    (told,) = site.take()["watermarks"]
-    assert told["new"] == site.watermark() == 4
-    # The original went on: new rows, and more of them delivered, also of those that are here.
+    (mark,) = site.take()["watermarks"]
+    assert mark["new"] == site.watermark() == 4
+    # The original continued: new rows, and more of them delivered, including rows imported here.
     builder.add([row(7), row(8)], [7, 8])
     builder.commit()
     watermark(site.cache, "team", 7)
-    (told,) = site.take()["watermarks"]
-    assert told["new"] == site.watermark()
+    (mark,) = site.take()["watermarks"]
+    assert mark["new"] == site.watermark()
     assert site.deliver() == [8]
     assert site.take()["datasets"][0]["flush_id"] is None
 
 
-def test_the_newest_row_may_have_been_refused(site: Site) -> None:
-    """A stream that stood above its newest row could never go on."""
+def test_a_watermark_stops_at_the_newest_row_that_was_accepted(site: Site) -> None:
+    """A stream whose watermark is above its newest row could never continue."""
     builder = Builder(site.cache)
     builder.add([row(1), row(2), row(3, part_id="wrong")], [1, 2, 3])
     builder.commit()
     watermark(site.cache, "team", 3)
-    site.delivered_there(team=site.folder)
+    site.delivered_by_original(team=site.folder)
     site.take()
     assert site.watermark() == 2
     assert site.deliver() == []
@@ -222,40 +222,40 @@ def test_the_newest_row_may_have_been_refused(site: Site) -> None:
     assert site.deliver() == [9]
 
 
-def test_of_two_sinks_each_has_a_watermark_of_its_own(site: Site) -> None:
+def test_each_sink_has_its_own_watermark(site: Site) -> None:
     second = site.folder.with_name("second")
     site.standing.declare(team=site.folder, second=second)
     site.table(numbered(6))
     watermark(site.cache, "team", 4)
     watermark(site.cache, "second", 1)
-    site.delivered_there(team=site.folder, second=second)
+    site.delivered_by_original(team=site.folder, second=second)
     site.take()
     assert site.deliver() == [5, 6]
     assert deliver(site.home, "second") == "ok"
     assert Counter(arrived(second)) == Counter(f"old-{number}#0" for number in (2, 3, 4, 5, 6))
 
 
-def test_delivered_rows_among_others_are_not_guessed_at(site: Site) -> None:
-    """Two partitions of one source, of which only one has a watermark, with sequences in between each other."""
+def test_interleaved_delivered_and_undelivered_rows_are_refused(site: Site) -> None:
+    """Two partitions of one source with interleaved sequences, of which only one has a watermark."""
     site.table([(1, 1), (3, 3)])
     site.table([(2, 2), (4, 4)], partition="client=claude/date=2026-09-01")
     watermark(site.cache, "team", 3)
-    site.delivered_there(team=site.folder)
-    with pytest.raises(HypError, match="others that lie before them not") as refused:
+    site.delivered_by_original(team=site.folder)
+    with pytest.raises(HypError, match="but not all rows before them") as refused:
         site.take()
     assert refused.value.kind == "watermarks_interleave"
-    assert site.untouched()
+    assert site.is_unchanged()
 
 
-def test_a_stream_that_was_bound_elsewhere_or_is_under_way_is_left_alone(site: Site, tmp_path: Path) -> None:
+def test_a_stream_bound_elsewhere_or_in_progress_is_refused(site: Site, tmp_path: Path) -> None:
     append(site.home, [{**row(50), "gateway_id": None}])
     flush(site.home)
     site.table(numbered(3))
     watermark(site.cache, "team", 2)
-    site.delivered_there(team=site.folder)
+    site.delivered_by_original(team=site.folder)
     site.standing.delivered(key("team"), 0)
     site.standing.planned(key("team"), 1)
-    with pytest.raises(HypError, match="a delivery of it is under way"):
+    with pytest.raises(HypError, match="a delivery is in progress"):
         site.take()
     assert site.deliver() == [50]
     site.standing.declare(team=tmp_path / "moved")
@@ -264,29 +264,29 @@ def test_a_stream_that_was_bound_elsewhere_or_is_under_way_is_left_alone(site: S
     assert len(site.lake()) == 1
 
 
-def test_a_watermark_that_cannot_be_understood_is_told_of_and_not_honoured(site: Site) -> None:
+def test_a_watermark_that_cannot_be_parsed_is_reported_and_ignored(site: Site) -> None:
     site.table(numbered(3))
     for seq in ("-4", "1e3", "true"):
         watermark(site.cache, "team", seq)
-        (told,) = site.take()["watermarks"]
-        assert (told["honoured"], told["old"]) == (False, None)
-        assert "cannot be understood" in told["why"]
+        (mark,) = site.take()["watermarks"]
+        assert (mark["honoured"], mark["old"]) == (False, None)
+        assert "cannot parse" in mark["why"]
 
 
-def test_the_side_file_knows_how_far_the_original_delivered(site: Site) -> None:
+def test_the_mirror_holds_the_continued_watermark(site: Site) -> None:
     site.table(numbered(6))
     watermark(site.cache, "team", 4)
-    site.delivered_there(team=site.folder)
+    site.delivered_by_original(team=site.folder)
     site.take()
-    held = mirror.read(site.home.mirror)
-    assert held is not None
-    assert held.deliveries is not None
-    assert [(each["sink"], each["watermark"]) for each in held.deliveries["streams"]] == [("team", 4)]
+    mirrored = mirror.read(site.home.mirror)
+    assert mirrored is not None
+    assert mirrored.deliveries is not None
+    assert [(each["sink"], each["watermark"]) for each in mirrored.deliveries["streams"]] == [("team", 4)]
     site.home.state.unlink()
     assert site.deliver() == [5, 6]
 
 
-def test_a_pending_watermark_counts_with_its_flush_and_goes_without_it(site: Site) -> None:
+def test_a_pending_watermark_is_promoted_or_discarded_with_its_flush(site: Site) -> None:
     with closing(open_home(site.home).store) as store, store.transaction() as connection:
         for flush_id, seq in (("one", 7), ("two", 9), ("three", 5)):
             takeovers.pend(connection, flush_id, [Raised(StreamKey("team", DATASET, "claude"), "file:///x", seq)])
@@ -294,4 +294,4 @@ def test_a_pending_watermark_counts_with_its_flush_and_goes_without_it(site: Sit
         takeovers.discard(connection, "two")
         takeovers.promote(connection, "two")
         takeovers.promote(connection, "three")
-    assert site.watermark() == 7, "they only rise"
+    assert site.watermark() == 7, "watermarks only advance"

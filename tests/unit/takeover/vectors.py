@@ -1,4 +1,4 @@
-"""Deletion vectors as Iceberg v3 has them."""
+"""Deletion vectors in the format of Iceberg v3."""
 
 from __future__ import annotations
 

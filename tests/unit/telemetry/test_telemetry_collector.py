@@ -53,7 +53,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[Collector]:
-    """One that gets everything, however slow the machine is."""
+    """A collector that receives everything, even on a slow machine."""
     monkeypatch.setattr(pipeline, "_FLUSH_MILLIS", 120_000)
     with Collector() as server:
         thread = threading.Thread(target=server.serve_forever)
@@ -68,12 +68,12 @@ def attributes(record: Any) -> dict[str, Any]:
     return {each.key: each.value.string_value or each.value.int_value for each in record.attributes}
 
 
-def test_a_collector_gets_spans_events_and_metrics_over_http(
+def test_collector_receives_spans_events_and_metrics_over_http(
     home: Home, collector: Collector, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url)
     monkeypatch.setenv("DEV_RUN_ID", "run-1")
-    telemetry.configure(home)
+    telemetry.configure(home.telemetry)
     with telemetry.span("cache.flush", component="lake", operation="flush", row_count=2):
         telemetry.event("backfill.start", status="degraded")
         telemetry.count("hyp_rows_written", 2, hyp_dataset="d")
@@ -98,12 +98,12 @@ def test_a_collector_gets_spans_events_and_metrics_over_http(
     assert not home.root.exists()
 
 
-def test_a_run_does_not_add_a_series_to_a_collectors_metrics(
+def test_run_id_is_not_sent_with_a_collectors_metrics(
     home: Home, collector: Collector, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An engine lives for months and runs a job every two minutes."""
+    """An engine may run for months with a job every two minutes."""
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url)
-    telemetry.configure(home)
+    telemetry.configure(home.telemetry)
     for run in range(3):
         with telemetry.joined_to(f"run-{run}"):
             telemetry.count("hyp_rows_written", 1)
@@ -113,10 +113,12 @@ def test_a_run_does_not_add_a_series_to_a_collectors_metrics(
     assert [point.as_int for point in metric.sum.data_points] == [3]
 
 
-def test_dev_files_win_over_a_collector(home: Home, collector: Collector, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dev_files_take_precedence_over_a_collector(
+    home: Home, collector: Collector, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url)
     monkeypatch.setenv("HYP_DEV_TELEMETRY", "1")
-    telemetry.configure(home)
+    telemetry.configure(home.telemetry)
     with telemetry.span("a", component="b"):
         pass
     telemetry.flush()
@@ -125,7 +127,7 @@ def test_dev_files_win_over_a_collector(home: Home, collector: Collector, monkey
     assert list(home.telemetry.iterdir())
 
 
-def test_a_collector_that_is_down_reaches_neither_the_caller_nor_the_terminal(home: Home) -> None:
+def test_unreachable_collector_affects_neither_caller_nor_terminal(home: Home) -> None:
     script = textwrap.dedent(
         """
         import logging
@@ -133,7 +135,7 @@ def test_a_collector_that_is_down_reaches_neither_the_caller_nor_the_terminal(ho
         logging.getLogger("urllib3").disabled = logging.getLogger("urllib3.connectionpool").disabled = True
         from hypaware import telemetry
         from hypaware.home import Home
-        telemetry.configure(Home.from_environment())
+        telemetry.configure(Home.from_environment().telemetry)
         with telemetry.span("a", component="b"):
             telemetry.event("e")
             telemetry.count("hyp_rows_written", 1)
@@ -152,14 +154,14 @@ def test_a_collector_that_is_down_reaches_neither_the_caller_nor_the_terminal(ho
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-def test_settings_that_opentelemetry_cannot_use_turn_it_off_with_one_line(
+def test_invalid_opentelemetry_settings_turn_telemetry_off_with_one_line(
     home: Home, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:9")
     monkeypatch.setenv("OTEL_BSP_MAX_QUEUE_SIZE", "-1")
 
-    telemetry.configure(home)
+    telemetry.configure(home.telemetry)
     with telemetry.span("a", component="b"):
         pass
 
-    assert capfd.readouterr().err.startswith("telemetry stays off: ")
+    assert capfd.readouterr().err.startswith("cannot turn telemetry on: ")

@@ -1,4 +1,4 @@
-"""What a delivery measures, whether it succeeds or not."""
+"""Metrics of successful and failed deliveries."""
 
 from __future__ import annotations
 
@@ -17,22 +17,20 @@ from tests.standing_home import StandingHome
 
 
 def measured(home: Home) -> dict[str, dict[str, Any]]:
-    """The newest record of each metric."""
+    """Return the newest record of each metric."""
     telemetry.flush()
     lines = [line for path in home.telemetry.glob("metrics-*") for line in path.read_text().splitlines()]
     return {record["name"]: record for record in map(json.loads, lines)}
 
 
-def test_the_rows_that_a_sink_has_not_had_are_measured_after_each_round(
-    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sink_lag_is_measured_after_each_round(home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     append(home, rows(5))
     flush(home)
     there = tmp_path / "there"
     there.touch()
     to = StandingHome(home).declare(archive=there / "blobs")
     monkeypatch.setenv("HYP_DEV_TELEMETRY", "1")
-    telemetry.configure(home)
+    telemetry.configure(home.telemetry)
     assert [report.status for report in deliver(home, to)] == ["failed"]
     found = measured(home)
     about = {"sink": "archive", "hyp_dataset": DATASET, "source": "claude"}

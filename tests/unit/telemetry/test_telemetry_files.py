@@ -22,7 +22,7 @@ JOINING = {"dev_run_id", "hyp_component", "hyp_operation", "status"}
 def on(home: Home, monkeypatch: pytest.MonkeyPatch) -> Home:
     monkeypatch.setenv("HYP_DEV_TELEMETRY", "1")
     monkeypatch.setenv("DEV_RUN_ID", "run-1")
-    telemetry.configure(home)
+    telemetry.configure(home.telemetry)
     return home
 
 
@@ -32,8 +32,8 @@ def records(home: Home, what: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-def test_off_is_the_default_and_leaves_nothing(home: Home) -> None:
-    telemetry.configure(home)
+def test_telemetry_is_off_by_default_and_writes_nothing(home: Home) -> None:
+    telemetry.configure(home.telemetry)
 
     with telemetry.span("cache.flush", component="lake") as span:
         span.set(rows=1)
@@ -45,13 +45,13 @@ def test_off_is_the_default_and_leaves_nothing(home: Home) -> None:
     assert not home.root.exists()
 
 
-def test_off_imports_no_opentelemetry() -> None:
+def test_opentelemetry_is_not_imported_while_off() -> None:
     script = textwrap.dedent(
         """
         import sys
         from hypaware import telemetry
         from hypaware.home import Home
-        telemetry.configure(Home.from_environment())
+        telemetry.configure(Home.from_environment().telemetry)
         with telemetry.span("a", component="b"):
             telemetry.count("hyp_rows_written", 1)
         telemetry.close()
@@ -69,12 +69,12 @@ def test_off_imports_no_opentelemetry() -> None:
     assert done.stdout.strip() == "[]"
 
 
-def test_an_exception_passes_through_a_span_that_is_off(home: Home) -> None:
+def test_exception_propagates_through_a_disabled_span(home: Home) -> None:
     with pytest.raises(StateError), telemetry.span("a", component="b"):
         raise StateError("x")
 
 
-def test_a_span_is_one_line_with_what_joins_it_and_what_it_says(on: Home) -> None:
+def test_span_is_one_line_with_correlation_keys_and_attributes(on: Home) -> None:
     with telemetry.span("cache.flush", component="lake", operation="flush", hyp_dataset="d") as span:
         span.set(row_count=7)
 
@@ -92,17 +92,17 @@ def test_a_span_is_one_line_with_what_joins_it_and_what_it_says(on: Home) -> Non
     assert line["start_time"] <= line["end_time"]
 
 
-def test_dev_files_hold_every_span_whatever_is_sampled_elsewhere(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dev_files_ignore_sampling(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_TRACES_SAMPLER", "always_off")
     monkeypatch.setenv("HYP_DEV_TELEMETRY", "1")
-    telemetry.configure(home)
+    telemetry.configure(home.telemetry)
     with telemetry.span("a", component="b"):
         pass
 
     assert len(records(home, "traces")) == 1
 
 
-def test_spans_within_spans_know_their_parent(on: Home) -> None:
+def test_nested_spans_have_a_parent(on: Home) -> None:
     with telemetry.span("outer", component="lake"), telemetry.span("inner", component="spool"):
         pass
     with telemetry.span("next", component="lake"):
@@ -124,7 +124,7 @@ def test_spans_within_spans_know_their_parent(on: Home) -> None:
         (KeyboardInterrupt(), "cancelled", "KeyboardInterrupt"),
     ],
 )
-def test_an_exception_marks_its_span_and_goes_on_without_its_text(
+def test_exception_marks_its_span_without_its_text_and_propagates(
     on: Home, error: BaseException, status: str, kind: str
 ) -> None:
     with pytest.raises(type(error)) as caught, telemetry.span("a", component="b"):
@@ -137,14 +137,14 @@ def test_an_exception_marks_its_span_and_goes_on_without_its_text(
 
 
 @pytest.mark.parametrize("status", ["skipped", "degraded", "failed"])
-def test_a_span_can_end_otherwise_than_well(on: Home, status: telemetry.Status) -> None:
+def test_span_status_can_be_set(on: Home, status: telemetry.Status) -> None:
     with telemetry.span("a", component="b") as span:
         span.status(status)
 
     assert records(on, "traces")[0]["status"] == status
 
 
-def test_an_event_is_joined_to_the_span_around_it(on: Home) -> None:
+def test_event_belongs_to_its_enclosing_span(on: Home) -> None:
     with telemetry.span("backfill.start", component="backfill", operation="run"):
         telemetry.event("backfill.provider_error", status="failed", provider="claude")
     telemetry.event("backfill.finish", hyp_component="backfill", hyp_operation="run", total_items=3)
@@ -159,7 +159,7 @@ def test_an_event_is_joined_to_the_span_around_it(on: Home) -> None:
     assert (outside["hyp_component"], outside["attributes"]["total_items"]) == ("backfill", 3)
 
 
-def test_metrics_add_up_over_their_lines(on: Home) -> None:
+def test_metric_lines_add_up(on: Home) -> None:
     telemetry.count("hyp_rows_written", 5, hyp_dataset="d")
     records(on, "metrics")
     telemetry.count("hyp_rows_written", 6, hyp_dataset="d")
@@ -202,7 +202,7 @@ def test_keys_are_snake_case_and_values_short_and_plain(on: Home) -> None:
     assert all(key.replace("_", "").isalnum() and key == key.lower() and key.isascii() for key in attributes)
 
 
-def test_what_cannot_be_written_down_never_reaches_the_caller(on: Home) -> None:
+def test_value_that_cannot_be_converted_does_not_affect_the_caller(on: Home) -> None:
     class Hostile:
         def __str__(self) -> str:
             raise RuntimeError("no text of me")
@@ -214,13 +214,13 @@ def test_what_cannot_be_written_down_never_reaches_the_caller(on: Home) -> None:
         telemetry.count("no_such_metric", 1)  # type: ignore[arg-type]
 
 
-def test_a_folder_that_cannot_be_written_never_reaches_the_caller(
+def test_unwritable_folder_does_not_affect_the_caller(
     home: Home, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     home.root.mkdir()
     home.telemetry.write_text("a file where the folder should be")
     monkeypatch.setenv("HYP_DEV_TELEMETRY", "1")
-    telemetry.configure(home)
+    telemetry.configure(home.telemetry)
 
     with telemetry.span("a", component="b"):
         telemetry.event("e")
@@ -231,7 +231,7 @@ def test_a_folder_that_cannot_be_written_never_reaches_the_caller(
     assert capfd.readouterr().err == ""
 
 
-def test_the_files_are_for_their_owner_alone(on: Home) -> None:
+def test_files_are_readable_only_by_their_owner(on: Home) -> None:
     with telemetry.span("a", component="b"):
         telemetry.event("e")
         telemetry.count("hyp_rows_written", 1)
@@ -243,14 +243,14 @@ def test_the_files_are_for_their_owner_alone(on: Home) -> None:
     assert on.telemetry.stat().st_mode & 0o777 == 0o700
 
 
-def test_without_a_given_run_the_process_makes_one_up(home: Home) -> None:
+def test_run_id_is_generated_if_none_is_given(home: Home) -> None:
     made_up = telemetry.dev_run_id()
 
     assert made_up.startswith("bf-")
     assert telemetry.dev_run_id() == made_up
 
 
-def test_a_job_belongs_to_the_run_of_the_command_that_asked_for_it(on: Home) -> None:
+def test_job_has_the_run_id_of_the_requesting_command(on: Home) -> None:
     def job(run_id: str) -> None:
         with telemetry.joined_to(run_id), telemetry.span(run_id, component="engine"):
             telemetry.count("hyp_rows_written", 1)
@@ -269,12 +269,12 @@ def test_a_job_belongs_to_the_run_of_the_command_that_asked_for_it(on: Home) -> 
     assert {line["dev_run_id"] for line in records(on, "metrics")} == {f"job-{n}" for n in range(4)}
 
 
-def test_everything_is_on_disk_when_the_process_has_ended(home: Home, tmp_path: Path) -> None:
+def test_all_records_are_on_disk_after_exit(home: Home, tmp_path: Path) -> None:
     script = textwrap.dedent(
         """
         from hypaware import telemetry
         from hypaware.home import Home
-        telemetry.configure(Home.from_environment())
+        telemetry.configure(Home.from_environment().telemetry)
         telemetry.count("hyp_rows_written", 3)
         """
     )
@@ -286,13 +286,13 @@ def test_everything_is_on_disk_when_the_process_has_ended(home: Home, tmp_path: 
     assert (line["name"], line["value"], line["dev_run_id"]) == ("hyp_rows_written", 3, "r")
 
 
-def test_a_span_that_ended_before_a_kill_is_on_disk(home: Home) -> None:
+def test_finished_span_survives_a_kill(home: Home) -> None:
     script = textwrap.dedent(
         """
         import os, signal
         from hypaware import telemetry
         from hypaware.home import Home
-        telemetry.configure(Home.from_environment())
+        telemetry.configure(Home.from_environment().telemetry)
         with telemetry.span("last.words", component="lake"):
             pass
         os.kill(os.getpid(), signal.SIGKILL)

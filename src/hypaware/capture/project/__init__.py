@@ -1,8 +1,5 @@
-"""Live exchanges as rows: `project` makes them, `Seen` knows what is recorded, `match_keys` meets imported ones."""
+"""Projection: turning a live exchange into message rows.
 
-from hypaware.capture.project.projection import Projection, project
-from hypaware.capture.project.seen import Seen
-from hypaware.capture.project.turn import Kind
-from hypaware.model.matching import match_keys
-
-__all__ = ["Kind", "Projection", "Seen", "match_keys", "project"]
+One module per dialect reads an exchange as a `Turn`; `conversation` finds the parts that are not recorded yet and gives
+them ids; `projector` builds the rows.
+"""

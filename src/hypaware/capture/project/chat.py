@@ -1,13 +1,15 @@
-"""The Chat Completions dialect: `/v1/chat/completions`, streamed or not; `choices[0]` is the answer.
+"""The Chat Completions dialect: `/v1/chat/completions`, streamed or not; `choices[0]` is the response.
 
-A piece per block, in the table's words: `tool_calls` (and `function_call`, their older form) are tool_use blocks of the
-assistant, a message of role `tool` is a tool_result, what was spoken is an `audio` block with its transcript. Who
-speaks it names no session: a hash of how the conversation begins stands for it, unless `metadata.session_id` names one.
+Each content block becomes one part, in the table's terms: `tool_calls` (and their older form `function_call`) become
+tool_use blocks of the assistant, a message of role `tool` becomes a tool_result, and spoken output becomes an `audio`
+block with its transcript. The session id is `metadata.session_id` or, since the dialect has none, a hash of how the
+conversation begins.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import replace
 from typing import Any
 
 from hypaware.capture.decoded import Decoded, Event
@@ -32,14 +34,14 @@ def read(decoded: Decoded) -> Turn:
     messages = [mapping(message) for message in sequence(body.get("messages"))]
     prompts = [message for message in messages if message.get("role") in _SYSTEM]
     others = [message for message in messages if message.get("role") not in _SYSTEM]
-    system = "\n".join(said for message in prompts if (said := joined_texts(message.get("content")))) or None
-    named = text(mapping(body.get("metadata")).get("session_id"))
+    system = "\n".join(prompt for message in prompts if (prompt := joined_texts(message.get("content")))) or None
+    session_id = text(mapping(body.get("metadata")).get("session_id"))
     return Turn(
         dialect=DIALECT,
         kind=Kind.TURN,
-        session_id=named or digest(DIALECT, *begins_with(system, others)),
-        history=[piece for message in others for piece in _pieces(message)],
-        answer=_answer(decoded),
+        session_id=session_id or digest(DIALECT, *begins_with(system, others)),
+        history=[part for message in others for part in _pieces(message)],
+        response=_answer(decoded),
         client_name=sender.name,
         client_version=sender.version,
         system_text=system,
@@ -57,25 +59,25 @@ def _pieces(message: dict[str, Any]) -> list[Piece]:
         blocks: list[Block] = [{"type": "tool_result", "tool_use_id": message.get("tool_call_id"), "content": content}]
     else:
         blocks = [_block(block) for block in as_blocks(message.get("content")) if isinstance(block, dict)]
-        if thought := text(message.get("reasoning_content")) or text(message.get("reasoning")):
-            blocks.insert(0, {"type": "thinking", "thinking": thought})
+        if reasoning := text(message.get("reasoning_content")) or text(message.get("reasoning")):
+            blocks.insert(0, {"type": "thinking", "thinking": reasoning})
         if refusal := text(message.get("refusal")):
             blocks.append({"type": "text", "text": refusal})
         if isinstance(audio := message.get("audio"), dict):
             blocks.append({"type": "audio", "id": audio.get("id"), "text": audio.get("transcript")})
         blocks += [_call(mapping(call)) for call in sequence(message.get("tool_calls"))]
-        if isinstance(old := message.get("function_call"), dict):
-            blocks.append(_call({"function": old}))
-    group = next(
+        if isinstance(legacy := message.get("function_call"), dict):
+            blocks.append(_call({"function": legacy}))
+    group_id = next(
         (call for block in blocks if block.get("type") == "tool_use" and (call := text(block.get("id")))), None
     )
     return [
         Piece(
             role=role,
             content=[block],
-            strong_id=text(block.get("id" if block.get("type") in _NAMED else "tool_use_id")),
-            group=group,
-            thought=block.get("type") == "thinking",
+            unique_id=text(block.get("id" if block.get("type") in _NAMED else "tool_use_id")),
+            group_id=group_id,
+            is_reasoning=block.get("type") == "thinking",
             block_index=index,
             provider_type=role,
         )
@@ -85,7 +87,7 @@ def _pieces(message: dict[str, Any]) -> list[Piece]:
 
 
 def _block(block: Block) -> Block:
-    """A block of this dialect as one of the table's kinds."""
+    """Convert a block of this dialect to one of the table's kinds."""
     match block.get("type"):
         case "input_text" | "output_text" | "refusal":
             return {"type": "text", "text": block.get("text") or block.get("refusal")}
@@ -97,13 +99,13 @@ def _block(block: Block) -> Block:
 
 def _call(call: dict[str, Any]) -> Block:
     function = mapping(call.get("function") or call.get("custom"))
-    given = function.get("arguments", function.get("input"))
-    value = parsed(given)
+    arguments = function.get("arguments", function.get("input"))
+    value = parsed(arguments)
     return {
         "type": "tool_use",
         "id": call.get("id"),
         "name": function.get("name"),
-        "input": given if value is None else value,
+        "input": arguments if value is None else value,
     }
 
 
@@ -111,27 +113,24 @@ def _answer(decoded: Decoded) -> Answer:
     body = _rebuilt(decoded.events) if decoded.events is not None else mapping(decoded.response)
     choice = mapping(next(iter(sequence(body.get("choices"))), None))
     reason = choice.get("finish_reason")
-    said = mapping(choice.get("message"))
-    failed = Answer()
+    message = mapping(choice.get("message"))
     if body.get("error") or not choice or (decoded.events is not None and reason is None):
-        failed = failures.answer(decoded, body)
-    return Answer(
-        pieces=_pieces({"role": "assistant", **said}) if said else [],
+        outcome = failures.answer(decoded, body)
+    else:
+        outcome = Answer(finish_reason=reason, complete=isinstance(reason, str) and reason not in _UNFINISHED)
+    return replace(
+        outcome,
+        parts=_pieces({"role": "assistant", **message}) if message else [],
         api_id=text(body.get("id")),
         model=body.get("model"),
         usage=usage_of(body.get("usage")),
-        finish_reason="error" if failed.failed else reason,
-        complete=not failed.failed and isinstance(reason, str) and reason not in _UNFINISHED,
-        error_code=failed.error_code,
-        error_message=failed.error_message,
-        failed=failed.failed,
     )
 
 
 def _rebuilt(events: tuple[Event, ...]) -> dict[str, Any]:
-    """The chunks of a stream as the one body that they make."""
+    """Assemble the chunks of a stream into one body."""
     body: dict[str, Any] = {}
-    said, calls, named = _Grown(), defaultdict[int, _Call](_Call), defaultdict[str, _Grown](_Grown)
+    texts, calls, nested = _Grown(), defaultdict[int, _Call](_Call), defaultdict[str, _Grown](_Grown)
     reason, any_choice = None, False
     for event in events:
         chunk = mapping(event.data)
@@ -141,44 +140,44 @@ def _rebuilt(events: tuple[Event, ...]) -> dict[str, Any]:
                 continue
             any_choice, reason = True, choice.get("finish_reason") or reason
             delta = mapping(choice.get("delta"))
-            said.take(delta)
+            texts.add(delta)
             for number, call in enumerate(map(mapping, sequence(delta.get("tool_calls")))):
                 if isinstance(index := call.get("index", number), int):
-                    calls[index].take(call)
+                    calls[index].add(call)
             for name in ("function_call", "audio"):
                 if isinstance(delta.get(name), dict):
-                    named[name].take(delta[name])
+                    nested[name].add(delta[name])
     if any_choice:
-        message: dict[str, Any] = said.whole() | {name: grown.whole() for name, grown in named.items()}
-        message["tool_calls"] = [calls[index].whole() for index in sorted(calls)]
+        message: dict[str, Any] = texts.build() | {name: fragments.build() for name, fragments in nested.items()}
+        message["tool_calls"] = [calls[index].build() for index in sorted(calls)]
         body["choices"] = [{"message": message, "finish_reason": reason}]
     return body
 
 
 class _Grown:
-    """Texts that came in pieces; of names and ids, which some providers repeat, the first that says something."""
+    """Texts that arrived in fragments. Of names and ids, which some providers repeat, the first value counts."""
 
     def __init__(self) -> None:
-        self._pieces: defaultdict[str, list[str]] = defaultdict(list)
+        self._fragments: defaultdict[str, list[str]] = defaultdict(list)
 
-    def take(self, more: dict[str, Any]) -> None:
+    def add(self, more: dict[str, Any]) -> None:
         for name, value in more.items():
             if value and isinstance(value, str):
-                self._pieces[name].append(value)
+                self._fragments[name].append(value)
 
-    def whole(self) -> dict[str, Any]:
-        return {name: "".join(found) if name in _GROWING else found[0] for name, found in self._pieces.items()}
+    def build(self) -> dict[str, Any]:
+        return {name: "".join(found) if name in _GROWING else found[0] for name, found in self._fragments.items()}
 
 
 class _Call:
-    """A tool call in pieces: what it says of itself stands in `function` or `custom`."""
+    """A tool call in fragments; its name and arguments are under `function` or `custom`."""
 
     def __init__(self) -> None:
         self._about, self._tool = _Grown(), _Grown()
 
-    def take(self, more: dict[str, Any]) -> None:
-        self._about.take(more)
-        self._tool.take(mapping(more.get("function") or more.get("custom")))
+    def add(self, more: dict[str, Any]) -> None:
+        self._about.add(more)
+        self._tool.add(mapping(more.get("function") or more.get("custom")))
 
-    def whole(self) -> dict[str, Any]:
-        return self._about.whole() | {"function": self._tool.whole()}
+    def build(self) -> dict[str, Any]:
+        return self._about.build() | {"function": self._tool.build()}

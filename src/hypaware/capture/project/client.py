@@ -1,4 +1,4 @@
-"""Who sent a request, as far as its headers tell: the client, its version, how it was started."""
+"""The sender of a request, from its headers: the client, its version, and how it was started."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _NAMES = {"claude-cli": "claude", "codex_exec": "codex", "codex_cli_rs": "codex"
 @dataclass(frozen=True)
 class Sender:
     name: str | None
-    """As the table names it; None if nobody knows it."""
+    """The client's name in the table; None if it is unknown."""
     version: str | None
     remarks: tuple[str, ...] = ()
-    """What stands in brackets after it: Claude Code writes `(external, sdk-cli)`."""
+    """The comment in parentheses: Claude Code sends `(external, sdk-cli)`."""
 
 
 def sender_of(decoded: Decoded) -> Sender:
@@ -27,5 +27,5 @@ def sender_of(decoded: Decoded) -> Sender:
     product, version, remarks = found.groups()
     known = _NAMES.get(product) or ("codex" if product.startswith("codex") else None)
     name = decoded.client_name or known
-    # The version is that of the program that sent it, which says nothing about a client that only uses it.
+    # The version is that of the sending program; it does not apply to a client that only uses that program.
     return Sender(name, version if known is not None else None, tuple(re.split(r",\s*", remarks)) if remarks else ())

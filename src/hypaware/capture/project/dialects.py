@@ -1,4 +1,4 @@
-"""Which dialect an exchange speaks, by its path; what nobody here can read is counted by its path and kept raw."""
+"""The dialect of an exchange, chosen by its path. An unknown dialect is counted by its path and stored raw."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SEGMENTS, _LENGTH = 3, 60
 
 
 def read(decoded: Decoded) -> Turn | str:
-    """The exchange taken apart, or why it cannot be: a reason to count by."""
+    """Read an exchange as a turn, or return the reason why it cannot be read, under which it is counted."""
     reader = next((reader for ends, reader in _READERS if ends.search(decoded.path)), None)
     if decoded.method != "POST" or reader is None:
         return f"no_dialect:{_shown(decoded.path)}"
@@ -29,5 +29,5 @@ def read(decoded: Decoded) -> Turn | str:
 
 
 def _shown(path: str) -> str:
-    """A path that is harmless to count by: ids further down do not make it another."""
+    """Shorten a path to a safe counter name; ids in deeper segments do not create new names."""
     return _UNSAFE.sub("?", "/".join(path.split("/")[: _SEGMENTS + 1]))[:_LENGTH]

@@ -1,7 +1,7 @@
-"""An answer that is an error, or that ended before its time: what is known of it, in whatever dialect.
+"""Error responses and truncated responses, in any dialect.
 
-Providers write `{"error": {"type" | "code", "message"}}`, some only text. Where the connection broke, the gateway's own
-word for how stands in the place of a code.
+Providers send `{"error": {"type" | "code", "message"}}`, some only text. If the connection failed, the gateway's own
+error name takes the place of the code.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ _SHOWN = 2000
 
 
 def answer(decoded: Decoded, body: dict[str, Any]) -> Answer:
-    told = body.get("error")
-    error = mapping(told)
+    error_value = body.get("error")
+    error = mapping(error_value)
     code = text(error.get("type")) or text(error.get("code")) or decoded.error
-    said = text(error.get("message")) or text(told) or text(body.get("message")) or text(body.get("detail"))
+    message = text(error.get("message")) or text(error_value) or text(body.get("message")) or text(body.get("detail"))
     if code is None and decoded.status is not None and decoded.status >= 400:
         code = f"http_{decoded.status}"
-    if said is None and not body and decoded.events is None:
-        said = text(decoded.response_text)
+    if message is None and not body and decoded.events is None:
+        message = text(decoded.response_text)
     return Answer(
         error_code=code or "cut_short",
-        error_message=(said or _in_words(decoded))[:_SHOWN],
+        error_message=(message or _in_words(decoded))[:_SHOWN],
         finish_reason="error",
         failed=True,
     )
@@ -34,7 +34,7 @@ def answer(decoded: Decoded, body: dict[str, Any]) -> Answer:
 
 def _in_words(decoded: Decoded) -> str:
     if decoded.status is None:
-        return "no answer came"
+        return "no response was received"
     if decoded.status >= 400:
-        return f"the answer had the status {decoded.status}"
-    return "the answer ended before its time"
+        return f"the response had status {decoded.status}"
+    return "the response ended early"

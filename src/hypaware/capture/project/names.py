@@ -1,23 +1,23 @@
-"""Who a piece is: an id that any request which shows the piece gives it, whatever else was forgotten.
+"""Ids of parts. Every request that contains a part derives the same id for it, even if everything else was forgotten.
 
-Requests repeat the history, and transcripts' ids never travel. So an id is made of what the request itself shows:
+Requests repeat the history, and the ids of transcripts are never sent. So an id derives from the request itself:
 
-- the client's own id, where it shows one in every request (`native_id`);
-- the id of a tool call, for the call and for its result: their words may be cut or cleared later;
-- else what is said, and *after what*: for the model's words the id of the user's last piece before them (or the tool
-  call in the same message), for all others the id of the model's last piece before them. These ids are made the same
-  way, so they chain back to the nearest tool call, or to where the history begins: the same words at another place are
-  another message, also after a compaction, whose summary begins another chain. Reminders and reasoning are named like
-  this too, but nothing is named after them, since clients move and drop them.
+- the client's own id, if it sends one in every request (`native_id`);
+- the id of a tool call, for the call and for its result: their text may be shortened or cleared later;
+- otherwise the content and *its predecessor*: for the model's text the id of the user's last part before it (or the
+  tool call in the same message), for all other text the id of the model's last part before it. Predecessor ids are
+  derived the same way, so they chain back to the nearest tool call or to the start of the history. The same text at
+  another place is therefore another message, also after a compaction, whose summary starts a new chain. Reminders and
+  reasoning get ids like this too, but are never predecessors, because clients move and drop them.
 
-The first words of a conversation come after nothing: their id is the plain fallback identity of `model.identity`. The
-same words twice after the same piece are counted (`…:1`). White space at the end does not count: clients add some when
+The first part of a conversation has no predecessor: its id is the plain fallback identity of `model.identity`. Equal
+text after the same predecessor is numbered (`…:1`). Trailing white space does not count, because clients add some when
 they join texts.
 
-What this cannot tell apart, once nobody remembers (`seen`): in a conversation without tool calls of which a client
-shows only the end (a sliding window), the window's words have another beginning, hence other ids; and the same words
-said at the same place once more (a conversation without a name that begins like an earlier one, a user who goes back
-and says the same again) are the earlier ones.
+Limits, once the cache has forgotten a conversation: if a client sends only the end of a conversation without tool calls
+(a sliding window), the window begins differently and its parts get other ids; and the same text at the same place (a
+new unnamed conversation that begins like an earlier one, a user who goes back and repeats a message) gets the earlier
+id.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from hypaware.model.identity import fallback_id
 _FLEETING = ("cache_control", "caller")
 
 
-def key_of(piece: Piece) -> str:
-    """What is said, wherever it stands: equal for a piece and its repetition in a later request."""
-    if piece.native_id is not None:
-        return key_of_id(piece.native_id)
-    if piece.strong_id is not None:
-        return f"call:{piece.role}:{piece.content[0].get('type')}:{piece.strong_id}"
-    first = piece.content[0] if len(piece.content) == 1 else {}
-    if first.get("type") == "text" and isinstance(said := first.get("text"), str):
-        return digest(piece.role, "text", said.rstrip())
-    return digest(piece.role, written([_lasting(block) for block in piece.content]))
+def key_of(part: Piece) -> str:
+    """Return the key of a part's content, which is equal for the part and its repetition in a later request."""
+    if part.native_id is not None:
+        return key_of_id(part.native_id)
+    if part.unique_id is not None:
+        return f"call:{part.role}:{part.content[0].get('type')}:{part.unique_id}"
+    first = part.content[0] if len(part.content) == 1 else {}
+    if first.get("type") == "text" and isinstance(value := first.get("text"), str):
+        return digest(part.role, "text", value.rstrip())
+    return digest(part.role, written([_lasting(block) for block in part.content]))
 
 
 def key_of_id(native_id: str) -> str:
@@ -48,50 +48,50 @@ def key_of_id(native_id: str) -> str:
 
 
 class Chain:
-    """Names pieces in the order of a request."""
+    """Assigns ids to the parts of a request, in order."""
 
     def __init__(self, scope: str) -> None:
         self._scope = scope
-        self._model: str | None = None
-        self._user: str | None = None
+        self._last_model_id: str | None = None
+        self._last_user_id: str | None = None
         self._count: Counter[tuple[str, str]] = Counter()
 
-    def name(self, piece: Piece, key: str) -> str:
-        """Asked again for the same words at the same place, it gives the next id."""
-        if piece.native_id is not None:
-            return piece.native_id
-        if piece.strong_id is not None:
+    def assign(self, part: Piece, key: str) -> str:
+        """Return the part's id; repeated calls for the same content at the same place return the next id."""
+        if part.native_id is not None:
+            return part.native_id
+        if part.unique_id is not None:
             return digest(self._scope, key)
-        after = self._after(piece)
-        alike = self._count[key, after]
-        self._count[key, after] += 1
-        return self._weak(piece, key, after, alike)
+        predecessor = self._predecessor(part)
+        repetition = self._count[key, predecessor]
+        self._count[key, predecessor] += 1
+        return self._content_id(part, key, predecessor, repetition)
 
-    def follow(self, piece: Piece, piece_id: str) -> None:
-        """What comes next comes after this piece."""
-        if piece.fleeting or piece.thought:
+    def advance(self, part: Piece, part_id: str) -> None:
+        """Make this part the predecessor of the following ones."""
+        if part.ephemeral or part.is_reasoning:
             return
-        if piece.role == "assistant":
-            self._model = piece_id
+        if part.role == "assistant":
+            self._last_model_id = part_id
         else:
-            self._user = piece_id
+            self._last_user_id = part_id
 
-    def _after(self, piece: Piece) -> str:
-        if piece.role == "assistant":
-            return piece.group or self._user or ""
-        # Before the model has said anything, one thing comes after the other: so a summary begins a chain of its own.
-        return self._model or self._user or ""
+    def _predecessor(self, part: Piece) -> str:
+        if part.role == "assistant":
+            return part.group_id or self._last_user_id or ""
+        # Before the model's first output, parts follow each other, so that a summary starts a chain of its own.
+        return self._last_model_id or self._last_user_id or ""
 
-    def _weak(self, piece: Piece, key: str, after: str, alike: int) -> str:
-        if not after:
-            return fallback_id(self._scope, piece.role, [_lasting(block) for block in piece.content], alike)
-        return digest(self._scope, key, after, str(alike))
+    def _content_id(self, part: Piece, key: str, predecessor: str, repetition: int) -> str:
+        if not predecessor:
+            return fallback_id(self._scope, part.role, [_lasting(block) for block in part.content], repetition)
+        return digest(self._scope, key, predecessor, str(repetition))
 
 
 def _lasting(block: Block) -> Block:
-    """A block as every request shows it."""
-    if block.get("type") == "text" and isinstance(said := block.get("text"), str):
-        return {"type": "text", "text": said.rstrip()}
+    """Return a block in the form that every request has."""
+    if block.get("type") == "text" and isinstance(value := block.get("text"), str):
+        return {"type": "text", "text": value.rstrip()}
     if block.get("type") == "thinking":
         return {"type": "thinking", "thinking": block.get("thinking")}
     if block.keys().isdisjoint(_FLEETING):

@@ -1,8 +1,8 @@
-"""Calls that are no part of the conversation: titles, token counts, warm-ups, the writing of a summary.
+"""Classification of requests that are not part of the conversation: titles, token counts, warm-ups, summaries.
 
-They share the session's id and often its words. They make no rows; the raw row has their kind and what they cost.
-A call is put aside only for a mark that its client is known to make: one that is not known stays a turn, so that
-nothing that a user said is missing because of a guess.
+They share the session's id and often its text. They produce no rows; the raw exchange holds their kind and cost. A
+request is classified only by a marker that its client is known to send. Any other request counts as a turn, so that no
+guess ever drops what a user said.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from hypaware.capture.project.turn import Kind
 from hypaware.capture.project.values import joined_texts, mapping, sequence
 
 SUMMARY_BEGINS = "This session is being continued from a previous conversation"
-"""Claude Code's first words after it has compacted its history."""
+"""How the first message begins after Claude Code has compacted its history."""
 
 _SUMMARY_WANTED = "Your task is to create a detailed summary of the conversation"
 _SUMMARY_ASKED = (_SUMMARY_WANTED, "CRITICAL: Respond with TEXT ONLY")
@@ -28,7 +28,7 @@ _SIDE_MARKS = (
 
 
 def kind_of_messages(path: str, body: dict[str, Any], is_claude: bool) -> Kind:
-    """Of a call in the Anthropic dialect."""
+    """Classify a request of the Anthropic dialect."""
     if path.endswith("/count_tokens"):
         return Kind.COUNT_TOKENS
     if not is_claude:
@@ -49,7 +49,7 @@ def kind_of_messages(path: str, body: dict[str, Any], is_claude: bool) -> Kind:
 
 
 def kind_of_responses(path: str, request_kind: Any) -> Kind:
-    """Of a call in the Responses dialect; Codex says itself what it is for."""
+    """Classify a request of the Responses dialect; Codex states the kind itself."""
     if path.endswith("/responses/compact") or request_kind == "compaction":
         return Kind.COMPACTION
     return Kind.WARMUP if request_kind == "prewarm" else Kind.TURN

@@ -1,8 +1,8 @@
-"""An exchange taken apart: what the client showed the model and what came back, in one shape for all dialects.
+"""One turn of a conversation, in the same form for all dialects: the request's history and the model's response.
 
-A `Piece` is what becomes one message of the table. Where the client's transcript has a line per block (Claude Code), so
-do we: a block keeps its identity when the client merges, drops or reorders its neighbours. An item of the Responses
-dialect is one piece, as it is one line of a rollout.
+A `TurnPart` becomes one message of the table. If the client's transcript has one line per block (Claude Code), a part
+is one block: it keeps its identity when the client merges, drops or reorders its neighbours. An item of the Responses
+dialect is one part, as it is one line of a rollout.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Block = dict[str, Any]
 
 
 class Kind(StrEnum):
-    """What a call was for. Only turns make rows of the conversation; all calls are kept raw, with their kind."""
+    """The purpose of a request. Only turns produce message rows; every request is stored raw, with its kind."""
 
     TURN = "turn"
     TITLE = "title"
@@ -28,60 +28,60 @@ class Kind(StrEnum):
 
 @dataclass(slots=True, eq=False)
 class Piece:
-    """Not frozen: a request shows hundreds, and freezing triples what it takes to make one."""
+    """One part of a turn. Not frozen: a request has hundreds, and freezing triples the time to create one."""
 
     role: str
     content: list[Block]
     native_id: str | None = None
-    """The client's own id of it, where the client shows it in every request."""
-    given_id: str | None = None
-    """The id that the answer gave it, where nobody knows yet whether the client is going to show it."""
-    strong_id: str | None = None
-    """What nothing else in the conversation has: the id of a tool call, on the call and on its result."""
-    group: str | None = None
-    """The strong id that stands for all of its message, where one of its neighbours there has one."""
-    fleeting: bool = False
-    """Put in by the client for the moment (reminders, the environment): it may vanish, move, and come back."""
-    aside: bool = False
-    """No link of the thread, as the client's own transcript tells it: what follows it follows the piece before it."""
-    thought: bool = False
-    """Reasoning: clients leave it out of later requests."""
+    """The client's own id, if the client sends it in every request."""
+    assigned_id: str | None = None
+    """The id that the response assigned, while it is unknown whether the client will send it back."""
+    unique_id: str | None = None
+    """An id that is unique in the conversation: that of a tool call, on the call and on its result."""
+    group_id: str | None = None
+    """The unique id of a part of the same message, if there is one; it identifies the whole message."""
+    ephemeral: bool = False
+    """Inserted by the client for one request (reminders, the environment): it may vanish, move and return."""
+    off_thread: bool = False
+    """Not linked into the thread, as in the client's own transcript: the next part follows the previous one."""
+    is_reasoning: bool = False
+    """Clients leave reasoning out of later requests."""
     block_index: int | None = None
     provider_type: str | None = None
     columns: Mapping[str, Any] = field(default_factory=dict)
-    lost: Mapping[str, int] = field(default_factory=dict)
-    """What of it makes no part, by reason."""
+    dropped: Mapping[str, int] = field(default_factory=dict)
+    """Content that produces no row, counted by reason."""
 
 
 @dataclass(frozen=True)
 class Unsaid:
-    """Something of a conversation that makes no row, as an import makes none of it: it is counted, once."""
+    """An item of a conversation that produces no row, as in an import; it is counted once."""
 
     reason: str
-    names: tuple[str, ...]
-    """Under which `Seen` knows it when a later request shows it again."""
+    ids: tuple[str, ...]
+    """The ids under which `ConversationCache` recognizes it in a later request."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What came back, as far as it came."""
+    """The model's response, as far as it arrived."""
 
-    pieces: list[Piece] = field(default_factory=list)
-    unsaid: list[Unsaid] = field(default_factory=list)
+    parts: list[Piece] = field(default_factory=list)
+    skipped: list[Unsaid] = field(default_factory=list)
     api_id: str | None = None
     model: Any = None
     usage: Mapping[str, Any] | None = None
     finish_reason: Any = None
     complete: bool = False
-    """It came to its end, and the model had no more to say: a client that asks the same again asks something new."""
-    is_native: bool = False
-    """`api_id` stands in the client's transcript too."""
-    carrier: int | None = None
-    """Which piece carries the usage; None: the last."""
+    """The response ended and the model had no more to say: a client that sends the same again asks something new."""
+    in_transcript: bool = False
+    """Whether the client's transcript also holds `api_id`."""
+    usage_index: int | None = None
+    """Index of the part that carries the usage; None means the last one."""
     error_code: str | None = None
     error_message: str | None = None
     failed: bool = False
-    """An error stands in the answer's place, or after what came of it."""
+    """The response is an error, or an error ended it."""
 
 
 @dataclass(frozen=True)
@@ -90,9 +90,9 @@ class Turn:
     kind: Kind
     session_id: str
     history: list[Piece]
-    answer: Answer
-    unsaid: list[Unsaid] = field(default_factory=list)
-    """In the history."""
+    response: Answer
+    skipped: list[Unsaid] = field(default_factory=list)
+    """Skipped items of the history."""
     conversation_id: str | None = None
     agent_id: str | None = None
     client_name: str | None = None

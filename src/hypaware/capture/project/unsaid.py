@@ -1,7 +1,7 @@
-"""Items of the Responses dialect that make no row, as an import of the client's rollout makes none of them.
+"""Items of the Responses dialect that produce no row, because an import of the client's rollout produces none either.
 
-They are counted under the import's reasons, each once: a request shows again what earlier exchanges brought. An item is
-known by its id; one without by what it holds, and how many like it stand before it in the conversation.
+They are counted once each, under the import's reasons, although later requests repeat them. An item is recognized by
+its id, or else by its content and the number of equal items before it in the conversation.
 """
 
 from __future__ import annotations
@@ -14,30 +14,30 @@ from hypaware.capture.project.turn import Unsaid
 from hypaware.capture.project.values import digest, written
 from hypaware.clients.codex import items
 
-# They point at what was said before, or hold nothing that could be read.
+# These refer to earlier items, or hold nothing readable.
 _NOTHING_NEW = ("item_reference", "reasoning")
 _CHANGING = ("id", "status")
 
 
 class UnsaidItems:
-    """Of one exchange: first what its request shows, then its answer."""
+    """The skipped items of one exchange: first those of its request, then those of its response."""
 
     def __init__(self) -> None:
-        self._alike: Counter[str] = Counter()
+        self._counts: Counter[str] = Counter()
         self._reasons: Counter[str] = Counter()
 
-    def shown(self, given: Iterable[items.Payload]) -> list[Unsaid]:
-        found = ((item, self._reason(item)) for item in given)
-        return [Unsaid(reason, (_id_of(item) or self._content_of(item),)) for item, reason in found if reason]
+    def in_request(self, payloads: Iterable[items.Payload]) -> list[Unsaid]:
+        reasons = ((item, self._reason(item)) for item in payloads)
+        return [Unsaid(reason, (_id_of(item) or self._content_id(item),)) for item, reason in reasons if reason]
 
-    def answered(self, given: Iterable[items.Payload]) -> list[Unsaid]:
-        """Under both names: not every client shows the ids that it was given."""
-        found = ((item, self._reason(item)) for item in given)
-        names = ((reason, self._content_of(item), _id_of(item)) for item, reason in found if reason)
+    def in_response(self, payloads: Iterable[items.Payload]) -> list[Unsaid]:
+        """Return the skipped items under both names, because not every client sends back the ids that it was given."""
+        reasons = ((item, self._reason(item)) for item in payloads)
+        names = ((reason, self._content_id(item), _id_of(item)) for item, reason in reasons if reason)
         return [Unsaid(reason, (content, *([own_id] if own_id else ()))) for reason, content, own_id in names]
 
     def _reason(self, item: items.Payload) -> str | None:
-        """None for what makes a row, and for what nobody misses."""
+        """Return why an item is skipped; None if it produces a row or holds nothing worth counting."""
         kind: Any = item.get("type")
         if items.says(item) or kind in _NOTHING_NEW or (kind == "message" and not item.get("content")):
             return None
@@ -47,12 +47,12 @@ class UnsaidItems:
         self._reasons[reason] += 1
         return reason
 
-    def _content_of(self, item: items.Payload) -> str:
+    def _content_id(self, item: items.Payload) -> str:
         content = digest(written({name: value for name, value in item.items() if name not in _CHANGING}))
-        self._alike[content] += 1
-        return f"unsaid:{content}:{self._alike[content]}"
+        self._counts[content] += 1
+        return f"skipped:{content}:{self._counts[content]}"
 
 
 def _id_of(item: items.Payload) -> str | None:
     own_id = items.own_id(item)
-    return None if own_id is None else f"unsaid:{own_id}"
+    return None if own_id is None else f"skipped:{own_id}"

@@ -1,4 +1,4 @@
-"""Values of any JSON shape, looked at without trust: the wanted kind, or nothing."""
+"""Accessors for untrusted JSON values: they return the value if it has the expected type, else an empty one."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ def sequence(value: Any) -> list[Any]:
 
 
 def text(value: Any) -> str | None:
-    """Text that says something."""
+    """Return the value if it is text that is not blank."""
     return value if isinstance(value, str) and value.strip() else None
 
 
 def parsed(value: Any) -> Any:
-    """Text that holds JSON as that JSON; None for all else."""
+    """Parse text as JSON; return None if it is not JSON."""
     if not isinstance(value, str):
         return None
     try:
@@ -33,7 +33,7 @@ def parsed(value: Any) -> Any:
 
 
 def written(value: Any) -> str:
-    """Canonical text of any value at all."""
+    """Return the canonical text of any value."""
     try:
         return canonical.text(value)
     except (ValueError, RecursionError):
@@ -41,12 +41,12 @@ def written(value: Any) -> str:
 
 
 def digest(*parts: str) -> str:
-    """16 hex digits that stand for the parts."""
+    """Hash the parts to 16 hex digits."""
     return hashlib.sha256("\0".join(parts).encode("utf-8", "replace")).hexdigest()[:16]
 
 
 def joined_texts(value: Any) -> str | None:
-    """A system prompt as one text, as the import writes it."""
+    """Join a system prompt into one text, as the import does."""
     if isinstance(value, list):
         texts = [block.get("text") if isinstance(block, dict) else block for block in value]
         return "\n".join(each for each in texts if isinstance(each, str)) or None

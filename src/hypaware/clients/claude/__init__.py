@@ -1,7 +1,8 @@
-"""Claude Code: its transcripts, read defensively, since nobody promises their shape.
+"""Claude Code: attach, and its transcripts, whose format is not documented and is read defensively.
 
-`files` finds them, `lines` goes over a file once and keeps what lines mean for each other, `exchange` makes an exchange
-of each session in it. Session ids, agent ids and paths in a transcript are data: no path is ever built of them.
+`files` finds the transcripts, `lines` reads a file once and indexes how its lines relate to each other, `exchange`
+turns each session of the file into an exchange. Session ids, agent ids and paths in a transcript are data: no path is
+ever built from them.
 """
 
 from __future__ import annotations

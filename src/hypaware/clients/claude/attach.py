@@ -1,8 +1,8 @@
-"""Claude Code at the gateway: `env.ANTHROPIC_BASE_URL` and three hooks in its `settings.json`.
+"""Attach Claude Code: `env.ANTHROPIC_BASE_URL` and three hooks in its `settings.json`.
 
-The hooks (SessionStart, UserPromptSubmit, PostToolUse of Bash) run `hyp hook claude`, which notes where a session is
-at work. A base URL that its user had set before, there or in the environment, becomes the gateway's upstream for this
-client, and stands there again after detach.
+The hooks (SessionStart, UserPromptSubmit, PostToolUse of Bash) run `hyp hook claude`, which records the session's
+working folder. A base URL that the user had set, in the file or in the environment, becomes the gateway's upstream
+for this client; detach restores it.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ _BOM = "\ufeff"
 
 
 def hook_command(environment: Environment) -> str:
-    """It must never trouble the client, also when HypAware is gone."""
-    beside = Path(sys.executable).parent / "hyp"
-    program = str(beside) if beside.is_file() else shutil.which("hyp") or "hyp"
+    """Return the hook's command. It must never disturb the client, even after HypAware was uninstalled."""
+    sibling = Path(sys.executable).parent / "hyp"
+    program = str(sibling) if sibling.is_file() else shutil.which("hyp") or "hyp"
     chosen = environment.get("HYP_HOME")
     home = f"HYP_HOME={shlex.quote(str(Path(chosen).expanduser().absolute()))} " if chosen else ""
     return f"{home}{shlex.quote(program)} hook claude 2>/dev/null || :"
@@ -52,21 +52,21 @@ class ClaudeSettings:
         base_url = gateway + CLAUDE_BASE
         command = hook_command(environment)
         settings = self._settings(text)
-        before = settings.get("env", {}).get(VARIABLE)
+        previous = settings.get("env", {}).get(VARIABLE)
         edits = _Edits(text)
         if not text.strip(_BOM + " \t\r\n"):
             edits.add(Splice(len(text), "", "{\n}\n"))
-        if before != base_url:
+        if previous != base_url:
             edits.set_variable(base_url)
         for event, matcher in EVENTS.items():
             if command not in _commands(settings, event):
                 edits.add_hook(event, matcher, command)
-        own = before if before is not None else environment.get(VARIABLE)
+        own = previous if previous is not None else environment.get(VARIABLE)
         return Edit(
             splices=tuple(edits.done),
             base_url=base_url,
             ours={"base_urls": [base_url], "commands": [command], "created": edits.created},
-            before={"base_url": before},
+            before={"base_url": previous},
             upstream=OwnUpstream(CLAUDE_BASE, own.rstrip("/")) if own and not _is_ours(own, base_url) else None,
             notes=tuple(_notes(settings, environment)),
         )
@@ -82,7 +82,7 @@ class ClaudeSettings:
             edits.restore_variable(record.before.get("base_url") if record else None)
         for event in EVENTS:
             edits.remove_hooks(event, ours.get("commands", ()))
-        # Without a record nobody knows whether what held ours was there before; empty, it means nothing to the client.
+        # Without a record it is unknown whether attach created these containers; empty ones mean nothing to the client.
         edits.remove_empty(ours.get("created", ()) if record else edits.emptied)
         if record and not record.existed and edits.text.strip() == "{}":
             return ""
@@ -95,28 +95,28 @@ class ClaudeSettings:
         return found if isinstance(found, str) else None
 
     def _settings(self, text: str) -> dict[str, Any]:
-        """Refuses every form that the edits do not know."""
+        """Parse the settings; raise Refused for every form that the edits cannot handle."""
         if not text.strip(_BOM + " \t\r\n"):
             return {}
         try:
             settings = json_text.parse(text.removeprefix(_BOM))
             self._check(settings)
-            _Edits(text).look_for_twins()
+            _Edits(text).check_duplicate_keys()
         except NotPlain as reason:
-            raise Refused(f"Claude Code's settings.json is not understood: {reason}. Nothing was written") from None
+            raise Refused(f"cannot edit Claude Code's settings.json: {reason}. Nothing was written") from None
         assert isinstance(settings, dict)
         return settings
 
     @staticmethod
     def _check(settings: Any) -> None:
         if not isinstance(settings, dict):
-            raise NotPlain("it is no object")
+            raise NotPlain("it is not a JSON object")
         env = settings.get("env", {})
         if not isinstance(env, dict) or not isinstance(env.get(VARIABLE, ""), str):
-            raise NotPlain(f"env is no object, or its {VARIABLE} is no text")
+            raise NotPlain(f"env is not an object, or its {VARIABLE} is not text")
         hooks = settings.get("hooks", {})
         if not isinstance(hooks, dict) or not all(isinstance(hooks.get(event, []), list) for event in EVENTS):
-            raise NotPlain("hooks is no object, or the hooks of an event are no list")
+            raise NotPlain("hooks is not an object, or the hooks of an event are not a list")
 
 
 def _is_ours(url: str, base_url: str) -> bool:
@@ -139,18 +139,18 @@ def _notes(settings: Mapping[str, Any], environment: Environment) -> Iterator[st
         if str(env.get(variable, "")).lower() not in ("", "0", "false"):
             yield f"{variable} is set: requests to {where} do not go through the gateway and are not recorded live"
     if settings.get("disableAllHooks") is True:
-        yield "disableAllHooks is set: live rows have no folder and no git facts until the transcript is imported"
+        yield "disableAllHooks is set: live rows have no folder and no git columns until the transcript is imported"
 
 
 class _Edits:
-    """One edit after the other, each in the text that the one before it left."""
+    """Collects edits; each applies to the result of the one before it."""
 
     def __init__(self, text: str) -> None:
         self.text = text
         self.done: list[Splice] = []
         self.created: list[str] = []
         self.emptied: set[str] = set()
-        """Containers out of which something was taken."""
+        """Containers from which something was removed."""
 
     def add(self, edit: Splice) -> None:
         self.done.append(edit)
@@ -164,14 +164,14 @@ class _Edits:
         found = json_text.member(self.text, self._root if outer is None else outer, name)
         return found.start if found else None
 
-    def look_for_twins(self) -> None:
+    def check_duplicate_keys(self) -> None:
         json_text.members(self.text, self._root)
         for name in ("env", "hooks"):
             if (start := self._inside(name)) is not None:
                 json_text.members(self.text, start)
 
-    def _made(self, name: str, empty: Any, outer: int | None = None, path: str = "") -> int:
-        """Where the container begins; made where it was not."""
+    def _ensure(self, name: str, empty: Any, outer: int | None = None, path: str = "") -> int:
+        """Return the offset of a container, which is created if it does not exist."""
         if (start := self._inside(name, outer)) is None:
             self.add(json_text.add_member(self.text, self._root if outer is None else outer, name, empty))
             self.created.append(path + name)
@@ -180,32 +180,32 @@ class _Edits:
         return start
 
     def set_variable(self, value: str) -> None:
-        env = self._made("env", {})
+        env = self._ensure("env", {})
         if found := json_text.member(self.text, env, VARIABLE):
             self.add(json_text.set_value(self.text, found, value))
         else:
             self.add(json_text.add_member(self.text, env, VARIABLE, value))
 
-    def restore_variable(self, before: str | None) -> None:
+    def restore_variable(self, previous: str | None) -> None:
         env = self._inside("env")
         found = json_text.member(self.text, env, VARIABLE) if env is not None else None
         if env is None or found is None:
             return
-        if before is None:
+        if previous is None:
             self.add(json_text.remove_member(self.text, env, VARIABLE))
             self.emptied.add("env")
         else:
-            self.add(json_text.set_value(self.text, found, before))
+            self.add(json_text.set_value(self.text, found, previous))
 
     def add_hook(self, event: str, matcher: str | None, command: str) -> None:
-        hooks = self._made("hooks", {})
-        groups = self._made(event, [], hooks, "hooks.")
+        hooks = self._ensure("hooks", {})
+        groups = self._ensure(event, [], hooks, "hooks.")
         group: dict[str, Any] = {"matcher": matcher} if matcher else {}
         group["hooks"] = [{"type": "command", "command": command, "timeout": _SECONDS}]
         self.add(json_text.add_element(self.text, groups, group))
 
     def remove_hooks(self, event: str, commands: Any) -> None:
-        """Each of ours, wherever somebody may have moved it; a group that held nothing else goes with it."""
+        """Remove all our hooks of an event, wherever they are, and groups that contain nothing else."""
         while (place := self._our_hook(event, commands)) is not None:
             groups, group, hooks, hook = place
             self.emptied |= {"hooks", f"hooks.{event}"}
@@ -231,7 +231,7 @@ class _Edits:
         return None
 
     def remove_empty(self, created: Any) -> None:
-        """The containers that attach made, the inner ones first."""
+        """Remove the containers that attach created if they are empty, inner ones first."""
         for path in sorted(created, key=lambda each: -each.count(".")):
             *outer, name = path.split(".")
             start = self._inside(outer[0]) if outer else self._root

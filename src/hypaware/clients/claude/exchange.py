@@ -1,4 +1,4 @@
-"""The second pass: the lines of one session in one file, in the order of their times, as an exchange."""
+"""The second pass over a transcript: turn the lines of one session, sorted by time, into an exchange."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ _MAX_META_BYTES = 1 << 16
 
 def exchange_of(session: Session, *, index: Index, record: Mapping[str, str], path: Path, mtime_ns: int) -> Exchange:
     cwd = record.get("cwd") or session.facts.get("cwd")
-    noted = "git_remote" in record and "repo_root" in record
-    asked = git.facts(cwd) if cwd and not noted else git.NOTHING
+    is_complete = "git_remote" in record and "repo_root" in record
+    repository = git.facts(cwd) if cwd and not is_complete else git.NOTHING
     return Exchange(
         provider="anthropic",
         session_id=session.id,
@@ -45,9 +45,9 @@ def exchange_of(session: Session, *, index: Index, record: Mapping[str, str], pa
             "conversation_source": "claude",
             "cwd": cwd,
             "git_branch": record.get("git_branch") or session.facts.get("git_branch"),
-            "git_remote": record.get("git_remote") or asked.remote,
+            "git_remote": record.get("git_remote") or repository.remote,
             "head_sha": record.get("head_sha"),
-            "repo_root": record.get("repo_root") or asked.repo_root,
+            "repo_root": record.get("repo_root") or repository.repo_root,
         },
         attributes=_spawned_by(path),
         links=index.links,
@@ -78,8 +78,8 @@ def _message(entry: Entry, value: Value, parent: str | None) -> Message:
     content, columns = content_of(value, message), columns_of(value, message)
     if entry.shape is not None:
         columns |= shape_columns(entry.shape)
-    told = value.get("toolUseResult")
-    code, said = error_of(value, content) if is_api_error(value) else (None, None)
+    result = value.get("toolUseResult")
+    code, error = error_of(value, content) if is_api_error(value) else (None, None)
     is_last = response is not None and response.last_line == entry.line.offset
     return Message(
         role=role_of(value, message),
@@ -92,9 +92,9 @@ def _message(entry: Entry, value: Value, parent: str | None) -> Message:
         usage=response.usage() if response is not None and is_last else None,
         finish_reason=response.stop_reason if response is not None and is_last else None,
         error_code=code,
-        error_message=said,
+        error_message=error,
         columns=columns,
-        attributes={} if told is None else {"claude": {"tool_use_result": told}},
+        attributes={} if result is None else {"claude": {"tool_use_result": result}},
     )
 
 
@@ -103,7 +103,7 @@ def is_fresh(entry: Entry) -> bool:
 
 
 def _spawned_by(path: Path) -> dict[str, Any]:
-    """A subagent's transcript has a note beside it that says which tool call started it."""
+    """Return the tool call that started a subagent, from the file next to the subagent's transcript."""
     if not path.name.startswith("agent-"):
         return {}
     try:

@@ -1,7 +1,7 @@
-"""Where Claude Code keeps its transcripts: every `.jsonl` under `<CLAUDE_CONFIG_DIR or ~/.claude>/projects`.
+"""Find Claude Code's transcripts: every `.jsonl` under `<CLAUDE_CONFIG_DIR or ~/.claude>/projects`.
 
-Folders are entered once and files named once, by device and inode, so that links cannot lead in circles. What cannot
-be looked at is told as an event; the rest is found all the same.
+Folders are entered once and files listed once, by device and inode, so that links cannot form a cycle. Anything that
+cannot be inspected is reported as an event, and the search continues.
 """
 
 from __future__ import annotations
@@ -28,38 +28,38 @@ def find(environment: Environment) -> Iterator[Found | Event]:
         yield Event("no_history", {"path": _shown(projects)})
         return
     seen: set[Inode] = set()
-    waiting = [projects]
-    while waiting:
-        folder = waiting.pop()
+    pending = [projects]
+    while pending:
+        folder = pending.pop()
         try:
-            inside = sorted(folder.iterdir()) if _is_new(folder.stat(), seen) else []
+            entries = sorted(folder.iterdir()) if _is_new(folder.stat(), seen) else []
         except OSError as error:
             yield _unreadable(folder, error.strerror)
             continue
         folders: list[Path] = []
-        for path in inside:
+        for path in entries:
             yield from _look(path, seen, folders)
-        waiting.extend(reversed(folders))
+        pending.extend(reversed(folders))
 
 
 def _look(path: Path, seen: set[Inode], folders: list[Path]) -> Iterator[Found | Event]:
     is_transcript = path.suffix == ".jsonl"
     try:
-        about = path.stat()
+        status = path.stat()
     except OSError as error:
         if is_transcript:
             yield _unreadable(path, error.strerror)
         return
-    if stat.S_ISDIR(about.st_mode):
+    if stat.S_ISDIR(status.st_mode):
         folders.append(path)
-    elif is_transcript and not stat.S_ISREG(about.st_mode):
+    elif is_transcript and not stat.S_ISREG(status.st_mode):
         yield _unreadable(path, "not a regular file")
-    elif is_transcript and _is_new(about, seen):
+    elif is_transcript and _is_new(status, seen):
         yield Found(path)
 
 
-def _is_new(about: os.stat_result, seen: set[Inode]) -> bool:
-    inode = (about.st_dev, about.st_ino)
+def _is_new(status: os.stat_result, seen: set[Inode]) -> bool:
+    inode = (status.st_dev, status.st_ino)
     if inode in seen:
         return False
     seen.add(inode)

@@ -1,4 +1,4 @@
-"""Claude Code's history as the import sees it: which files, in which order, and the exchanges in each."""
+"""Claude Code's history provider: its files, their order, and the exchanges in each."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _TIMESTAMP = re.compile(rb'"timestamp":\s?"([0-9TZ:.+-]{10,40})"')
 
 class ClaudeHistory:
     name = "claude"
-    summary = "Claude Code's transcripts: every .jsonl under ~/.claude/projects, subagents included"
+    summary = "Claude Code transcripts: every .jsonl under ~/.claude/projects, including subagents"
     datasets = ("ai_gateway_messages",)
     environment = ("CLAUDE_CONFIG_DIR", "HOME", "HYP_HOME")
 

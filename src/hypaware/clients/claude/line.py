@@ -1,4 +1,4 @@
-"""One line of a transcript: what it says about itself. Values stay as they came; whoever stores them judges them."""
+"""Read the fields of one transcript line. Values are not checked here; the code that stores them does that."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 Value = dict[str, Any]
 
 SYNTHETIC = "<synthetic>"
-"""The model of what the client says in the model's place."""
+"""The model name of messages that the client writes in place of the model."""
 
 _COLUMNS = {
     "uuid": "provider_uuid",
@@ -50,7 +50,7 @@ def message_of(value: Value) -> Value:
 
 
 def role_of(value: Value, message: Value) -> str | None:
-    """Who speaks, if the line is a message."""
+    """Return the role, or None if the line is not a message."""
     role = message.get("role")
     if isinstance(role, str) and role:
         return role
@@ -59,7 +59,7 @@ def role_of(value: Value, message: Value) -> str | None:
 
 
 def is_api_error(value: Value) -> bool:
-    """The client's own line about a request that failed, in the place of the model's answer."""
+    """Return whether the line reports a failed request in place of the model's response."""
     return value.get("isApiErrorMessage") is True
 
 
@@ -72,18 +72,18 @@ def content_of(value: Value, message: Value) -> Any:
 
 
 def error_of(value: Value, content: Any) -> tuple[Any, Any]:
-    """(code, message) of an API error."""
+    """Return (code, message) of an API error."""
     codes = (value.get("apiErrorType"), value.get("error"), value.get("apiErrorStatus"))
     code = next((code for code in codes if code not in (None, "", "unknown")), None)
     errors = (block for block in content or () if isinstance(block, dict) and block.get("type") == "error")
-    said = next(errors, {}).get("message")
-    return code if code is None or isinstance(code, str) else str(code)[:100], said
+    message = next(errors, {}).get("message")
+    return code if code is None or isinstance(code, str) else str(code)[:100], message
 
 
 def columns_of(value: Value, message: Value) -> Value:
-    """Columns of the line's rows, but for those of its blocks and of its session."""
-    columns = {_COLUMNS[here]: said for here, said in value.items() if here in _COLUMNS and said is not None}
-    frame = {_FRAME[here]: said for here, said in value.items() if here in _FRAME and isinstance(said, str)}
+    """Return the columns of the line's rows, except those of its blocks and its session."""
+    columns = {_COLUMNS[key]: field for key, field in value.items() if key in _COLUMNS and field is not None}
+    frame = {_FRAME[key]: field for key, field in value.items() if key in _FRAME and isinstance(field, str)}
     if isinstance(api_id := message.get("id"), str):
         frame["message_id"] = api_id
     columns["raw_frame"] = frame

@@ -1,8 +1,8 @@
-"""The request log in newer transcripts: which system prompt and which tools a response was made with.
+"""The request log of newer transcripts: the system prompt and tools of each response.
 
-`api-request-shape` lines hold them once per shape (`shapeHash`, `shape: {system, tools}`), `api-request` lines name the
-shape of each request (`id`, `shapeHash`), assistant lines name their request (`requestRef`). A shape is some ten
-thousand letters, so it stands on the first response of a session that was made with it, not on every row.
+`api-request-shape` lines hold them once per shape (`shapeHash`, `shape: {system, tools}`), `api-request` lines name
+the shape of each request (`id`, `shapeHash`), and assistant lines name their request (`requestRef`). A shape has
+about ten thousand characters, so only the first response of a session that used it carries it, not every row.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class RequestLog:
         self._shape_of: dict[str, str] = {}
         self._used: set[tuple[str, str]] = set()
 
-    def note(self, line: Line, value: dict[str, Any]) -> None:
+    def add(self, line: Line, value: dict[str, Any]) -> None:
         shape = value.get("shapeHash")
         if not isinstance(shape, str):
             return
@@ -28,7 +28,7 @@ class RequestLog:
             self._shape_of[request] = shape
 
     def first_use(self, session: str, request: Any) -> Line | None:
-        """The line of the request's shape, if no response of the session was made with it before."""
+        """Return the line with the request's shape, if no earlier response of the session used it."""
         shape = self._shape_of.get(request) if isinstance(request, str) else None
         if shape is None or shape not in self._shapes or (session, shape) in self._used:
             return None

@@ -1,7 +1,7 @@
-"""Session-context records: where a session ran, as the hooks that attach installs noted it.
+"""Claude Code's session-context records: where a session ran, as the attached hooks recorded it.
 
-`<HYP_HOME>/clients/claude/session-context.jsonl`, lines `{session_id, cwd, git_branch, git_remote, head_sha,
-repo_root, at}`, bounded to 1 MiB by who writes it. The first record of a session counts, as with a transcript's lines.
+`<HYP_HOME>/clients/claude/session-context.jsonl`; the first record of a session counts, as with the lines of a
+transcript.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ Record = Mapping[str, str]
 
 
 def records(environment: Environment) -> Mapping[str, Record]:
-    """Session id → its record."""
+    """Return the record of each session, by session id."""
     home = Path(environment.get("HYP_HOME") or Path(environment["HOME"]) / ".hyp")
     path = session_context.path_of(home, "claude")
     try:
-        about = path.stat()
+        status = path.stat()
     except OSError:
         return {}
-    return _read(path, about.st_mtime_ns, about.st_size)
+    return _read(path, status.st_mtime_ns, status.st_size)
 
 
 @lru_cache(maxsize=1)
 def _read(path: Path, _mtime_ns: int, _size: int) -> Mapping[str, Record]:
-    """Kept while the file stays as it is: every source asks for it."""
+    """Cached until the file changes: every source needs it."""
     found: dict[str, Record] = {}
     with suppress(OSError):
         for session, note in session_context.notes(path):

@@ -1,7 +1,7 @@
-"""What stands before what in a transcript: parentUuid, and across a compaction logicalParentUuid.
+"""Threads of a transcript: each line's parentUuid, or logicalParentUuid across a compaction.
 
-A line follows its parent's thread; a line without one begins a thread. Lines that make no rows are links on the way
-from a message to the one before it.
+A line belongs to its parent's thread; a line without a parent starts a thread. Lines that make no rows are links
+between a message and the previous one.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from hypaware.clients.claude.line import text_of
 class Threads:
     def __init__(self) -> None:
         self.parents: dict[str, str | None] = {}
-        """uuid → parent, of all lines; without circles once `close` was called."""
+        """uuid → parent uuid, for all lines; without cycles after `close`."""
         self._roots: dict[str, str] = {}
-        self._strangers: set[str] = set()
-        """Parents that no line had told of when a child named them."""
+        self._unseen_parents: set[str] = set()
+        """Parents that had not been read when a child named them."""
 
     def add(self, value: dict[str, Any]) -> str | None:
-        """Notes a line; the root of its thread."""
+        """Add a line, and return the root of its thread."""
         uuid, parent = text_of(value.get("uuid")), parent_of(value)
         root = uuid
         if parent is not None:
@@ -30,7 +30,7 @@ class Threads:
             root = self._roots.get(parent)
             if root is None:
                 root = parent
-                self._strangers.add(parent)
+                self._unseen_parents.add(parent)
         if uuid is not None and uuid not in self.parents:
             uuid = sys.intern(uuid)
             self.parents[uuid] = parent
@@ -38,24 +38,24 @@ class Threads:
         return root
 
     def close(self, messages: Container[str]) -> dict[str, str | None]:
-        """All lines are there: the links that lead from one of the messages to the one before it."""
-        missing = {parent for parent in self._strangers if parent not in self.parents}
-        if len(missing) < len(self._strangers):
-            self._cut_circles()
+        """Finish after the last line, and return the links from messages to previous messages."""
+        missing = {parent for parent in self._unseen_parents if parent not in self.parents}
+        if len(missing) < len(self._unseen_parents):
+            self._break_cycles()
         self._roots.clear()
         links = {uuid: parent for uuid, parent in self.parents.items() if uuid not in messages}
         return links | dict.fromkeys(missing)
 
-    def _cut_circles(self) -> None:
-        """Only a parent that comes after its child can close a circle."""
+    def _break_cycles(self) -> None:
+        """Remove the parent of one line per cycle. Only a parent that follows its child can form one."""
         walk_of: dict[str, int] = {}
         for number, start in enumerate(self.parents):
-            here: str | None = start
-            while here is not None and here not in walk_of:
-                walk_of[here] = number
-                here = self.parents.get(here)
-            if here is not None and walk_of[here] == number:
-                self.parents[here] = None
+            current: str | None = start
+            while current is not None and current not in walk_of:
+                walk_of[current] = number
+                current = self.parents.get(current)
+            if current is not None and walk_of[current] == number:
+                self.parents[current] = None
 
 
 def parent_of(value: dict[str, Any]) -> str | None:

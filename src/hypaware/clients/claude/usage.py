@@ -1,6 +1,6 @@
-"""Token counts as Claude Code notes them, under the table's names.
+"""Token counts as Claude Code writes them, under the table's names.
 
-Input is net of the cache already; thinking is part of the output.
+Input does not include cached tokens; output includes thinking.
 """
 
 from __future__ import annotations
@@ -9,28 +9,27 @@ from typing import Any
 
 NAMES = ("input_tokens", "output_tokens", "cache_read_tokens", "cache_write_tokens", "reasoning_tokens")
 Counts = tuple[Any, Any, Any, Any, Any]
-"""In the order of `NAMES`, as they were noted: it is short, and most are replaced by the next line's."""
+"""In the order of `NAMES`. A compact form, because the next line replaces most of them."""
 
 
-def counts_of(noted: Any) -> Counts | None:
-    """None where a line notes none."""
-    if not isinstance(noted, dict):
+def counts_of(usage_block: Any) -> Counts | None:
+    """Return the counts of a line's usage, or None if it has none."""
+    if not isinstance(usage_block, dict):
         return None
-    details = noted.get("output_tokens_details")
+    details = usage_block.get("output_tokens_details")
     return (
-        noted.get("input_tokens"),
-        noted.get("output_tokens"),
-        noted.get("cache_read_input_tokens"),
-        noted.get("cache_creation_input_tokens"),
+        usage_block.get("input_tokens"),
+        usage_block.get("output_tokens"),
+        usage_block.get("cache_read_input_tokens"),
+        usage_block.get("cache_creation_input_tokens"),
         (details.get("thinking_tokens") or None) if isinstance(details, dict) else None,
     )
 
 
-def newest(before: Counts | None, noted: Counts) -> Counts:
-    """The counts of the last line, and those of earlier ones for what it does not note."""
-    if before is None or None not in noted:
-        return noted
-    older, newer = before, noted
+def newest(older: Counts | None, newer: Counts) -> Counts:
+    """Return the newer counts, with the older value for each missing one."""
+    if older is None or None not in newer:
+        return newer
     return (
         older[0] if newer[0] is None else newer[0],
         older[1] if newer[1] is None else newer[1],
@@ -45,7 +44,7 @@ def usage(counts: Counts) -> dict[str, Any]:
 
 
 def difference(counts: Counts, carried: Counts) -> dict[str, Any]:
-    """What is to be added to counts that are recorded already; empty if they were the same."""
+    """Return what to add to the recorded counts; empty if there is no difference."""
     more = (_number(now) - _number(before) for now, before in zip(counts, carried, strict=True))
     return {name: count for name, count in zip(NAMES, more, strict=True) if count}
 

@@ -1,4 +1,4 @@
-"""Codex: rollout files of the CLI, both forms."""
+"""Codex: attach, and the rollout files of its CLI in both forms."""
 
 from hypaware.clients.client import Client
 from hypaware.clients.codex.attach import CodexSettings

@@ -1,12 +1,13 @@
-"""Codex at the gateway: a provider of our own in its `config.toml`, in a block between two comments.
+"""Attach Codex: a provider entry in its `config.toml`, in blocks between two comments.
 
     # >>> hypaware …
     model_provider = "hypaware"
     # <<< hypaware
 
-stands at the top (a key after a table's head would belong to that table), the provider's table at the end. A user who
-has chosen a provider of their own keeps it: only its base_url is changed, so that its key, headers and dialect stay,
-and what stood there becomes the gateway's upstream. TOML that does not mean the same after the edit is refused.
+This block is at the top, because a key after a table header would belong to that table; the provider's table is at
+the end. If the user has chosen their own provider, it is kept and only its base_url changes, so that its key, headers
+and dialect stay; the previous base_url becomes the gateway's upstream. An edit that would change the meaning of
+anything else is refused.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ class CodexSettings:
         if config.get("model_providers", {}).get(PROVIDER) == _provider(base_url) and chosen == PROVIDER:
             return Edit((), base_url, notes=notes)
         if PROVIDER in config.get("model_providers", {}):
-            raise Refused(f"Codex's config.toml has a provider {PROVIDER!r} that is not ours. Nothing was written")
+            raise Refused(f"Codex's config.toml already has another provider named {PROVIDER!r}. Nothing was written")
         edits = tuple(_edits(text, config, base_url))
         expected = deepcopy(config)
         expected["model_provider"] = PROVIDER
@@ -85,8 +86,8 @@ class CodexSettings:
         base_url = gateway + CODEX_BASE
         if not isinstance(theirs, str):
             raise Refused(
-                f"Codex uses the provider {chosen!r}, and config.toml gives no base_url for it: "
-                "there is nothing that could be pointed at the gateway. Nothing was written"
+                f"Codex uses the provider {chosen!r}, for which config.toml has no base_url to change. "
+                "Nothing was written"
             )
         if theirs == base_url:
             return Edit((), base_url, notes=notes)
@@ -120,17 +121,17 @@ class CodexSettings:
                     text = config_text.edited(text, ("model_provider",), earlier)
         providers = expected.get("model_providers", {})
         ours = providers.pop(PROVIDER, {})
-        left = {key: value for key, value in ours.items() if not _is_our_setting(key, value, record)}
-        if left:
-            providers[PROVIDER] = left
+        remaining = {key: value for key, value in ours.items() if not _is_our_setting(key, value, record)}
+        if remaining:
+            providers[PROVIDER] = remaining
         if not providers and "model_providers" in expected:
             del expected["model_providers"]
         return _without_the_rest(text, expected)
 
     @staticmethod
     def _without_gateway(text: str, config: Mapping[str, Any], chosen: str, theirs: str, record: Record | None) -> str:
-        now = config.get("model_providers", {}).get(chosen, {}).get("base_url")
-        if record is None or now not in record.ours.get("base_urls", ()):
+        current = config.get("model_providers", {}).get(chosen, {}).get("base_url")
+        if record is None or current not in record.ours.get("base_urls", ()):
             return text
         expected = deepcopy(dict(config))
         expected["model_providers"][chosen]["base_url"] = theirs
@@ -177,7 +178,7 @@ def _edits(text: str, config: Mapping[str, Any], base_url: str) -> Iterator[Spli
 
 
 def _without_blocks(text: str, record: Record | None) -> str:
-    """Cuts out what attach put in, where it still stands as it was put."""
+    """Remove the blocks that attach inserted, if they are unchanged."""
     for edit in record.splices if record else ():
         if not edit.removed and edit.inserted.strip() and text.count(edit.inserted.strip("\r\n")) == 1:
             start = text.index(edit.inserted.strip("\r\n"))
@@ -188,7 +189,7 @@ def _without_blocks(text: str, record: Record | None) -> str:
 
 
 def _without_the_rest(text: str, expected: dict[str, Any]) -> str:
-    """What somebody has moved or rewritten: key by key, then the comments around it."""
+    """Remove settings that were moved or rewritten, key by key, and then the comments around them."""
     import tomlkit
 
     config = config_text.parsed(text)
@@ -197,11 +198,11 @@ def _without_the_rest(text: str, expected: dict[str, Any]) -> str:
         document: Any = tomlkit.parse(text)
         if "model_provider" in config and "model_provider" not in expected:
             document.remove("model_provider")
-        ours, left = (each.get("model_providers", {}).get(PROVIDER, {}) for each in (config, expected))
+        ours, remaining = (each.get("model_providers", {}).get(PROVIDER, {}) for each in (config, expected))
         for key in ours:
-            if key not in left:
+            if key not in remaining:
                 document["model_providers"][PROVIDER].remove(key)
-        if not left and ours:
+        if not remaining and ours:
             document["model_providers"].remove(PROVIDER)
         if "model_providers" in config and "model_providers" not in expected:
             document.remove("model_providers")
@@ -213,7 +214,7 @@ def _without_the_rest(text: str, expected: dict[str, Any]) -> str:
 
 
 def _is_chatgpt_login(environment: Environment) -> bool:
-    """A login with a ChatGPT account goes to another address than an API key does."""
+    """Return whether Codex uses a ChatGPT account, whose requests go to another URL than those with an API key."""
     try:
         auth = json.loads((codex_home(environment) / "auth.json").read_bytes())
     except (OSError, ValueError):
@@ -229,4 +230,4 @@ def _notes(config: Mapping[str, Any], chosen: Any) -> Iterator[str]:
     profiles = config.get("profiles")
     for name, profile in profiles.items() if isinstance(profiles, dict) else ():
         if isinstance(profile, dict) and profile.get("model_provider", chosen) != chosen:
-            yield f"the profile {name!r} names a provider of its own: what it does is not recorded live"
+            yield f"the profile {name!r} has its own provider and is not recorded live"

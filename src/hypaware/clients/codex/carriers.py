@@ -1,14 +1,15 @@
-"""Which message carries which token counts, and which messages wait because theirs are still to come.
+"""Assign token counts to messages, and hold back messages whose counts are still to come.
 
-A response's counts come after its messages, so they go to the last message of the turn that can carry them (text or
-a tool call of the model); a turn begins with the user's message. Counts belong to the import that first sees their
-line. What can no longer be changed is never counted on:
+The counts of a response follow its messages, so they go to the last message of the turn that can carry them (text or
+a tool call of the model); a turn begins with the user's message. Counts belong to the import that first reads their
+line. An imported message cannot change any more, therefore:
 
-- messages after the turn's last counts wait, in a file that somebody still writes to, for counts that may follow;
-- counts whose message was imported before wait for the next message that can carry them, in a later turn if need be;
-- counts that come before any such message of their turn wait for one in this turn, and are dropped without it.
+- while the file is being written, messages after the turn's last counts are held back, because counts may follow;
+- counts whose message was imported earlier wait for the next message that can carry them, in a later turn if necessary;
+- counts before the first such message of their turn wait for one in this turn, and are dropped without it.
 
-What waits is held under its offset: the next import then takes it as new. In a quiet file messages wait no longer.
+Everything held back is recorded under its offset, so that the next import reads it as new. In a quiet file no message
+is held back.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ from hypaware.clients.codex.usage import Figure
 
 @dataclass(slots=True)
 class Slot:
-    """A message of the thread: its line, and what it carries."""
+    """A message of the thread: its line, and the token counts it carries."""
 
     line: Line
     new: bool
-    """No earlier import took it."""
+    """No earlier import has read it."""
     usage: Counter[str] | None = None
     counts_at: tuple[int, ...] = ()
     """Offsets of the lines whose counts it carries."""
@@ -48,13 +49,13 @@ class Carriers:
     def __init__(self) -> None:
         self.slots: list[Slot] = []
         self.dropped = 0
-        """Counts whose turn has no message that could carry them."""
+        """The number of counts whose turn has no message that can carry them."""
         self._carrier: Slot | None = None
         self._unfinished: int | None = None
         self._early: list[tuple[int, Figure]] = []
         self._late: list[tuple[int, Figure]] = []
 
-    def say(self, slot: Slot, *, role: str, can_carry: bool) -> None:
+    def add_message(self, slot: Slot, *, role: str, can_carry: bool) -> None:
         if role == "user":
             self._end_turn()
         elif role == "assistant" and slot.new and self._unfinished is None:
@@ -65,7 +66,7 @@ class Carriers:
             slot.carry((*self._late, *self._early))
             self._late, self._early = [], []
 
-    def count(self, offset: int, figure: Figure, *, new: bool) -> None:
+    def add_counts(self, offset: int, figure: Figure, *, new: bool) -> None:
         self._unfinished = None
         if not new:
             return
@@ -77,10 +78,10 @@ class Carriers:
             self._late.append((offset, figure))
 
     def close(self, reading: Reading, *, hold_all: bool) -> None:
-        """The file ends here: hold what may still change, and tell what never found a carrier."""
+        """Finish at the end of the file: hold back messages that may change, and count unassigned counts as skipped."""
         quiet = reading.source.quiet
-        waiting = self.slots if hold_all else [] if self._unfinished is None else self.slots[self._unfinished :]
-        for slot in waiting if not quiet else ():
+        unfinished = self.slots if hold_all else [] if self._unfinished is None else self.slots[self._unfinished :]
+        for slot in unfinished if not quiet else ():
             if slot.new:
                 slot.held = True
                 reading.held.update(map(held_key, (slot.line.offset, *slot.counts_at)))
@@ -89,8 +90,8 @@ class Carriers:
         else:
             reading.held.update(held_key(offset) for offset, _ in self._early)
         reading.held.update(held_key(offset) for offset, _ in self._late)
-        told = {"usage_without_message": self.dropped, "usage_waiting": len(self._late) if quiet else 0}
-        reading.skipped.update({reason: count for reason, count in told.items() if count})
+        unassigned = {"usage_without_message": self.dropped, "usage_waiting": len(self._late) if quiet else 0}
+        reading.skipped.update({reason: count for reason, count in unassigned.items() if count})
 
     def _end_turn(self) -> None:
         self._carrier = self._unfinished = None

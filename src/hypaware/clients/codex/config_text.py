@@ -1,4 +1,4 @@
-"""Codex's config.toml as text: one value changed, every other byte kept, and the meaning checked after each edit."""
+"""Edit Codex's config.toml as text: change one value, keep every other byte, and check the meaning after each edit."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ def edited(text: str, path: tuple[str, ...], value: str) -> str:
         mark, text = (BOM, text[1:]) if text.startswith(BOM) else ("", text)
         document: Any = tomlkit.parse(text)
         if tomlkit.dumps(document) != text:
-            raise Refused("Codex's config.toml is written in a way that cannot be kept. Nothing was written")
+            raise Refused("the formatting of Codex's config.toml cannot be preserved. Nothing was written")
         node = document
         for part in path[:-1]:
             node = node[part]
         node[path[-1]] = value
         return mark + tomlkit.dumps(document)
     except (TOMLKitError, ValueError, KeyError) as error:
-        raise Refused(f"Codex's config.toml is not understood: {error}. Nothing was written") from None
+        raise Refused(f"cannot edit Codex's config.toml: {error}. Nothing was written") from None
 
 
 def check(text: str, expected: Mapping[str, Any]) -> None:
@@ -44,8 +44,8 @@ def check(text: str, expected: Mapping[str, Any]) -> None:
         same = False
     if not same:
         raise Refused(
-            "Codex's config.toml cannot be changed without changing what else it says "
-            "(model_providers written in one line, perhaps). Nothing was written"
+            "Codex's config.toml cannot be edited without changing other settings "
+            "(for example if model_providers is an inline table). Nothing was written"
         )
 
 
@@ -53,10 +53,10 @@ def parsed(text: str) -> dict[str, Any]:
     try:
         config = tomllib.loads(text.removeprefix(BOM))
     except (tomllib.TOMLDecodeError, RecursionError) as error:
-        raise Refused(f"Codex's config.toml is not TOML: {error}. Nothing was written") from None
+        raise Refused(f"Codex's config.toml is not valid TOML: {error}. Nothing was written") from None
     providers = config.get("model_providers", {})
     if not isinstance(providers, dict) or not all(isinstance(each, dict) for each in providers.values()):
-        raise Refused("Codex's config.toml is not understood: model_providers holds no tables. Nothing was written")
+        raise Refused("cannot edit Codex's config.toml: model_providers must contain tables. Nothing was written")
     if not isinstance(config.get("model_provider", ""), str):
-        raise Refused("Codex's config.toml is not understood: model_provider is no text. Nothing was written")
+        raise Refused("cannot edit Codex's config.toml: model_provider must be text. Nothing was written")
     return config

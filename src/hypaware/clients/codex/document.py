@@ -1,7 +1,7 @@
-"""The old form of a rollout: one document `{session, items}` for the whole file; no times, no token counts.
+"""The old form of a rollout: one JSON document `{session, items}` per file, without times or token counts.
 
-Such a file does not grow, it is written anew. So all of its items are taken each time, and those that are known are
-met again by their keys.
+Such a file does not grow; it is rewritten. Every import therefore reads all items, and the key index drops the known
+ones.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ class Document:
     session: dict[str, Any]
     items: list[Any]
     line: Line
-    """All of it."""
+    """The whole document as one line."""
 
 
 def read_document(reading: Reading) -> Document | None:
-    """The whole file as the one object of the old form, if that is what it is."""
+    """Return the file as a document of the old form, or None if it has another form."""
     head = reading.bytes_at(0, min(_HEAD_BYTES, reading.source.size))
     first, newline, rest = head.partition(b"\n")
-    # An object on a line of its own, with more to come, is not the beginning of one document.
+    # A complete object on the first line, followed by more lines, is the new form.
     if not head.lstrip().startswith(b"{") or (newline and rest.strip() and _parsed(first) is not None):
         return None
-    whole = reading.whole()
+    whole = reading.read_all()
     found = None if whole is None else _parsed(whole)
     if not isinstance(found, dict) or not isinstance(found.get("items"), list):
         return None

@@ -1,7 +1,8 @@
-"""A thread as the exchange that becomes rows: what its rows share, and its messages one by one.
+"""Turn a Codex thread into an exchange.
 
-thread = the session's id, else the UUID in the file's name, else that name; it is the conversation. The session is
-the one that the thread belongs to: a subagent's thread names its parent's.
+The thread id is the session's id, or else the UUID in the file name, or else the file name; it becomes the
+conversation id. The session id is that of the session to which the thread belongs: a subagent's thread names its
+parent's session.
 """
 
 from __future__ import annotations
@@ -15,15 +16,16 @@ from hypaware.backfill.pinned import Pinned
 from hypaware.backfill.provider import Item, Provenance
 from hypaware.backfill.reading import Reading
 from hypaware.clients.codex.document import Document
+from hypaware.clients.codex.items import Payload
 from hypaware.clients.codex.messages import messages_of_items, messages_of_lines
-from hypaware.clients.codex.rollout import Payload, Thread, folder
+from hypaware.clients.codex.rollout import Thread, folder
 from hypaware.clients.git import without_userinfo
 from hypaware.model.columns import timestamp_text
 from hypaware.model.exchange import Exchange, Message
 from hypaware.model.storable import utc_text
 
 _UUID = re.compile(r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
-# The client writes its local time there and not which zone that is; old names have the day alone.
+# The client's local time, without a time zone; old names have only the day.
 _NAME_TIME = re.compile(r"rollout-([0-9]{4}-[0-9]{2}-[0-9]{2})(?:T([0-9]{2})-([0-9]{2})-([0-9]{2}))?")
 
 
@@ -62,7 +64,7 @@ def _item(source: Pinned, thread: Thread, messages: Iterable[Message]) -> Item:
 
 
 def _facts(thread: Thread) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Columns, and `attributes.codex`, that all rows share."""
+    """Return the columns and the `attributes.codex` that all rows share."""
     meta, turn = thread.meta, thread.turn
     found = meta.get("git")
     git: Payload = found if isinstance(found, dict) else {}

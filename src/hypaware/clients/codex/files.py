@@ -1,7 +1,7 @@
-"""Where Codex keeps its history: `<CODEX_HOME or ~/.codex>/sessions/**/rollout-*.{jsonl,json}`.
+"""Find Codex's history: `<CODEX_HOME or ~/.codex>/sessions/**/rollout-*.{jsonl,json}`.
 
-Links are followed, each folder and each file once. Beside the rollouts there are places that hold history in forms
-that are not read: they are noticed, by looking whether they are there, and told.
+Links are followed; each folder and file is visited once. Known locations with history in unsupported formats are only
+checked for existence and reported as events.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from hypaware.backfill.provider import Environment, Event, Found
 
 _ROLLOUTS = (".jsonl", ".json")
 _COMPRESSED = (".jsonl.zst", ".jsonl.gz")
-# Of the app and of browsers, under the user's home, on Linux and macOS.
+# Folders of the app under the user's home, on Linux and macOS.
 _APPS = (
     *(".config/ChatGPT", ".config/Codex", ".config/com.openai.chat", ".config/com.openai.codex"),
     *(".local/share/ChatGPT", ".local/share/Codex", ".local/share/com.openai.chat", ".local/share/com.openai.codex"),
@@ -53,7 +53,7 @@ def find(environment: Environment) -> Iterator[Found | Event]:
 
 
 def shown(path: Path) -> str:
-    """A path as text, whatever bytes it is made of."""
+    """Return a path as printable text, even if it is not UTF-8."""
     return os.fsencode(path).decode("utf-8", "backslashreplace")
 
 
@@ -71,32 +71,32 @@ def _each_once(paths: list[Path]) -> Iterator[Found | Event]:
 
 
 def _walk(top: Path) -> Iterator[Path | Event]:
-    """Files named like rollouts, and folders that cannot be read."""
+    """Yield the paths of rollout files, and events for unreadable folders."""
     folders, seen = [top], set[tuple[int, int]]()
     while folders:
-        here = folders.pop()
+        folder = folders.pop()
         try:
-            status = here.stat()
+            status = folder.stat()
             if (inode := (status.st_dev, status.st_ino)) in seen:
                 continue
             seen.add(inode)
-            with os.scandir(here) as entries:
+            with os.scandir(folder) as entries:
                 for entry in entries:
                     if _is_folder(entry):
-                        folders.append(here / entry.name)
+                        folders.append(folder / entry.name)
                     elif entry.name.startswith("rollout-") and entry.name.endswith(_ROLLOUTS + _COMPRESSED):
-                        yield here / entry.name
+                        yield folder / entry.name
         except (FileNotFoundError, NotADirectoryError):
             continue
         except OSError as error:
-            yield _unreadable(here, error)
+            yield _unreadable(folder, error)
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:
     try:
         return entry.is_dir()
     except OSError:
-        # A link that leads nowhere, or in circles.
+        # A broken or cyclic link.
         return False
 
 
@@ -112,7 +112,7 @@ def _unreadable(path: Path, error: OSError) -> Event:
 
 
 def _beside(codex_home: Path) -> Iterator[Event]:
-    """What lies beside the sessions: prompts without answers, diagnostics, and rollouts that were put away."""
+    """Yield events for other files in Codex's folder: prompts without responses, logs, archived rollouts."""
     for name in ("history.jsonl", "history.json", "log"):
         if _is_there(codex_home / name):
             yield Event("diagnostic_only", {"path": shown(codex_home / name)})

@@ -1,4 +1,4 @@
-"""Codex's history as a provider of the import: one item per rollout file, which holds one thread."""
+"""Codex's history provider: one item per rollout file, which holds one thread."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hypaware.clients.codex.exchange import item_of_document, item_of_thread
 from hypaware.clients.codex.rollout import read_thread
 from hypaware.model.storable import utc_text
 
-# Within a string the quotes would be escaped, so this finds keys only.
+# Quotes inside a string are escaped, so this matches only keys.
 _TIMESTAMP = re.compile(rb'"timestamp"\s*:\s*"([0-9TZ:.+-]{16,40})"')
 
 

@@ -1,8 +1,8 @@
-"""Items of a conversation as messages: who says it, and the blocks that make its parts.
+"""Convert the items of a Codex conversation into messages with a role and content blocks.
 
-`message` gives its text; a call gives a `tool_use` of the assistant; an output gives a `tool_result` of role `tool`;
-`reasoning` gives its summary, else its content, never what is encrypted. Everything else makes no row and is counted,
-under the name of its type where nobody knows it.
+A `message` gives its text; a call gives a `tool_use` of the assistant; an output gives a `tool_result` with role
+`tool`; `reasoning` gives its summary, or else its content, never the encrypted one. All other items make no row and
+are counted, unknown ones under the name of their type.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9_.-]")
 _NAME_LENGTH = 40
 _MAX_NAMES = 20
 
-# Known items that are no part of what was said in this thread.
+# Known items that are not part of the conversation.
 _BOOKKEEPING = frozenset(
     {
         "additional_tools",
@@ -43,7 +43,7 @@ _BOOKKEEPING = frozenset(
 
 
 def says(payload: Payload) -> bool:
-    """Whether the item makes a message, told without making it."""
+    """Return whether the item makes a message, without building it."""
     item_type = payload.get("type")
     if item_type == "message":
         return bool(_texts(payload.get("content"), _TEXTS))
@@ -53,7 +53,7 @@ def says(payload: Payload) -> bool:
 
 
 def why_unsaid(payload: Payload) -> str | None:
-    """Why an item makes no message; None if nobody knows its type."""
+    """Return why an item makes no message; None if its type is unknown."""
     item_type = payload.get("type")
     if item_type in ("message", "reasoning"):
         return "empty_content" if payload.get("encrypted_content") is None else "encrypted_reasoning"
@@ -61,7 +61,7 @@ def why_unsaid(payload: Payload) -> str | None:
 
 
 def unknown_type(kind: Any, skipped: Counter[str]) -> str:
-    """The reason under which a type is counted that nobody knows: harmless, short, and not too many of them."""
+    """Return the skip reason for an unknown type: printable, short, and limited in number."""
     name = _UNSAFE.sub("?", kind[:_NAME_LENGTH]) if isinstance(kind, str) and kind else "none"
     reason = f"unknown_type:{name}"
     if reason not in skipped and sum(known.startswith("unknown_type:") for known in skipped) >= _MAX_NAMES:
@@ -83,12 +83,12 @@ def role_of(payload: Payload) -> str:
 
 
 def carries_usage(payload: Payload) -> bool:
-    """Of what is said: whether it is the model's, and text or a tool call."""
+    """Return whether a message can carry token counts: text or a tool call of the model."""
     return payload.get("type") != "reasoning" and role_of(payload) == "assistant"
 
 
 def said(payload: Payload, skipped: Counter[str]) -> Said:
-    """The message that an item makes. Blocks that are no text are counted."""
+    """Return the role and blocks of an item's message, and count blocks without text as skipped."""
     item_type, role = payload.get("type"), role_of(payload)
     if item_type == "message":
         content = payload.get("content")
@@ -148,7 +148,7 @@ def _output(payload: Payload) -> str:
 
 
 def _json(value: Any) -> str:
-    """In the order of the file. orjson knows no whole numbers beyond 64 bits."""
+    """Serialize with the key order of the file. orjson cannot write integers beyond 64 bits."""
     try:
         return orjson.dumps(value).decode()
     except TypeError:

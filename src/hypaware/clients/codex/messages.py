@@ -1,4 +1,4 @@
-"""The messages of a thread, made one by one from its lines or from the items of an old document."""
+"""Build the messages of a thread one by one, from its lines or from the items of an old document."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def messages_of_lines(reading: Reading, thread: Thread) -> Iterator[Message]:
         wanted = reading.wants(slot.line, utc_text(created_at), new=slot.new)
         if slot.new and not wanted:
             for offset in slot.counts_at:
-                reading.leave_out_too(offset)
+                reading.exclude_with(offset)
         fresh = wanted and not slot.held
         yield _message(value["payload"], created_at, fresh, reading.skipped, slot.usage)
 

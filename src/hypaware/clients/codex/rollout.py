@@ -1,8 +1,8 @@
-"""A rollout file of lines `{timestamp, type, payload}`: the first pass over it.
+"""The first pass over a rollout file with lines `{timestamp, type, payload}`.
 
-It finds out what all messages share (session_meta, turn_context), which lines are messages, and which of them carry
-token counts. The messages themselves are made from the same lines when the exchange is expanded, so that a large file
-is never in memory as a whole. Lines count in the order of the file.
+It collects the values that all messages share (session_meta, turn_context), which lines are messages, and which of
+them carry token counts. The messages are built from the same lines later, when the exchange is expanded, so that a
+large file is never in memory as a whole. Lines count in file order.
 """
 
 from __future__ import annotations
@@ -14,10 +14,9 @@ from typing import Any
 from hypaware.backfill.reading import Line, Reading
 from hypaware.clients.codex import items
 from hypaware.clients.codex.carriers import Carriers, Slot, held_key
+from hypaware.clients.codex.items import Payload
 from hypaware.clients.codex.usage import Tally
 from hypaware.model.storable import utc_text
-
-Payload = dict[str, Any]
 
 _READ = frozenset({"event_msg", "response_item", "session_meta", "token_usage_record", "turn_context"})
 _BOOKKEEPING = frozenset(
@@ -34,13 +33,13 @@ _ABSOLUTE = re.compile(r"/|[A-Za-z]:[\\/]|\\\\")
 
 @dataclass
 class Thread:
-    """What a file tells of its thread."""
+    """The thread of a rollout file."""
 
     meta: Payload = field(default_factory=dict)
     turn: Payload = field(default_factory=dict)
-    """The first turn's context."""
+    """The context of the first turn."""
     cwd: str | None = None
-    """Of the session, else of the first turn that names one."""
+    """The session's working folder, or else that of the first turn that has one."""
     first_time: str | None = None
     slots: list[Slot] = field(default_factory=list)
 
@@ -50,7 +49,7 @@ def read_thread(reading: Reading) -> Thread:
 
 
 def folder(path: Any) -> str | None:
-    """A working folder, if it does not depend on another one."""
+    """Return a working folder if it is an absolute path, or else None."""
     return path if isinstance(path, str) and _ABSOLUTE.match(path) else None
 
 
@@ -71,16 +70,16 @@ class _FirstPass:
             new = reading.is_new(line.offset, held_key(line.offset))
             if thread.first_time is None:
                 thread.first_time = utc_text(value.get("timestamp"))
-            reason = self._take(line, value, new)
+            reason = self._add(line, value, new)
             if reason is not None and new:
                 reading.skipped[reason] += 1
-        # Until the first turn has begun, columns that all rows share are not known.
+        # The columns that all rows share are unknown until the first turn has begun.
         self._carriers.close(reading, hold_all=not thread.turn)
         thread.slots = self._carriers.slots
         return thread
 
-    def _take(self, line: Line, value: dict[str, Any], new: bool) -> str | None:
-        """Why the line makes no row, where somebody might expect one."""
+    def _add(self, line: Line, value: dict[str, Any], new: bool) -> str | None:
+        """Add a line; return a reason to count it as skipped, or None."""
         kind, payload, ordinal = value.get("type"), value.get("payload"), value.get("ordinal")
         if not isinstance(kind, str) or kind not in _READ:
             known = isinstance(kind, str) and kind in _BOOKKEEPING
@@ -92,41 +91,41 @@ class _FirstPass:
         counted = None
         match kind:
             case "response_item":
-                return self._take_item(line, payload, new)
+                return self._add_item(line, payload, new)
             case "session_meta":
-                return self._take_meta(payload)
+                return self._set_meta(payload)
             case "turn_context":
-                self._take_turn(payload)
+                self._set_turn(payload)
             case "token_usage_record":
-                counted = self._tally.record(payload)
+                counted = self._tally.add_record(payload)
             case _ if payload.get("type") == "token_count":
-                counted = self._tally.snapshot(payload)
+                counted = self._tally.add_snapshot(payload)
             case _:
                 return "bookkeeping"
         if counted is not None:
-            self._carriers.count(line.offset, counted, new=new)
+            self._carriers.add_counts(line.offset, counted, new=new)
         return None
 
-    def _take_item(self, line: Line, payload: Payload, new: bool) -> str | None:
+    def _add_item(self, line: Line, payload: Payload, new: bool) -> str | None:
         if not items.says(payload):
             return items.why_unsaid(payload) or items.unknown_type(payload.get("type"), self._reading.skipped)
         own_id = items.own_id(payload)
         repeated = own_id in self._ids
         if own_id is not None:
             self._ids.add(own_id)
-        # The expansion passes over a message that it has already; counts on it would be lost.
+        # `expand` skips a message that it has already seen, so counts on it would be lost.
         can_carry = not repeated and items.carries_usage(payload)
         if can_carry:
-            self._tally.answered()
-        self._carriers.say(Slot(line, new), role=items.role_of(payload), can_carry=can_carry)
+            self._tally.add_response()
+        self._carriers.add_message(Slot(line, new), role=items.role_of(payload), can_carry=can_carry)
         return None
 
-    def _take_turn(self, payload: Payload) -> None:
+    def _set_turn(self, payload: Payload) -> None:
         self._thread.turn = self._thread.turn or payload
         if self._thread.cwd is None:
             self._thread.cwd = folder(payload.get("cwd"))
 
-    def _take_meta(self, payload: Payload) -> str | None:
+    def _set_meta(self, payload: Payload) -> str | None:
         if self._has_meta:
             return "bookkeeping"
         self._has_meta = True
@@ -135,5 +134,5 @@ class _FirstPass:
             self._thread.cwd = named
         own_from = payload.get("subagent_history_start_ordinal")
         self._own_from = own_from if isinstance(own_from, int) else 0
-        self._tally.inherits = payload.get("forked_from_id") is not None or payload.get("history_base") is not None
+        self._tally.is_fork = payload.get("forked_from_id") is not None or payload.get("history_base") is not None
         return None

@@ -1,11 +1,11 @@
-"""Token counts of a thread, each response's once, out of what the client writes about them again and again.
+"""Count each response's tokens once, from the repeated notices that Codex writes.
 
-A `token_count` event shows a snapshot: the running total and what the last response added. It is repeated whenever
-anything else changes (rate limits), with an estimate in place of the last figure after a compaction, and without any
+A `token_count` event contains a snapshot: the running total and what the last response added. It is repeated whenever
+something else changes (rate limits), contains an estimate instead of the last figures after a compaction, and has no
 figures before the first response of a process. Newer versions also write a `token_usage_record` per response, before
-its snapshot. So a figure counts when the running total moved with it, and a record and its snapshot count once.
-A total that starts again (older versions, on resume) or at the parent's (forks) is no figure of this file: only what
-the last response added is ever counted, never the total itself.
+its snapshot. Therefore figures count when the running total has changed, and a record and its snapshot count once. A
+total that restarts (older versions, on resume) or starts at the parent's (forks) is not a figure of this file: only
+what the last response added is counted, never the total.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _MAX_COUNT = 2**53
 
 
 class Figure(NamedTuple):
-    """Counts as the client writes them: `input` holds the cached ones, `output` the reasoning."""
+    """Token counts as the client writes them: `input` includes cached tokens, `output` includes reasoning."""
 
     input: int
     cached: int
@@ -27,10 +27,10 @@ class Figure(NamedTuple):
 
     @property
     def is_measured(self) -> bool:
-        """Estimates of how full the context is have a total alone."""
+        """False for an estimate of the context size, which has only a total."""
         return any(self[:-1])
 
-    def beyond(self, other: Figure) -> Figure:
+    def minus(self, other: Figure) -> Figure:
         return Figure(*(max(0, mine - theirs) for mine, theirs in zip(self, other, strict=True)))
 
     def as_usage(self) -> dict[str, int]:
@@ -48,7 +48,7 @@ class Figure(NamedTuple):
 
 
 def figure(counts: Any) -> Figure | None:
-    """None if there are no counts; one that is no count is zero."""
+    """Return the figure of a usage object, or None if there is none; invalid counts are zero."""
     if not isinstance(counts, dict):
         return None
     return Figure(*(_count(counts.get(name)) for name in _NAMES))
@@ -69,33 +69,33 @@ def _count(value: Any) -> int:
 
 
 class Tally:
-    """What counts, in the order of the file."""
+    """Decides, in file order, which figures count."""
 
     def __init__(self) -> None:
-        self.inherits = False
-        """The thread is a fork: what is said of tokens before its first answer is said of its parent."""
+        self.is_fork = False
+        """The thread is a fork: figures before its first response belong to its parent."""
         self._total: Figure | None = None
         self._counted: Figure | None = None
         self._counted_by: Literal["record", "snapshot"] | None = None
-        """Who told of the figure that was counted last, until the other one has told of it too."""
-        self._answered = self._ever_answered = False
+        """The kind of line that the last counted figure came from, until the other kind has repeated it."""
+        self._has_response = self._ever_had_response = False
         self._responses: dict[str, Figure] = {}
 
-    def answered(self) -> None:
-        """The model said something: an equal figure after it is another response's, if no total tells otherwise."""
-        self._answered = self._ever_answered = True
+    def add_response(self) -> None:
+        """Note a message of the model. An equal figure after it counts again, unless the total is equal too."""
+        self._has_response = self._ever_had_response = True
 
-    def snapshot(self, payload: dict[str, Any]) -> Figure | None:
-        """What a `token_count` event adds."""
+    def add_snapshot(self, payload: dict[str, Any]) -> Figure | None:
+        """Return what a `token_count` event adds."""
         info = payload.get("info")
         if not isinstance(info, dict):
-            # The client begins to count anew: a total like the one before is no repetition then.
+            # The client restarts its counter: an equal total after this is not a repetition.
             self._total = None
             return None
         total, last = figure(info.get("total_token_usage")), figure(info.get("last_token_usage"))
         known = self._is_known(total, last) or (self._counted_by == "record" and last == self._counted)
         self._total = total
-        if last is None or not last.is_measured or (self.inherits and not self._ever_answered):
+        if last is None or not last.is_measured or (self.is_fork and not self._ever_had_response):
             return None
         if not known:
             return self._count(last, "snapshot")
@@ -103,8 +103,8 @@ class Tally:
             self._counted_by = None
         return None
 
-    def record(self, payload: dict[str, Any]) -> Figure | None:
-        """What a `token_usage_record` adds. The same response again adds what it has more."""
+    def add_record(self, payload: dict[str, Any]) -> Figure | None:
+        """Return what a `token_usage_record` adds; a repeated response adds only the difference."""
         used, total = figure(payload.get("usage")), figure(payload.get("thread_token_usage"))
         if used is None or not used.is_measured:
             return None
@@ -112,7 +112,7 @@ class Tally:
         if isinstance(response, str):
             before, self._responses[response] = self._responses.get(response), used
             if before is not None:
-                more = used.beyond(before)
+                more = used.minus(before)
                 return more if more.is_measured else None
         known = self._counted_by == "snapshot" and self._is_known(total, used)
         self._total = total
@@ -124,9 +124,9 @@ class Tally:
     def _is_known(self, total: Figure | None, last: Figure | None) -> bool:
         if total is not None and self._total is not None:
             return total == self._total
-        return last == self._counted and not self._answered
+        return last == self._counted and not self._has_response
 
-    def _count(self, last: Figure, told_by: Literal["record", "snapshot"]) -> Figure:
-        self._counted, self._counted_by = last, told_by
-        self._answered = False
+    def _count(self, last: Figure, source: Literal["record", "snapshot"]) -> Figure:
+        self._counted, self._counted_by = last, source
+        self._has_response = False
         return last

@@ -1,1 +1,1 @@
-"""File formats of blob sinks; they register by entry points in the group `hypaware.encoders`."""
+"""File formats of blob sinks, registered by entry points in the group `hypaware.encoders`."""

@@ -1,4 +1,4 @@
-"""What an encoder is: a table of rows to the bytes of one object."""
+"""The interface of an encoder: it writes a table of rows as one object."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 class Encoder:
     name: str
     extension: str
-    """Of the object's name, without a dot at its beginning: `parquet`, `jsonl.gz`."""
+    """Suffix of object names, without a leading dot: `parquet`, `jsonl.gz`."""
     content_type: str
     write: Callable[[pa.Table, BinaryIO], None]
-    """The same rows give the same bytes."""
+    """Must write the same bytes for the same rows."""

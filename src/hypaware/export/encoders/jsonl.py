@@ -1,6 +1,7 @@
-"""JSON lines: one object a line, only columns that are not null, JSON columns as values, times as UTC text.
+"""JSON lines: one object per line, without null columns, JSON columns as values, times as UTC text.
 
-The lines are those of the wire. Compressed by gzip, which everything reads, or by zstd, which is smaller and quicker.
+The lines are those of `export.ndjson`, compressed with gzip, which everything reads, or with zstd, which is smaller and
+faster.
 """
 
 from __future__ import annotations
@@ -20,18 +21,18 @@ _GZIP_LEVEL = 1
 
 
 def _write_gzip(table: pa.Table, file: BinaryIO) -> None:
-    # Neither a name nor a time: the same rows give the same bytes.
+    # Without a name and a time, so that the same rows give the same bytes.
     with gzip.GzipFile("", "wb", _GZIP_LEVEL, file, mtime=0) as out:
-        for text in _texts(table):
-            out.write(text)
+        for block in _texts(table):
+            out.write(block)
 
 
 def _write_zstd(table: pa.Table, file: BinaryIO) -> None:
-    # One frame: there are readers that stop at the end of the first.
+    # A single frame: some readers stop at the end of the first one.
     compressed = pa.BufferOutputStream()
     with pa.CompressedOutputStream(compressed, "zstd") as out:
-        for text in _texts(table):
-            out.write(text)
+        for block in _texts(table):
+            out.write(block)
     file.write(compressed.getvalue())
 
 

@@ -13,7 +13,7 @@ from hypaware.export.encoders.encoder import Encoder
 
 _GROUP_ROWS = 50_000
 _GROUP_BYTES = 32 << 20
-# What text may take in a file beside its bytes: its length, and its place in a dictionary.
+# Overhead of a text value in the file: its length and its dictionary index.
 _BESIDE = 8
 
 
@@ -22,23 +22,23 @@ def _write(table: pa.Table, file: BinaryIO) -> None:
     plain = pa.Table.from_arrays(table.columns, schema=schema)
     with pq.ParquetWriter(file, schema, compression="zstd", compression_level=3, store_schema=False) as writer:
         for start, stop in _row_groups(plain):
-            # In one piece: how the rows came in pieces must not show in the bytes.
+            # As a single chunk, so that the chunks of the input do not affect the bytes.
             writer.write_table(plain.slice(start, stop - start).combine_chunks(), row_group_size=stop - start)
 
 
 def _row_groups(table: pa.Table) -> Iterator[tuple[int, int]]:
     start = weight = 0
-    for place, size in enumerate(_sizes(table)):
+    for row, size in enumerate(_sizes(table)):
         weight += size
-        if place > start and (weight > _GROUP_BYTES or place - start >= _GROUP_ROWS):
-            yield start, place
-            start, weight = place, size
+        if row > start and (weight > _GROUP_BYTES or row - start >= _GROUP_ROWS):
+            yield start, row
+            start, weight = row, size
     if len(table):
         yield start, len(table)
 
 
 def _sizes(table: pa.Table) -> list[int]:
-    """What each row takes at most; a null takes next to nothing."""
+    """Return an upper bound of the bytes of each row. A null counts as nothing."""
     total = pa.array([0] * len(table), pa.int64())
     for column in table.columns:
         if column.null_count < len(column):

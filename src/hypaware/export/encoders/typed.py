@@ -1,6 +1,6 @@
-"""Which columns hold JSON. Arrow has one type for text; the field's metadata tells the two apart.
+"""Mark JSON columns. Arrow has one type for text and JSON, so the metadata `hyp.type` = `JSON` marks the latter.
 
-A blob sink marks a table before it hands it to an encoder: `hyp.type` = `JSON` stands on each field of that type.
+A blob sink marks a table before it passes it to an encoder.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _JSON = b"JSON"
 
 
 def mark(table: pa.Table, json_columns: Collection[str]) -> pa.Table:
-    """The same columns; whatever else their fields said is left out, so that it cannot change an encoder's bytes."""
+    """Mark these columns as JSON and remove all other field metadata, so that it cannot affect the encoded bytes."""
     fields = [
         field.with_metadata({_MARK: _JSON}) if field.name in json_columns else field.remove_metadata()
         for field in table.schema
@@ -23,4 +23,5 @@ def mark(table: pa.Table, json_columns: Collection[str]) -> pa.Table:
 
 
 def json_columns(table: pa.Table) -> frozenset[str]:
+    """Return the columns that `mark` marked."""
     return frozenset(field.name for field in table.schema if (field.metadata or {}).get(_MARK) == _JSON)

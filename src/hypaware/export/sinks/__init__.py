@@ -1,1 +1,1 @@
-"""The kinds of sinks that come with HypAware; they register like a plugin's."""
+"""The built-in kinds of sinks, registered like those of a plugin."""

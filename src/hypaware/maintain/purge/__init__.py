@@ -1,7 +1,7 @@
-"""Purge: rows that are really removed, from every place of a home that can hold them, and that do not come back.
+"""Purge: delete rows from every place of a home that can hold them, and keep them from coming back.
 
-    tombstones · flush · find · rewrite · commit · forget · refused rows, dead letters · free pages · proof
+    tombstones · flush · find · rewrite · commit · forget · rejects, dead letters · free pages · verify
 
-Tombstones are durable before the first row goes. Killed at any point, no row that was purged comes back, nothing else
-is harmed, and the same command finishes it; until then `hyp verify` shows it.
+Tombstones are durable before the first row is deleted. If the process is killed at any point, no purged row comes back,
+other rows are unharmed, and the same command finishes the purge; until then `hyp verify` reports it.
 """

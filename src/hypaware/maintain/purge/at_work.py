@@ -1,7 +1,8 @@
-"""Which sessions worked in a folder: by them a purge knows the rows that say no folder themselves (raw exchanges).
+"""The sessions that worked in a folder. By them a purge finds the rows without a folder (raw exchanges).
 
-A session's raw rows share what they repeat, and a call beside the conversation names no folder at all, so all of them
-go, also where the session worked in another folder before. Read before anything is removed.
+Raw rows of a session share the content that they repeat, and calls outside the conversation name no folder, so all raw
+rows of such a session are purged, even if the session also worked in another folder. The sessions are read before any
+row is removed.
 """
 
 from __future__ import annotations
@@ -29,42 +30,42 @@ _TASK_FILES = 24
 
 @dataclass(frozen=True)
 class SessionTask:
-    """The sessions of some data files whose rows name the folder."""
+    """Finds the sessions whose rows in some data files name the folder."""
 
     paths: tuple[Path, ...]
     selector: Selector
 
     def run(self) -> Built:
-        return Built(notes=[sorted({each for path in self.paths for each in self._look(path)})])
+        return Built(reports=[sorted({each for path in self.paths for each in self._search(path)})])
 
-    def _look(self, path: Path) -> Iterator[str]:
-        with pq.ParquetFile(path) as held:
-            if not {CWD, SESSION} <= set(held.schema_arrow.names):
+    def _search(self, path: Path) -> Iterator[str]:
+        with pq.ParquetFile(path) as file:
+            if not {CWD, SESSION} <= set(file.schema_arrow.names):
                 return
-            for group in groups(held, CWD, self.selector):
-                rows = held.read_row_group(group, columns=[CWD, SESSION])
+            for group in groups(file, CWD, self.selector):
+                rows = file.read_row_group(group, columns=[CWD, SESSION])
                 found = rows.column(SESSION).filter(self.selector.mask(rows.column(CWD))).unique()
                 yield from (each for each in found.to_pylist() if each)
 
 
-def sessions(purging: Purging) -> tuple[str, ...]:
-    """When the spool is flushed, so the lake knows them all."""
+def sessions(context: Purging) -> tuple[str, ...]:
+    """Return the sessions. Run after the flush of the spool, when the lake holds them all."""
     found: set[str] = set()
-    for result in purging.lake.run(list(_tasks(purging.home, purging.selector))):
+    for result in context.lake.run(list(_tasks(context.home, context.selector))):
         if isinstance(result, BuildFailure):
-            raise Retryable(f"looking for the sessions of the folder failed: {result.reason}", kind="purge_failed")
-        found.update(*result.notes)
+            raise Retryable(f"could not find the sessions of the folder: {result.reason}", kind="purge_failed")
+        found.update(*result.reports)
     return tuple(sorted(found))
 
 
 def told(
-    home: Home, selector: Selector, waiting: Callable[[Home, Dataset], Iterable[dict[str, Any]]]
+    home: Home, selector: Selector, spooled_rows: Callable[[Home, Dataset], Iterable[dict[str, Any]]]
 ) -> tuple[str, ...]:
-    """The same without Spark, and of what waits in the spool too."""
-    found = {each for task in _tasks(home, selector) for note in task.run().notes for each in note}
+    """Return the sessions without Spark, including rows still in the spool."""
+    found = {each for task in _tasks(home, selector) for note in task.run().reports for each in note}
     if selector.kind == "cwd":
         for dataset in _tell():
-            found |= {session for row in waiting(home, dataset) if (session := _session(selector, dataset, row))}
+            found |= {session for row in spooled_rows(home, dataset) if (session := _session(selector, dataset, row))}
     return tuple(sorted(found))
 
 
@@ -79,7 +80,7 @@ def _tasks(home: Home, selector: Selector) -> Iterator[SessionTask]:
 
 
 def _tell() -> list[Dataset]:
-    """Datasets whose rows name both, a folder and a session."""
+    """Return the datasets whose rows have both a folder and a session."""
     return [each for each in datasets.all() if {CWD, SESSION} <= each.coercers.keys()]
 
 

@@ -1,4 +1,4 @@
-"""A dry run: what a purge would remove, counted without a trace. In this process, without Spark."""
+"""The dry run of a purge: count the rows that it would remove, in this process, without Spark and without changes."""
 
 from __future__ import annotations
 
@@ -26,19 +26,20 @@ Seqs = dict[tuple[str, str], "array[int]"]
 
 
 def count(home: Home, selector: Selector, progress: Progress) -> dict[str, Any]:
+    """Return the report of the dry run."""
     standing.check_tables(home)
     report, seqs = Report(selector, dry_run=True), Seqs()
     report.left_alone = left_alone(selector, datasets.all())
-    told = at_work.told(home, selector, _waiting)
+    sessions = at_work.told(home, selector, _spooled_rows)
     for dataset in datasets.all():
-        if (within := selector.within(dataset, told)) is not None:
-            if removed := _in_table(home, within, dataset, seqs, progress):
-                report.datasets.append(removed)
-            report.spool_rows += sum(within.matches(dataset, row) for row in _waiting(home, dataset))
+        if (dataset_selector := selector.for_dataset(dataset, sessions)) is not None:
+            if result := _in_table(home, dataset_selector, dataset, seqs, progress):
+                report.datasets.append(result)
+            report.spool_rows += sum(dataset_selector.matches(dataset, row) for row in _spooled_rows(home, dataset))
             folder = segments.folder(home, dataset.name)
-            meant = spooled.judge(within, dataset, Gone(), None)
+            matches = spooled.judge(dataset_selector, dataset, Gone(), None)
             report.rejects += sum(
-                meant(line) for path in spooled.rejected_files(folder) for line in spooled.kept_lines(path)
+                matches(line) for path in spooled.rejected_files(folder) for line in spooled.kept_lines(path)
             )
     if home.state.is_file():
         with closing(open_home(home).store) as store:
@@ -47,7 +48,7 @@ def count(home: Home, selector: Selector, progress: Progress) -> dict[str, Any]:
     return report.as_json()
 
 
-def _waiting(home: Home, dataset: Dataset) -> Iterator[dict[str, Any]]:
+def _spooled_rows(home: Home, dataset: Dataset) -> Iterator[dict[str, Any]]:
     yield from reader.read_spooled_rows(home, dataset.name)
     for path in spooled.incoming_files(segments.folder(home, dataset.name)):
         yield from spooled.rows_of(dataset, path)
@@ -57,31 +58,31 @@ def _in_table(home: Home, selector: Selector, dataset: Dataset, seqs: Seqs, prog
     entry = metadata.entry(home, dataset.name)
     if entry is None:
         return None
-    known = metadata.read(entry.metadata)
-    files = {file.path: file for file in metadata.live_files(known)}
-    removed = Removed(dataset.name)
-    due = candidates(list(files.values()), selector)
-    for task in tasks(dataset, due, selector, known.properties.get(metadata.GATEWAY_ID)):
-        progress(f"looking through {dataset.name}", removed.files_looked_at, len(due))
-        for found in _run(task):
-            removed.files_looked_at += 1
-            removed.unsaid += found.unsaid
-            if found.rows:
-                source = files[found.path].source
-                removed.rows += found.rows
-                removed.sources[source] += found.rows
-                removed.files_rewritten += not found.whole
-                removed.files_removed += found.whole
-                seqs.setdefault((dataset.name, source), array("q")).extend(found.seqs)
-    return removed
+    table_metadata = metadata.read(entry.metadata)
+    files = {file.path: file for file in metadata.live_files(table_metadata)}
+    result = Removed(dataset.name)
+    files_to_search = candidates(list(files.values()), selector)
+    for task in tasks(dataset, files_to_search, selector, table_metadata.properties.get(metadata.GATEWAY_ID)):
+        progress(f"searching {dataset.name}", result.files_looked_at, len(files_to_search))
+        for file_matches in _run(task):
+            result.files_looked_at += 1
+            result.unattributed += file_matches.unattributed
+            if file_matches.rows:
+                source = files[file_matches.path].source
+                result.rows += file_matches.rows
+                result.sources[source] += file_matches.rows
+                result.files_rewritten += not file_matches.is_whole_file
+                result.files_removed += file_matches.is_whole_file
+                seqs.setdefault((dataset.name, source), array("q")).extend(file_matches.seqs)
+    return result
 
 
 def _run(task: FindTask) -> list[Any]:
     try:
-        return task.run().notes
+        return task.run().reports
     except (OSError, pa.ArrowException) as error:
         raise LakeError(
-            f"{task.dataset}: a data file cannot be read ({error})",
+            f"{task.dataset}: cannot read a data file ({error})",
             kind="lake_damaged",
             repair=f"hyp maintain {task.dataset} --rebuild",
         ) from error

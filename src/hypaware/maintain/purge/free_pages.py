@@ -1,8 +1,8 @@
-"""Deleted bytes of the databases: gone from their pages and from their logs.
+"""Remove deleted data from the pages and logs of the databases.
 
-The state is written anew (VACUUM); it is small, and dead letters were its only rows. The key index holds hashes, and
-deletes by overwriting them (`KeyIndex.forget`), so only its log is emptied: writing gigabytes of it anew would hide
-nothing more.
+The state is rewritten (VACUUM): it is small, and its dead letters were the only rows in it. The key index holds hashes
+and overwrites them when it deletes (`KeyIndex.remove_rows`), so only its log is truncated: rewriting gigabytes of it
+would remove nothing more.
 """
 
 from __future__ import annotations
@@ -16,30 +16,31 @@ from pathlib import Path
 from hypaware import faults
 from hypaware.home import Home
 
-_after_clean = faults.point("maintain.purge.after-clean", "the databases hold nothing of deleted rows")
-_PATIENCE = 15.0
+_after_clean = faults.point("maintain.purge.after-clean", "the databases hold no data of deleted rows")
+_TIMEOUT = 15.0
 _POLL = 0.1
 
 
 def clean(home: Home, note: Callable[[str], None]) -> None:
-    for path, anew in ((home.state, True), (home.keys, False), (home.tombstones, False)):
-        if path.is_file() and not _cleaned(path, anew):
-            note(f"{path.name} is in use, so its log could not be emptied; it may still hold what was deleted")
+    """Clean the databases; note those that are in use."""
+    for path, vacuum in ((home.state, True), (home.keys, False), (home.tombstones, False)):
+        if path.is_file() and not _clean_database(path, vacuum):
+            note(f"{path.name} is in use, so its log was not truncated and may still hold deleted data")
     _after_clean()
 
 
-def _cleaned(path: Path, anew: bool) -> bool:
-    """False while somebody reads or writes all the time."""
-    with closing(sqlite3.connect(path, timeout=_PATIENCE, isolation_level=None)) as db:
+def _clean_database(path: Path, vacuum: bool) -> bool:
+    """Return False if the database is in use the whole time."""
+    with closing(sqlite3.connect(path, timeout=_TIMEOUT, isolation_level=None)) as db:
         db.execute("PRAGMA secure_delete=ON").close()
-        # Not in a folder for temporary files, which is outside of the home.
+        # Not in a temporary directory outside the home.
         db.execute("PRAGMA temp_store=MEMORY").close()
         try:
-            if anew:
+            if vacuum:
                 db.execute("VACUUM").close()
         except sqlite3.OperationalError:
             return False
-        deadline = time.monotonic() + _PATIENCE
+        deadline = time.monotonic() + _TIMEOUT
         while True:
             busy, *_ = db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
             if not busy:

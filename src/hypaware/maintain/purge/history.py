@@ -1,7 +1,8 @@
-"""Forgetting what a table was: older snapshots, and what manifests still say of files that are gone.
+"""Removing a table's history: older snapshots, and statistics of removed files in manifests.
 
-A manifest that a file was deleted from keeps the file's statistics, and with them the beginnings of its texts. Such
-manifests are written again without it, in a commit of Iceberg's own kind for that; what they hold else stays as it was.
+A manifest from which a file was deleted keeps the file's statistics, which contain the beginnings of its texts. Such
+manifests are rewritten without the file, in Iceberg's own commit for rewriting manifests; their other entries stay as
+they are.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ _FORMAT = 2
 
 
 class SparkHistory:
+    """The history of a table, changed through Iceberg's Java API."""
+
     def __init__(self, spark: SparkSession) -> None:
         self._manifests: Any = spark._jvm.org.apache.iceberg.ManifestFiles
 
@@ -27,12 +30,14 @@ class SparkHistory:
         assert isinstance(table, SparkTable)
         iceberg: Any = table.iceberg
         snapshot = iceberg.currentSnapshot()
-        told = [each for each in snapshot.dataManifests(iceberg.io()) if each.hasDeletedFiles()] if snapshot else []
-        if not told:
+        manifests = (
+            [each for each in snapshot.dataManifests(iceberg.io()) if each.hasDeletedFiles()] if snapshot else []
+        )
+        if not manifests:
             return False
-        added_by = {file.location: file.snapshot_id for file in metadata.live_files(table.known)}
+        added_by = {file.location: file.snapshot_id for file in metadata.live_files(table.metadata)}
         change = iceberg.rewriteManifests()
-        for manifest in told:
+        for manifest in manifests:
             change = change.deleteManifest(manifest)
             if manifest.hasAddedFiles() or manifest.hasExistingFiles():
                 change = change.addManifest(self._without_deleted(iceberg, manifest, added_by))

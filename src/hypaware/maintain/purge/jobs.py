@@ -1,4 +1,4 @@
-"""The job `purge`. args: `kind`, `values` (as `Selector`), `allow_reimport`. Result: the report of a purge."""
+"""The job `purge`. args: `kind`, `values` (as in `Selector`), `allow_reimport`. Result: the report of the purge."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ def purge(context: JobContext, args: dict[str, Any]) -> dict[str, Any]:
     spark = context.spark
     opened = open_home(context.home)
     with closing(opened.store), telemetry.span("maintain.purge", component="maintain", operation="purge") as span:
-        purging = Purging(
+        purge_context = Purging(
             context.home,
             context.config,
             opened.store,
             SparkLake(context.home, spark, opened.identity, context.check_cancelled),
-            Selector.of(args),
+            Selector.from_args(args),
             SparkHistory(spark),
             allow_reimport=bool(args.get("allow_reimport")),
             progress=lambda message, done, total: context.progress(message, done, total or None),
             note=context.note,
             check_cancelled=context.check_cancelled,
         )
-        report = run(purging)
+        report = run(purge_context)
         span.set(row_count=report.rows)
     return report.as_json()

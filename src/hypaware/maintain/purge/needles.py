@@ -1,8 +1,8 @@
-"""Which of some words stand in a file; of databases, another process looks.
+"""Search for words in files; databases are searched by another process.
 
-Whoever closes any handle of a file gives up every lock that his process has on it (POSIX), SQLite's among them: a
-plain look into `state.db-shm` would make other processes believe that nobody here has the database open, and the last
-of them to leave would take its log away under us.
+Closing any handle of a file releases every POSIX lock that the process holds on it, including SQLite's. If this process
+read `state.db-shm`, other processes would believe that it no longer has the database open, and the last of them to
+close it would delete the log that is still in use here.
 """
 
 from __future__ import annotations
@@ -20,34 +20,34 @@ _DATABASE = ".db"
 
 
 def is_database(path: Path) -> bool:
-    """A database, its log, its index of the log, or a journal."""
+    """Return whether the file is a database, its write-ahead log, its shared-memory index, or a journal."""
     return path.suffix.startswith(_DATABASE)
 
 
 def standing_in(path: Path, needles: Iterable[bytes]) -> int:
-    """How many of them. Raises `FileNotFoundError` if it is gone."""
-    return len({needle for content in unpacking.contents(path) for needle in needles if _stands_in(content, needle)})
+    """Return how many of the words occur in the file. Raise `FileNotFoundError` if it is gone."""
+    return len({needle for content in unpacking.contents(path) for needle in needles if _contains(content, needle)})
 
 
 def standing_in_databases(paths: Sequence[Path], needles: Sequence[bytes]) -> Mapping[Path, int]:
-    """The same for many, by a process of its own; those that are gone by then are left out."""
+    """Return the counts for many files, from a process of its own; files that are gone by then are left out."""
     if not paths:
         return {}
-    asked = orjson.dumps([[str(path) for path in paths], [needle.decode() for needle in needles]])
-    done = subprocess.run([sys.executable, "-m", __name__], input=asked, capture_output=True, check=False)
-    if done.returncode != 0:
-        raise OSError(0, f"another process could not look: {done.stderr.decode(errors='replace').strip()[-300:]}")
-    return {Path(path): count for path, count in orjson.loads(done.stdout).items()}
+    request = orjson.dumps([[str(path) for path in paths], [needle.decode() for needle in needles]])
+    process = subprocess.run([sys.executable, "-m", __name__], input=request, capture_output=True, check=False)
+    if process.returncode != 0:
+        raise OSError(0, f"the search process failed: {process.stderr.decode(errors='replace').strip()[-300:]}")
+    return {Path(path): count for path, count in orjson.loads(process.stdout).items()}
 
 
-def _stands_in(content: bytes, needle: bytes) -> bool:
-    """As a whole word: `message-5` does not stand in `message-57`."""
-    place = content.find(needle)
-    while place >= 0:
-        after = content[place + len(needle) : place + len(needle) + 1]
+def _contains(content: bytes, needle: bytes) -> bool:
+    """Search for a whole word: `message-57` does not contain `message-5`."""
+    position = content.find(needle)
+    while position >= 0:
+        after = content[position + len(needle) : position + len(needle) + 1]
         if not (after.isalnum() or after in (b"-", b"_")):
             return True
-        place = content.find(needle, place + 1)
+        position = content.find(needle, position + 1)
     return False
 
 

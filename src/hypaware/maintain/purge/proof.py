@@ -1,8 +1,8 @@
-"""The proof: every file under the home is looked into, and those that still hold a purged row are named.
+"""Verification of a purge: search every file under the home and report those that still hold a purged row.
 
-Data files by their columns, segments and refused rows line by line, dead letters row by row, manifests by the files
-that they describe; everything else by bytes, unpacked where it is packed: by the ids of the rows, a bounded number of
-those that are long enough to tell. What the import notes of transcripts (their paths) are no rows.
+Data files are searched by column, segments and rejects line by line, dead letters row by row, manifests by the files
+that they describe. All other files are searched by bytes, decompressed if necessary, for a bounded number of row ids
+that are long enough to be unique. Paths of transcripts in the import's checkpoints are not rows.
 """
 
 from __future__ import annotations
@@ -25,140 +25,147 @@ from hypaware.model.datasets import Dataset
 from hypaware.spool import segments
 from hypaware.state.store import Store
 
-# By bytes, each id costs a look through the file.
+# Each id costs one search through the file's bytes.
 _NEEDLES = 40
-# A shorter one stands by chance in programs that the engine unpacked, in other ids, in any log.
-_TELLING_BYTES = 8
+# A shorter id occurs by chance in programs that the engine unpacked, in other ids, in any log.
+_MIN_ID_BYTES = 8
 _JUST_NOW = 60.0
-# What is still being recorded brings a new row now and then, not without end.
+# A session in progress adds a new row now and then, not endlessly.
 _FLUSHES = 5
 
 
-def prove(purging: Purging, report: Report, gone: Gone) -> None:
-    telling = sorted(encoded for each in gone.ids if len(encoded := each.encode()) >= _TELLING_BYTES)
-    needles = telling[:: max(1, -(-len(telling) // _NEEDLES))]
-    report.looked_for = {"rows": gone.rows, "ids": len(needles)}
+def prove(context: Purging, report: Report, removed_rows: Gone) -> None:
+    """Search all files and set the report's `remaining`."""
+    unique_ids = sorted(encoded for each in removed_rows.ids if len(encoded := each.encode()) >= _MIN_ID_BYTES)
+    needles = unique_ids[:: max(1, -(-len(unique_ids) // _NEEDLES))]
+    report.looked_for = {"rows": removed_rows.rows, "ids": len(needles)}
     found: dict[str, str] = {}
-    names = {each.dataset for each in report.datasets if each.rows or purging.again}
-    emptied = [entry.metadata.parent for entry in metadata.entries(purging.home) if entry.name in names]
-    # Hashes alone, millions of them perhaps.
-    not_rows = {purging.home.lake_lock, purging.home.keys}
-    files = [path for path in sorted(purging.home.root.rglob("*")) if _is_file(path) and path not in not_rows]
+    names = {each.dataset for each in report.datasets if each.rows or context.resumed}
+    purged_tables = [entry.metadata.parent for entry in metadata.entries(context.home) if entry.name in names]
+    # Only hashes, possibly millions.
+    excluded = {context.home.lake_lock, context.home.keys}
+    files = [path for path in sorted(context.home.root.rglob("*")) if _is_file(path) and path not in excluded]
     databases = [path for path in files if needles_in.is_database(path)]
     for path in files:
-        purging.check_cancelled()
+        context.check_cancelled()
         if path in databases:
             continue
-        if what := _told(partial(_look, purging, path, gone, needles, emptied)):
-            found[_name(purging, path)] = what
-    found |= _waiting(purging, report, gone)
-    found |= _in_databases(purging, databases, needles)
-    if dead := _dead_letters(purging.store, purging):
-        found[purging.home.state.name] = dead
-    report.remaining = [{"file": name, "what": what} for name, what in found.items()]
+        if finding := _try_search(partial(_search, context, path, removed_rows, needles, purged_tables)):
+            found[_name(context, path)] = finding
+    found |= _search_spool(context, report, removed_rows)
+    found |= _in_databases(context, databases, needles)
+    if in_letters := _dead_letters(context.store, context):
+        found[context.home.state.name] = in_letters
+    report.remaining = [{"file": name, "what": finding} for name, finding in found.items()]
 
 
-def _told(look: Callable[[], str | None]) -> str | None:
+def _try_search(search: Callable[[], str | None]) -> str | None:
     try:
-        return look()
+        return search()
     except FileNotFoundError:
         return None
     except OSError as error:
         return f"cannot be read: {error.strerror}"
 
 
-def _look(purging: Purging, path: Path, gone: Gone, needles: list[bytes], emptied: list[Path]) -> str | None:
-    in_spool = path.is_relative_to(purging.home.spool)
+def _search(
+    context: Purging, path: Path, removed_rows: Gone, needles: list[bytes], purged_tables: list[Path]
+) -> str | None:
+    in_spool = path.is_relative_to(context.home.spool)
     if path.suffix == ".parquet":
-        return None if path in gone.clean else _data_file(purging, path, gone)
+        return None if path in removed_rows.clean else _data_file(context, path, removed_rows)
     if in_spool and path.suffix == segments.SUFFIX:
-        return None if _waits(path) else _lines(purging, path, gone)
+        return None if _is_unflushed(path) else _lines(context, path, removed_rows)
     if path.suffix == ".avro":
-        return _manifest(path) if any(path.is_relative_to(table) for table in emptied) else None
+        return _manifest(path) if any(path.is_relative_to(table) for table in purged_tables) else None
     hits = needles_in.standing_in(path, needles)
     return f"ids of {hits} purged rows" if hits else None
 
 
-def _waiting(purging: Purging, report: Report, gone: Gone) -> dict[str, str]:
-    """What waits in the spool. A session that goes on has brought new rows since; a flush keeps them out, too."""
+def _search_spool(context: Purging, report: Report, removed_rows: Gone) -> dict[str, str]:
+    """Search the spool. A session in progress may have added rows since; a flush keeps them out, too."""
     for flushes_left in reversed(range(_FLUSHES + 1)):
-        waiting = filter(_waits, sorted(purging.home.spool.rglob(f"*{segments.SUFFIX}")))
-        told = {_name(purging, path): _told(partial(_lines, purging, path, gone)) for path in waiting}
-        found = {name: what for name, what in told.items() if what}
+        unflushed = filter(_is_unflushed, sorted(context.home.spool.rglob(f"*{segments.SUFFIX}")))
+        findings = {
+            _name(context, path): _try_search(partial(_lines, context, path, removed_rows)) for path in unflushed
+        }
+        found = {name: finding for name, finding in findings.items() if finding}
         if not found or not flushes_left or report.spool_held:
             break
-        spooled.flush(purging, report)
+        spooled.flush(context, report)
     return found
 
 
-def _waits(segment: Path) -> bool:
+def _is_unflushed(segment: Path) -> bool:
     return segment.parent.name in ("active", "sealed")
 
 
-def _in_databases(purging: Purging, paths: list[Path], needles: list[bytes]) -> dict[str, str]:
+def _in_databases(context: Purging, paths: list[Path], needles: list[bytes]) -> dict[str, str]:
     try:
         hits = needles_in.standing_in_databases(paths, needles)
     except OSError as error:
-        return {_name(purging, path): f"cannot be read: {error.strerror}" for path in paths}
-    return {_name(purging, path): f"ids of {count} purged rows" for path, count in hits.items() if count}
+        return {_name(context, path): f"cannot be read: {error.strerror}" for path in paths}
+    return {_name(context, path): f"ids of {count} purged rows" for path, count in hits.items() if count}
 
 
-def _name(purging: Purging, path: Path) -> str:
-    return str(path.relative_to(purging.home.root))
+def _name(context: Purging, path: Path) -> str:
+    return str(path.relative_to(context.home.root))
 
 
-def _data_file(purging: Purging, path: Path, gone: Gone) -> str | None:
+def _data_file(context: Purging, path: Path, removed_rows: Gone) -> str | None:
     for dataset in datasets.all():
-        if (selector := purging.within(dataset)) is None:
+        if (selector := context.for_dataset(dataset)) is None:
             continue
-        (result,) = purging.lake.run([FindTask(dataset.name, (path,), selector, purging.own_gateway)])
+        (result,) = context.lake.run([FindTask(dataset.name, (path,), selector, context.own_gateway)])
         if isinstance(result, BuildFailure):
             if not path.exists() or time.time() - path.stat().st_mtime < _JUST_NOW:
-                return None  # being written, or gone since
-            return f"cannot be read, so nobody can tell ({result.reason}); remove it if you do not need it"
-        (found,) = result.notes
-        if rows := _remain(purging, found, gone):
+                return None  # being written, or removed since
+            return f"cannot be read ({result.reason}); remove the file if you do not need it"
+        (found,) = result.reports
+        if rows := _count_remaining(context, found, removed_rows):
             return f"{rows} purged rows"
     return None
 
 
-def _remain(purging: Purging, found: FileFound, gone: Gone) -> int:
-    """What has come since may be like them, unless that is closed."""
-    if purging.closes:
+def _count_remaining(context: Purging, found: FileFound, removed_rows: Gone) -> int:
+    """Count the remaining rows. Unless the selector is permanent, rows that arrived since are allowed."""
+    if context.is_permanent:
         return found.rows
     return sum(
-        bytes(packed[start : start + KEY_BYTES]) in gone.hashes
+        bytes(packed[start : start + KEY_BYTES]) in removed_rows.hashes
         for packed in found.hashes
         for start in range(0, len(packed), KEY_BYTES)
     )
 
 
-def _lines(purging: Purging, path: Path, gone: Gone) -> str | None:
-    dataset = _dataset_of(purging, path)
+def _lines(context: Purging, path: Path, removed_rows: Gone) -> str | None:
+    dataset = _dataset_of(context, path)
     if dataset is None:
-        words = [value.encode() for value in purging.selector.values] if purging.selector.kind == "session" else []
-        rows = sum(any(word in line for word in words) for line in spooled.kept_lines(path))
-        return f"{rows} lines that name it, of a dataset that is not installed" if rows else None
+        ids = [value.encode() for value in context.selector.values] if context.selector.kind == "session" else []
+        rows = sum(any(each in line for each in ids) for line in spooled.kept_lines(path))
+        return f"{rows} lines that mention the session, of a dataset that is not installed" if rows else None
     if path.parent.name == "rejected":
-        meant = spooled.judge(purging.within(dataset) or purging.selector, dataset, gone, purging.own_gateway)
-        rows = sum(map(meant, spooled.kept_lines(path)))
-        return f"{rows} refused rows" if rows else None
-    rows = sum(1 for row in spooled.rows_of(dataset, path) if _is_meant(purging, dataset, row, gone))
+        matches = spooled.judge(
+            context.for_dataset(dataset) or context.selector, dataset, removed_rows, context.own_gateway
+        )
+        rows = sum(map(matches, spooled.kept_lines(path)))
+        return f"{rows} rejects" if rows else None
+    rows = sum(1 for row in spooled.rows_of(dataset, path) if _is_purged(context, dataset, row, removed_rows))
     if not rows:
         return None
-    held = "a live process has not sealed it yet" if path.parent.name == "active" else "it waits for a flush"
-    return f"{rows} purged rows; {held}"
+    state = "a running process has not sealed the segment yet" if path.parent.name == "active" else "not flushed yet"
+    return f"{rows} purged rows; {state}"
 
 
-def _is_meant(purging: Purging, dataset: Dataset, row: dict[str, object], gone: Gone) -> bool:
-    if purging.closes:
-        return purging.selector.column(dataset) is not None and purging.selector.matches(dataset, row)
-    key = row_key(dataset, row, purging.own_gateway)
-    return key is not None and key in gone.hashes
+def _is_purged(context: Purging, dataset: Dataset, row: dict[str, object], removed_rows: Gone) -> bool:
+    if context.is_permanent:
+        return context.selector.column(dataset) is not None and context.selector.matches(dataset, row)
+    key = row_key(dataset, row, context.own_gateway)
+    return key is not None and key in removed_rows.hashes
 
 
 def _manifest(path: Path) -> str | None:
-    """Of a table that rows were taken from: whether it describes files that are not there any more."""
+    """Return a message if a manifest of a purged table describes files that no longer exist."""
     try:
         described = {
             local_path(entry["data_file"]["file_path"]) for entry in avro_records(path) if "data_file" in entry
@@ -166,16 +173,16 @@ def _manifest(path: Path) -> str | None:
     except (ValueError, EOFError, KeyError):
         return None
     missing = [each for each in described if not each.exists()]
-    return f"bounds of {len(missing)} data files that are gone" if missing else None
+    return f"statistics of {len(missing)} removed data files" if missing else None
 
 
-def _dead_letters(store: Store, purging: Purging) -> str | None:
-    count, rows = letters.counted(store, purging.selector)
+def _dead_letters(store: Store, context: Purging) -> str | None:
+    count, rows = letters.counted(store, context.selector)
     return f"{rows} rows in {count} dead letters" if rows else None
 
 
-def _dataset_of(purging: Purging, path: Path) -> Dataset | None:
-    name = path.relative_to(purging.home.spool).parts[0]
+def _dataset_of(context: Purging, path: Path) -> Dataset | None:
+    name = path.relative_to(context.home.spool).parts[0]
     return datasets.get(name) if name in datasets.names() else None
 
 

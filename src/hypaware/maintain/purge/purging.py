@@ -1,4 +1,4 @@
-"""What every step of a purge is given, and what all of them come to."""
+"""The context of a purge, shared by its steps, and its report."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ from hypaware.model.datasets import Dataset
 from hypaware.state import whose
 from hypaware.state.store import Store
 
-# Ids by which rows are looked for in places that are no tables.
-_MOST_IDS = 400
+# Ids by which rows are searched for outside of tables.
+_MAX_IDS = 400
 MOST_HASHES = 1_000_000
 
 
-def _quiet(*_: object) -> None:
+def _ignore(*_: object) -> None:
     return None
 
 
 class History(Protocol):
-    """What a table was before; neither commit is durable by itself."""
+    """A table's older snapshots and manifests. The commits are not durable until they are secured."""
 
     def describe_live_files_only(self, table: LakeTable) -> bool:
-        """Writes manifests again that still describe files which are gone: whether there were any."""
+        """Rewrite manifests that describe removed files; return whether there were any."""
 
     def expire(self, table: LakeTable) -> None:
-        """All snapshots but the current one."""
+        """Expire all snapshots except the current one."""
 
 
 @dataclass(frozen=True)
@@ -50,40 +50,41 @@ class Purging:
     history: History
     allow_reimport: bool = False
     sessions: tuple[str, ...] = ()
-    """Of a purge by folder: the sessions that worked there."""
-    again: bool = False
-    """Whether an earlier try was left unfinished, so that nothing is taken for done."""
+    """In a purge by folder, the sessions that worked there."""
+    resumed: bool = False
+    """Whether an earlier attempt was left unfinished, so that no step is taken as done."""
     wait: float = 5.0
-    """Seconds for producers to seal what they are writing."""
-    progress: Callable[[str, int, int], None] = _quiet
-    note: Callable[[str], None] = _quiet
-    check_cancelled: Callable[[], None] = _quiet
-    began: float = field(default_factory=time.time)
+    """Seconds to wait until producers have sealed their segments."""
+    progress: Callable[[str, int, int], None] = _ignore
+    note: Callable[[str], None] = _ignore
+    check_cancelled: Callable[[], None] = _ignore
+    started_at: float = field(default_factory=time.time)
     id: str = field(default_factory=lambda: f"purge-{secrets.token_hex(8)}")
-    """First in the names of the files that this run writes."""
+    """Prefix of the names of files that this run writes."""
 
     @cached_property
     def own_gateway(self) -> str | None:
-        """Whose home this is: rows of other gateways have keys of their own."""
+        """The gateway of this home. Rows of other gateways have different keys."""
         for entry in metadata.entries(self.home):
-            if told := metadata.read(entry.metadata).properties.get(metadata.GATEWAY_ID):
-                return told
+            if gateway_id := metadata.read(entry.metadata).properties.get(metadata.GATEWAY_ID):
+                return gateway_id
         with self.store.reading() as connection:
-            known = whose.load(connection)
-        return known.gateway_id if known else None
+            identity = whose.load(connection)
+        return identity.gateway_id if identity else None
 
-    def within(self, dataset: Dataset) -> Selector | None:
-        return self.selector.within(dataset, self.sessions)
+    def for_dataset(self, dataset: Dataset) -> Selector | None:
+        """Return the selector for one dataset, or None if its rows are left alone."""
+        return self.selector.for_dataset(dataset, self.sessions)
 
     @property
-    def closes(self) -> bool:
-        """Whether what still comes is kept out, too."""
-        return self.selector.closes and not self.allow_reimport
+    def is_permanent(self) -> bool:
+        """Whether matching rows that arrive later are kept out, too."""
+        return self.selector.is_permanent and not self.allow_reimport
 
 
 @dataclass
 class Removed:
-    """What went from one dataset's table."""
+    """The result of a purge for one dataset's table."""
 
     dataset: str
     rows: int = 0
@@ -92,8 +93,8 @@ class Removed:
     files_rewritten: int = 0
     files_removed: int = 0
     orphans_removed: int = 0
-    unsaid: int = 0
-    """Rows that do not say their session, or folder, and were left: nobody can tell whose they are."""
+    unattributed: int = 0
+    """Rows without a session, or folder, that were left because they cannot be attributed."""
 
     def as_json(self) -> dict[str, Any]:
         return {**asdict(self), "sources": dict(sorted(self.sources.items()))}
@@ -101,7 +102,8 @@ class Removed:
 
 @dataclass
 class Gone:
-    """The rows that were found, by what they are known elsewhere. Bounded: of very many, some stand for all."""
+    """The rows that were found, by the values that identify them elsewhere. Bounded: of very many rows only some are
+    kept."""
 
     ids: set[str] = field(default_factory=set)
     hashes: set[bytes] = field(default_factory=set)
@@ -109,14 +111,14 @@ class Gone:
     """By dataset and source."""
     rows: int = 0
     clean: set[Path] = field(default_factory=set)
-    """Data files that were read and hold none of them; they never change."""
+    """Data files that were read and hold none of the rows; data files never change."""
     replaced: set[Path] = field(default_factory=set)
-    """Files that held rows before they were settled; under the ids and without the columns that are looked for."""
+    """Files that held rows before their settlement, under ids and without columns that the search would find."""
     copies: list[dict[str, Any]] = field(default_factory=list)
-    """Where such rows were delivered to."""
+    """The destinations that received such rows."""
 
     def add(self, ids: list[str], hashes: list[bytes]) -> None:
-        room = _MOST_IDS - len(self.ids)
+        room = _MAX_IDS - len(self.ids)
         if room > 0:
             self.ids.update(ids[:room])
         if len(self.hashes) < MOST_HASHES:
@@ -129,18 +131,18 @@ class Report:
     dry_run: bool
     datasets: list[Removed] = field(default_factory=list)
     left_alone: list[str] = field(default_factory=list)
-    """Datasets without a column that decides."""
+    """Datasets without the deciding column."""
     spool_rows: int = 0
-    """That waited, and were kept out of the lake; the others of the spool went into it first."""
+    """Rows of the spool that were kept out of the lake; the other rows of the spool were flushed first."""
     spool_held: list[str] = field(default_factory=list)
-    """Segments that a live process has not sealed."""
+    """Segments that a running process has not sealed."""
     rejects: int = 0
     letters: int = 0
     letter_rows: int = 0
     delivered: list[dict[str, Any]] = field(default_factory=list)
     tombstones: dict[str, Any] = field(default_factory=lambda: {"set": 0, "lifted": 0, "parts": 0})
-    again: bool = False
-    """Whether it finishes one that was cut off."""
+    resumed: bool = False
+    """Whether this run finishes an interrupted purge."""
     remaining: list[dict[str, str]] = field(default_factory=list)
     looked_for: dict[str, Any] = field(default_factory=lambda: {"rows": 0, "ids": 0})
 
@@ -159,7 +161,7 @@ class Report:
             "dead_letters": {"letters": self.letters, "rows": self.letter_rows},
             "delivered": self.delivered,
             "tombstones": self.tombstones,
-            "again": self.again,
+            "again": self.resumed,
             "remaining": self.remaining,
             "looked_for": self.looked_for,
         }

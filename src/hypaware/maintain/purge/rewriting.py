@@ -1,4 +1,4 @@
-"""Writing data files again without the rows that are meant: a task for each file, which accounts for all its rows."""
+"""Rewriting data files without the purged rows: one task per file, which accounts for all of its rows."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ _TASKS_AT_ONCE = 16
 
 
 def without_rows(
-    purging: Purging, dataset: Dataset, table: LakeTable, partly: list[tuple[DataFile, int]]
+    context: Purging, dataset: Dataset, table: LakeTable, files: list[tuple[DataFile, int]]
 ) -> list[BuiltFile]:
-    """New files that nothing names yet, for (file, how many of its rows are meant)."""
-    field_ids, chosen = dict(table.field_ids), Chosen(purging.selector, dataset.name)
-    work = [
+    """Write new files, not yet referenced, for (file, number of matching rows)."""
+    field_ids, predicate = dict(table.field_ids), Chosen(context.selector, dataset.name)
+    tasks = [
         RewriteTask(
             dataset.name,
             file.source,
             str(file.day),
             (file.path,),
-            Place(table.data_root, purging.id, file.min_seq or 0),
+            Place(table.data_root, context.id, file.min_seq or 0),
             field_ids,
-            chosen,
+            predicate,
         )
-        for file, _ in partly
+        for file, _ in files
     ]
     written: list[BuiltFile] = []
     try:
-        for start in range(0, len(work), _TASKS_AT_ONCE):
-            purging.check_cancelled()
-            purging.progress(f"rewriting {dataset.name}", start, len(work))
-            results = purging.lake.run(work[start : start + _TASKS_AT_ONCE])
-            for result, (file, rows) in zip(results, partly[start:], strict=False):
+        for start in range(0, len(tasks), _TASKS_AT_ONCE):
+            context.check_cancelled()
+            context.progress(f"rewriting {dataset.name}", start, len(tasks))
+            results = context.lake.run(tasks[start : start + _TASKS_AT_ONCE])
+            for result, (file, rows) in zip(results, files[start:], strict=False):
                 written += _checked(dataset, file, rows, result)
     except BaseException:
         for each in written:
@@ -48,17 +48,17 @@ def without_rows(
 
 
 def _checked(dataset: Dataset, file: DataFile, rows: int, result: Built | BuildFailure) -> list[BuiltFile]:
-    """Nothing but the rows that were found is missing."""
+    """Check that exactly the rows that were found are left out."""
     if isinstance(result, BuildFailure):
-        raise Retryable(f"{dataset.name}: writing {file.path.name} again failed: {result.reason}", kind="purge_failed")
-    (told,) = result.notes
-    assert isinstance(told, Rewritten)
-    if not told.balanced or len(told.left_out) != rows or told.rows_in != file.rows:
+        raise Retryable(f"{dataset.name}: could not rewrite {file.path.name}: {result.reason}", kind="purge_failed")
+    (counts,) = result.reports
+    assert isinstance(counts, Rewritten)
+    if not counts.balanced or len(counts.dropped) != rows or counts.rows_in != file.rows:
         for each in result.files:
             each.path.unlink(missing_ok=True)
         raise LakeError(
-            f"{dataset.name}: {file.path} holds {file.rows} rows, {rows} of them meant, and was read with "
-            f"{told.rows_in} and {len(told.left_out)}; nothing was changed",
+            f"{dataset.name}: row counts of {file.path} do not match: expected {file.rows} rows, {rows} to remove; "
+            f"read {counts.rows_in} rows, {len(counts.dropped)} to remove; nothing was changed",
             kind="purge_unbalanced",
         )
     return result.files

@@ -1,4 +1,4 @@
-"""One purge from its tombstones to its proof, in the order in which a kill at any moment does no harm.
+"""One purge, from tombstones to verification. The steps are ordered so that a kill at any point does no harm.
 
 @ref keeping#purge
 """
@@ -19,89 +19,94 @@ from hypaware.model import datasets
 from hypaware.model.datasets import Dataset
 from hypaware.state import sources
 
-_after_lake = faults.point("maintain.purge.after-lake", "the lake is clean, refused rows and dead letters are not")
-_before_finish = faults.point("maintain.purge.before-finish", "all is clean, the purge still counts as unfinished")
+_after_lake = faults.point("maintain.purge.after-lake", "the lake is clean, rejects and dead letters are not")
+_before_finish = faults.point(
+    "maintain.purge.before-finish", "everything is clean, the purge is still marked unfinished"
+)
 
 
-def run(purging: Purging) -> Report:
-    standing.check_tables(purging.home)
-    report, gone = Report(purging.selector, dry_run=False), Gone()
-    left = tombstones.unfinished(purging.home)
-    purging = replace(purging, again=any(stone.words in left for stone in purging.selector.stones))
-    report.again = purging.again
-    stones = _set_up(purging, report)
-    report.left_alone = left_alone(purging.selector, datasets.all())
-    settled.settle_all(purging, gone)
-    spooled.bury(purging, stones)
-    spooled.flush(purging, report)
-    purging = replace(purging, sessions=at_work.sessions(purging))
-    _tables(purging, report, gone, stones)
+def run(context: Purging) -> Report:
+    """Purge the selected rows and return the report."""
+    standing.check_tables(context.home)
+    report, removed_rows = Report(context.selector, dry_run=False), Gone()
+    unfinished = tombstones.unfinished(context.home)
+    context = replace(context, resumed=any(stone.command in unfinished for stone in context.selector.tombstones))
+    report.resumed = context.resumed
+    tombstone_ids = _set_tombstones(context, report)
+    report.left_alone = left_alone(context.selector, datasets.all())
+    settled.settle_all(context, removed_rows)
+    spooled.bury(context, tombstone_ids)
+    spooled.flush(context, report)
+    context = replace(context, sessions=at_work.sessions(context))
+    _tables(context, report, removed_rows, tombstone_ids)
     _after_lake()
-    spooled.scrub(purging, report, gone)
-    letters.scrub(purging, report, gone)
-    report.delivered = gone.copies
-    if purging.allow_reimport:
-        _forget_marks(purging)
-    if purging.selector.kind == "cwd":
-        seen_folders.make_nameless(purging.home, purging.selector.values)
-    free_pages.clean(purging.home, purging.note)
-    scratch.clear(purging)
-    if purging.again and stones:
-        # What an earlier try removed is not known here by its rows, but by its tombstones.
-        gone.add([], tombstones.parts(purging.home, MOST_HASHES))
-    purging.progress("looking into every file of the home", 0, 0)
-    proof.prove(purging, report, gone)
-    if stones and not report.remaining:
+    spooled.scrub(context, report, removed_rows)
+    letters.scrub(context, report, removed_rows)
+    report.delivered = removed_rows.copies
+    if context.allow_reimport:
+        _forget_checkpoints(context)
+    if context.selector.kind == "cwd":
+        seen_folders.make_nameless(context.home, context.selector.values)
+    free_pages.clean(context.home, context.note)
+    scratch.clear(context)
+    if context.resumed and tombstone_ids:
+        # Rows that an earlier attempt removed are known only by their tombstones.
+        removed_rows.add([], tombstones.parts(context.home, MOST_HASHES))
+    context.progress("searching every file of the home", 0, 0)
+    proof.prove(context, report, removed_rows)
+    if tombstone_ids and not report.remaining:
         _before_finish()
-        tombstones.finish(purging.home, stones, report.rows + report.spool_rows, _now())
-    report.tombstones["parts"] = tombstones.count(purging.home)
+        tombstones.finish(context.home, tombstone_ids, report.rows + report.spool_rows, _now())
+    report.tombstones["parts"] = tombstones.count(context.home)
     return report
 
 
-def _set_up(purging: Purging, report: Report) -> list[int]:
-    """Nothing of it may come back from the first row on; or all of it may, if that was asked for."""
-    if purging.allow_reimport:
-        named = purging.selector.stones
-        if purging.selector.kind == "before" and tombstones.standing(purging.home, named):
-            # The index still knows what that purge removed, and nobody else does. It goes first: who is killed in
-            # between finds the stone standing, and comes here again.
-            keys.remove(purging.home.keys)
-        report.tombstones = {"set": 0, "lifted": tombstones.lift(purging.home, named, _now())}
+def _set_tombstones(context: Purging, report: Report) -> list[int]:
+    """Set the tombstones, so that no row comes back once removal starts; or lift them if reimport is allowed."""
+    if context.allow_reimport:
+        named = context.selector.tombstones
+        if context.selector.kind == "before" and tombstones.standing(context.home, named):
+            # Only the key index still knows the rows that that purge removed. It is deleted before the tombstone is
+            # lifted: a run killed in between finds the tombstone and deletes the index again.
+            keys.remove(context.home.keys)
+        report.tombstones = {"set": 0, "lifted": tombstones.lift(context.home, named, _now())}
         return []
-    stones = tombstones.set_up(purging.home, purging.selector.stones, _now())
-    report.tombstones = {"set": len(stones), "lifted": 0}
-    return stones
+    tombstone_ids = tombstones.set_up(context.home, context.selector.tombstones, _now())
+    report.tombstones = {"set": len(tombstone_ids), "lifted": 0}
+    return tombstone_ids
 
 
-def _tables(purging: Purging, report: Report, gone: Gone, stones: list[int]) -> None:
-    """One table's trouble does not hold the others up; the first is raised when all had their turn."""
-    present = {entry.name for entry in metadata.entries(purging.home)}
-    troubles: list[HypError] = []
-    for dataset, selector in _in_order(purging):
+def _tables(context: Purging, report: Report, removed_rows: Gone, tombstone_ids: list[int]) -> None:
+    """Purge all tables. An error in one does not stop the others; the first error is raised at the end."""
+    present = {entry.name for entry in metadata.entries(context.home)}
+    errors: list[HypError] = []
+    for dataset, selector in _purge_order(context):
         if dataset.name in present:
-            own = selector is purging.selector
-            within = purging if own else replace(purging, selector=selector)
+            is_own = selector is context.selector
+            table_context = context if is_own else replace(context, selector=selector)
             try:
-                report.datasets.append(table_rows.remove(within, dataset, stones if own else (), gone))
+                report.datasets.append(
+                    table_rows.remove(table_context, dataset, tombstone_ids if is_own else (), removed_rows)
+                )
             except Cancelled:
                 raise
-            except HypError as trouble:
-                troubles.append(trouble)
-    if troubles:
-        raise troubles[0]
+            except HypError as error:
+                errors.append(error)
+    if errors:
+        raise errors[0]
 
 
-def _in_order(purging: Purging) -> list[tuple[Dataset, Selector]]:
-    """What is known by sessions goes before the rows that tell those sessions: killed in between, they still tell."""
-    found = [(dataset, selector) for dataset in datasets.all() if (selector := purging.within(dataset))]
-    return sorted(found, key=lambda each: each[1] is purging.selector)
+def _purge_order(context: Purging) -> list[tuple[Dataset, Selector]]:
+    """Put datasets purged by session before those that determine the sessions: after a kill these still can."""
+    found = [(dataset, selector) for dataset in datasets.all() if (selector := context.for_dataset(dataset))]
+    return sorted(found, key=lambda each: each[1] is context.selector)
 
 
-def _forget_marks(purging: Purging) -> None:
-    """An import must read again what it has read: nobody knows which transcript a row came from."""
-    with purging.store.transaction() as connection:
+def _forget_checkpoints(context: Purging) -> None:
+    """Forget import checkpoints: a row does not name its transcript, so an import must read all of them again."""
+    with context.store.transaction() as connection:
         for dataset in datasets.all():
-            if purging.selector.column(dataset) is not None:
+            if context.selector.column(dataset) is not None:
                 sources.forget(connection, dataset.name)
 
 

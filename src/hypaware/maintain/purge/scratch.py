@@ -1,7 +1,8 @@
-"""What queries leave in the engine's scratch folder until Spark forgets them: shuffled rows and spilled results.
+"""Files that queries leave in the engine's scratch directory until Spark removes them: shuffled rows and spilled
+results.
 
-A query that began before the rows were gone may have some there. Such queries are waited for, a while; then what no job
-that still runs can have written goes.
+A query that started before the purge may have purged rows there. Wait for such queries for a limited time, then remove
+the files that no running job can have written.
 """
 
 from __future__ import annotations
@@ -14,21 +15,22 @@ from hypaware.lake import turns
 from hypaware.maintain.purge.purging import Purging
 
 _LEFT_BY_QUERIES = ("blockmgr-*/*/shuffle_*", "blockmgr-*/*/temp_*", "blockmgr-*/*/rdd_*", "query-*/*")
-_FOR_QUERIES = 30.0
+_QUERY_TIMEOUT = 30.0
 
 
-def clear(purging: Purging) -> None:
-    moment = time.time()
-    turns.wait_for_others(moment, _FOR_QUERIES, purging.check_cancelled)
-    for path in _older(purging, min(moment, turns.oldest_other(purging.began))):
+def clear(context: Purging) -> None:
+    """Remove the leftover files of finished queries."""
+    now = time.time()
+    turns.wait_for_others(now, _QUERY_TIMEOUT, context.check_cancelled)
+    for path in _files_before(context, min(now, turns.oldest_other(context.started_at))):
         path.unlink(missing_ok=True)
 
 
-def _older(purging: Purging, moment: float) -> Iterator[Path]:
+def _files_before(context: Purging, now: float) -> Iterator[Path]:
     for pattern in _LEFT_BY_QUERIES:
-        for path in (purging.home.engine / "tmp").glob(f"spark-*/{pattern}"):
+        for path in (context.home.engine / "tmp").glob(f"spark-*/{pattern}"):
             try:
-                if path.stat().st_mtime <= moment:
+                if path.stat().st_mtime <= now:
                     yield path
             except FileNotFoundError:
                 continue

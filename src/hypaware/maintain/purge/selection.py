@@ -1,8 +1,8 @@
-"""Which rows are meant: those of sessions, of sources, of folders and what lies below them, or before a moment.
+"""Selection of rows: by session, by source, by folder (including its subfolders), or before a time.
 
-One rule in three forms, which must agree: over a coerced row, over columns of a data file, and over what the metadata
-says of a file or a row group (`may_hold`), which may only err towards reading it. A row that says no session is meant
-if it names one that is (`mention`).
+One rule in three forms that must agree: for a coerced row, for columns of a data file, and for the metadata of a file
+or row group (`may_be_in`, `may_match`), which may only err towards reading. A row without a session matches if it
+mentions a selected one (`mention`).
 """
 
 from __future__ import annotations
@@ -32,135 +32,135 @@ CWD = "cwd"
 class Selector:
     kind: Kind
     values: tuple[str, ...]
-    """For `before` one moment, as `timestamp_text` writes it; for `cwd` paths without a slash at the end."""
+    """For `before`, one time as `timestamp_text` writes it; for `cwd`, paths without a trailing slash."""
 
     @classmethod
-    def of(cls, args: Mapping[str, Any]) -> Selector:
+    def from_args(cls, args: Mapping[str, Any]) -> Selector:
         return cls(args["kind"], tuple(dict.fromkeys(args["values"])))
 
     def as_json(self) -> dict[str, Any]:
         return {"kind": self.kind, "values": list(self.values)}
 
     @property
-    def closes(self) -> bool:
-        """Whether it closes what will still come, or only keeps the removed rows from coming back."""
+    def is_permanent(self) -> bool:
+        """Whether matching rows that arrive later are kept out, or only the removed rows."""
         return self.kind in ("session", "before")
 
     @property
-    def stones(self) -> list[Stone]:
+    def tombstones(self) -> list[Stone]:
         return [Stone(self.kind, value, f"hyp purge --{self.kind} {shlex.quote(value)}") for value in self.values]
 
     @property
-    def each(self) -> list[Selector]:
-        """One for each value, in the order of the stones."""
+    def single_selectors(self) -> list[Selector]:
+        """One selector for each value, in the order of the tombstones."""
         return [Selector(self.kind, (value,)) for value in self.values]
 
     def column(self, dataset: Dataset) -> str | None:
-        """The one that decides; None where the dataset has no such column, and its rows are left alone."""
+        """Return the deciding column; None if the dataset does not have it and its rows are left alone."""
         name = {"session": SESSION, "source": SOURCE, "cwd": CWD, "before": dataset.time_column}[self.kind]
         return name if name == SOURCE or name in dataset.coercers else None
 
-    def within(self, dataset: Dataset, sessions: Sequence[str]) -> Selector | None:
-        """What it means in one dataset; None: its rows are left alone.
+    def for_dataset(self, dataset: Dataset, sessions: Sequence[str]) -> Selector | None:
+        """Return the selector for one dataset; None if its rows are left alone.
 
-        Rows that say no folder are known by their session: `sessions` are those that worked in the folders.
+        Rows without a folder are selected by session: `sessions` are those that worked in the folders.
         """
         if self.column(dataset) is not None:
             return self
         by_session = self.kind == "cwd" and SESSION in dataset.coercers
         return Selector("session", tuple(sessions)) if by_session else None
 
-    def may_be_unsaid(self, dataset: Dataset) -> bool:
-        """Whether rows of the dataset need not say what this goes by: the session, or the folder."""
+    def may_be_unattributed(self, dataset: Dataset) -> bool:
+        """Return whether rows of the dataset may lack the deciding session or folder."""
         column = self.column(dataset)
         return self.kind in ("session", "cwd") and column is not None and column not in dataset.required
 
-    def mentioned(self, dataset: Dataset) -> tuple[str, ...]:
-        """The ids by which rows that say none are known."""
-        return mention.telling(self.values) if self.kind == "session" and self.may_be_unsaid(dataset) else ()
+    def mention_ids(self, dataset: Dataset) -> tuple[str, ...]:
+        """Return the ids to search for in the texts of rows without a session."""
+        return mention.telling(self.values) if self.kind == "session" and self.may_be_unattributed(dataset) else ()
 
     def matches(self, dataset: Dataset, row: Mapping[str, Any]) -> bool:
-        """Of a coerced row."""
+        """Return whether a coerced row matches."""
         if self.kind == "source":
             return dataset.source_of(row) in self.values
         column = self.column(dataset)
         value = row.get(column) if column else None
-        if value is None and (ids := self.mentioned(dataset)):
+        if value is None and (ids := self.mention_ids(dataset)):
             return mention.in_row({name: row.get(name) for name in mention.texts_of(dataset)}, ids)
         if not isinstance(value, str):
             return False
         if self.kind == "before":
             return value < self.values[0]
-        return value in self.values if self.kind == "session" else any(_lies_in(value, path) for path in self.values)
+        return value in self.values if self.kind == "session" else any(_is_inside(value, path) for path in self.values)
 
-    def mask_of(self, dataset: Dataset, rows: pa.Table) -> Any:
-        """Over rows of Arrow, with the column that decides and with their texts, where those may name it."""
+    def mask_rows(self, dataset: Dataset, rows: pa.Table) -> Any:
+        """Mask Arrow rows that have the deciding column, and their text columns if those may mention an id."""
         column = rows.column(self.column(dataset))
-        found = self.mask(column)
-        ids = self.mentioned(dataset)
+        mask = self.mask(column)
+        ids = self.mention_ids(dataset)
         if not ids or not column.null_count:
-            return found
+            return mask
         texts = rows.select([name for name in mention.texts_of(dataset) if name in rows.column_names])
-        return pc.or_(found, mention.in_rows(texts, pc.is_null(column), ids))
+        return pc.or_(mask, mention.in_rows(texts, pc.is_null(column), ids))
 
     def mask(self, column: Any) -> Any:
-        """Over a column of Arrow; never null."""
+        """Mask an Arrow column; the result has no nulls."""
         if self.kind == "before":
-            found = pc.less(column, pa.scalar(_moment(self.values[0]), column.type))
+            mask = pc.less(column, pa.scalar(_parse_time(self.values[0]), column.type))
         elif self.kind == "cwd":
-            found = reduce(pc.or_, (_below(column, path) for path in self.values))
+            mask = reduce(pc.or_, (_mask_inside(column, path) for path in self.values))
         else:
-            found = pc.is_in(column, value_set=pa.array(self.values, pa.string()))
-        return pc.fill_null(found, False)
+            mask = pc.is_in(column, value_set=pa.array(self.values, pa.string()))
+        return pc.fill_null(mask, False)
 
-    def may_hold(self, file: DataFile) -> bool:
-        """By its partition."""
+    def may_be_in(self, file: DataFile) -> bool:
+        """Return whether the file's partition may hold a matching row."""
         if self.kind == "source":
             return file.source in self.values
-        return self.kind != "before" or file.day is None or file.day <= _day(self.values[0])
+        return self.kind != "before" or file.day is None or file.day <= _parse_day(self.values[0])
 
     def may_match(self, lowest: Any, highest: Any) -> bool:
-        """By what a row group says of its column."""
+        """Return whether a row group with these bounds of the column may hold a matching row."""
         if lowest is None or highest is None:
             return True
         if self.kind == "before":
-            return not isinstance(lowest, datetime) or lowest.replace(tzinfo=None) < _moment(self.values[0]).replace(
-                tzinfo=None
-            )
+            return not isinstance(lowest, datetime) or lowest.replace(tzinfo=None) < _parse_time(
+                self.values[0]
+            ).replace(tzinfo=None)
         if not isinstance(lowest, str) or not isinstance(highest, str):
             return True
-        # What lies in a folder begins with its name, so it lies between the name and the first that does not.
+        # Paths in a folder start with its name, so they sort between the name and the first string that does not.
         return any(lowest <= value + "\U0010ffff" and highest >= value for value in self.values)
 
 
 @dataclass(frozen=True)
 class Chosen:
-    """The same as rows that do not go on, for a rewrite."""
+    """The selector as the rows that a rewrite leaves out."""
 
     selector: Selector
     dataset: str
 
-    def rows(self, rows: pa.Table) -> Any:
-        return self.selector.mask_of(datasets.get(self.dataset), rows)
+    def select(self, rows: pa.Table) -> Any:
+        return self.selector.mask_rows(datasets.get(self.dataset), rows)
 
 
-def left_alone(selector: Selector, kinds: Sequence[Dataset]) -> list[str]:
-    """Datasets without a column that decides."""
-    return [dataset.name for dataset in kinds if selector.within(dataset, ()) is None]
+def left_alone(selector: Selector, all_datasets: Sequence[Dataset]) -> list[str]:
+    """Return the datasets without the deciding column."""
+    return [dataset.name for dataset in all_datasets if selector.for_dataset(dataset, ()) is None]
 
 
-def _lies_in(path: str, folder: str) -> bool:
+def _is_inside(path: str, folder: str) -> bool:
     return path == folder or path.startswith((f"{folder}/", f"{folder}\\"))
 
 
-def _below(column: Any, folder: str) -> Any:
+def _mask_inside(column: Any, folder: str) -> Any:
     inside = pc.or_(pc.starts_with(column, f"{folder}/"), pc.starts_with(column, f"{folder}\\"))
     return pc.or_(pc.equal(column, folder), inside)
 
 
-def _moment(text: str) -> datetime:
+def _parse_time(text: str) -> datetime:
     return datetime.fromisoformat(text)
 
 
-def _day(text: str) -> date:
+def _parse_day(text: str) -> date:
     return date.fromisoformat(text[:10])

@@ -1,7 +1,7 @@
-"""A row is what its native record says, also for whoever looks for it: a purge carries settlements out first.
+"""Apply pending settlements before purging, so that rows are found under their final ids.
 
-The files that held such rows as they were must go, too. What settlements give back to the spool is there before the
-purge flushes it.
+The files that held the rows before must be removed, too. Native rows that a settlement returns to the spool are there
+before the purge flushes it.
 """
 
 from __future__ import annotations
@@ -19,26 +19,29 @@ from hypaware.model import datasets
 from hypaware.model.datasets import Dataset
 
 
-def settle_all(purging: Purging, gone: Gone) -> None:
-    present = {entry.name for entry in metadata.entries(purging.home)}
+def settle_all(context: Purging, removed_rows: Gone) -> None:
+    """Apply the settlements of all tables."""
+    present = {entry.name for entry in metadata.entries(context.home)}
     for dataset in datasets.all():
-        if dataset.settling is not None and dataset.name in present:
-            with turns.keeping(dataset.name, purging.check_cancelled):
-                settle(purging, dataset, gone)
+        if dataset.match_rules is not None and dataset.name in present:
+            with turns.keeping(dataset.name, context.check_cancelled):
+                settle(context, dataset, removed_rows)
 
 
-def settle(purging: Purging, dataset: Dataset, gone: Gone) -> None:
-    """The caller keeps the table."""
-    pending = Pending.of(purging.home, dataset)
-    entry = metadata.entry(purging.home, dataset.name)
+def settle(context: Purging, dataset: Dataset, removed_rows: Gone) -> None:
+    """Apply the settlements of one table. The caller holds `turns.keeping`."""
+    pending = Pending.read(context.home, dataset)
+    entry = metadata.entry(context.home, dataset.name)
     if not pending or entry is None:
         return
     live = metadata.remembered_files(metadata.read(entry.metadata))
-    replaced = {file.path for file in live if pending.concerns(file)}
-    asks = (purging.home, purging.config, purging.store, purging.lake, dataset, datetime.now(UTC))
-    work = Work(*asks, progress=purging.progress, note=purging.note, check_cancelled=purging.check_cancelled)
-    done = Report(dataset.name)
-    compact.settle(work, done)
-    if done.errors:
-        raise Retryable(done.errors[0], kind="purge_failed")
-    gone.replaced |= replaced
+    replaced = {file.path for file in live if pending.affects(file)}
+    arguments = (context.home, context.config, context.store, context.lake, dataset, datetime.now(UTC))
+    maintenance = Work(
+        *arguments, progress=context.progress, note=context.note, check_cancelled=context.check_cancelled
+    )
+    report = Report(dataset.name)
+    compact.settle(maintenance, report)
+    if report.errors:
+        raise Retryable(report.errors[0], kind="purge_failed")
+    removed_rows.replaced |= replaced

@@ -1,8 +1,8 @@
-"""The rows of one table: find, bury, rewrite, commit, forget. Only files that hold such a row are written again.
+"""Purging one table: find rows, set tombstones, rewrite, commit, remove history. Only files with a match are rewritten.
 
-Nobody else keeps the table meanwhile (`turns.keeping`); flushes, imports, queries and deliveries go on. The locks of
-the streams are taken for the commit only: no round is between reading a row and sending it then, and each later one
-reads the table as it is without the rows.
+The job holds `turns.keeping`; flushes, imports, queries and deliveries continue. The locks of the streams are held for
+the commit only: then no delivery is between reading a row and sending it, and every later one reads the table without
+the rows.
 """
 
 from __future__ import annotations
@@ -30,201 +30,213 @@ from hypaware.state import streams
 from hypaware.state.stream_key import StreamKey
 
 _after_bury = faults.point("maintain.purge.after-bury", "the rows have tombstones and are still in the lake")
-_after_rewrite = faults.point("maintain.purge.after-rewrite", "files without the rows are written, nothing names them")
-_before_commit = faults.point("maintain.purge.before-commit", "the table still names the files that hold the rows")
-_after_commit = faults.point("maintain.purge.after-commit", "the rows are gone from the table, not from the disk")
-_after_keys = faults.point("maintain.purge.after-keys", "the key index does not know the rows any more")
-_before_forget = faults.point("maintain.purge.before-forget", "older snapshots still name the files that hold the rows")
-_after_manifests = faults.point(
-    "maintain.purge.after-manifests", "the table's manifests do not tell of the files any more, older snapshots do"
+_after_rewrite = faults.point(
+    "maintain.purge.after-rewrite", "files without the rows are written, nothing references them"
 )
-_after_forget = faults.point("maintain.purge.after-forget", "no snapshot names the files that held the rows")
+_before_commit = faults.point("maintain.purge.before-commit", "the table still references the files that hold the rows")
+_after_commit = faults.point("maintain.purge.after-commit", "the rows are removed from the table, not from disk")
+_after_keys = faults.point("maintain.purge.after-keys", "the key index no longer knows the rows")
+_before_forget = faults.point(
+    "maintain.purge.before-forget", "older snapshots still reference the files that hold the rows"
+)
+_after_manifests = faults.point(
+    "maintain.purge.after-manifests", "the current manifests no longer describe the files, older snapshots do"
+)
+_after_forget = faults.point("maintain.purge.after-forget", "no snapshot references the files that held the rows")
 
 _TASKS_AT_ONCE = 16
-# How long rounds of delivery may take to come to their end, and other jobs that may be reading older snapshots.
-_PATIENCE = 60.0
-_FOR_READERS = 10.0
+# Time limits for running deliveries, and for other jobs that may read older snapshots.
+_DELIVERY_TIMEOUT = 60.0
+_READER_TIMEOUT = 10.0
 
 
-def remove(purging: Purging, dataset: Dataset, stones: Sequence[int], gone: Gone) -> Removed:
-    removed = Removed(dataset.name)
-    with turns.keeping(dataset.name, purging.check_cancelled):
-        settled.settle(purging, dataset, gone)
-        table = purging.lake.table(dataset)
-        files = {file.path: file for file in _live(purging, dataset)}
-        found = _find(purging, dataset, table, files, stones, removed, gone)
-        if found:
-            _replace(purging, dataset, table, files, found, removed, gone)
-        _forget(purging, dataset, removed, gone)
-    return removed
+def remove(context: Purging, dataset: Dataset, tombstone_ids: Sequence[int], removed_rows: Gone) -> Removed:
+    """Remove the rows from the dataset's table."""
+    result = Removed(dataset.name)
+    with turns.keeping(dataset.name, context.check_cancelled):
+        settled.settle(context, dataset, removed_rows)
+        table = context.lake.table(dataset)
+        files = {file.path: file for file in _live(context, dataset)}
+        matches = _find(context, dataset, table, files, tombstone_ids, result, removed_rows)
+        if matches:
+            _replace_files(context, dataset, table, files, matches, result, removed_rows)
+        _remove_history(context, dataset, result, removed_rows)
+    return result
 
 
-def _live(purging: Purging, dataset: Dataset) -> list[DataFile]:
-    entry = metadata.entry(purging.home, dataset.name)
+def _live(context: Purging, dataset: Dataset) -> list[DataFile]:
+    entry = metadata.entry(context.home, dataset.name)
     return list(metadata.remembered_files(metadata.read(entry.metadata))) if entry else []
 
 
 def _find(
-    purging: Purging,
+    context: Purging,
     dataset: Dataset,
     table: LakeTable,
     files: dict[Path, DataFile],
-    stones: Sequence[int],
-    removed: Removed,
-    gone: Gone,
+    tombstone_ids: Sequence[int],
+    result: Removed,
+    removed_rows: Gone,
 ) -> list[FileFound]:
-    """Lot by lot, each with its tombstones; the files that hold such rows."""
-    due = candidates(list(files.values()), purging.selector)
-    work = list(tasks(dataset, due, purging.selector, table.gateway_id))
-    found: list[FileFound] = []
-    gone.clean |= files.keys() - {path for path, _ in due}
-    for start in range(0, len(work), _TASKS_AT_ONCE):
-        purging.check_cancelled()
-        purging.progress(f"looking through {dataset.name}", removed.files_looked_at, len(due))
-        hashes = [bytearray() for _ in purging.selector.values]
-        for each in _looked(purging, work[start : start + _TASKS_AT_ONCE]):
-            removed.files_looked_at += 1
-            removed.unsaid += each.unsaid
-            if not each.rows:
-                gone.clean.add(each.path)
+    """Search in batches, setting tombstones after each; return the files that hold such rows."""
+    files_to_search = candidates(list(files.values()), context.selector)
+    pending_tasks = list(tasks(dataset, files_to_search, context.selector, table.gateway_id))
+    matches: list[FileFound] = []
+    removed_rows.clean |= files.keys() - {path for path, _ in files_to_search}
+    for start in range(0, len(pending_tasks), _TASKS_AT_ONCE):
+        context.check_cancelled()
+        context.progress(f"searching {dataset.name}", result.files_looked_at, len(files_to_search))
+        hashes = [bytearray() for _ in context.selector.values]
+        for match in _run_tasks(context, pending_tasks[start : start + _TASKS_AT_ONCE]):
+            result.files_looked_at += 1
+            result.unattributed += match.unattributed
+            if not match.rows:
+                removed_rows.clean.add(match.path)
                 continue
-            source = files[each.path].source
-            removed.rows += each.rows
-            removed.sources[source] += each.rows
-            gone.rows += each.rows
-            gone.seqs.setdefault((dataset.name, source), each.seqs[:0]).extend(each.seqs)
-            for packed, of_value in zip(each.hashes, hashes, strict=True):
-                of_value += packed
-            gone.add(each.ids, [key for packed in each.hashes for key in _split(packed)])
-            each.hashes, each.seqs = [], each.seqs[:0]
-            found.append(each)
-        # Time that is closed needs no parts.
-        for stone, packed in zip(stones if purging.selector.kind != "before" else (), hashes, strict=False):
+            source = files[match.path].source
+            result.rows += match.rows
+            result.sources[source] += match.rows
+            removed_rows.rows += match.rows
+            removed_rows.seqs.setdefault((dataset.name, source), match.seqs[:0]).extend(match.seqs)
+            for packed, value_hashes in zip(match.hashes, hashes, strict=True):
+                value_hashes += packed
+            removed_rows.add(match.ids, [key for packed in match.hashes for key in _split(packed)])
+            match.hashes, match.seqs = [], match.seqs[:0]
+            matches.append(match)
+        # A purge by time needs no tombstones for parts.
+        for tombstone_id, packed in zip(
+            tombstone_ids if context.selector.kind != "before" else (), hashes, strict=False
+        ):
             if packed:
-                tombstones.bury(purging.home, stone, _split(packed))
-    _bury_other_ids(purging, dataset, stones, gone)
-    if found:
+                tombstones.bury(context.home, tombstone_id, _split(packed))
+    _bury_other_ids(context, dataset, tombstone_ids, removed_rows)
+    if matches:
         _after_bury()
-    return found
+    return matches
 
 
-def _bury_other_ids(purging: Purging, dataset: Dataset, stones: Sequence[int], gone: Gone) -> None:
-    """Those of other records of the same rows, which only the key index knows."""
-    seqs = [seq for (name, _), some in gone.seqs.items() if name == dataset.name for seq in some]
-    if not seqs or not purging.home.keys.is_file() or purging.selector.kind == "before":
+def _bury_other_ids(context: Purging, dataset: Dataset, tombstone_ids: Sequence[int], removed_rows: Gone) -> None:
+    """Set tombstones for other ids of the same rows, which only the key index knows."""
+    seqs = [seq for (name, _), sequences in removed_rows.seqs.items() if name == dataset.name for seq in sequences]
+    if not seqs or not context.home.keys.is_file() or context.selector.kind == "before":
         return
-    with closing(KeyIndex(purging.home.keys)) as index:
-        others = index.keys_of(seqs) if index.matches(dataset.name) else set()
-    for stone in stones:
-        tombstones.bury(purging.home, stone, others)
+    with closing(KeyIndex(context.home.keys)) as index:
+        other_keys = index.find_keys(seqs) if index.has_match_keys(dataset.name) else set()
+    for tombstone_id in tombstone_ids:
+        tombstones.bury(context.home, tombstone_id, other_keys)
 
 
-def _looked(purging: Purging, work: list[FindTask]) -> Iterator[FileFound]:
-    for result in purging.lake.run(work):
+def _run_tasks(context: Purging, pending_tasks: list[FindTask]) -> Iterator[FileFound]:
+    for result in context.lake.run(pending_tasks):
         if isinstance(result, BuildFailure):
-            raise Retryable(f"{work[0].dataset}: looking for the rows failed: {result.reason}", kind="purge_failed")
-        yield from result.notes
+            raise Retryable(f"{pending_tasks[0].dataset}: search failed: {result.reason}", kind="purge_failed")
+        yield from result.reports
 
 
-def _replace(
-    purging: Purging,
+def _replace_files(
+    context: Purging,
     dataset: Dataset,
     table: LakeTable,
     files: dict[Path, DataFile],
-    found: list[FileFound],
-    removed: Removed,
-    gone: Gone,
+    matches: list[FileFound],
+    result: Removed,
+    removed_rows: Gone,
 ) -> None:
-    partly = [each for each in found if not each.whole]
-    written = rewriting.without_rows(purging, dataset, table, [(files[each.path], each.rows) for each in partly])
+    partial_matches = [match for match in matches if not match.is_whole_file]
+    written = rewriting.without_rows(
+        context, dataset, table, [(files[match.path], match.rows) for match in partial_matches]
+    )
     _after_rewrite()
-    change = Change("purge", [files[each.path] for each in found], written, summary={"hyp.purge": purging.id})
+    change = Change("purge", [files[match.path] for match in matches], written, summary={"hyp.purge": context.id})
     try:
         with (
-            _streams(purging, dataset, {files[each.path].source for each in found}),
-            turns.changing(dataset.name, purging.check_cancelled),
+            _lock_streams(context, dataset, {files[match.path].source for match in matches}),
+            turns.changing(dataset.name, context.check_cancelled),
         ):
-            secure.secure(purging.home, dataset.name)
-            gone.copies += copies.of(purging, dataset.name, gone.seqs)
-            with _without_keys(purging, dataset, table, gone):
+            secure.secure(context.home, dataset.name)
+            removed_rows.copies += copies.of(context, dataset.name, removed_rows.seqs)
+            with _without_keys(context, dataset, table, removed_rows):
                 _before_commit()
-                purging.lake.table(dataset).change(change)
-                secure.secure(purging.home, dataset.name)
+                context.lake.table(dataset).replace_files(change)
+                secure.secure(context.home, dataset.name)
                 _after_commit()
             _after_keys()
     except BaseException:
-        # Where nobody knows whether it landed, what is live is not touched.
-        live = {file.path for file in _live(purging, dataset)}
-        for each in written:
-            if each.path not in live:
-                each.path.unlink(missing_ok=True)
+        # If the outcome of the commit is unknown, live files are not touched.
+        live = {file.path for file in _live(context, dataset)}
+        for file in written:
+            if file.path not in live:
+                file.path.unlink(missing_ok=True)
         raise
-    gone.clean |= {each.path for each in written}
-    removed.files_rewritten, removed.files_removed = len(partly), len(found) - len(partly)
+    removed_rows.clean |= {file.path for file in written}
+    result.files_rewritten, result.files_removed = len(partial_matches), len(matches) - len(partial_matches)
 
 
 @contextmanager
-def _streams(purging: Purging, dataset: Dataset, sources: set[str]) -> Iterator[None]:
-    """No round of the sources' streams is under way; those that the state has, and those that may begin now."""
-    with purging.store.reading() as connection:
-        known = {stream.key for stream in streams.all_streams(connection)}
-    wanted = {StreamKey(sink, dataset.name, source) for sink in purging.config.sinks for source in sources}
-    wanted |= {key for key in known if key.dataset == dataset.name and key.source in sources}
-    deadline = time.monotonic() + _PATIENCE
+def _lock_streams(context: Purging, dataset: Dataset, sources: set[str]) -> Iterator[None]:
+    """Hold the locks of the sources' streams: those in the state, and those that could start now."""
+    with context.store.reading() as connection:
+        known_keys = {stream.key for stream in streams.all_streams(connection)}
+    keys = {StreamKey(sink, dataset.name, source) for sink in context.config.sinks for source in sources}
+    keys |= {key for key in known_keys if key.dataset == dataset.name and key.source in sources}
+    deadline = time.monotonic() + _DELIVERY_TIMEOUT
     with ExitStack() as held:
-        for key in sorted(wanted):
-            purging.check_cancelled()
-            held.enter_context(stream_lock(purging.home, key, max(0.0, deadline - time.monotonic())))
+        for key in sorted(keys):
+            context.check_cancelled()
+            held.enter_context(stream_lock(context.home, key, max(0.0, deadline - time.monotonic())))
         yield
 
 
 @contextmanager
-def _without_keys(purging: Purging, dataset: Dataset, table: LakeTable, gone: Gone) -> Iterator[None]:
-    """Within it the rows go: a row that may come back must not be taken for one that is there.
+def _without_keys(context: Purging, dataset: Dataset, table: LakeTable, removed_rows: Gone) -> Iterator[None]:
+    """Remove the keys around the commit: a row that may come back must not be taken for one that is present.
 
-    The keys go first. Killed in between, the index takes in once more what the lake then has.
+    The keys are removed first. After a kill in between, the index adds the keys of the rows that the lake still has.
     """
-    path = purging.home.keys
-    if not path.is_file() or (purging.selector.kind == "before" and purging.closes):
-        # A closed time has no tombstones of parts: a row that comes again with another time is known by its key.
+    path = context.home.keys
+    if not path.is_file() or (context.selector.kind == "before" and context.is_permanent):
+        # A purge by time has no tombstones for parts: a row that comes again with another time is recognised by its
+        # key.
         yield
         return
     with closing(KeyIndex(path)) as index:
-        through = index.through(dataset.name, table.uuid)
-        index.forget(dataset.name, (seq for (of, _), seqs in gone.seqs.items() if of == dataset.name for seq in seqs))
+        through = index.indexed_through(dataset.name, table.uuid)
+        index.remove_rows(
+            dataset.name, (seq for (name, _), seqs in removed_rows.seqs.items() if name == dataset.name for seq in seqs)
+        )
         yield
         if through:
-            index.trust(dataset.name, through)
+            index.mark_complete(dataset.name, through)
 
 
-def _forget(purging: Purging, dataset: Dataset, removed: Removed, gone: Gone) -> None:
-    """Also where no row was found: an earlier purge may have been killed before this."""
-    left = generation.abandoned(purging.home, dataset.name)
-    if removed.rows or left:
-        _let_readers_finish(purging)
-    with turns.changing(dataset.name, purging.check_cancelled):
-        generation.clear(purging.home, dataset.name)
-        # What a rebuild has left behind is all of it a copy.
-        for folder in generation.abandoned(purging.home, dataset.name):
+def _remove_history(context: Purging, dataset: Dataset, result: Removed, removed_rows: Gone) -> None:
+    """Remove the history, even if no row was found: an earlier purge may have been killed before this step."""
+    abandoned = generation.abandoned(context.home, dataset.name)
+    if result.rows or abandoned:
+        _wait_for_readers(context)
+    with turns.changing(dataset.name, context.check_cancelled):
+        generation.clear(context.home, dataset.name)
+        # Everything that a rebuild left behind is a copy.
+        for folder in generation.abandoned(context.home, dataset.name):
             shutil.rmtree(folder)
             durable.fsync_dir(folder.parent)
-        strays = sweep.strays(purging, dataset, gone)
-        if removed.rows or strays or purging.again:
-            secure.secure(purging.home, dataset.name)
+        strays = sweep.strays(context, dataset, removed_rows)
+        if result.rows or strays or context.resumed:
+            secure.secure(context.home, dataset.name)
             _before_forget()
-            table = purging.lake.table(dataset)
-            if purging.history.describe_live_files_only(table):
-                secure.secure(purging.home, dataset.name)
+            table = context.lake.table(dataset)
+            if context.history.describe_live_files_only(table):
+                secure.secure(context.home, dataset.name)
                 _after_manifests()
-            purging.history.expire(table)
-            secure.secure(purging.home, dataset.name)
+            context.history.expire(table)
+            secure.secure(context.home, dataset.name)
             _after_forget()
-        removed.orphans_removed = sweep.sweep(purging, dataset, strays)
+        result.orphans_removed = sweep.sweep(context, dataset, strays)
 
 
-def _let_readers_finish(purging: Purging) -> None:
-    if not turns.wait_for_others(time.time(), _FOR_READERS, purging.check_cancelled):
-        purging.note("a job that is still running may read what is removed now; if it fails, run it again")
+def _wait_for_readers(context: Purging) -> None:
+    if not turns.wait_for_others(time.time(), _READER_TIMEOUT, context.check_cancelled):
+        context.note("a running job may read files that are removed now; if it fails, run it again")
 
 
 def _split(packed: bytes | bytearray) -> list[bytes]:

@@ -1,6 +1,7 @@
-"""The bytes of a file as they were before they were packed: gzip, zstd, and the blocks in which Spark spills.
+"""The bytes of a file before compression: gzip, zstd, and the LZ4 blocks in which Spark spills.
 
-A look for text in a packed file must unpack it. What cannot be unpacked is given as it is.
+Searching for text in a compressed file requires decompressing it. A file that cannot be decompressed is returned as
+stored.
 """
 
 from __future__ import annotations
@@ -16,26 +17,26 @@ import pyarrow as pa
 _GZIP, _ZSTD, _LZ4 = b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"LZ4Block"
 _BLOCK = struct.Struct("<8sBiii")
 _RAW_METHOD = 0x10
-_MOST = 256 << 20
-_PIECE = 8 << 20
+_MAX_BYTES = 256 << 20
+_PIECE_BYTES = 8 << 20
 _LONGEST_WORD = 1_024
 
 
 def contents(path: Path) -> Iterator[bytes]:
-    """As stored, piece by piece such that no word is cut in two; and unpacked where it is packed."""
+    """Yield the stored bytes, in overlapping pieces so that no word is split, then the decompressed bytes."""
     with open(path, "rb") as file:
         packed = file.read(len(_LZ4)).startswith((_GZIP, _ZSTD, _LZ4))
         file.seek(0)
-        before = b""
-        while block := file.read(_PIECE):
-            yield before + block
-            before = block[-_LONGEST_WORD:]
+        overlap = b""
+        while block := file.read(_PIECE_BYTES):
+            yield overlap + block
+            overlap = block[-_LONGEST_WORD:]
         if packed:
             file.seek(0)
-            yield from _unpacked(file.read(_MOST))
+            yield from _decompress(file.read(_MAX_BYTES))
 
 
-def _unpacked(stored: bytes) -> Iterator[bytes]:
+def _decompress(stored: bytes) -> Iterator[bytes]:
     try:
         if stored.startswith(_GZIP):
             yield gzip.decompress(stored)
@@ -49,15 +50,15 @@ def _unpacked(stored: bytes) -> Iterator[bytes]:
 
 
 def _lz4_blocks(stored: bytes) -> Iterator[bytes]:
-    """As lz4-java frames them: a header with both lengths before each block."""
-    codec, place = pa.Codec("lz4_raw"), 0
-    while place + _BLOCK.size <= len(stored):
-        magic, token, packed, unpacked, _checksum = _BLOCK.unpack_from(stored, place)
+    """Decode the framing of lz4-java: a header with both lengths precedes each block."""
+    codec, position = pa.Codec("lz4_raw"), 0
+    while position + _BLOCK.size <= len(stored):
+        magic, token, packed, unpacked, _checksum = _BLOCK.unpack_from(stored, position)
         if magic != _LZ4:
             return
-        place += _BLOCK.size
-        block = stored[place : place + packed]
-        place += packed
+        position += _BLOCK.size
+        block = stored[position : position + packed]
+        position += packed
         if token & 0xF0 == _RAW_METHOD:
             yield block
         elif unpacked:

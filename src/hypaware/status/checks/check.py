@@ -1,4 +1,4 @@
-"""What a check has found: `ok`, a `warning` (it works, and not as it should), or `failed`."""
+"""The result of a check: `ok`, `warning` (it works, but not as it should) or `failed`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each client: which version is installed, and whether what attach wrote is in force."""
+"""Check each client: its version, and whether its attachment is in effect."""
 
 from __future__ import annotations
 
@@ -18,26 +18,25 @@ _SECONDS = 10.0
 
 
 def each(view: View) -> Iterator[Check]:
-    found = clients.look(view)
     known = {client.name: client for client in plugins.load(plugins.CLIENTS, Client)}
-    for standing in found.facts:
-        name = f"client:{standing.name}"
-        if not standing.installed:
-            yield ok(name, "is not installed here")
+    for client in clients.look(view).facts:
+        name = f"client:{client.name}"
+        if not client.installed:
+            yield ok(name, "not installed")
             continue
-        version, wrong = _version(standing)
-        if wrong:
-            yield warning(name, wrong, f"{standing.name} --version")
-        yield from _attached(view, name, version, standing, known[standing.name])
+        version, problem = _version(client)
+        if problem:
+            yield warning(name, problem, f"{client.name} --version")
+        yield from _attachment_checks(view, name, version, client, known[client.name])
 
 
-def _version(standing: Standing) -> tuple[str, str | None]:
-    """In words, and what is wrong."""
-    if standing.program is None:
-        return f"no {standing.name} on the path", None
+def _version(client: Standing) -> tuple[str, str | None]:
+    """Return the client's version as text, and why it could not be read."""
+    if client.program is None:
+        return f"no {client.name} on the PATH", None
     try:
-        asked = subprocess.run(
-            [standing.program, "--version"],
+        done = subprocess.run(
+            [client.program, "--version"],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -45,30 +44,30 @@ def _version(standing: Standing) -> tuple[str, str | None]:
             timeout=_SECONDS,
             check=False,
         )
-    except (OSError, subprocess.TimeoutExpired) as trouble:
-        return standing.program, f"{standing.program} does not tell its version: {reason_of(trouble)}"
-    told = (asked.stdout.strip() or asked.stderr.strip()).partition("\n")[0]
-    if asked.returncode != 0:
-        return standing.program, f"{standing.program} --version ends with {asked.returncode}: {told}"
-    return f"{told} at {standing.program}", None
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return client.program, f"cannot read the version of {client.program}: {reason_of(error)}"
+    output = (done.stdout.strip() or done.stderr.strip()).partition("\n")[0]
+    if done.returncode != 0:
+        return client.program, f"{client.program} --version failed with exit code {done.returncode}: {output}"
+    return f"{output} at {client.program}", None
 
 
-def _attached(view: View, name: str, version: str, standing: Standing, client: Client) -> Iterator[Check]:
-    said = [each for each in clients.diagnostics(view, standing) if each.severity != "info"]
-    for each in said:
+def _attachment_checks(view: View, name: str, version: str, client: Standing, plugin: Client) -> Iterator[Check]:
+    problems = [each for each in clients.diagnostics(view, client) if each.severity != "info"]
+    for each in problems:
         make = failed if each.severity == "error" else warning
         yield make(name, f"{version}; {each.message}", *each.repair)
-    notes = _notes(view, standing, client)
+    notes = _notes(view, client, plugin)
     for note in notes:
         yield warning(name, f"{version}; {note}")
-    if not said and not notes:
-        yield ok(name, f"{version}; {'is attached' if standing.is_attached else 'is not attached'}")
+    if not problems and not notes:
+        yield ok(name, f"{version}; {'attached' if client.is_attached else 'not attached'}")
 
 
-def _notes(view: View, standing: Standing, client: Client) -> list[str]:
-    if not standing.is_attached or client.settings is None:
+def _notes(view: View, client: Standing, plugin: Client) -> list[str]:
+    if not client.is_attached or plugin.settings is None:
         return []
-    told = attach.attach(
-        view.home, client.settings, f"http://{view.config.gateway.listen}", view.environment, dry_run=True
+    plan = attach.attach(
+        view.home, plugin.settings, f"http://{view.config.gateway.listen}", view.environment, dry_run=True
     )
-    return list(told.notes)
+    return list(plan.notes)

@@ -1,4 +1,4 @@
-"""The gateway's address: ours already, or free to be."""
+"""Check the gateway's address: the gateway answers, or the address is free."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from hypaware.status.view import View
 
 
 def port(view: View) -> Iterator[Check]:
-    listen = view.of_daemon("gateway").get("listen") or view.config.gateway.listen
-    elsewhere = f"hyp config set gateway.listen {free_beside(listen)}"
-    answers = gateway.who_answers(view.home, listen)
-    if answers == "gateway":
-        yield ok("gateway", f"the gateway answers at {listen}")
-    elif answers == "fallback":
-        yield warning("gateway", f"at {listen} requests are passed on unrecorded", "hyp daemon start")
-    elif answers == "stranger":
-        yield failed("gateway", f"another program listens at {listen}", elsewhere)
+    listen = view.daemon_part("gateway").get("listen") or view.config.gateway.listen
+    use_other_port = f"hyp config set gateway.listen {free_beside(listen)}"
+    answered_by = gateway.who_answers(view.home, listen)
+    if answered_by == "gateway":
+        yield ok("gateway", f"the gateway answers on {listen}")
+    elif answered_by == "fallback":
+        yield warning("gateway", f"requests to {listen} are passed through without recording", "hyp daemon start")
+    elif answered_by == "stranger":
+        yield failed("gateway", f"another program listens on {listen}", use_other_port)
     elif reason := why_not(listen):
-        yield failed("gateway", f"nobody can listen at {listen}: {reason}", elsewhere)
+        yield failed("gateway", f"cannot listen on {listen}: {reason}", use_other_port)
     else:
         yield ok("gateway", f"{listen} is free")

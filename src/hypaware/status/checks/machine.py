@@ -1,4 +1,4 @@
-"""What the engine needs of the machine: Python, Java, its jars, the class archive."""
+"""Check what the engine needs: Python, Java, its jars, the class archive."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import platform
 import struct
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 from hypaware.engine import archive, jars, java, spark_home
 from hypaware.errors import NotReady
@@ -20,8 +19,8 @@ _OLDEST_PYTHON = (3, 11)
 def python(view: View) -> Iterator[Check]:
     bits = 8 * struct.calcsize("P")
     detail = f"Python {platform.python_version()} ({bits} bits) at {sys.executable}"
-    fits = sys.version_info[:2] >= _OLDEST_PYTHON and bits == 64
-    yield ok("python", detail) if fits else failed("python", f"{detail}; needed is 3.11 or later with 64 bits")
+    is_supported = sys.version_info[:2] >= _OLDEST_PYTHON and bits == 64
+    yield ok("python", detail) if is_supported else failed("python", f"{detail}; 64-bit 3.11 or later is required")
 
 
 def java_runtime(view: View) -> Iterator[Check]:
@@ -34,29 +33,26 @@ def java_runtime(view: View) -> Iterator[Check]:
 
 
 def engine_jars(view: View) -> Iterator[Check]:
-    """Every byte of them, not only what changed."""
-    where = jars.folder(view.cache, jars.locked())
+    """Verify the hash of every jar."""
+    folder = jars.folder(view.cache, jars.locked())
     try:
-        jars.verify(where, jars.locked())
-    except NotReady as wrong:
-        there = where.is_dir()
-        yield failed("jars", wrong.message if there else f"not installed in {where}", "hyp engine install")
+        jars.verify(folder, jars.locked())
+    except NotReady as error:
+        message = error.message if folder.is_dir() else f"not installed in {folder}"
+        yield failed("jars", message, "hyp engine install")
         return
     total = words.size(sum(jar.size for jar in jars.locked()))
-    yield ok("jars", f"{words.count(len(jars.locked()), 'jar')}, {total}, each with the hash of its release")
+    yield ok("jars", f"{words.count(len(jars.locked()), 'jar')}, {total}, all hashes match")
 
 
 def class_archive(view: View) -> Iterator[Check]:
     try:
         installed = jars.installed(view.cache)
-        where = archive.locate(view.cache, java.find(view.environment), spark_home.class_path(installed))
+        path = archive.locate(view.cache, java.find(view.environment), spark_home.class_path(installed))
     except NotReady as missing:
-        yield warning("class_archive", "there is none: Java or the jars are missing", *missing.repair)
+        yield warning("class_archive", "missing, because Java or the jars are missing", *missing.repair)
         return
-    yield _whole(where)
-
-
-def _whole(where: Path) -> Check:
-    if archive.options(where):
-        return ok("class_archive", f"{where.name}, {words.size(where.stat().st_size)}")
-    return warning("class_archive", "there is none, so the engine starts at half the speed", "hyp engine install")
+    if archive.options(path):
+        yield ok("class_archive", f"{path.name}, {words.size(path.stat().st_size)}")
+    else:
+        yield warning("class_archive", "missing: the engine starts at half the speed", "hyp engine install")

@@ -1,4 +1,4 @@
-"""All checks in their order. What one of them trips over is its finding; the others have their turn."""
+"""Run all checks in order. A check that raises an exception has failed; the others still run."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ ALL: tuple[tuple[str, Look], ...] = (
 def begin(
     home: Home, environment: Mapping[str, str] | None = None, now: datetime | None = None, cache: Path | None = None
 ) -> View:
-    """What all checks are told from."""
+    """Return the input of all checks."""
     try:
         config = written.look(home).facts.config
     except HypError:
@@ -57,7 +57,7 @@ def begin(
     return View(
         home=home,
         config=config,
-        memory=memory.recall(home),
+        state=memory.recall(home),
         daemon=running,
         now=now or datetime.now(UTC),
         environment=surroundings(environment),
@@ -66,9 +66,9 @@ def begin(
 
 
 def run(view: View, report: Callable[[str, float, float], None]) -> Iterator[Check]:
-    for place, (name, look) in enumerate(ALL):
-        report("checking", place, len(ALL))
+    for number, (name, check) in enumerate(ALL):
+        report("checking", number, len(ALL))
         try:
-            yield from look(view)
-        except Exception as trouble:
-            yield failed(name, f"it could not be checked: {reason_of(trouble)} ({type(trouble).__name__})")
+            yield from check(view)
+        except Exception as error:
+            yield failed(name, f"the check failed: {reason_of(error)} ({type(error).__name__})")

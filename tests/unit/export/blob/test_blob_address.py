@@ -67,18 +67,18 @@ def test_the_config_goes_before_the_environment() -> None:
 @pytest.mark.parametrize(
     ("written", "reason"),
     [
-        ("archive", "whole path"),
-        ("./archive", "whole path"),
-        ("ftp://host/x", "nothing is known of ftp://"),
-        ("file://host/x", "names no host"),
-        ("s3://", "names no bucket"),
-        ("s3:///x", "names no bucket"),
-        ("s3://bucket/a/../b", "mean nothing"),
+        ("archive", "absolute path"),
+        ("./archive", "absolute path"),
+        ("ftp://host/x", "unknown scheme ftp://"),
+        ("file://host/x", "has no host"),
+        ("s3://", "the bucket is missing"),
+        ("s3:///x", "the bucket is missing"),
+        ("s3://bucket/a/../b", "are not allowed"),
         ("s3://bucket/x?versionId=1", "a query"),
         ("s3://bucket/x#y", "a fragment"),
-        ("s3://bucket/a\nb", "a sign"),
-        ("s3://host:9000/x", "goes into endpoint"),
-        ("az://box/a", "which storage account"),
+        ("s3://bucket/a\nb", "a control character"),
+        ("s3://host:9000/x", "set the server with endpoint"),
+        ("az://box/a", "the storage account is missing"),
     ],
 )
 def test_what_cannot_be_a_destination_is_refused_with_the_reason(written: str, reason: str) -> None:
@@ -96,7 +96,7 @@ def test_an_endpoint_is_an_address_of_the_web(endpoint: str) -> None:
 
 @pytest.mark.parametrize("option", ["endpoint", "region", "access_key_env", "secret_key_env"])
 def test_an_option_for_s3_is_refused_elsewhere(option: str) -> None:
-    with pytest.raises(ConfigError, match=f"{option} is for s3"):
+    with pytest.raises(ConfigError, match=f"{option} is only valid for s3"):
         place_of({"destination": "/data", option: "x"}, {})
 
 

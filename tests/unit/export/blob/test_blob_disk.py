@@ -47,7 +47,7 @@ def deliver(root: Path, rows: int = 7) -> None:
 
 def landed(root: Path) -> bool:
     async def work() -> bool:
-        return await (await opened(root)).landed(chunk(0, 10))
+        return await (await opened(root)).has_chunk(chunk(0, 10))
 
     return asyncio.run(work())
 
@@ -96,7 +96,7 @@ def test_a_power_cut_leaves_no_manifest_or_one_whose_object_is_whole(
 
 
 @pytest.mark.hazard(10)
-@pytest.mark.parametrize("ask", ["landed", "delivered", "ship"])
+@pytest.mark.parametrize("ask", ["has_chunk", "coverage", "ship"])
 def test_what_a_killed_writer_did_not_sync_is_synced_before_it_is_relied_on(
     tmp_path: Path, root: Path, ask: str
 ) -> None:
@@ -108,7 +108,7 @@ def test_what_a_killed_writer_did_not_sync_is_synced_before_it_is_relied_on(
         sink = await opened(root)
         if ask == "ship":
             return await sink.ship(chunk(0, 10), payload(7), 0)
-        return await (sink.landed(chunk(0, 10)) if ask == "landed" else sink.delivered(STREAM, GATEWAY, INCARNATION))
+        return await (sink.has_chunk(chunk(0, 10)) if ask == "has_chunk" else sink.coverage(STREAM, GATEWAY, INCARNATION))
 
     with disk.watching():
         assert not live(lambda: deliver(root), crash_at="export.blob-file.after-link")
@@ -205,7 +205,7 @@ def test_a_full_disk_is_told_and_goes_on_when_there_is_room(tmp_path: Path) -> N
         root = disk.root / "archive"
         root.mkdir()
         disk.fill(leave=100_000)
-        with pytest.raises(Denied, match="Make room") as denied:
+        with pytest.raises(Denied, match="Free some space") as denied:
             deliver_noise(root)
         assert denied.value.kind == "disk_full"
         assert files(root) == {}
@@ -236,7 +236,7 @@ def test_the_folder_is_made_and_belongs_to_its_user_alone(root: Path) -> None:
 
 def test_the_folder_above_it_must_be_there(root: Path) -> None:
     """It may be a disk that is not mounted: rows would end up beneath it."""
-    with pytest.raises(Denied, match="there is no folder") as denied:
+    with pytest.raises(Denied, match="does not exist") as denied:
         deliver(root)
 
     assert denied.value.kind == "no_such_folder"
@@ -281,10 +281,10 @@ def test_a_folder_that_went_away_is_told_and_not_made_again(root: Path) -> None:
         sink = await opened(root)
         await sink.ship(chunk(0, 10), payload(7), 0)
         root.rename(root.with_name("gone"))
-        with pytest.raises(Unreachable, match="is gone"):
+        with pytest.raises(Unreachable, match="is missing"):
             await sink.ship(chunk(10, 20), payload(7), 10)
-        for asked in (sink.landed(chunk(0, 10)), sink.delivered(STREAM, GATEWAY, INCARNATION)):
-            with pytest.raises(Unreachable, match="is gone"):
+        for asked in (sink.has_chunk(chunk(0, 10)), sink.coverage(STREAM, GATEWAY, INCARNATION)):
+            with pytest.raises(Unreachable, match="is missing"):
                 await asked
         assert not root.exists()
         root.mkdir()

@@ -60,8 +60,8 @@ def test_it_is_read_back() -> None:
 def test_it_is_of_one_chunk_only(other: Any) -> None:
     said = manifest.of_chunk(chunk(4, 9), STORED, NOW)
 
-    assert said.is_of(chunk(4, 9))
-    assert not said.is_of(other)
+    assert said.describes(chunk(4, 9))
+    assert not said.describes(other)
 
 
 ODD: list[dict[str, Any]] = [

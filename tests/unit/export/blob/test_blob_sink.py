@@ -103,13 +103,13 @@ def test_the_objects_are_of_the_encoder_that_was_chosen(root: Path) -> None:
 def test_landed_is_what_has_a_manifest_and_the_object_that_it_names(root: Path) -> None:
     async def work() -> list[bool]:
         sink = await opened(root)
-        told = [await sink.landed(chunk(0, 10))]
+        told = [await sink.has_chunk(chunk(0, 10))]
         await sink.ship(chunk(0, 10), payload(7), 0)
-        told += [await sink.landed(chunk(0, 10)), await sink.landed(chunk(0, 9)), await sink.landed(chunk(1, 10))]
+        told += [await sink.has_chunk(chunk(0, 10)), await sink.has_chunk(chunk(0, 9)), await sink.has_chunk(chunk(1, 10))]
         (root / OBJECT).write_bytes((root / OBJECT).read_bytes()[:-1])
-        told += [await sink.landed(chunk(0, 10))]
+        told += [await sink.has_chunk(chunk(0, 10))]
         (root / OBJECT).unlink()
-        return [*told, await sink.landed(chunk(0, 10))]
+        return [*told, await sink.has_chunk(chunk(0, 10))]
 
     assert asyncio.run(work()) == [False, True, False, False, False, False]
 
@@ -119,7 +119,7 @@ def test_an_object_without_a_manifest_did_not_land(root: Path) -> None:
         sink = await opened(root)
         await sink.ship(chunk(0, 10), payload(7), 0)
         (root / MANIFEST).unlink()
-        return await sink.landed(chunk(0, 10)), await sink.delivered(STREAM, GATEWAY, INCARNATION)
+        return await sink.has_chunk(chunk(0, 10)), await sink.coverage(STREAM, GATEWAY, INCARNATION)
 
     assert asyncio.run(work()) == (False, Delivered(0))
 
@@ -150,8 +150,8 @@ def test_two_machines_with_one_prefix_keep_their_rows_apart(root: Path) -> None:
         sink = await opened(root)
         await sink.ship(chunk(0, 10), payload(7), 0)
         await sink.ship(chunk(0, 25, gateway_id="gw-other"), payload(3), 0)
-        told = [await sink.delivered(STREAM, each, INCARNATION) for each in (GATEWAY, "gw-other", "gw-third")]
-        assert not await sink.landed(chunk(0, 25))
+        told = [await sink.coverage(STREAM, each, INCARNATION) for each in (GATEWAY, "gw-other", "gw-third")]
+        assert not await sink.has_chunk(chunk(0, 25))
         return told
 
     assert asyncio.run(work()) == [Delivered(10), Delivered(25), Delivered(0)]
@@ -167,7 +167,7 @@ def test_two_copies_of_a_home_deliver_the_same_range_side_by_side(root: Path) ->
         sink = await opened(root)
         await sink.ship(chunk(10, 20), payload(7), 10)
         await sink.ship(chunk(10, 20, incarnation=copy), payload(7, 100), 10)
-        return [await sink.delivered(STREAM, GATEWAY, each) for each in (INCARNATION, copy)]
+        return [await sink.coverage(STREAM, GATEWAY, each) for each in (INCARNATION, copy)]
 
     assert asyncio.run(work()) == [Delivered(20, ((0, 10),))] * 2
     found = {index for path in root.rglob("*.parquet") for index in pq.read_table(path)["message_index"].to_pylist()}
@@ -178,7 +178,7 @@ def test_two_copies_of_a_home_deliver_the_same_range_side_by_side(root: Path) ->
 def test_two_sinks_know_nothing_of_each_other(root: Path, tmp_path: Path) -> None:
     async def work() -> Delivered:
         await (await opened(root)).ship(chunk(0, 10), payload(7), 0)
-        return await (await opened(tmp_path / "other")).delivered(STREAM, GATEWAY, INCARNATION)
+        return await (await opened(tmp_path / "other")).coverage(STREAM, GATEWAY, INCARNATION)
 
     assert asyncio.run(work()) == Delivered(0)
 
@@ -209,12 +209,12 @@ def test_a_hole_that_was_left_by_a_refusal_can_be_filled(root: Path) -> None:
         sink = await opened(root)
         await sink.ship(chunk(0, 10), payload(7), 0)
         await sink.ship(chunk(12, 20), payload(7, 7), 12)
-        told = [await sink.delivered(STREAM, GATEWAY, INCARNATION)]
+        told = [await sink.coverage(STREAM, GATEWAY, INCARNATION)]
         sent = await sink.ship(chunk(10, 12), payload(2, 20), 20)
         before = files(root)
         assert await sink.ship(chunk(10, 12), payload(1, 20), 20) == sent
         assert files(root) == before
-        return [*told, await sink.delivered(STREAM, GATEWAY, INCARNATION)]
+        return [*told, await sink.coverage(STREAM, GATEWAY, INCARNATION)]
 
     assert asyncio.run(work()) == [Delivered(20, ((10, 12),)), Delivered(20)]
 
@@ -240,7 +240,7 @@ def test_what_is_not_a_manifest_of_ours_is_not_counted(root: Path) -> None:
         (folder / ".DS_Store").write_bytes(b"junk")
         (folder / "notes.json").write_bytes(b"junk")
         (folder / "folder").mkdir()
-        return await sink.delivered(STREAM, GATEWAY, INCARNATION)
+        return await sink.coverage(STREAM, GATEWAY, INCARNATION)
 
     assert asyncio.run(work()) == Delivered(10)
 
@@ -260,8 +260,8 @@ def test_a_manifest_of_somebody_else_in_our_place_is_left_alone_and_told(
         said = {**json.loads((root / MANIFEST).read_bytes()), **foreign} if foreign else "junk"
         (root / MANIFEST).write_text(json.dumps(said))
         before = files(root)
-        assert not await sink.landed(chunk(0, 10))
-        with pytest.raises(Denied, match="stands where rows of 'claude' must go") as denied:
+        assert not await sink.has_chunk(chunk(0, 10))
+        with pytest.raises(Denied, match="but rows of 'claude' must be stored there") as denied:
             await sink.ship(chunk(0, 10), payload(3), 0)
         assert files(root) == before
         return denied.value.kind
@@ -280,7 +280,7 @@ def test_every_source_has_its_own_place_below_the_destination(tmp_path: Path) ->
         sink = await opened(root)
         for source in sources:
             await sink.ship(chunk(0, 10, source=source), payload(2), 0)
-        return [await sink.delivered(chunk(0, 1, source=each).stream, GATEWAY, INCARNATION) for each in sources]
+        return [await sink.coverage(chunk(0, 1, source=each).stream, GATEWAY, INCARNATION) for each in sources]
 
     assert asyncio.run(work()) == [Delivered(10)] * len(sources)
     held = files(tmp_path)
@@ -344,9 +344,9 @@ def test_another_writers_object_comes_in_between_and_it_dies(root: Path, moment:
 
     async def work() -> int:
         sink = await met(root, moment, overwrite)
-        with pytest.raises(Unreachable, match="another program"):
+        with pytest.raises(Unreachable, match="another process"):
             await sink.ship(chunk(0, 10), payload(7), 0)
-        assert not await sink.landed(chunk(0, 10))
+        assert not await sink.has_chunk(chunk(0, 10))
         return await sink.ship(chunk(0, 10), payload(7), 0)
 
     sent = asyncio.run(work())
@@ -363,9 +363,9 @@ def test_a_manifest_that_is_not_true_is_replaced_where_the_rows_are_others_now(r
         sink = await opened(root)
         await sink.ship(chunk(0, 10), payload(7), 0)
         (root / OBJECT).write_bytes(b"of a writer that died")
-        assert not await sink.landed(chunk(0, 10))
+        assert not await sink.has_chunk(chunk(0, 10))
         await sink.ship(chunk(0, 10), payload(2, 5), 0)
-        assert await sink.landed(chunk(0, 10))
+        assert await sink.has_chunk(chunk(0, 10))
 
     asyncio.run(work())
 
@@ -456,5 +456,5 @@ def test_a_sink_is_made_of_its_settings(root: Path, encoder: str) -> None:
 def test_an_encoder_that_nobody_has_is_an_error_of_the_config(root: Path) -> None:
     options = {"destination": str(root), "encoder": "parqet"}
 
-    with pytest.raises(ConfigError, match="there is no encoder 'parqet'"):
+    with pytest.raises(ConfigError, match="unknown encoder 'parqet'"):
         BLOB.make(SinkSettings("archive", Home(root), options, (DATASET,), GATEWAY, INCARNATION))

@@ -49,7 +49,7 @@ def test_poison_is_refused_with_the_servers_reason(home: Home, status: int) -> N
     error = answered(home, status, b'{"error":"bad_row","detail":"line 2: no role"}')
 
     assert isinstance(error, Refused)
-    assert str(error) == f"the server answered {status} bad_row: line 2: no role"
+    assert str(error) == f"the server responded with {status} bad_row: line 2: no role"
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_poison_is_refused_with_the_servers_reason(home: Home, status: int) -> N
     ],
 )
 def test_what_a_server_says_is_shown_short_and_harmless(home: Home, body: bytes, shown: str) -> None:
-    assert str(answered(home, 422, body)) == f"the server answered {shown}"
+    assert str(answered(home, 422, body)) == f"the server responded with {shown}"
 
 
 @pytest.mark.parametrize("status", [408, 425, 500, 502, 504, 507, 599])
@@ -97,7 +97,7 @@ def test_a_redirect_is_never_followed_and_names_the_place(home: Home, status: in
 
 
 def test_a_dataset_that_the_server_does_not_know_is_named(home: Home) -> None:
-    with PlainServer(None) as server, pytest.raises(Denied, match="no place for the dataset other_things") as denied:
+    with PlainServer(None) as server, pytest.raises(Denied, match="does not accept the dataset other_things") as denied:
         shipped(server, home, StreamKey("team", "other_things", "x"))
 
     assert denied.value.kind == "unknown_signal"
@@ -110,7 +110,7 @@ def test_a_web_page_is_never_an_acknowledgement(home: Home, status: int) -> None
     error = answered(home, status, b"<html>Welcome", Content_Type="text/html; charset=utf-8")
 
     assert isinstance(error, Unreachable | Denied | Busy)
-    assert "a web page" in str(error)
+    assert "an HTML page" in str(error)
 
 
 @pytest.mark.hazard(29)
@@ -178,7 +178,7 @@ def test_an_overlap_that_makes_no_sense_is_no_reason_to_give_rows_up(home: Home,
     async def work() -> None:
         route = always({"error": "range_overlap", **body}, 409)
         async with served({"POST /v1/ingest/{signal}": route}) as url, opened(settings(home, url)) as sink:
-            with pytest.raises(Unreachable, match="without a usable covered_to"):
+            with pytest.raises(Unreachable, match="without a valid covered_to"):
                 await sink.ship(chunk(), lines(), 0)
 
     asyncio.run(work())
@@ -190,8 +190,8 @@ def test_a_server_without_a_page_of_capabilities_is_plain(home: Home, status: in
         with PlainServer(None) as server:
             server.answer(status, under="/v1/capabilities", headers={"Location": "/docs"})
             async with opened(settings(home, server.url)) as sink:
-                assert await sink.landed(chunk()) is None
-                assert await sink.delivered(STREAM, "gw", "i") is None
+                assert await sink.has_chunk(chunk()) is None
+                assert await sink.coverage(STREAM, "gw", "i") is None
             assert [request.path for request in server.asked(INGEST)] == []
 
     asyncio.run(work())
@@ -216,7 +216,7 @@ def test_a_server_in_trouble_is_not_taken_for_a_plain_one(home: Home, status: in
 def test_capabilities_of_another_shape_are_those_of_a_plain_server(home: Home, document: Any) -> None:
     async def work() -> None:
         async with served({"GET /v1/capabilities": always(document)}) as url, opened(settings(home, url)) as sink:
-            assert await sink.landed(chunk()) is None
+            assert await sink.has_chunk(chunk()) is None
             assert (sink.limits.rows, sink.limits.bytes) == (5000, 4 << 20)
 
     asyncio.run(work())

@@ -85,7 +85,7 @@ def test_a_chunk_says_whose_it_is_and_what_it_covers(home: Home) -> None:
 def test_a_batch_whose_acknowledgement_was_lost_is_stored_once(home: Home) -> None:
     async def work(url: str) -> None:
         async with opened(settings(home, url)) as sink:
-            with pytest.raises(Unreachable, match="cut the connection"):
+            with pytest.raises(Unreachable, match="closed the connection"):
                 await sink.ship(chunk(), lines(), 0)
             await sink.ship(chunk(), lines(), 0)
 
@@ -226,9 +226,9 @@ def test_a_server_with_extensions_says_who_it_is_and_what_it_has(home: Home) -> 
             sink = FORWARD.make(settings(home, url))
             destination = await sink.open()
             assert (destination.address, destination.id) == (url, "srv-1")
-            assert await sink.landed(chunk(0, 10, ODD)) is True
-            assert await sink.landed(chunk(10, 20, ODD)) is False
-            assert await sink.delivered(ODD, GATEWAY, "before") == Delivered(40, ((3, 4),))
+            assert await sink.has_chunk(chunk(0, 10, ODD)) is True
+            assert await sink.has_chunk(chunk(10, 20, ODD)) is False
+            assert await sink.coverage(ODD, GATEWAY, "before") == Delivered(40, ((3, 4),))
             await sink.close()
 
     asyncio.run(work())
@@ -246,8 +246,8 @@ def test_only_what_is_announced_is_asked(home: Home, without: str) -> None:
             "GET " + INGEST + "proxy/watermark": always({"last": 1}),
         }
         async with served(routes) as url, opened(settings(home, url)) as sink:
-            assert (await sink.landed(chunk()) is None) == (without == "batches")
-            assert (await sink.delivered(STREAM, GATEWAY, INCARNATION) is None) == (without == "watermark")
+            assert (await sink.has_chunk(chunk()) is None) == (without == "batches")
+            assert (await sink.coverage(STREAM, GATEWAY, INCARNATION) is None) == (without == "watermark")
 
     asyncio.run(work())
 
@@ -269,10 +269,10 @@ def test_nothing_there_is_not_the_same_as_no_answer(home: Home, answer: Any, mea
         routes = {"GET /v1/capabilities": always(CAPABILITIES), "GET " + INGEST + "proxy/watermark": answer}
         async with served(routes) as url, opened(settings(home, url)) as sink:
             if isinstance(meant, Delivered):
-                assert await sink.delivered(STREAM, GATEWAY, INCARNATION) == meant
+                assert await sink.coverage(STREAM, GATEWAY, INCARNATION) == meant
             else:
                 with pytest.raises(meant):
-                    await sink.delivered(STREAM, GATEWAY, INCARNATION)
+                    await sink.coverage(STREAM, GATEWAY, INCARNATION)
 
     asyncio.run(work())
 

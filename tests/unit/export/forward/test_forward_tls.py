@@ -57,7 +57,7 @@ def test_a_certificate_for_another_host_is_denied(home: Home, authority: trustme
 
 @pytest.mark.usefixtures("authority")
 def test_a_certificate_of_an_unknown_authority_is_denied(home: Home) -> None:
-    with serving(trustme.CA(), "127.0.0.1") as server, pytest.raises(Denied, match="cannot be trusted") as denied:
+    with serving(trustme.CA(), "127.0.0.1") as server, pytest.raises(Denied, match="is not trusted") as denied:
         ship(home, server.url)
 
     assert (denied.value.kind, server.asked(INGEST)) == ("certificate", [])

@@ -127,13 +127,13 @@ def test_anything_else_is_a_property_of_iceberg() -> None:
 @pytest.mark.parametrize(
     ("catalog", "told"),
     [
-        ({"uri": "sqlite:///catalog.db"}, "write the file's whole path"),
-        ({"uri": "jdbc:sqlite::memory:"}, "write the file's whole path"),
-        ({"uri": "sqlite://"}, "names no file: write the file's whole path"),
-        ({"uri": "postgresql://host"}, "no database"),
-        ({"uri": "mysql://host/lake"}, "no JDBC address"),
+        ({"uri": "sqlite:///catalog.db"}, "write the absolute path of the file"),
+        ({"uri": "jdbc:sqlite::memory:"}, "write the absolute path of the file"),
+        ({"uri": "sqlite://"}, "names no file: write the absolute path of the file"),
+        ({"uri": "postgresql://host"}, "lacks a host or a database"),
+        ({"uri": "mysql://host/lake"}, "not a JDBC address"),
         ({"uri": "postgresql://host/lake", "warehouse": ""}, "needs a warehouse"),
-        ({"uri": "postgresql://host/lake", "warehouse": "lake"}, "whole path"),
+        ({"uri": "postgresql://host/lake", "warehouse": "lake"}, "absolute path"),
     ],
 )
 def test_what_can_never_work_is_denied_before_anything_is_asked(catalog: dict[str, str], told: str) -> None:

@@ -1,12 +1,12 @@
-"""Rows as files in a folder or an object store: an object for each chunk, then the manifest that makes it count.
+"""Deliver rows as files to a folder or an object store: one object per chunk, then the manifest that makes it count.
 
-| module | owns |
+| module | contents |
 |---|---|
-| `address` | what the config calls the destination, in one spelling |
+| `address` | the configured destination in one canonical spelling |
 | `keys` | names of objects and manifests |
-| `manifest` | what a manifest says |
-| `store` | what a destination must be able to do; `folder` and `bucket` can |
-| `sink` | the order of the steps, and what the destination has |
+| `manifest` | the content of a manifest |
+| `store` | the operations that a destination must support; `folder` and `bucket` implement them |
+| `sink` | the order of the steps |
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def _address(settings: SinkSettings) -> str:
 def _make(settings: SinkSettings) -> Sink:
     from hypaware.export.sinks.blob.sink import BlobSink
 
-    return BlobSink.of(settings)
+    return BlobSink.from_settings(settings)
 
 
-BLOB = SinkType("blob", "as files to a folder or an object store", _address, _make)
+BLOB = SinkType("blob", "files in a folder or an object store", _address, _make)

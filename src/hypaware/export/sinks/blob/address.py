@@ -1,13 +1,13 @@
-"""Where the rows go, as the config names it, in one spelling: two spellings of one place must not look like two.
+"""Parse the configured destination into one canonical spelling, so that two spellings of a place compare equal.
 
-| written | spelled |
+| configured | canonical |
 |---|---|
 | `/data/x/`, `~/x`, `file:///data/x` | `file:///data/x` |
-| `s3://bucket/prefix/`, `s3a://…` | `s3://bucket/prefix`, with `?endpoint=…` where it is not Amazon's |
+| `s3://bucket/prefix/`, `s3a://…` | `s3://bucket/prefix`, with `?endpoint=…` unless it is Amazon's |
 | `gs://bucket/prefix` | the same |
 | `az://container/prefix`, `abfs://container@account…/prefix` | `abfss://container@account.dfs.core…/prefix` |
 
-A prefix is taken as it stands: a `%20` in it is three characters. Asks nobody, and imports nothing heavy.
+A prefix is used literally: a `%20` in it is three characters. Uses no network and imports nothing heavy.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from hypaware.errors import ConfigError
 
 _AZURE = ("az", "azure", "abfs", "abfss")
 _SCHEMES = ("file", "s3", "s3a", "gs", *_AZURE)
-# In the order in which they count; object stores of others are reached by these.
+# In order of precedence. They select S3-compatible stores of other vendors.
 _ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
 _ACCOUNTS = ("AZURE_STORAGE_ACCOUNT_NAME", "AZURE_STORAGE_ACCOUNT")
 _AZURE_HOST = ".dfs.core.windows.net"
@@ -57,28 +57,27 @@ class BucketPlace:
 
 
 def place_of(options: Mapping[str, Any], environment: Mapping[str, str] = os.environ) -> FolderPlace | BucketPlace:
-    """Raises ConfigError where the destination cannot be one."""
+    """Parse the option `destination`. Raises ConfigError if it is not valid."""
     written = str(options["destination"]).strip()
     scheme, separator, rest = written.partition("://")
     scheme = scheme.lower()
     if separator and scheme not in _SCHEMES:
-        known = "a folder, s3://, gs:// or az://"
-        raise ConfigError(f"destination {written}: nothing is known of {scheme}:// addresses; write {known}")
+        raise ConfigError(f"destination {written}: unknown scheme {scheme}://; use a folder, s3://, gs:// or az://")
     if scheme not in ("s3", "s3a"):
         _refuse_options(options, written)
     if not separator or scheme == "file":
         return FolderPlace(_folder(written, rest if separator else None))
-    if any(sign in rest for sign in "?#\\") or any(ord(sign) < 32 for sign in rest):
-        raise ConfigError(f"destination {written}: it has a query, a fragment or a sign that names may not have")
+    if any(char in rest for char in "?#\\") or any(ord(char) < 32 for char in rest):
+        raise ConfigError(f"destination {written}: a query, a fragment or a control character is not allowed")
     bucket, _, path = rest.partition("/")
     if not bucket:
-        raise ConfigError(f"destination {written}: it names no bucket")
+        raise ConfigError(f"destination {written}: the bucket is missing")
     prefix = _prefix(written, path)
     if scheme in _AZURE:
         container, account = _azure(written, bucket, environment)
         return BucketPlace("abfss", container, prefix, account=account)
     if "@" in bucket or ":" in bucket:
-        raise ConfigError(f"destination {written}: {bucket!r} is not a bucket's name; a server goes into endpoint")
+        raise ConfigError(f"destination {written}: {bucket!r} is not a bucket name; set the server with endpoint")
     if scheme == "gs":
         return BucketPlace("gs", bucket, prefix)
     chosen = options.get("endpoint") or next(filter(None, map(environment.get, _ENDPOINTS)), "")
@@ -90,14 +89,14 @@ def _folder(written: str, after_scheme: str | None) -> Path:
     if after_scheme is not None:
         host, slash, path = after_scheme.partition("/")
         if host not in ("", "localhost"):
-            raise ConfigError(f"destination {written}: a file:// address names no host; write file:///path")
+            raise ConfigError(f"destination {written}: a file:// address has no host; write file:///path")
         path = unquote(slash + path)
     if path.startswith("~"):
         path = str(Path(path).expanduser())
     if not path.startswith("/") or "\0" in path:
         raise ConfigError(
-            f"destination {written}: a folder is named by its whole path, from / or ~ on; "
-            "the daemon does not run where you are"
+            f"destination {written}: write the absolute path of the folder, starting with / or ~; "
+            "the daemon runs in another working directory"
         )
     return Path("/" + os.path.normpath(path).lstrip("/"))
 
@@ -105,7 +104,7 @@ def _folder(written: str, after_scheme: str | None) -> Path:
 def _prefix(written: str, path: str) -> str:
     parts = [part for part in path.split("/") if part]
     if any(part in (".", "..") for part in parts):
-        raise ConfigError(f"destination {written}: '.' and '..' mean nothing in an object store")
+        raise ConfigError(f"destination {written}: '.' and '..' are not allowed in an object store")
     return "/".join(parts)
 
 
@@ -114,8 +113,8 @@ def _azure(written: str, host: str, environment: Mapping[str, str]) -> tuple[str
     account = server.partition(".")[0] if at else next(filter(None, map(environment.get, _ACCOUNTS)), "")
     if not container or not account:
         raise ConfigError(
-            f"destination {written}: which storage account? Write abfss://CONTAINER@ACCOUNT{_AZURE_HOST}/PREFIX, "
-            f"or set {_ACCOUNTS[0]}"
+            f"destination {written}: the storage account is missing; write "
+            f"abfss://CONTAINER@ACCOUNT{_AZURE_HOST}/PREFIX or set {_ACCOUNTS[0]}"
         )
     return container, account
 
@@ -125,11 +124,11 @@ def _endpoint(written: str) -> str:
         return ""
     parts = urlsplit(written)
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment or parts.username:
-        raise ConfigError("endpoint: it must be an http or https address, without a query and without a name in it")
+        raise ConfigError("endpoint: must be an http or https URL without a user name, query or fragment")
     return f"{parts.scheme}://{parts.netloc.lower()}{parts.path.rstrip('/')}"
 
 
 def _refuse_options(options: Mapping[str, Any], written: str) -> None:
     for name in _ONLY_S3:
         if options.get(name):
-            raise ConfigError(f"{name} is for s3:// destinations, and this one is {written}")
+            raise ConfigError(f"{name} is only valid for s3:// destinations, not for {written}")

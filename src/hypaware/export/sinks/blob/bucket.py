@@ -1,10 +1,10 @@
-"""An object store as a destination: S3 and what speaks like it, Google's, Azure's.
+"""An object store as a destination: S3 and compatible stores, Google Cloud Storage, Azure.
 
-An object is one atomic put; a large one goes in parts, and counts as a whole or not at all. Cancelled between two
-parts, it tells the store to drop them. One that is killed there leaves them unseen in the store until a rule of the
-bucket removes unfinished uploads.
+An object is one atomic put. A large one is a multipart upload, which is visible as a whole or not at all. A cancelled
+upload is aborted. A killed process leaves its parts invisible in the store until a lifecycle rule of the bucket removes
+incomplete uploads.
 
-Retries of the client are few: the driver has its own, and a dead store must be known as dead in seconds.
+The client retries rarely: the driver has its own retries, and an unreachable store must be detected within seconds.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 
 PART_BYTES = 8 << 20
 _SINGLE_BYTES = 2 * PART_BYTES
-# A line that is slower than this is as good as dead.
+# A slower connection counts as broken.
 _BYTES_A_SECOND = 64 << 10
-_ANSWER_SECONDS = 20
+_RESPONSE_SECONDS = 20
 _PAGE = 1000
-# A name that nobody gives: asking for what is in it costs one request and says whether the bucket can be asked.
+# A prefix that no object has: listing it costs one request and checks access to the bucket.
 _NOTHING = "_hypaware"
 
 
@@ -41,28 +41,28 @@ class _Stopped(Exception):
 
 
 class Bucket:
-    def __init__(self, place: BucketPlace, options: Mapping[str, Any]) -> None:
-        self._place = place
+    def __init__(self, location: BucketPlace, options: Mapping[str, Any]) -> None:
+        self._location = location
         self._options = options
         self._opened: ObjectStore | None = None
 
     @property
     def _store(self) -> ObjectStore:
-        assert self._opened is not None, "open() comes first"
+        assert self._opened is not None, "call open() first"
         return self._opened
 
     async def open(self) -> None:
-        with told(self._place):
-            self._opened = _connected(self._place, self._options)
-            async with asyncio.timeout(2 * _ANSWER_SECONDS):
+        with told(self._location):
+            self._opened = _connected(self._location, self._options)
+            async with asyncio.timeout(2 * _RESPONSE_SECONDS):
                 async for _ in obstore.list(self._store, _NOTHING, chunk_size=1):
                     break
 
     async def write(self, key: str, data: memoryview, content_type: str) -> str:
-        with told(self._place):
+        with told(self._location):
             if len(data) > _SINGLE_BYTES:
                 return await self._write_in_parts(key, data, content_type)
-            async with asyncio.timeout(_patience(len(data))):
+            async with asyncio.timeout(_timeout(len(data))):
                 put = await obstore.put_async(
                     self._store, key, data, attributes={"Content-Type": content_type}, use_multipart=False
                 )
@@ -77,12 +77,12 @@ class Bucket:
                 _parts(data, stop),
                 attributes={"Content-Type": content_type},
                 chunk_size=PART_BYTES,
-                # One at a time: none may still be on its way when the store is told to drop them.
+                # One at a time: no part may be in flight when the upload is aborted.
                 max_concurrency=1,
             )
         )
         try:
-            async with asyncio.timeout(_patience(len(data))):
+            async with asyncio.timeout(_timeout(len(data))):
                 put = await asyncio.shield(running)
         except BaseException:
             stop.set()
@@ -92,9 +92,9 @@ class Bucket:
         return put["e_tag"] or ""
 
     async def create(self, key: str, data: bytes, content_type: str) -> bool:
-        with told(self._place):
+        with told(self._location):
             try:
-                async with asyncio.timeout(_patience(len(data))):
+                async with asyncio.timeout(_timeout(len(data))):
                     await obstore.put_async(
                         self._store, key, data, attributes={"Content-Type": content_type}, mode="create"
                     )
@@ -103,11 +103,11 @@ class Bucket:
             return True
 
     async def read(self, key: str) -> bytes | None:
-        with told(self._place):
+        with told(self._location):
             try:
-                async with asyncio.timeout(_ANSWER_SECONDS):
+                async with asyncio.timeout(_RESPONSE_SECONDS):
                     found = await obstore.get_async(self._store, key)
-                async with asyncio.timeout(_patience(found.meta["size"])):
+                async with asyncio.timeout(_timeout(found.meta["size"])):
                     return bytes(await found.bytes_async())
             except FileNotFoundError as error:
                 if is_about_bucket(error):
@@ -115,9 +115,9 @@ class Bucket:
                 return None
 
     async def version(self, key: str) -> str | None:
-        with told(self._place):
+        with told(self._location):
             try:
-                async with asyncio.timeout(_ANSWER_SECONDS):
+                async with asyncio.timeout(_RESPONSE_SECONDS):
                     found = await obstore.head_async(self._store, key)
             except FileNotFoundError as error:
                 if is_about_bucket(error):
@@ -126,9 +126,9 @@ class Bucket:
             return found["e_tag"]
 
     async def remove(self, key: str) -> None:
-        with told(self._place):
+        with told(self._location):
             try:
-                async with asyncio.timeout(_ANSWER_SECONDS):
+                async with asyncio.timeout(_RESPONSE_SECONDS):
                     await obstore.delete_async(self._store, key)
             except FileNotFoundError as error:
                 if is_about_bucket(error):
@@ -137,9 +137,9 @@ class Bucket:
     async def names(self, folder: str, after: str) -> AsyncIterator[str]:
         pages = aiter(obstore.list(self._store, folder, offset=f"{folder}/{after}", chunk_size=_PAGE))
         while True:
-            with told(self._place):
+            with told(self._location):
                 try:
-                    async with asyncio.timeout(2 * _ANSWER_SECONDS):
+                    async with asyncio.timeout(2 * _RESPONSE_SECONDS):
                         page = await anext(pages)
                 except StopAsyncIteration:
                     return
@@ -149,34 +149,34 @@ class Bucket:
                     yield name
 
 
-def _connected(place: BucketPlace, options: Mapping[str, Any]) -> ObjectStore:
+def _connected(location: BucketPlace, options: Mapping[str, Any]) -> ObjectStore:
     client: ClientConfig = {
         "connect_timeout": timedelta(seconds=5),
-        "timeout": timedelta(seconds=_patience(PART_BYTES)),
-        # Only where the config says so: keys and rows travel in the open.
-        "allow_http": place.endpoint.startswith("http://"),
+        "timeout": timedelta(seconds=_timeout(PART_BYTES)),
+        # Only if configured: keys and rows are sent unencrypted.
+        "allow_http": location.endpoint.startswith("http://"),
     }
     retries: RetryConfig = {
         "max_retries": 2,
         "retry_timeout": timedelta(seconds=10),
         "backoff": {"init_backoff": timedelta(milliseconds=100), "max_backoff": timedelta(seconds=2), "base": 2},
     }
-    prefix = place.prefix or None
-    if place.scheme == "gs":
-        return GCSStore(place.bucket, prefix=prefix, client_options=client, retry_config=retries)
-    if place.scheme == "abfss":
+    prefix = location.prefix or None
+    if location.scheme == "gs":
+        return GCSStore(location.bucket, prefix=prefix, client_options=client, retry_config=retries)
+    if location.scheme == "abfss":
         return AzureStore(
-            place.bucket, account_name=place.account, prefix=prefix, client_options=client, retry_config=retries
+            location.bucket, account_name=location.account, prefix=prefix, client_options=client, retry_config=retries
         )
     keys = keys_of(options)
     return S3Store(
-        place.bucket,
+        location.bucket,
         prefix=prefix,
         region=region_of(options),
         client_options=client,
         retry_config=retries,
         credential_provider=_provider(keys) if keys else None,
-        config={"endpoint": place.endpoint} if place.endpoint else None,
+        config={"endpoint": location.endpoint} if location.endpoint else None,
     )
 
 
@@ -199,5 +199,5 @@ def _parts(data: memoryview, stop: threading.Event) -> Iterator[memoryview]:
         yield data[start : start + PART_BYTES]
 
 
-def _patience(size: int) -> float:
-    return _ANSWER_SECONDS + size / _BYTES_A_SECOND
+def _timeout(size: int) -> float:
+    return _RESPONSE_SECONDS + size / _BYTES_A_SECOND

@@ -1,4 +1,4 @@
-"""Ranges that were delivered, as one answer: how far, and what is missing below that."""
+"""Summarise delivered ranges."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from hypaware.export.sink import Delivered
 
 
 def delivered_by(ranges: Iterable[tuple[int, int]]) -> Delivered:
-    """Of ranges (after, last], in any order, overlapping or not. What lies below the first one is missing too."""
+    """Return the coverage of ranges (after, last], in any order, overlapping or not.
+
+    The range below the first one is a hole too.
+    """
     last, holes = 0, []
     for after, through in sorted(ranges):
         if after > last:

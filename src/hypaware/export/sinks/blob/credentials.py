@@ -1,11 +1,12 @@
-"""Whose name an S3 store is opened in. Looked for in this order:
+"""Find the credentials of an S3 store, in this order:
 
-1. the environment variables that the sink's `access_key_env` and `secret_key_env` name;
+1. the environment variables named by `access_key_env` and `secret_key_env`;
 2. `AWS_ACCESS_KEY_ID` and its companions;
-3. the profile (`AWS_PROFILE`, else `default`) in the shared files of the AWS tools, where it holds keys;
-4. what the machine itself is given: a web identity, a container's or an instance's role.
+3. the profile (`AWS_PROFILE`, otherwise `default`) in the shared files of the AWS tools, if it holds keys;
+4. the identity of the machine: a web identity, a container role or an instance role.
 
-The second and fourth are obstore's own. Read anew each time a sink is opened; a secret is never part of a message.
+obstore implements the second and the fourth. Credentials are read again each time a sink is opened. A message never
+contains a secret.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class Keys:
 
 
 def keys_of(options: Mapping[str, Any], environment: Mapping[str, str] = os.environ) -> Keys | None:
-    """None where obstore's own chain shall look."""
+    """Return the keys, or None to let obstore find them."""
     names = (options.get("access_key_env"), options.get("secret_key_env"))
     if any(names):
         return Keys(*(_named(option, name, environment) for option, name in zip(_OPTIONS, names, strict=True)))
@@ -49,10 +50,10 @@ _OPTIONS = ("access_key_env", "secret_key_env")
 
 def _named(option: str, name: Any, environment: Mapping[str, str]) -> str:
     if not name:
-        raise Denied(f"{' and '.join(_OPTIONS)} go together, and {option} is missing", kind="no_credentials")
+        raise Denied(f"{' and '.join(_OPTIONS)} must be set together; {option} is missing", kind="no_credentials")
     if not (value := environment.get(str(name))):
         raise Denied(
-            f"{option} names the environment variable {name}, which is not set where the engine runs",
+            f"{option} names the environment variable {name}, which is not set in the engine's environment",
             kind="no_credentials",
             repair=f"export {name}=… && hyp engine stop",
         )

@@ -1,8 +1,9 @@
 """A folder on a local disk as a destination.
 
-An object is written under a temporary name beside its place, synced, and renamed; a manifest is linked into its place,
-which fails where there is one. The folder is synced after either, and each folder's own name when it is first used:
-whoever made it may have died before. So a power cut leaves no manifest, or a manifest whose object is whole.
+An object is written under a temporary name in the same folder, fsynced and renamed. A manifest is hard-linked to its
+name, which fails if it exists. The folder is fsynced after both, and each folder's own entry when it is first used,
+because the process that created it may have died before doing so. A power cut therefore leaves no manifest, or a
+manifest with a complete object.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from hypaware.export.sinks.blob.temporary import Temporary, on_its_way, swept, t
 
 _before_rename = faults.point("export.blob-file.before-rename", "an object is durable under a temporary name")
 _before_link = faults.point("export.blob-file.before-link", "a manifest is durable under a temporary name")
-_after_link = faults.point("export.blob-file.after-link", "a manifest stands in its place, its folder is not synced")
+_after_link = faults.point("export.blob-file.after-link", "a manifest is linked, its folder is not fsynced")
 
 T = TypeVar("T")
 
@@ -34,19 +35,19 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class Folder:
-    def __init__(self, place: FolderPlace) -> None:
-        self._root = place.path
+    def __init__(self, location: FolderPlace) -> None:
+        self._root = location.path
         self._prepared: set[Path] = set()
 
     async def open(self) -> None:
-        with self._told(self._root):
+        with self._translate_errors(self._root):
             await _in_thread(self._open)
 
     def _open(self) -> None:
-        """The folder is made where it is missing; not the ones above it, which may be a disk that is not mounted."""
+        """Create the folder if it is missing, but not its parents: they may be the mount point of a missing disk."""
         if not self._root.parent.is_dir():
             raise Denied(
-                f"{self._root} cannot be made: there is no folder {self._root.parent}. A disk that is not mounted?",
+                f"cannot create {self._root}: the folder {self._root.parent} does not exist. Is the disk mounted?",
                 kind="no_such_folder",
                 repair=f"mkdir -p {quote(str(self._root))}",
             )
@@ -56,27 +57,27 @@ class Folder:
             raise Denied(f"{self._root} is not a folder", kind="not_a_folder", repair="hyp config show")
         if not os.access(self._root, os.R_OK | os.W_OK | os.X_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-        # Whose parent may not be read was not made by us.
+        # A folder below an unreadable parent was not created here.
         with contextlib.suppress(PermissionError):
             durable.fsync_dir(self._root.parent)
 
     async def write(self, key: str, data: memoryview, content_type: str) -> str:
         path = self._root / key
-        with self._told(path), on_its_way(path) as temporary:
+        with self._translate_errors(path), on_its_way(path) as temporary:
             await _in_thread(self._stage, temporary, data)
             _before_rename()
             return await _in_thread(temporary.rename)
 
     async def create(self, key: str, data: bytes, content_type: str) -> bool:
         path = self._root / key
-        with self._told(path), on_its_way(path) as temporary:
+        with self._translate_errors(path), on_its_way(path) as temporary:
             await _in_thread(self._stage, temporary, memoryview(data))
             _before_link()
             created = await _in_thread(temporary.link)
             if created:
                 _after_link()
-            # Also for the one that was there: its writer may have died before this.
-            await _in_thread(temporary.settle)
+            # Even if it existed: its writer may have died before the fsync.
+            await _in_thread(temporary.clean_up)
             return created
 
     def _stage(self, temporary: Temporary, data: memoryview) -> None:
@@ -85,34 +86,34 @@ class Folder:
 
     async def read(self, key: str) -> bytes | None:
         path = self._root / key
-        with self._told(path):
+        with self._translate_errors(path):
             return await _in_thread(_read, path)
 
     async def version(self, key: str) -> str | None:
         path = self._root / key
-        with self._told(path):
+        with self._translate_errors(path):
             return await _in_thread(_version, path)
 
     async def remove(self, key: str) -> None:
         path = self._root / key
-        with self._told(path):
+        with self._translate_errors(path):
             await _in_thread(durable.remove, path)
 
     async def names(self, folder: str, after: str) -> AsyncIterator[str]:
         path = self._root / folder
-        with self._told(path):
-            found = await _in_thread(self._listed, path)
+        with self._translate_errors(path):
+            found = await _in_thread(self._list, path)
         for name in found:
             if name > after:
                 yield name
 
-    def _listed(self, folder: Path) -> list[str]:
-        """What is in a folder, durably: what a caller finds there and goes by must not vanish in a power cut."""
+    def _list(self, folder: Path) -> list[str]:
+        """Return the names in a folder, fsynced: a name that the caller relies on must survive a power cut."""
         try:
             names = swept(folder)
             durable.fsync_dir(folder)
         except FileNotFoundError:
-            # A disk that is gone has not lost what it holds.
+            # An unmounted disk has not lost its files, so this is not an empty folder.
             if not self._root.is_dir():
                 raise
             return []
@@ -128,7 +129,7 @@ class Folder:
                 path.mkdir()
             if not stat.S_ISDIR(path.lstat().st_mode):
                 raise Denied(
-                    f"{path} is a link or a file, and a folder is needed there: rows go nowhere else",
+                    f"{path} is a link or a file, not a folder; rows are written only below the destination",
                     kind="not_a_folder",
                     repair=f"ls -ld {quote(str(path))}",
                 )
@@ -137,13 +138,13 @@ class Folder:
         self._prepared.add(folder)
 
     @contextmanager
-    def _told(self, path: Path) -> Iterator[None]:
+    def _translate_errors(self, path: Path) -> Iterator[None]:
         try:
             yield
         except FileNotFoundError as error:
             self._prepared.clear()
-            gone = "" if self._root.is_dir() else f": {self._root} is gone. A disk that is not mounted?"
-            raise Unreachable(f"{path} cannot be used{gone or f': {error.strerror}'}") from error
+            reason = error.strerror if self._root.is_dir() else f"{self._root} is missing. Is the disk mounted?"
+            raise Unreachable(f"cannot use {path}: {reason}") from error
         except OSError as error:
             reason = f"{path}: {error.strerror or error}"
             if error.errno in _NO_PERMISSION:
@@ -151,7 +152,7 @@ class Folder:
                 raise Denied(f"{reason}. The folder must be writable", kind="no_permission", repair=repair) from error
             if error.errno in _FULL:
                 repair = f"df -h {quote(str(self._root))}"
-                raise Denied(f"{reason}. Make room, nothing is lost", kind="disk_full", repair=repair) from error
+                raise Denied(f"{reason}. Free some space; no rows are lost", kind="disk_full", repair=repair) from error
             raise Unreachable(reason) from error
 
 
@@ -173,7 +174,7 @@ def _version(path: Path) -> str | None:
 
 
 async def _in_thread(work: Callable[..., T], *args: object) -> T:
-    """A thread cannot be stopped: cancelled, this waits for its end, so that it never meets the next try."""
+    """Run the work on a thread. A cancelled call waits for the thread to end, so that it cannot overlap a retry."""
     running = asyncio.get_running_loop().run_in_executor(None, work, *args)
     try:
         return await asyncio.shield(running)

@@ -1,12 +1,12 @@
-"""Names in a destination, below its prefix:
+"""Names of objects and manifests, below the destination's prefix:
 
     <dataset>/gateway=<id>/source=<source>/<dataset>.<incarnation, 8 hex>.<after>-<last>.<ext>
     <dataset>/gateway=<id>/source=<source>/_manifests/<incarnation, 8 hex>.<after>-<last>.json
 
-Sequences have 20 digits, so names sort as ranges do. Dataset, gateway and source are percent-encoded: letters, digits
-and `-._~` stay, everything else is escaped, so two names are never one key and none leads out of its place. What is
-too long for a file's name is cut and ends in its hash. On a disk that does not tell `A` from `a`, two such sources
-meet in one folder; the manifests hold the exact names, so the second is refused and nothing is mixed.
+Sequences have 20 digits, so names sort like ranges. Dataset, gateway and source are percent-encoded: letters, digits
+and `-._~` are kept, everything else is escaped, so two names never share a key and no name escapes its folder. A name
+that is too long for a file name is cut and ends with its hash. On a case-insensitive disk, sources that differ only in
+case share a folder; manifests hold the exact names, so the second source is refused and nothing is mixed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from hypaware.export.sink import Chunk
 from hypaware.state.stream_key import StreamKey
 
 MANIFESTS = "_manifests"
-# A file's name has 255 bytes at most; `gateway=` and its like, and an end for temporary names, must fit in as well.
+# File names are limited to 255 bytes, which must also hold prefixes like `gateway=` and the suffix of temporary names.
 _NAME_BYTES = 160
 _MANIFEST_NAME = re.compile(r"([0-9a-f]{8})\.([0-9]{20})-([0-9]{20})\.json", re.ASCII)
 _HEX = re.compile(r"[0-9a-f]{8}", re.ASCII)
@@ -29,7 +29,7 @@ _HEX = re.compile(r"[0-9a-f]{8}", re.ASCII)
 @dataclass(frozen=True)
 class ManifestName:
     incarnation: str
-    """The eight digits."""
+    """The first eight digits."""
     after: int
     last: int
 
@@ -52,12 +52,12 @@ def manifest_key(chunk: Chunk) -> str:
 
 
 def before(incarnation: str, after: int) -> str:
-    """A name that sorts before every manifest of a range that begins there or later, and after those before it."""
+    """Return a name that sorts before the manifests of ranges that begin at or above `after`, and after all others."""
     return f"{eight_digits(incarnation)}.{after:020d}"
 
 
 def read_manifest_name(name: str) -> ManifestName | None:
-    """None where the name is not a manifest's."""
+    """Parse the name of a manifest; None if it is another name."""
     found = _MANIFEST_NAME.fullmatch(name)
     return ManifestName(found[1], int(found[2]), int(found[3])) if found else None
 

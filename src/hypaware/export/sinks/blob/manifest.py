@@ -1,7 +1,7 @@
-"""What makes an object count: its manifest, written last, create-only, never changed.
+"""The manifest of an object. The object counts only if its manifest exists; it is created last and never changed.
 
 `{"v":1,"gateway","incarnation","dataset","source","after","last","rows","objects":[{"key","rows","bytes","sha256"}],
-"written_at"}`. A key is relative to the destination's prefix; the hash is that of the bytes that were stored.
+"written_at"}`. A key is relative to the destination's prefix; the hash is that of the stored bytes.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ class Manifest:
     def bytes(self) -> int:
         return sum(each.bytes for each in self.objects)
 
-    def is_of(self, chunk: Chunk) -> bool:
-        return self.is_in(chunk) and (self.after, self.last) == (chunk.after, chunk.last)
+    def describes(self, chunk: Chunk) -> bool:
+        return self.is_same_stream(chunk) and (self.after, self.last) == (chunk.after, chunk.last)
 
-    def is_in(self, chunk: Chunk) -> bool:
-        """Whether it is of the chunk's stream and incarnation."""
-        mine = (chunk.gateway_id, chunk.incarnation, chunk.stream.dataset, chunk.stream.source)
-        return (self.gateway, self.incarnation, self.dataset, self.source) == mine
+    def is_same_stream(self, chunk: Chunk) -> bool:
+        """Return whether it belongs to the chunk's stream and incarnation."""
+        expected = (chunk.gateway_id, chunk.incarnation, chunk.stream.dataset, chunk.stream.source)
+        return (self.gateway, self.incarnation, self.dataset, self.source) == expected
 
 
 def of_chunk(chunk: Chunk, stored: StoredObject, written_at: datetime) -> Manifest:
@@ -75,7 +75,7 @@ def write(manifest: Manifest) -> bytes:
 
 
 def read(data: bytes) -> Manifest | None:
-    """None where it is not a manifest that this program understands."""
+    """Parse a manifest; None if it is not one, or of an unknown version."""
     try:
         found = orjson.loads(data)
     except orjson.JSONDecodeError:
@@ -91,7 +91,7 @@ def read(data: bytes) -> Manifest | None:
 
 
 def _is_below(key: str) -> bool:
-    """Whether the key stays within the destination."""
+    """Return whether the key stays below the destination."""
     return bool(key) and not {"", ".", ".."} & set(key.split("/"))
 
 

@@ -1,17 +1,17 @@
-"""The blob sink: the object first, then its manifest, create-only. Only manifests count.
+"""The blob sink: write the object, then create its manifest. Only objects with a manifest count.
 
-One chunk, step by step: what is there already? · encode · put the object (over what a dead try left) · create the
-manifest with the hash of what was put · look whether the object is still that one.
+Steps for one chunk: check for an existing manifest · encode · put the object, replacing that of an aborted attempt ·
+create the manifest with the hash of the object · check that the object is still the same.
 
-Two writers of one chunk (a copied home, a round that was thought dead) may have other bytes, after a purge. One of
-them creates the manifest, one of them puts the object last, and these need not be the same. So everybody looks at the
-object *behind* the manifest, and whoever finds its own bytes there sees to it that the manifest is its own:
+Two writers of one chunk (a copied home, a round that was presumed dead) may have different bytes, after a purge. The
+one that creates the manifest and the one that puts the object last need not be the same. So each of them checks the
+object *after* the manifest, and the writer of the object makes sure that the manifest is its own:
 
-- `ship` and `landed` tell of success only after they saw an object with the hash that the manifest tells;
-- a manifest is never changed; one that is not true is removed by the writer of the object, which then creates its own.
+- `ship` and `has_chunk` report success only after they have seen an object with the hash in the manifest;
+- a manifest is never changed; the writer of the object removes a manifest that does not match and creates its own.
 
-So when the last of them is done, the manifest is true. What two keys of a store cannot give: a writer that puts its
-object after the other's last look and is killed before its own, and never runs again, leaves one that is not.
+When the last writer is done, the manifest matches the object. One case remains that a store with two keys cannot
+prevent: a writer puts its object after the other's last check, is killed before its own, and never runs again.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ from hypaware.model.columns import Type
 from hypaware.nearest import nearest
 from hypaware.state.stream_key import StreamKey
 
-_before_object = faults.point("export.blob.before-object", "a chunk is encoded, nothing of it is stored")
-_after_object = faults.point("export.blob.after-object", "an object is stored that no manifest names")
+_before_object = faults.point("export.blob.before-object", "a chunk is encoded, nothing is stored")
+_after_object = faults.point("export.blob.after-object", "an object is stored without a manifest")
 _after_manifest = faults.point("export.blob.after-manifest", "an object and its manifest are stored")
 
-_MANIFESTS_AT_ONCE = 32
+_CONCURRENT_READS = 32
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class BlobSink(Sink):
         self._now = now
 
     @classmethod
-    def of(cls, settings: SinkSettings) -> BlobSink:
+    def from_settings(cls, settings: SinkSettings) -> BlobSink:
         options = settings.options
         return cls(store_of(options), _encoder_called(str(options["encoder"])), place_of(options).address)
 
@@ -88,23 +88,23 @@ class BlobSink(Sink):
         await self._store.open()
         return Destination(self._address)
 
-    async def landed(self, chunk: Chunk) -> bool:
+    async def has_chunk(self, chunk: Chunk) -> bool:
         found = (await self._overlapping(chunk, chunk.after)).get((chunk.after, chunk.last))
-        return found is not None and found.is_of(chunk) and await self._is_true(found)
+        return found is not None and found.describes(chunk) and await self._matches_objects(found)
 
-    async def delivered(self, stream: StreamKey, gateway_id: str, incarnation: str) -> Delivered:
+    async def coverage(self, stream: StreamKey, gateway_id: str, incarnation: str) -> Delivered:
         everything = Chunk("", stream, gateway_id, incarnation, 0, 10**20)
         found = await self._overlapping(everything, 0)
-        return delivered_by(each for each, said in found.items() if said and said.is_in(everything))
+        return delivered_by(span for span, each in found.items() if each and each.is_same_stream(everything))
 
     def encode(self, rows: pa.Table) -> Payload:
         return Rows(rows)
 
     async def ship(self, chunk: Chunk, payload: Payload, acked_to: int) -> int:
         assert isinstance(payload, Rows)
-        standing = await self._standing(chunk, acked_to)
-        if standing and await self._is_true(standing):
-            return standing.bytes
+        existing = await self._find_manifest(chunk, acked_to)
+        if existing and await self._matches_objects(existing):
+            return existing.bytes
         body = await asyncio.to_thread(self._encoded, chunk, payload.table)
         return await self._put(chunk, body)
 
@@ -123,14 +123,14 @@ class BlobSink(Sink):
                 _after_manifest()
             if await self._store.version(body.stored.key) != version:
                 break
-            said = mine if created else await self._own(chunk)
-            if said and said.objects == mine.objects:
+            current = mine if created else await self._read_manifest(chunk)
+            if current and current.objects == mine.objects:
                 return mine.bytes
             await self._store.remove(key)
-        said = await self._own(chunk)
-        if said and await self._is_true(said):
-            return said.bytes
-        raise Unreachable(f"another program is delivering the same rows to {self._address}: {key}")
+        current = await self._read_manifest(chunk)
+        if current and await self._matches_objects(current):
+            return current.bytes
+        raise Unreachable(f"another process is delivering the same rows to {self._address}: {key}")
 
     def _encoded(self, chunk: Chunk, table: pa.Table) -> _Body:
         columns = datasets.get(chunk.stream.dataset).columns
@@ -141,33 +141,33 @@ class BlobSink(Sink):
         key = keys.object_key(chunk, self._encoder.extension)
         return _Body(data, StoredObject(key, len(table), len(data), sha256(data).hexdigest()))
 
-    async def _standing(self, chunk: Chunk, acked_to: int) -> Manifest | None:
-        """The chunk's own manifest. Raises Overlap where rows of its range are there under another one."""
+    async def _find_manifest(self, chunk: Chunk, acked_to: int) -> Manifest | None:
+        """Return the chunk's own manifest. Raises Overlap if rows of its range are stored under another one."""
         overlapping = await self._overlapping(chunk, acked_to)
         if (chunk.after, chunk.last) in overlapping:
             return self._checked(chunk, overlapping[chunk.after, chunk.last])
-        if any(said and said.is_in(chunk) for said in overlapping.values()):
-            raise Overlap(await self.delivered(chunk.stream, chunk.gateway_id, chunk.incarnation))
+        if any(existing and existing.is_same_stream(chunk) for existing in overlapping.values()):
+            raise Overlap(await self.coverage(chunk.stream, chunk.gateway_id, chunk.incarnation))
         return None
 
-    async def _own(self, chunk: Chunk) -> Manifest | None:
+    async def _read_manifest(self, chunk: Chunk) -> Manifest | None:
         data = await self._store.read(keys.manifest_key(chunk))
         return None if data is None else self._checked(chunk, manifest.read(data))
 
     def _checked(self, chunk: Chunk, found: Manifest | None) -> Manifest:
-        if found and found.is_of(chunk):
+        if found and found.describes(chunk):
             return found
-        whose = f"is of {found.source!r} of {found.gateway}" if found else "is not a manifest"
+        problem = f"belongs to {found.source!r} of {found.gateway}" if found else "is not a manifest"
         raise Denied(
-            f"{self._address}: {keys.manifest_key(chunk)} {whose}, and stands where rows of {chunk.stream.source!r} "
-            "must go. Look at it; if it is of no use, remove it",
+            f"{self._address}: {keys.manifest_key(chunk)} {problem}, but rows of {chunk.stream.source!r} must be "
+            "stored there. Inspect the file, and remove it if it is not needed",
             kind="foreign_manifest",
         )
 
     async def _overlapping(self, chunk: Chunk, acked_to: int) -> dict[tuple[int, int], Manifest | None]:
-        """What stands under names that share rows with the chunk; None for what is not a manifest.
+        """Return the manifests whose ranges overlap the chunk; None for files that are not manifests.
 
-        Ranges that begin below `acked_to` end there: no need to look at all that was ever delivered.
+        Ranges that begin below `acked_to` also end there, so the listing can start there.
         """
         folder = keys.manifest_folder(chunk.stream, chunk.gateway_id)
         digits = keys.eight_digits(chunk.incarnation)
@@ -177,22 +177,24 @@ class BlobSink(Sink):
             found = keys.read_manifest_name(name)
             if found and found.incarnation == digits and found.after < chunk.last and found.last > chunk.after:
                 names[name] = (found.after, found.last)
-        turns = asyncio.Semaphore(_MANIFESTS_AT_ONCE)
+        slots = asyncio.Semaphore(_CONCURRENT_READS)
 
         async def read(name: str) -> bytes | None:
-            async with turns:
+            async with slots:
                 return await self._store.read(f"{folder}/{name}")
 
-        held = await asyncio.gather(*map(read, names))
+        contents = await asyncio.gather(*map(read, names))
         return {
-            names[name]: said if (said := manifest.read(data)) and (said.after, said.last) == names[name] else None
-            for name, data in zip(names, held, strict=True)
+            names[name]: parsed
+            if (parsed := manifest.read(data)) and (parsed.after, parsed.last) == names[name]
+            else None
+            for name, data in zip(names, contents, strict=True)
             if data is not None
         }
 
-    async def _is_true(self, said: Manifest) -> bool:
-        """Whether the objects are what the manifest says."""
-        for each in said.objects:
+    async def _matches_objects(self, found: Manifest) -> bool:
+        """Return whether the stored objects match the manifest."""
+        for each in found.objects:
             data = await self._store.read(each.key)
             if data is None or len(data) != each.bytes:
                 return False
@@ -208,5 +210,5 @@ def _hash(data: bytes) -> str:
 def _encoder_called(name: str) -> Encoder:
     known = {encoder.name: encoder for encoder in plugins.load(plugins.ENCODERS, Encoder)}
     if name not in known:
-        raise ConfigError(f"there is no encoder {name!r}.{nearest(name, tuple(known))}", repair="hyp plugin list")
+        raise ConfigError(f"unknown encoder {name!r}.{nearest(name, tuple(known))}", repair="hyp plugin list")
     return known[name]

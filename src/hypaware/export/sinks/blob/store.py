@@ -1,7 +1,4 @@
-"""What a destination must be able to do: the seam under the blob sink. Keys are relative to the destination's prefix.
-
-Every call raises Denied, Busy or Unreachable for trouble with the destination, and says which place it is about.
-"""
+"""The operations that the blob sink needs of a destination."""
 
 from __future__ import annotations
 
@@ -12,19 +9,24 @@ from hypaware.export.sinks.blob.address import FolderPlace, place_of
 
 
 class Store(Protocol):
+    """The operations that the blob sink needs of a destination. Keys are relative to the destination's prefix.
+
+    Every operation raises Denied, Busy or Unreachable if the destination fails; the message names the place.
+    """
+
     async def open(self) -> None:
-        """Reaches the destination, or says why not."""
+        """Connect to the destination."""
         ...
 
     async def write(self, key: str, data: memoryview, content_type: str) -> str:
-        """Durable when it returns, and whole at any moment before; what was there is replaced.
+        """Write or replace an object. It is durable when this returns, and never visible in part.
 
-        The result changes whenever the object is written again with other bytes; see `version`.
+        Returns the version of the object, which changes whenever it is written with other bytes; see `version`.
         """
         ...
 
     async def create(self, key: str, data: bytes, content_type: str) -> bool:
-        """Durable when it returns; False, and nothing is changed, where something is there already."""
+        """Create an object, durable when this returns. Returns False, without a change, if one exists."""
         ...
 
     async def read(self, key: str) -> bytes | None: ...
@@ -34,16 +36,16 @@ class Store(Protocol):
     async def remove(self, key: str) -> None: ...
 
     def names(self, folder: str, after: str) -> AsyncIterator[str]:
-        """The names in a folder that sort after the given one, in any order; none where there is no such folder."""
+        """Yield the names in a folder that sort after the given one, in any order; none if the folder is missing."""
         ...
 
 
 def store_of(options: Mapping[str, Any]) -> Store:
-    place = place_of(options)
-    if isinstance(place, FolderPlace):
+    location = place_of(options)
+    if isinstance(location, FolderPlace):
         from hypaware.export.sinks.blob.folder import Folder
 
-        return Folder(place)
+        return Folder(location)
     from hypaware.export.sinks.blob.bucket import Bucket
 
-    return Bucket(place, options)
+    return Bucket(location, options)

@@ -1,6 +1,6 @@
-"""Files on their way to their place: `.<name>.<8 hex>.tmp` beside it, locked (flock) while their writer lives.
+"""Temporary files: `.<name>.<8 hex>.tmp` in the target's folder, locked (flock) while the writer lives.
 
-They count for nobody; what a killed writer left is removed by the next one that looks into the folder.
+Readers ignore them. Listing the folder removes those of killed writers.
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.E
 
 
 class Temporary:
-    """Its steps may run on one thread after the other."""
+    """`.<name>.<8 hex>.tmp` in the target's folder, locked (flock) while the writer lives. Steps may change threads.
+
+    Readers ignore temporary files. Listing the folder removes those of killed writers.
+    """
 
     def __init__(self, target: Path) -> None:
         self.target = target
@@ -31,7 +34,7 @@ class Temporary:
 
     def write(self, data: memoryview) -> None:
         self._fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
-        # A disk that knows no locks has nobody who sweeps by them either.
+        # On a disk without locks, sweeping cannot take them either and removes nothing.
         with contextlib.suppress(OSError):
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         durable.write_all(self._fd, data)
@@ -50,13 +53,13 @@ class Temporary:
         except OSError as error:
             if error.errno not in _NO_LINKS:
                 raise
-            # A disk without links (a memory stick): as good as it goes, and as durable.
+            # A disk without hard links (a USB stick): not atomic against a second writer, but as durable.
             if os.path.lexists(self.target):
                 return False
             self._path.rename(self.target)
         return True
 
-    def settle(self) -> None:
+    def clean_up(self) -> None:
         self._path.unlink(missing_ok=True)
         durable.fsync_dir(self.target.parent)
 
@@ -77,7 +80,7 @@ def on_its_way(target: Path) -> Iterator[Temporary]:
 
 
 def swept(folder: Path) -> list[str]:
-    """The names in a folder, in order, without temporary ones; those whose writer is dead are removed."""
+    """Return the sorted names in a folder, without temporary files. Removes those whose writer is dead."""
     names = []
     for path in folder.iterdir():
         if not _TEMPORARY.fullmatch(path.name):
@@ -94,5 +97,5 @@ def swept(folder: Path) -> list[str]:
 
 
 def told_apart(found: os.stat_result) -> str:
-    """Another text for whatever takes the place of this file."""
+    """Return a text that changes when the file is replaced."""
     return f"{found.st_ino}-{found.st_mtime_ns}-{found.st_size}"

@@ -1,9 +1,9 @@
-"""Delivery to a HypAware server over HTTP: its published v1 contract, and what ours adds to it.
+"""Deliver to a HypAware server over HTTP: the published v1 contract, and extensions of our own server.
 
-`sink` joins the parts: `ndjson` (rows to lines), `packing` (lines to a body), `wire` (one exchange over HTTP),
-`answers` (what a status means), `capabilities` (what the server can do beyond the contract), `credentials` and
-`tokens` (who we are). Everything works against a server that has only the contract: it is told the range of a chunk
-in headers that it ignores, and is never asked what it cannot know.
+`sink` combines the parts: `ndjson` (rows to lines), `packing` (lines to a body), `wire` (one HTTP request), `answers`
+(the meaning of a response), `capabilities` (the server's extensions), `credentials` and `tokens` (authentication).
+Everything works with a server that implements only the contract: it ignores the headers with a chunk's range and is
+never sent a query that it does not support.
 """
 
 from __future__ import annotations
@@ -22,4 +22,4 @@ def _make(settings: SinkSettings) -> Sink:
     return ForwardSink(settings)
 
 
-FORWARD = SinkType("forward", "to a HypAware server", _address, _make)
+FORWARD = SinkType("forward", "a HypAware server", _address, _make)

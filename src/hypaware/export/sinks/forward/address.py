@@ -1,4 +1,4 @@
-"""One spelling for a server's address, so that a stream is not held because somebody wrote it in another way."""
+"""The canonical spelling of a server's URL, so that a new spelling in the config does not hold a stream."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ _DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
 def normalised(url: str) -> str:
-    """Scheme and host in small letters, no default port, no user, no slash at the end."""
+    """Return the canonical URL: scheme and host in lower case, no default port, no user, no trailing slash.
+
+    A stream is then not held because the config spells the same server differently.
+    """
     parts = urlsplit(url)
     host = (parts.hostname or "").rstrip(".")
     if ":" in host:

@@ -1,10 +1,4 @@
-"""What a server can do beyond the published contract, by its own account.
-
-    GET /v1/capabilities → {"server", "server_id", "api": 1, "extensions": […], "encodings": […], "limits": {…}}
-
-Whatever does not look like this is a plain server, and so is one whose `api` we do not know: nothing beyond the
-contract is then used, which is always safe. A single field of the wrong kind is as if it were absent.
-"""
+"""Read a server's extensions of the published contract."""
 
 from __future__ import annotations
 
@@ -28,6 +22,13 @@ PLAIN = Capabilities()
 
 
 def read(document: dict[str, Any] | None) -> Capabilities:
+    """Parse the response of `GET /v1/capabilities`.
+
+        {"server", "server_id", "api": 1, "extensions": […], "encodings": […], "limits": {…}}
+
+    Any other document, or an unknown `api`, means a plain server: no extension is used, which is always safe. A field
+    of the wrong type counts as absent.
+    """
     if document is None or document.get("api") != 1 or not isinstance(document.get("extensions"), list):
         return PLAIN
     server_id, limits = document.get("server_id"), document.get("limits")

@@ -1,8 +1,8 @@
-"""The forward sink: chunks over HTTP to a HypAware server, each under its own id.
+"""The forward sink: send chunks over HTTP to a HypAware server, each under its own id.
 
-A chunk's id is what makes it land once: the server takes an id a single time, whatever comes under it, so that a
-chunk whose answer was lost can always be sent again. Its range travels beside it in headers; a server that announces
-`batches` and `watermark` can be asked what it has, a plain one never is.
+The id makes a chunk arrive once: the server accepts an id a single time, whatever its content, so a chunk whose
+response was lost can always be sent again. Headers carry the chunk's range. A server that announces `batches` and
+`watermark` can be queried for its chunks; a plain server never is.
 """
 
 from __future__ import annotations
@@ -28,60 +28,60 @@ if TYPE_CHECKING:
 
     from hypaware.state.stream_key import StreamKey
 
-# What the contract calls the rows of a dataset, where it is not the dataset's name.
+# The contract's name for the rows of a dataset, if it differs from the dataset's name.
 _SIGNALS = {"ai_gateway_messages": "proxy"}
 
 
 class ForwardSink(Sink):
     def __init__(self, settings: SinkSettings, *, compress: bool | None = None) -> None:
-        """`compress`: whether to, where the server takes it; by default unless it is on this machine."""
+        """`compress`: whether to compress if the server supports it; by default unless it runs on this machine."""
         self._settings = settings
         self._address = address.normalised(settings.options["url"])
         self._compress = compress if compress is not None else not address.is_loopback(self._address)
         self._host = socket.gethostname()
-        self._wire = Wire(self._address)
-        self._credentials = Credentials(settings, self._address, self._host, self._wire.ask)
+        self._http = Wire(self._address)
+        self._credentials = Credentials(settings, self._address, self._host, self._http.request)
         self._server = capabilities.PLAIN
         self.limits: Limits = self._server.limits
 
     async def open(self) -> Destination:
-        await self._wire.open()
+        await self._http.open()
         try:
-            self._server = await self._capabilities()
+            self._server = await self._read_capabilities()
             self.limits = self._server.limits
         except BaseException:
-            await self._wire.close()
+            await self._http.close()
             raise
         return Destination(self._address, self._server.server_id)
 
     async def close(self) -> None:
-        await self._wire.close()
+        await self._http.close()
 
     def encode(self, rows: pa.Table) -> Payload:
         return ndjson.encode(rows, self._json_columns)
 
-    async def landed(self, chunk: Chunk) -> bool | None:
+    async def has_chunk(self, chunk: Chunk) -> bool | None:
         if "batches" not in self._server.extensions:
             return None
         path = f"{_ingest_path(chunk.stream)}/batches/{quote(chunk.id, safe='')}"
-        answer = await self._ask("GET", path, _whose(chunk.gateway_id, chunk.incarnation))
-        if answer.is_taken:
+        answer = await self._request("GET", path, _whose(chunk.gateway_id, chunk.incarnation))
+        if answer.is_success:
             return True
-        if answer.is_absent and answer.kind != "unknown_signal":
+        if answer.is_not_found and answer.kind != "unknown_signal":
             return False
-        raise self._trouble(answer, chunk.stream)
+        raise self._error(answer, chunk.stream)
 
-    async def delivered(self, stream: StreamKey, gateway_id: str, incarnation: str) -> Delivered | None:
+    async def coverage(self, stream: StreamKey, gateway_id: str, incarnation: str) -> Delivered | None:
         if "watermark" not in self._server.extensions:
             return None
         which = urlencode({"source": stream.source, "incarnation": incarnation}, quote_via=quote)
         path = f"{_ingest_path(stream)}/watermark?{which}"
-        answer = await self._ask("GET", path, _whose(gateway_id, incarnation))
-        if answer.is_taken:
+        answer = await self._request("GET", path, _whose(gateway_id, incarnation))
+        if answer.is_success:
             return answers.read_delivered(answer, "last")
-        if answer.is_absent and answer.kind != "unknown_signal":
+        if answer.is_not_found and answer.kind != "unknown_signal":
             return Delivered(0)
-        raise self._trouble(answer, stream)
+        raise self._error(answer, stream)
 
     async def ship(self, chunk: Chunk, payload: Payload, acked_to: int) -> int:
         assert isinstance(payload, Lines)
@@ -99,51 +99,51 @@ class ForwardSink(Sink):
         }
         if body.encoding:
             headers["Content-Encoding"] = body.encoding
-        answer = await self._ask("POST", _ingest_path(chunk.stream), headers, body.data)
-        if not answer.is_taken:
-            raise answers.refusal(self._shown(answer)) or self._trouble(answer, chunk.stream)
+        answer = await self._request("POST", _ingest_path(chunk.stream), headers, body.data)
+        if not answer.is_success:
+            raise answers.refusal(self._redacted(answer)) or self._error(answer, chunk.stream)
         return len(body.data)
 
-    async def _ask(self, method: str, path: str, headers: dict[str, str], body: bytes | None = None) -> Answer:
-        """With the token, and with a new one if the server does not take it."""
-        token = await self._credentials.bearer()
-        answer = await self._wire.ask(method, path, headers | _bearing(token), body)
+    async def _request(self, method: str, path: str, headers: dict[str, str], body: bytes | None = None) -> Answer:
+        """Send the request with the token, and once more with a new token if the server rejects it."""
+        token = await self._credentials.get_token()
+        answer = await self._http.request(method, path, headers | _bearing(token), body)
         if answer.status == 401:
-            token = await self._credentials.renewed(token)
-            answer = await self._wire.ask(method, path, headers | _bearing(token), body)
+            token = await self._credentials.replace_token(token)
+            answer = await self._http.request(method, path, headers | _bearing(token), body)
         return answer
 
-    async def _capabilities(self) -> Capabilities:
-        answer = await self._ask("GET", "/v1/capabilities", {})
-        if answer.is_taken:
+    async def _read_capabilities(self) -> Capabilities:
+        answer = await self._request("GET", "/v1/capabilities", {})
+        if answer.is_success:
             return capabilities.read(answer.document)
-        # A server in trouble is not therefore a plain one; everything else is.
+        # A failing server is not necessarily a plain one; any other response means a plain server.
         if answer.status in (401, 408, 425, 429) or (answer.status >= 500 and answer.status != 501):
-            raise self._trouble(answer)
+            raise self._error(answer)
         return capabilities.PLAIN
 
-    def _shown(self, answer: Answer) -> Answer:
+    def _redacted(self, answer: Answer) -> Answer:
         return answer.without(self._credentials.secrets)
 
-    def _trouble(self, answer: Answer, stream: StreamKey | None = None) -> Exception:
-        answer = self._shown(answer)
+    def _error(self, answer: Answer, stream: StreamKey | None = None) -> Exception:
+        answer = self._redacted(answer)
         if answer.status == 401:
             return Denied(
-                f"{self._address} refuses the token of the sink {self._settings.name}, also a new one: {answer.shown}",
+                f"{self._address} rejects even a new token of the sink {self._settings.name}: {answer.summary}",
                 kind="token_refused",
                 repair="hyp server token list, on the server",
             )
         if answer.status == 404 and stream:
             return Denied(
-                f"{self._address} has no place for the dataset {stream.dataset}: it answered {answer.shown}",
+                f"{self._address} does not accept the dataset {stream.dataset}: it responded with {answer.summary}",
                 kind=answer.kind or "not_found",
-                repair=f"take {stream.dataset} out of sinks.{stream.sink}.datasets, or check the url of that sink",
+                repair=f"remove {stream.dataset} from sinks.{stream.sink}.datasets, or check the url of that sink",
             )
         return answers.trouble(answer)
 
     @cached_property
     def _json_columns(self) -> frozenset[str]:
-        """A table does not say whose it is; text that is taken for JSON here is JSON in all datasets of the sink."""
+        """Columns that are JSON in every dataset of the sink: a table does not name its dataset."""
         columns = [column for name in self._settings.datasets for column in datasets.get(name).columns]
         other = {column.name for column in columns if column.type is not Type.JSON}
         return frozenset(column.name for column in columns) - other

@@ -1,12 +1,12 @@
-"""Tokens on disk: the one that the user configured, the signed one that we keep, and the secret of this home.
+"""Tokens on disk: the user's configured token, the signed token from the server, and the secret of this home.
 
     delivery/tokens/<sink>.json   {"v":1, "address", "gateway_id", "origin", "jwt", "expires_at"}
     delivery/gateway.secret       64 hex digits
 
-All of it has mode 0600 and is replaced in one step. A kept token counts only for the address, the gateway and the
-configured token (`origin`, its hash) that it was got with: it is never sent elsewhere, and a new token in the user's
-file is a new beginning. The secret is drawn once and never changes: a server binds the gateway's id to it at the first
-bootstrap, so that nobody else's token can speak for this home.
+Files have mode 0600 and are replaced atomically. A stored token is valid only for the address, the gateway and the
+configured token (`origin`, its hash) that it was obtained with: it is never sent elsewhere, and a new token in the
+user's file discards it. The secret is generated once and never changes: a server binds the gateway's id to it at the
+first bootstrap, so that no other home can deliver under this id.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from hypaware.export.sink import Denied, SinkSettings
 from hypaware.home import Home
 from hypaware.regular import open_regular
 
-_before_keep = faults.point("export.token.before-keep", "the server has given a token, it is not on disk")
-_after_keep = faults.point("export.token.after-keep", "the token is on disk, nothing was sent with it")
-_before_secret = faults.point("export.secret.before-write", "the home's secret is drawn, it is not on disk")
+_before_keep = faults.point("export.token.before-keep", "the server issued a token, it is not on disk")
+_after_keep = faults.point("export.token.after-keep", "the token is on disk, nothing is sent with it")
+_before_secret = faults.point("export.secret.before-write", "the home's secret is generated, it is not on disk")
 _after_secret = faults.point("export.secret.after-write", "the home's secret is durable, no server knows it")
 
 _VERSION = 1
 _MOST_BYTES = 16 << 10
-# What may stand in a header.
+# Bytes allowed in a header.
 _TOKEN = re.compile(rb"[\x21-\x7e]+")
 _SECRET = re.compile(r"[0-9a-f]{64}")
 
@@ -46,12 +46,12 @@ _SECRET = re.compile(r"[0-9a-f]{64}")
 class Signed:
     jwt: str
     expires_at: float
-    """Seconds since the epoch by our own clock."""
+    """Seconds since the epoch, by the local clock."""
 
 
 @dataclass(frozen=True)
 class Bond:
-    """What a kept token belongs to."""
+    """The use for which a stored token is valid."""
 
     address: str
     gateway_id: str
@@ -59,7 +59,7 @@ class Bond:
 
 
 def configured(settings: SinkSettings) -> str | None:
-    """The user's token, read anew each time, so that a repaired file counts at once; None if none is configured."""
+    """Read the user's token, each time, so that a corrected file applies at once; None if none is configured."""
     file, variable = settings.options.get("token_file"), settings.options.get("token_env")
     if file:
         return _from_file(settings, Path(file).expanduser())
@@ -77,7 +77,7 @@ def hash_of(token: str) -> str:
 
 
 def signed(token: str) -> Signed | None:
-    """A signed token (JWT) with the end that it names; None for any other. Only the server can check the signature."""
+    """Parse a signed token (JWT) with an expiry; None for any other text. Only the server can verify the signature."""
     parts = token.split(".")
     if len(parts) != 3 or not all(parts):
         return None
@@ -90,7 +90,7 @@ def signed(token: str) -> Signed | None:
 
 
 def as_moment(value: Any) -> float | None:
-    """Seconds since the epoch, if that is what it is."""
+    """Return seconds since the epoch; None for any other value."""
     return float(value) if type(value) in (int, float) and 0 <= value < 2**53 else None
 
 
@@ -127,7 +127,7 @@ def gateway_secret(home: Home) -> str:
         raise Denied(f"{path} cannot be read or written: {error.strerror}", kind="gateway_secret") from None
     if not _SECRET.fullmatch(text):
         raise Denied(
-            f"{path} does not hold this home's secret any more; servers know the home by it",
+            f"{path} no longer holds this home's secret, by which servers recognise the home",
             kind="gateway_secret",
             repair=f"restore {shlex.quote(str(path))} from a backup",
         )
@@ -135,7 +135,7 @@ def gateway_secret(home: Home) -> str:
 
 
 def _draw_secret(path: Path) -> None:
-    """The first one stays: of two processes, the second finds it when it gets the lock."""
+    """Generate the secret under a lock, so that the second of two processes finds that of the first."""
     durable.make_dir(path.parent)
     folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -169,7 +169,7 @@ def _from_file(settings: SinkSettings, path: Path) -> str:
 def _checked(raw: bytes, where: str, repair: str) -> str:
     token = raw.strip()
     if not token:
-        raise Denied(f"{where} holds no token", kind="token_missing", repair=repair)
+        raise Denied(f"{where} contains no token", kind="token_missing", repair=repair)
     if len(token) > _MOST_BYTES or not _TOKEN.fullmatch(token):
-        raise Denied(f"{where} holds something that cannot be a token", kind="token_malformed", repair=repair)
+        raise Denied(f"{where} does not contain a valid token", kind="token_malformed", repair=repair)
     return token.decode()

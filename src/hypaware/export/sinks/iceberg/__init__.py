@@ -1,15 +1,15 @@
-"""Rows into a table of another lake: a chunk is one Iceberg commit, together with the record that it was delivered.
+"""Deliver rows to an Iceberg table of another lake: each chunk is one commit that also records its range.
 
-| module | owns |
+| module | contents |
 |---|---|
-| `catalog` | what the config says of the catalog: its properties for Iceberg, its address in one spelling |
-| `shape` | the columns and partitions of the destination's table, and whether an existing one fits |
-| `parts` | a chunk as Parquet files, one for each partition |
-| `record` | what the table says was delivered: ranges of sequences, in its properties |
-| `opening` | the catalog and the table through Iceberg's Java API: opened, made, given what it lacks |
-| `table` | the table that was opened: asked, appended to |
-| `secured` | a commit on a local disk, made durable |
-| `troubles` | what Java raised, as the driver understands it |
+| `catalog` | the configured catalog: its Iceberg properties, its canonical address |
+| `shape` | columns and partitions of the destination's table, and whether an existing table fits |
+| `parts` | a chunk as Parquet files, one per partition |
+| `record` | the delivered ranges, kept in the table's properties |
+| `opening` | open the catalog and the table through Iceberg's Java API, create or extend the table |
+| `table` | query and append to the opened table |
+| `secured` | make a commit on a local disk durable |
+| `troubles` | translate Java exceptions into those of the sink interface |
 | `sink` | the order of the steps |
 """
 
@@ -25,4 +25,4 @@ def _make(settings: SinkSettings) -> Sink:
     return IcebergSink(settings)
 
 
-ICEBERG = SinkType("iceberg", "into a table of another lake", address_of, _make)
+ICEBERG = SinkType("iceberg", "a table of another lake", address_of, _make)

@@ -1,14 +1,14 @@
-"""The destination's catalog as the config names it: its properties for Iceberg, and its address in one spelling.
+"""The configured catalog of the destination: its Iceberg properties and its canonical address.
 
-In the config, beside `type` and `uri`:
+Config keys in addition to `type` and `uri`:
 
-- `name`: what the catalog calls itself, `default` if it is not said. A JDBC catalog keeps its tables under this name:
-  who opens it with another reader (`SqlCatalog("default", …)` in PyIceberg) gives the same one.
-- `warehouse`: where a JDBC catalog puts its tables; for a REST catalog, which of its warehouses.
-- `<property>_file`, `<property>_env`: where a secret is found, as in `jdbc_password_env = "TEAM_PASSWORD"`.
-- anything else is a property of Iceberg and passed on as it is (`jdbc.user`, `io-impl`, `s3.endpoint`, …).
+- `name`: the name of the catalog, `default` if not set. A JDBC catalog stores its tables under this name, so every
+  other reader must use the same one (`SqlCatalog("default", …)` in PyIceberg).
+- `warehouse`: the location of a JDBC catalog's tables; for a REST catalog, the name of one of its warehouses.
+- `<property>_file`, `<property>_env`: the source of a secret, as in `jdbc_password_env = "TEAM_PASSWORD"`.
+- any other key is an Iceberg property and is passed on unchanged (`jdbc.user`, `io-impl`, `s3.endpoint`, …).
 
-A JDBC catalog's uri may be written as JDBC wants it or as Python's database layer does: `postgresql://host/database`,
+The uri of a JDBC catalog may have the form of JDBC or that of SQLAlchemy: `postgresql://host/database`,
 `sqlite:////folder/catalog.db`.
 """
 
@@ -28,23 +28,23 @@ if TYPE_CHECKING:
 
 _DEFAULT_NAME = "default"
 _POSTGRES_PORT = 5432
-# Another writer's turn is waited for; what is committed survives a power cut.
+# Wait for other writers; commits survive a power cut.
 _SQLITE_SETTINGS = {"busy_timeout": "10000", "synchronous": "FULL"}
-# The config keeps to names of letters, digits and _ where it tells how to write down a secret.
+# Keys with `_env` and `_file` consist of letters, digits and _; these are the properties they stand for.
 _SECRETS = ("jdbc.password", "s3.access-key-id", "s3.secret-access-key", "s3.session-token", "gcs.oauth2.token")
 _SPELLINGS = {name.replace(".", "_").replace("-", "_"): name for name in _SECRETS}
 
 
 @dataclass(frozen=True)
 class CatalogSettings:
-    """What Iceberg needs to open it."""
+    """The name and properties with which Iceberg opens the catalog."""
 
     name: str
     properties: Mapping[str, str] = field(repr=False)
 
 
 def address_of(settings: SinkSettings) -> str:
-    """Asks nobody; holds no user and no password."""
+    """Return the canonical address of the table, without user and password. Uses no network."""
     catalog = settings.options["catalog"]
     kind = catalog["type"]
     uri = str(catalog.get("uri", "")).rstrip("/")
@@ -56,12 +56,12 @@ def address_of(settings: SinkSettings) -> str:
 
 
 def settings_of(options: Mapping[str, Any], environment: Mapping[str, str] = os.environ) -> CatalogSettings:
-    """Raises Denied where what the config says can never work."""
-    told = {str(key): str(value) for key, value in options["catalog"].items()}
-    name = _name(told)
-    told.pop("name", None)
+    """Read the catalog's settings and secrets. Raises Denied if they cannot work."""
+    configured = {str(key): str(value) for key, value in options["catalog"].items()}
+    name = _name(configured)
+    configured.pop("name", None)
     properties = {}
-    for key, value in told.items():
+    for key, value in configured.items():
         property_name, found = _resolved(key, value, environment)
         properties[property_name] = found
     if properties["type"] == "jdbc":
@@ -86,52 +86,52 @@ def _jdbc(uri: str) -> _Jdbc:
     if scheme in ("postgresql", "postgres"):
         return _postgres(rest)
     if not uri.startswith("jdbc:"):
-        raise _misconfigured(f"the catalog's uri begins with {scheme}:, which is no JDBC address")
+        raise _misconfigured(f"the catalog's uri begins with {scheme}:, which is not a JDBC address")
     return _Jdbc(uri, _without_user(uri))
 
 
 def _sqlite(rest: str, is_jdbc: bool) -> _Jdbc:
     path, _, query = rest.partition("?")
     if not is_jdbc:
-        # After three slashes: a path from here, or with a fourth, a whole one.
+        # Three slashes precede a relative path; a fourth makes it absolute.
         path = unquote(path[3:]) if path.startswith("///") else ""
     elif path.startswith("file:"):
         path = unquote(path.removeprefix("file:"))
     if not path.startswith("/") or path.endswith("/"):
-        raise _misconfigured(f"the catalog's uri names {path or 'no file'}: write the file's whole path")
+        raise _misconfigured(f"the catalog's uri names {path or 'no file'}: write the absolute path of the file")
     path = "/" + path.lstrip("/")
     settings = {**_SQLITE_SETTINGS, **dict(part.partition("=")[::2] for part in query.split("&") if part)}
-    asked = "&".join(f"{key}={value}" for key, value in settings.items())
-    return _Jdbc(f"jdbc:sqlite:file:{quote(path)}?{asked}", f"sqlite:///{path}")
+    parameters = "&".join(f"{key}={value}" for key, value in settings.items())
+    return _Jdbc(f"jdbc:sqlite:file:{quote(path)}?{parameters}", f"sqlite:///{path}")
 
 
 def _postgres(rest: str) -> _Jdbc:
     parts = urlsplit(f"postgresql:{rest}")
     hosts = parts.netloc.rpartition("@")[2]
     if not hosts or not parts.path.strip("/"):
-        raise _misconfigured("the catalog's uri names no host or no database: postgresql://host/database")
+        raise _misconfigured("the catalog's uri lacks a host or a database; write postgresql://host/database")
     try:
         default_port = f":{_POSTGRES_PORT}" if parts.port is None and "," not in hosts else ""
     except ValueError:
         default_port = ""
     where = f"postgresql://{hosts}{default_port}{parts.path}"
-    said = {"jdbc.user": parts.username, "jdbc.password": parts.password}
-    given = {key: unquote(value) for key, value in said.items() if value}
-    return _Jdbc(f"jdbc:{where}{'?' + parts.query if parts.query else ''}", where, given)
+    login = {"jdbc.user": parts.username, "jdbc.password": parts.password}
+    properties = {key: unquote(value) for key, value in login.items() if value}
+    return _Jdbc(f"jdbc:{where}{'?' + parts.query if parts.query else ''}", where, properties)
 
 
 def _local_or_remote(warehouse: str) -> str:
     if not warehouse:
-        raise _misconfigured("a JDBC catalog needs a warehouse: the folder or the s3:// address where its tables lie")
+        raise _misconfigured("a JDBC catalog needs a warehouse: the folder or s3:// address of its tables")
     if "://" in warehouse or warehouse.startswith("file:/"):
         return warehouse
     if not warehouse.startswith("/"):
-        raise _misconfigured(f"the catalog's warehouse is {warehouse}: write the folder's whole path")
+        raise _misconfigured(f"the catalog's warehouse is {warehouse}: write the absolute path of the folder")
     return f"file://{warehouse}"
 
 
 def _resolved(key: str, value: str, environment: Mapping[str, str]) -> tuple[str, str]:
-    """A property and its value, where the key says that it stands elsewhere."""
+    """Return a property and its value, read from the environment or a file if the key says so."""
     for ending, look in (("_env", _from_environment), ("_file", _from_file)):
         if key.endswith(ending):
             stem = key.removesuffix(ending)
@@ -143,7 +143,7 @@ def _from_environment(key: str, name: str, environment: Mapping[str, str]) -> st
     if found := environment.get(name):
         return found
     raise Denied(
-        f"{key} names the environment variable {name}, which is not set where the engine runs",
+        f"{key} names the environment variable {name}, which is not set in the engine's environment",
         kind="no_credentials",
         repair=f"export {name}=… && hyp engine stop",
     )

@@ -1,7 +1,7 @@
-"""Opening the destination's catalog and table: made where it is absent, and given what it lacks where it is there.
+"""Open the destination's catalog and table. Creates a missing table and adds missing columns to an existing one.
 
-On Spark's thread. The catalog is opened beside Spark's own, not among them: queries cannot name it, and its
-credentials are in no setting of the session.
+Runs on Spark's thread. The catalog is not registered with Spark: queries cannot name it, and no setting of the session
+holds its credentials.
 """
 
 from __future__ import annotations
@@ -20,12 +20,16 @@ from hypaware.model.datasets import Dataset
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# In SQLite's words and in PostgreSQL's.
+# Messages of SQLite and of PostgreSQL.
 _THERE_ALREADY = re.compile(r"duplicate column name|already exists")
 
 
 def open_table(spark: SparkSession, settings: CatalogSettings, name: str, dataset: Dataset) -> IcebergTable:
-    """Makes the table where it is absent, and what it lacks of the dataset's columns where it is there."""
+    """Open the table; create it if it is missing, and add the dataset's columns that it lacks.
+
+    The catalog is not registered with Spark: queries cannot name it, and no setting of the session holds its
+    credentials.
+    """
     jvm: Any = spark._jvm
     iceberg = jvm.org.apache.iceberg
     catalog = _open_catalog(spark, settings)
@@ -41,7 +45,7 @@ def open_table(spark: SparkSession, settings: CatalogSettings, name: str, datase
 
 
 def _open_catalog(spark: SparkSession, settings: CatalogSettings) -> Any:
-    """A JDBC catalog makes its own tables, and Iceberg does not expect another engine to do so in the same moment."""
+    """Open the catalog. A JDBC catalog creates its own tables and fails if another engine does so at the same time."""
     try:
         return _build(spark, settings)
     except Exception as error:
@@ -67,7 +71,7 @@ def _load(catalog: Any, identifier: Any) -> Any:
 
 
 def _create(jvm: Any, catalog: Any, identifier: Any, dataset: Dataset) -> Any:
-    """Another engine may do the same at the same time; either's table will do."""
+    """Create the table. If another engine creates it at the same time, use that one."""
     parsers = jvm.org.apache.iceberg
     namespace = identifier.namespace()
     if not catalog.namespaceExists(namespace):
@@ -88,11 +92,11 @@ def _create(jvm: Any, catalog: Any, identifier: Any, dataset: Dataset) -> Any:
 
 
 def _fit(jvm: Any, table: Any, dataset: Dataset) -> None:
-    """Whatever the table lacks to take the dataset's rows; nothing where it has it all."""
+    """Add whatever the table lacks to accept the dataset's rows."""
     holds = table.properties().get(DATASET)
     if holds not in (None, dataset.name):
         raise Denied(
-            f"the table holds the rows of {holds}, not of {dataset.name}: name another table",
+            f"the table holds rows of {holds}, not of {dataset.name}: configure another table",
             kind="wrong_table",
             repair="hyp config show",
         )
@@ -115,7 +119,7 @@ def _fit(jvm: Any, table: Any, dataset: Dataset) -> None:
 
 
 def _java_map(jvm: Any, values: Mapping[str, str]) -> Any:
-    made = jvm.java.util.HashMap()
+    result = jvm.java.util.HashMap()
     for key, value in values.items():
-        made.put(key, value)
-    return made
+        result.put(key, value)
+    return result

@@ -1,7 +1,7 @@
-"""A chunk as Parquet files, one for each partition that its rows fall into.
+"""Write a chunk as Parquet files, one for each partition of its rows.
 
-They wait in a folder of the engine's JVM, which copies them to where the table lies: whatever store that is, and
-faster than bytes could be handed over. Nothing names them yet.
+The files are written to a temporary folder of the engine's JVM, which copies them to the table's location. This works
+with any store and is faster than passing the bytes to Java. No snapshot names the files yet.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ class Part:
     path: Path
     bytes: int
     partition: Values
-    """One for each partition field, as Iceberg's transforms give them."""
+    """One value per partition field, as Iceberg's transforms return them."""
 
 
 def build(table: pa.Table, chunk: Chunk, shape: Shape, folder: Path) -> list[Part]:
-    """Raises Refused where the table's columns cannot hold the rows."""
+    """Write the chunk to the folder. Raises Refused if the table's columns cannot hold the rows."""
     try:
         rows = _as_stored(table, chunk, shape)
     except pa.ArrowException as error:
@@ -104,12 +104,12 @@ def _as_stored(table: pa.Table, chunk: Chunk, shape: Shape) -> pa.Table:
 
 def _by_partition(rows: pa.Table, fields: Sequence[PartitionField]) -> list[tuple[Values, pa.Table]]:
     values = [_partition_values(rows, field) for field in fields]
-    places: dict[Values, list[int]] = {}
-    for place, partition in enumerate(zip(*values, strict=True) if values else [()] * rows.num_rows):
-        places.setdefault(partition, []).append(place)
-    if len(places) == 1:
-        return [(next(iter(places)), rows)]
-    return [(partition, rows.take(pa.array(held))) for partition, held in places.items()]
+    indices: dict[Values, list[int]] = {}
+    for index, partition in enumerate(zip(*values, strict=True) if values else [()] * rows.num_rows):
+        indices.setdefault(partition, []).append(index)
+    if len(indices) == 1:
+        return [(next(iter(indices)), rows)]
+    return [(partition, rows.take(pa.array(members))) for partition, members in indices.items()]
 
 
 def _partition_values(rows: pa.Table, field: PartitionField) -> list[Any]:
@@ -121,12 +121,12 @@ def _partition_values(rows: pa.Table, field: PartitionField) -> list[Any]:
         return found
     if field.transform in _MICROSECONDS:
         width = _MICROSECONDS[field.transform]
-        return [None if moment is None else moment // width for moment in column.cast(pa.int64()).to_pylist()]
-    moments = column.cast(pa.timestamp("us"))
-    years = [None if year is None else year - 1970 for year in pc.year(moments).to_pylist()]
+        return [None if time is None else time // width for time in column.cast(pa.int64()).to_pylist()]
+    times = column.cast(pa.timestamp("us"))
+    years = [None if year is None else year - 1970 for year in pc.year(times).to_pylist()]
     if field.transform == "year":
         return years
-    months = pc.month(moments).to_pylist()
+    months = pc.month(times).to_pylist()
     return [None if year is None else year * 12 + month - 1 for year, month in zip(years, months, strict=True)]
 
 

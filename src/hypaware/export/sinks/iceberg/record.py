@@ -1,10 +1,4 @@
-"""What the destination's table says was delivered: ranges of sequences of each stream, in the table's properties.
-
-`hyp.delivered.<gateway>.<incarnation>.<source>` = `0-100,101-250`: the ranges (after, last], sorted, with neighbours
-joined, names as in a path (`path_name`). It moves in the commit that adds the rows, so it says neither more nor less
-than what was committed here. A row that was refused stays visible as a hole between two ranges, until it is replayed;
-rows that the destination's owner deleted later stay delivered.
-"""
+"""The delivery record of a stream in the properties of the destination's table."""
 
 from __future__ import annotations
 
@@ -19,12 +13,20 @@ Range = tuple[int, int]
 
 @dataclass(frozen=True)
 class Record:
+    """The delivered ranges of one stream, in a property of the table.
+
+    `hyp.delivered.<gateway>.<incarnation>.<source>` = `0-100,101-250`: the ranges (after, last], sorted, with adjacent
+    ones joined; names are escaped as in a path (`path_name`). The record changes in the commit that adds the rows, so
+    it always matches the committed rows. A refused row remains a hole between two ranges until it is replayed; rows
+    that the destination's owner deletes later remain delivered.
+    """
+
     ranges: tuple[Range, ...] = ()
 
     def covers(self, after: int, last: int) -> bool:
         return any(start <= after and last <= end for start, end in self.ranges)
 
-    def touches(self, after: int, last: int) -> bool:
+    def overlaps(self, after: int, last: int) -> bool:
         return any(start < last and after < end for start, end in self.ranges)
 
     def with_range(self, after: int, last: int) -> Record:
@@ -35,8 +37,8 @@ class Record:
         return ",".join(f"{after}-{last}" for after, last in self.ranges)
 
     @property
-    def delivered(self) -> Delivered:
-        """What lies below the first range is missing too: it may have been refused."""
+    def coverage(self) -> Delivered:
+        """The range below the first one is a hole too: it may have been refused."""
         ends = [0, *(last for _, last in self.ranges)]
         gaps = ((end, after) for end, (after, _) in zip(ends, self.ranges, strict=False))
         return Delivered(ends[-1], tuple((end, after) for end, after in gaps if end < after))
@@ -57,8 +59,8 @@ def parse(key: str, text: str) -> Record:
             raise ValueError
     except ValueError:
         raise Denied(
-            f"the table's property {key} says {text[:100]!r}, which is no list of ranges: somebody has changed it. "
-            "Take the property away, and the rows themselves are asked",
+            f"the table's property {key} is {text[:100]!r}, not a list of ranges: it was changed by another program. "
+            "Remove the property, and delivery looks at the rows instead",
             kind="destination_damaged",
         ) from None
     return Record(_joined(ranges))

@@ -1,7 +1,4 @@
-"""A commit in a table on a local disk, made durable: Iceberg syncs none of its files, other stores need no such thing.
-
-A power cut before this leaves a chunk that nobody was told about. Whoever finds it landed secures it first.
-"""
+"""Make a commit on a local disk durable. Iceberg does not fsync its files; other stores do not need it."""
 
 from __future__ import annotations
 
@@ -17,7 +14,11 @@ def is_local(location: str) -> bool:
 
 
 def secure(table_location: str, files: Iterable[str]) -> None:
-    """The files and every folder that names them, up to the one that holds the table's namespace."""
+    """Fsync local files and all folders above them, up to the one that holds the table's namespace.
+
+    Iceberg does not fsync its files; other stores do not need it. A power cut before this leaves a chunk that was never
+    reported as delivered. A round that finds such a chunk calls this before it reports the chunk.
+    """
     paths = [local_path(file) for file in files if is_local(file)]
     for path in paths:
         durable.fsync_file(path)

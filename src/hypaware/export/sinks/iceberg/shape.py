@@ -1,8 +1,8 @@
-"""The columns and partitions of the destination's table, and whether a table that is there already fits.
+"""The columns and partitions of the destination's table, and whether an existing table fits.
 
-A table that the sink makes: where each row came from (`OWN`), then the dataset's public columns; format v2, zstd,
-partitioned by the day of the dataset's time column and by source. A table that is there keeps its own partitions and
-any further columns that may be null; columns that it lacks are added, and what need not be filled may become null.
+A table created by the sink has the origin of each row (`OWN`), then the dataset's public columns; format v2, zstd,
+partitioned by the day of the dataset's time column and by source. An existing table keeps its partitions and any
+additional optional columns; missing columns are added, and columns that the dataset does not require become optional.
 """
 
 from __future__ import annotations
@@ -21,16 +21,14 @@ HYP_GATEWAY = "hyp_gateway_id"
 HYP_INCARNATION = "hyp_incarnation"
 HYP_SOURCE = "hyp_source"
 OWN = (
-    Column(HYP_SEQ, Type.BIGINT, "Place of the row in the order of the home that sent it.", required=True),
+    Column(HYP_SEQ, Type.BIGINT, "Sequence of the row in the home that sent it.", required=True),
     Column(HYP_GATEWAY, Type.STRING, "The installation that sent the row.", required=True),
-    Column(
-        HYP_INCARNATION, Type.STRING, "Which life of that installation: sequences are unique in one.", required=True
-    ),
-    Column(HYP_SOURCE, Type.STRING, "Logical partition of the row at home.", required=True),
+    Column(HYP_INCARNATION, Type.STRING, "Incarnation of that installation; scope of its sequences.", required=True),
+    Column(HYP_SOURCE, Type.STRING, "Source of the row in its home.", required=True),
 )
 
 DATASET = "hyp.dataset"
-# Without whole bounds of the columns by which rows are looked for, every look would read the files.
+# Full column bounds, so that a search for rows of a stream does not have to read the files.
 PROPERTIES = {f"write.metadata.metrics.column.{column.name}": "full" for column in OWN}
 NEW_TABLE_PROPERTIES = {
     **PROPERTIES,
@@ -38,7 +36,7 @@ NEW_TABLE_PROPERTIES = {
     "write.parquet.compression-codec": "zstd",
     "write.metadata.delete-after-commit.enabled": "true",
     "write.metadata.previous-versions-max": "100",
-    # Many machines may commit at once: each waits its turn instead of giving up.
+    # Many machines may commit at once: retry instead of giving up.
     "commit.retry.num-retries": "20",
 }
 
@@ -71,10 +69,10 @@ class PartitionField:
 
 @dataclass(frozen=True)
 class Shape:
-    """What a data file must look like to belong to the table."""
+    """The columns and partitions that a data file of the table must have."""
 
     fields: tuple[Field, ...]
-    """Those that we fill."""
+    """The fields that the sink writes."""
     spec_id: int
     partitions: tuple[PartitionField, ...]
 
@@ -94,16 +92,16 @@ def type_of(column: Column) -> str:
 
 
 def new_schema(dataset: Dataset) -> str:
-    """In Iceberg's JSON."""
+    """Return the schema in Iceberg's JSON format."""
     fields = [
-        {"id": place, "name": column.name, "required": column.required, "type": type_of(column), "doc": column.about}
-        for place, column in enumerate(columns_of(dataset), 1)
+        {"id": number, "name": column.name, "required": column.required, "type": type_of(column), "doc": column.about}
+        for number, column in enumerate(columns_of(dataset), 1)
     ]
     return json.dumps({"type": "struct", "schema-id": 0, "fields": fields})
 
 
 def new_partitions(dataset: Dataset) -> str:
-    ids = {column.name: place for place, column in enumerate(columns_of(dataset), 1)}
+    ids = {column.name: number for number, column in enumerate(columns_of(dataset), 1)}
     day, source = dataset.time_column, HYP_SOURCE
     fields = [
         {"name": f"{day}_day", "transform": "day", "source-id": ids[day], "field-id": 1000},
@@ -113,47 +111,50 @@ def new_partitions(dataset: Dataset) -> str:
 
 
 def changes_for(dataset: Dataset, schema: str) -> Changes:
-    """What a table with this schema needs to take the dataset's rows; Denied where nothing could help."""
-    there = _fields(schema)
+    """Return the changes that a table with this schema needs to accept the dataset's rows.
+
+    Raises Denied if no change can make it fit.
+    """
+    existing = _fields(schema)
     wanted = columns_of(dataset)
     names = {column.name for column in wanted}
     wrong = [
-        f"{column.name} is {there[column.name].type} and should be {type_of(column)}"
+        f"{column.name} has type {existing[column.name].type} instead of {type_of(column)}"
         for column in wanted
-        if column.name in there and there[column.name].type not in (type_of(column), _WIDER.get(type_of(column)))
+        if column.name in existing and existing[column.name].type not in (type_of(column), _WIDER.get(type_of(column)))
     ]
     wrong += [
-        f"{field.name} may not be null, and the dataset has no such column"
-        for field in there.values()
+        f"{field.name} is required, but the dataset has no such column"
+        for field in existing.values()
         if field.required and field.name not in names
     ]
     if wrong:
         raise Denied(
-            f"the table has columns that cannot take the rows of {dataset.name}: {'; '.join(wrong)}",
+            f"the columns of the table do not fit the dataset {dataset.name}: {'; '.join(wrong)}",
             kind="schema_conflict",
             repair="hyp config show",
         )
     return Changes(
-        added=tuple(column for column in wanted if column.name not in there),
+        added=tuple(column for column in wanted if column.name not in existing),
         relaxed=tuple(
             column.name
             for column in wanted
-            if not column.required and column.name in there and there[column.name].required
+            if not column.required and column.name in existing and existing[column.name].required
         ),
     )
 
 
 def shape_of(dataset: Dataset, schema: str, spec: str) -> Shape:
-    there = _fields(schema)
+    existing = _fields(schema)
     return Shape(
-        fields=tuple(there[column.name] for column in columns_of(dataset)),
+        fields=tuple(existing[column.name] for column in columns_of(dataset)),
         spec_id=json.loads(spec)["spec-id"],
-        partitions=tuple(_partition_field(field, there) for field in json.loads(spec)["fields"]),
+        partitions=tuple(_partition_field(field, existing) for field in json.loads(spec)["fields"]),
     )
 
 
-def _partition_field(field: Mapping[str, Any], there: Mapping[str, Field]) -> PartitionField:
-    column = next((found for found in there.values() if found.id == field["source-id"]), None)
+def _partition_field(field: Mapping[str, Any], existing: Mapping[str, Field]) -> PartitionField:
+    column = next((found for found in existing.values() if found.id == field["source-id"]), None)
     transform = field["transform"]
     if transform == "void":
         return PartitionField("", transform)
@@ -164,7 +165,7 @@ def _partition_field(field: Mapping[str, Any], there: Mapping[str, Field]) -> Pa
     if column is None or not is_known:
         raise Denied(
             f"the table is partitioned by {transform} of {column.name if column else 'a nested column'}, "
-            "which this sink cannot write: name another table, or change its partitions",
+            "which this sink does not support: configure another table, or change its partitions",
             kind="partitions_unknown",
             repair="hyp config show",
         )
@@ -172,7 +173,7 @@ def _partition_field(field: Mapping[str, Any], there: Mapping[str, Field]) -> Pa
 
 
 def _fields(schema: str) -> dict[str, Field]:
-    """By name; a nested type has no name of its own and fits nothing."""
+    """Return the fields by name. A nested type is called `nested` and fits no column."""
     return {
         field["name"]: Field(
             field["id"],

@@ -1,11 +1,12 @@
-"""The Iceberg sink. One chunk, step by step: what is there already? · build · store the files · commit · secure.
+"""The Iceberg sink. Steps for one chunk: check the delivery record · write Parquet files · upload · commit · fsync.
 
-Whether a chunk landed is told by the record in the table, which moves with the rows: exact, also when snapshots have
-expired, rows were compacted, or were deleted by the destination's owner. Where the record is gone the rows tell: none
-in the range, it did not land; some, then `landed` cannot say whether all (None), and `ship`, which has the rows at
-hand, compares. Neither looks at snapshots, which expire.
+The delivery record in the table decides whether a chunk has arrived. It changes together with the rows, so it stays
+exact after snapshots expire, rows are compacted, or the destination's owner deletes rows. If the record is missing, the
+rows decide: with none in the range, the chunk has not arrived; with some, `has_chunk` cannot know whether all of them
+have (None), and `ship`, which has the rows, compares. Neither looks at snapshots, which expire.
 
-A table belongs to one dataset, and its id is Iceberg's: dropped and made anew, it is another destination.
+A table belongs to one dataset. Its id is Iceberg's UUID: a table that is dropped and created again is another
+destination.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 T = TypeVar("T")
-_TRIES = 5
+_ATTEMPTS = 5
 
 
 class IcebergSink(Sink):
@@ -53,7 +54,7 @@ class IcebergSink(Sink):
 
     def __init__(self, settings: SinkSettings) -> None:
         if settings.on_spark is None:
-            raise ValueError("the Iceberg sink runs inside an engine")
+            raise ValueError("the Iceberg sink runs only inside an engine")
         self._on_spark: OnSpark = settings.on_spark
         self._settings = settings
         self._address = catalog.address_of(settings)
@@ -64,7 +65,7 @@ class IcebergSink(Sink):
         name = str(self._settings.options["table"])
         if "." not in name.strip("."):
             raise Denied(
-                f"the sink's table is {name}: write it with its namespace, as in team.{name}",
+                f"the sink's table is {name}: add its namespace, as in team.{name}",
                 kind="destination_misconfigured",
                 repair="hyp config show",
             )
@@ -73,24 +74,24 @@ class IcebergSink(Sink):
         def work(spark: SparkSession) -> str:
             if self._opened is None:
                 self._opened = open_table(spark, found, name, datasets.get(dataset))
-            self._opened.secure()
+            self._opened.fsync_commit()
             return self._opened.uuid
 
-        return Destination(self._address, await self._told(work))
+        return Destination(self._address, await self._run(work))
 
-    async def landed(self, chunk: Chunk) -> bool | None:
+    async def has_chunk(self, chunk: Chunk) -> bool | None:
         def work(_spark: SparkSession) -> bool | None:
-            table = self._fresh()
-            known = table.record_of(record.chunk_key(chunk))
+            table = self._refreshed()
+            known = table.read_record(record.chunk_key(chunk))
             if known and known.covers(chunk.after, chunk.last):
-                table.secure()
+                table.fsync_commit()
                 return True
-            return None if table.sequences(chunk) else False
+            return None if table.find_sequences(chunk) else False
 
-        return await self._told(work)
+        return await self._run(work)
 
-    async def delivered(self, stream: StreamKey, gateway_id: str, incarnation: str) -> Delivered:
-        return await self._told(lambda _spark: self._fresh().delivered(stream, gateway_id, incarnation))
+    async def coverage(self, stream: StreamKey, gateway_id: str, incarnation: str) -> Delivered:
+        return await self._run(lambda _spark: self._refreshed().coverage(stream, gateway_id, incarnation))
 
     def encode(self, rows: pa.Table) -> Payload:
         return Rows(rows)
@@ -99,39 +100,39 @@ class IcebergSink(Sink):
         assert isinstance(payload, Rows)
         rows, table = payload.table, self._table
         built = await asyncio.to_thread(parts.build, rows, chunk, table.shape, table.scratch)
-        began = False
+        started = False
 
         def work(_spark: SparkSession) -> int:
-            nonlocal began
-            began = True
+            nonlocal started
+            started = True
             try:
                 return self._append(chunk, built, set(rows.column(SEQ).to_pylist()))
             finally:
                 parts.discard(built)
 
         try:
-            return await self._told(work)
+            return await self._run(work)
         finally:
-            # Cancelled before its turn; in its turn the work goes on to its end, and needs them.
-            if not began:
+            # Cancelled before it started. Once started, the work runs to its end and needs the files.
+            if not started:
                 parts.discard(built)
 
     async def close(self) -> None:
         if self._opened is not None:
             table, self._opened = self._opened, None
-            # What was shipped is durable; a destination that is gone needs no farewell.
+            # Delivered chunks are durable, so a failure to close does not matter.
             with suppress(Denied, Busy, Unreachable):
-                await self._told(lambda _spark: table.close())
+                await self._run(lambda _spark: table.close())
 
     def _append(self, chunk: Chunk, built: Sequence[Part], seqs: set[int]) -> int:
-        """The bytes that were stored: none where all of it was there."""
+        """Commit the chunk. Returns the bytes stored, 0 if the table had the chunk already."""
         table = self._table
         files: list[Any] = []
-        for _ in range(_TRIES):
-            known = self._standing(chunk, seqs)
+        for _ in range(_ATTEMPTS):
+            known = self._find_record(chunk, seqs)
             if known is None:
                 table.discard(files)
-                table.secure()
+                table.fsync_commit()
                 return 0
             files = files or table.upload(built)
             try:
@@ -139,49 +140,49 @@ class IcebergSink(Sink):
             except Conflict:
                 continue
             except Exception as error:
-                self._settle(chunk, files, error)
-            table.secure()
+                self._check_commit(chunk, files, error)
+            table.fsync_commit()
             return sum(part.bytes for part in built)
         table.discard(files)
         raise Busy(f"{self._address}: another engine is delivering the same rows")
 
-    def _settle(self, chunk: Chunk, files: Sequence[Any], error: Exception) -> None:
-        """An exception is no answer: the commit may have landed before it was raised. Raises it if it did not."""
+    def _check_commit(self, chunk: Chunk, files: Sequence[Any], error: Exception) -> None:
+        """Raise the error of a commit unless the commit succeeded nevertheless, before the error was raised."""
         try:
-            known = self._fresh().record_of(record.chunk_key(chunk))
+            known = self._refreshed().read_record(record.chunk_key(chunk))
         except Exception:
             raise error from None
         if known and known.covers(chunk.after, chunk.last):
             return
         if troubles.is_a(error, "CommitFailedException"):
             self._table.discard(files)
-        # Else it may still be under way: its files are the destination's to clean up.
+        # Otherwise it may still be in progress: its files are left to the destination's orphan cleanup.
         raise error
 
-    def _standing(self, chunk: Chunk, seqs: set[int]) -> Record | None:
-        """What the stream's record says before this chunk; None if all of it is there. Overlap if some of it is."""
-        table = self._fresh()
-        known = table.record_of(record.chunk_key(chunk)) or Record()
+    def _find_record(self, chunk: Chunk, seqs: set[int]) -> Record | None:
+        """Return the stream's record before this chunk; None if the table has the chunk. Raises Overlap for a part."""
+        table = self._refreshed()
+        known = table.read_record(record.chunk_key(chunk)) or Record()
         if known.covers(chunk.after, chunk.last):
             return None
-        if known.touches(chunk.after, chunk.last):
-            raise Overlap(known.delivered)
-        there = table.sequences(chunk)
-        if there and not seqs <= there:
-            missing = [seq for seq in sorted(seqs - there) if seq < max(there)]
-            raise Overlap(Delivered(max(there), tuple((seq - 1, seq) for seq in missing)))
-        return None if there else known
+        if known.overlaps(chunk.after, chunk.last):
+            raise Overlap(known.coverage)
+        stored = table.find_sequences(chunk)
+        if stored and not seqs <= stored:
+            missing = [seq for seq in sorted(seqs - stored) if seq < max(stored)]
+            raise Overlap(Delivered(max(stored), tuple((seq - 1, seq) for seq in missing)))
+        return None if stored else known
 
     @property
     def _table(self) -> IcebergTable:
-        assert self._opened is not None, "open() comes first"
+        assert self._opened is not None, "call open() first"
         return self._opened
 
-    def _fresh(self) -> IcebergTable:
-        """As it is now; another catalog's cache or an earlier look may be old."""
+    def _refreshed(self) -> IcebergTable:
+        """Return the table with its current metadata."""
         self._table.refresh()
         return self._table
 
-    async def _told(self, work: Callable[[SparkSession], T]) -> T:
+    async def _run(self, work: Callable[[SparkSession], T]) -> T:
         with troubles.told(self._address):
             return await self._on_spark(work)

@@ -1,9 +1,9 @@
-"""The destination's table through Iceberg's Java API: asked, appended to. Everything here runs on Spark's thread.
+"""Query and append to the destination's table through Iceberg's Java API. Everything here runs on Spark's thread.
 
-A chunk is one commit: its files, its id and range in the summary, the record of its stream. Between asking what is
-there and the commit another engine may deliver the same rows (a copied home; a JVM that was thought dead). So the
-append is made as an overwrite of nothing that must not meet new rows of this very stream since the snapshot that was
-asked: Iceberg looks again each time it has to try the commit anew, and gives up instead of doubling them.
+A chunk is one commit: its files, its id and range in the snapshot summary, and the delivery record of its stream.
+Between the check of the record and the commit another engine may deliver the same rows (a copied home, a JVM presumed
+dead). The append is therefore an overwrite that replaces nothing and conflicts with any new rows of this stream since
+the checked snapshot: Iceberg validates this each time it retries the commit, and fails instead of duplicating rows.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 _after_files = faults.point(
-    "export.iceberg.after-files", "a chunk's files are stored and synced, no snapshot names them"
+    "export.iceberg.after-files", "a chunk's files are uploaded and fsynced, no snapshot names them"
 )
-_before_commit = faults.point("export.iceberg.before-commit", "a chunk's commit is prepared, the table is as it was")
-_after_commit = faults.point("export.iceberg.after-commit", "a chunk is committed, nothing of it is synced or recorded")
+_before_commit = faults.point("export.iceberg.before-commit", "a chunk's commit is prepared, the table is unchanged")
+_after_commit = faults.point("export.iceberg.after-commit", "a chunk is committed, nothing is fsynced or recorded")
 
 CHUNK_ID = "hyp.chunk-id"
 RANGE = "hyp.range"
@@ -37,7 +37,7 @@ _NAME_MAX = 120
 
 
 class Conflict(Exception):
-    """Another engine delivered rows of this stream meanwhile; nothing was committed."""
+    """Another engine delivered rows of this stream at the same time. Nothing was committed."""
 
 
 class IcebergTable:
@@ -48,7 +48,7 @@ class IcebergTable:
         self._table = table
         self.uuid = str(table.uuid().toString())
         self.scratch = Path(str(self._jvm.java.lang.System.getProperty("java.io.tmpdir")))
-        """A folder that goes with the JVM."""
+        """A folder that is deleted with the JVM."""
         parsers = self._jvm.org.apache.iceberg
         self.shape: Shape = shape.shape_of(
             dataset,
@@ -63,55 +63,55 @@ class IcebergTable:
     def refresh(self) -> None:
         self._table.refresh()
 
-    def record_of(self, key: str) -> Record | None:
+    def read_record(self, key: str) -> Record | None:
         found = self._table.properties().get(key)
         return record.parse(key, str(found)) if found else None
 
-    def sequences(self, chunk: Chunk) -> set[int]:
-        """Of the rows in the chunk's range that are there, whatever the record says."""
+    def find_sequences(self, chunk: Chunk) -> set[int]:
+        """Return the sequences in the chunk's range that the table holds, independent of the record."""
         if not self._may_have_rows(self._filter(chunk.stream, chunk.gateway_id, chunk.incarnation, chunk)):
             return set()
         found = self._rows(chunk.stream, chunk.gateway_id, chunk.incarnation)
         inside = found.where(found[HYP_SEQ] > chunk.after).where(found[HYP_SEQ] <= chunk.last)
         return set(inside.select(HYP_SEQ).toArrow().column(HYP_SEQ).to_pylist())
 
-    def delivered(self, stream: StreamKey, gateway_id: str, incarnation: str) -> Delivered:
-        """By the record; where it is gone, by the rows, which do not tell what was refused."""
-        found = self.record_of(record.key_of(gateway_id, incarnation, stream.source))
+    def coverage(self, stream: StreamKey, gateway_id: str, incarnation: str) -> Delivered:
+        """Return the coverage from the record; if it is missing, from the rows, which do not show refused ranges."""
+        found = self.read_record(record.key_of(gateway_id, incarnation, stream.source))
         if found is not None:
-            return found.delivered
+            return found.coverage
         if not self._may_have_rows(self._filter(stream, gateway_id, incarnation)):
             return Delivered(0)
         highest = self._rows(stream, gateway_id, incarnation).agg({HYP_SEQ: "max"}).first()
         return Delivered((highest[0] or 0) if highest else 0)
 
     def upload(self, parts: Sequence[Part]) -> list[Any]:
-        """The files as the table knows files, stored and synced where it lies, named by no snapshot."""
+        """Copy the files to the table's location and fsync them. Returns Iceberg data files that no snapshot names."""
         found = [self._upload(part) for part in parts]
         secured.secure(str(self._table.location()), [str(file.location()) for file in found])
         _after_files()
         return found
 
     def discard(self, files: Sequence[Any]) -> None:
-        """Files that were uploaded and are surely in no snapshot."""
+        """Delete uploaded files that are certainly in no snapshot."""
         for file in files:
             self._table.io().deleteFile(str(file.location()))
 
     def commit(self, chunk: Chunk, files: Sequence[Any], known: Record) -> None:
-        """On top of what was asked last. Raises Conflict where another engine came between."""
-        asked = self._table.currentSnapshot()
+        """Commit on top of the last refreshed snapshot. Raises Conflict if another engine added rows of the stream."""
+        checked = self._table.currentSnapshot()
         try:
             transaction = self._table.newTransaction()
             append = transaction.newOverwrite()
-            if asked is not None:
-                append = append.validateFromSnapshot(asked.snapshotId())
+            if checked is not None:
+                append = append.validateFromSnapshot(checked.snapshotId())
             ours = self._filter(chunk.stream, chunk.gateway_id, chunk.incarnation)
             append = append.conflictDetectionFilter(ours).validateNoConflictingData()
             for file in files:
                 append = append.addFile(file)
             append.set(CHUNK_ID, chunk.id).set(RANGE, f"{chunk.after}-{chunk.last}").commit()
-            moved = known.with_range(chunk.after, chunk.last)
-            transaction.updateProperties().set(record.chunk_key(chunk), moved.text).commit()
+            extended = known.with_range(chunk.after, chunk.last)
+            transaction.updateProperties().set(record.chunk_key(chunk), extended.text).commit()
             _before_commit()
             transaction.commitTransaction()
             _after_commit()
@@ -121,8 +121,8 @@ class IcebergTable:
             raise
         self._table.refresh()
 
-    def secure(self) -> None:
-        """What the table's newest commit needs to survive a power cut; its data files were synced before it."""
+    def fsync_commit(self) -> None:
+        """Make the newest commit survive a power cut. Its data files were fsynced before it."""
         written = [str(self._table.operations().current().metadataFileLocation())]
         if not secured.is_local(written[0]):
             return
@@ -135,8 +135,8 @@ class IcebergTable:
         iceberg, table = self._jvm.org.apache.iceberg, self._table
         spec = table.specs().get(self.shape.spec_id)
         partition = iceberg.PartitionData(spec.partitionType())
-        for place, value in enumerate(part.partition):
-            partition.set(place, value)
+        for index, value in enumerate(part.partition):
+            partition.set(index, value)
         folders = _short_names(str(spec.partitionToPath(partition)))
         location = str(table.locationProvider().newDataLocation("/".join([*folders, part.path.name])))
         stream = table.io().newOutputFile(location).create()
@@ -150,7 +150,7 @@ class IcebergTable:
         return builder.withPartition(partition).withMetrics(metrics).build()
 
     def _may_have_rows(self, wanted: Any) -> bool:
-        """By the files' statistics alone."""
+        """Decide by the statistics of the files alone."""
         if self._table.currentSnapshot() is None:
             return False
         files = self._table.newScan().filter(wanted).planFiles()
@@ -192,7 +192,7 @@ def _identity(stream: StreamKey, gateway_id: str, incarnation: str) -> Iterator[
 
 
 def _short_names(path: str) -> list[str]:
-    """A value of a thousand letters makes no folder name; readers go by the table's metadata, never by names."""
+    """Shorten values that are too long for a folder name. Readers use the table's metadata, never the names."""
     return [
         name if len(name) <= _NAME_MAX else f"{name[:80]}~{sha256(name.encode()).hexdigest()[:16]}"
         for name in path.split("/")
