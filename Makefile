@@ -59,7 +59,7 @@ real-clients: engine ## Claude Code and Codex from npm, through the gateway to a
 
 soak: engine ## The randomised tests, much longer (SOAK=25 times), and every kill
 	HYP_SOAK=$(SOAK) $(PYTEST) -o timeout=0 -m 'not real_clients' tests/unit/lake tests/unit/maintain tests/unit/backfill tests/unit/export \
-		tests/unit/model tests/unit/test_claude_fuzz.py tests/unit/test_codex_fuzz.py tests/spark/test_contract_iceberg.py \
+		tests/unit/model tests/unit/clients tests/spark/test_contract_iceberg.py \
 		tests/spark/test_contract_s3.py tests/acceptance
 
 bench: engine ## Measure against the targets of docs/performance.md

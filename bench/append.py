@@ -1,6 +1,6 @@
-"""A process that only appends: `python -m bench.append HOME ROWS START`.
+"""Append rows in one process: `python -m bench.append HOME ROWS START`.
 
-Prints its speed, its floor and its memory as JSON. The floor is the least that an acknowledged batch can cost here:
+Prints its speed, its floor and its memory as JSON. The floor is the minimum cost of an acknowledged batch:
 orjson, one write, one fsync.
 """
 
@@ -56,7 +56,7 @@ def floor(home: Path, rows: int, start: int) -> float:
 
 
 def peak_mb() -> float:
-    """Of this process; Linux counts in KiB, macOS in bytes."""
+    """Return the peak memory of this process. Linux reports KiB, macOS bytes."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak / (1 << 20) if sys.platform == "darwin" else peak / 1024
 

@@ -1,6 +1,6 @@
-"""One conversation as Claude Code writes it, line by line, in the shape of 2.0.76 or of 2.1.325.
+"""Write one conversation line by line in the format of Claude Code 2.0.76 or 2.1.325.
 
-Lines are put together as text: to build objects and encode them would take longer than everything that is measured.
+Lines are assembled as text: building and encoding objects would take longer than the work that is measured.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ _MODELS = {
     Style.NEW: ("claude-opus-5-5", "claude-sonnet-4-5-20250929"),
 }
 _TOOLS = ("Bash", "Bash", "Bash", "Read", "Read", "Edit", "Edit", "Grep")
-# Bytes of a line without its text, and what a piece of text adds on average: what the first guess of a scale needs.
+# Bytes of a line without its text, and the average bytes a piece of text adds; the first guess of a scale uses them.
 _BARE_LINE, _TEXT_PER_LINE = 880.0, 430.0
 
 
 class Conversation:
-    """One session's file in the making; counts what it writes."""
+    """The file of one session; counts the lines and bytes written."""
 
     def __init__(self, rng: Random, prose: Prose, style: Style, *, cwd: str, begin: datetime) -> None:
         self._rng = rng
@@ -74,7 +74,7 @@ class Conversation:
         self._add(first[style])
 
     def turn(self, room: int, wanted: float) -> None:
-        """A prompt and all that follows from it, at most `room` lines of about `wanted` bytes on average."""
+        """Write a prompt and its responses: at most `room` lines of about `wanted` bytes on average."""
         self._scale = min(max((wanted - _BARE_LINE) / _TEXT_PER_LINE, 0.02), 40.0)
         last = len(self.lines) + room
         self._user_says()
@@ -144,7 +144,7 @@ class Conversation:
         self.parts["tool_result"] += 1
 
     def _result(self, call: Block, failed: bool) -> tuple[str, str]:
-        """What the model sees of a tool's answer, and what the client keeps of it."""
+        """Return a tool's result as the model sees it and as the client stores it."""
         if failed:
             why = f"{call.tool} failed: {self._prose.sentences(1)}"
             return f'"<tool_use_error>{why}</tool_use_error>"', f'"Error: {why}"'
@@ -163,7 +163,7 @@ class Conversation:
                 return f'"The file {call.path} has been updated."', f'{{{kept},"userModified":false}}'
 
     def _assistant_says(self, blocks: list[Block], last: int, stop: str) -> list[tuple[Block, str]]:
-        """The lines of one API message, as many as there is room for: its calls that still wait for an answer."""
+        """Write the lines of one API message, as many as fit; return its tool calls without a result."""
         blocks = blocks[: last - len(self.lines)]
         ids = f"msg_01{self._token()}", f"req_011C{self._token()}"
         usage = self._spend(thinks=blocks[0].kind == "thinking")
@@ -173,7 +173,7 @@ class Conversation:
             uuid = self._assistant(block, number, len(blocks), ids, usage, stop)
             left = len(blocks) - number
             if block.kind == "tool_use" and left and len(self.lines) + left < last and self._rng.random() < 0.2:
-                # A quick tool answers while the model still speaks.
+                # A fast tool returns while the model is still streaming.
                 self._tool_answers(block, uuid)
             elif block.kind == "tool_use":
                 waiting.append((block, uuid))
@@ -259,12 +259,12 @@ class Conversation:
         self.bytes += len(raw)
 
     def _size(self, pieces: int) -> int:
-        """Most texts are short, some are long."""
+        """Draw a text size: most are short, some are long."""
         drawn = self._rng.random()
         return 1 + int(pieces * self._scale * (0.4 if drawn < 0.8 else 3.4 * drawn))
 
     def _pass(self, least: int, most: int) -> None:
-        """Milliseconds; short waits are more frequent than long ones."""
+        """Advance the clock by milliseconds; short waits are more frequent than long ones."""
         drawn = self._rng.random()
         self.now += timedelta(milliseconds=least + int((most - least) * drawn * drawn * drawn))
 
@@ -276,7 +276,7 @@ class Conversation:
         return f"{drawn[:8]}-{drawn[8:12]}-4{drawn[13:16]}-a{drawn[17:20]}-{drawn[20:]}"
 
     def _token(self) -> str:
-        """As the API's ids end: letters and digits."""
+        """Return random letters and digits, like the end of an API id."""
         return b64encode(self._rng.randbytes(17), b"xy").decode()[:22]
 
 

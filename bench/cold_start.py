@@ -1,8 +1,8 @@
-"""From a cold process to the first answer: ours against plain Spark's, in turns on the same table.
+"""Time from a cold process to the first result, compared with plain Spark on the same table, in turns.
 
     python bench/cold_start.py [ROUNDS]
 
-Plain is what the documentation of PySpark and Iceberg leads to: a session builder with `spark.jars`, through
+Plain Spark follows the documentation of PySpark and Iceberg: a session builder with `spark.jars`, through
 spark-submit. Both count and group a small Iceberg table; the clock starts before Python does. Our class archive is
 built first, because `hyp engine install` builds it.
 """
@@ -17,7 +17,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from hypaware.engine import archive, jars
+from hypaware.engine import class_archive, jars
 from hypaware.home import cache_dir
 
 TABLE = "hyp.hypaware.cold"
@@ -44,6 +44,7 @@ def mark(name):
 _OURS = """
 from hypaware.engine.session import open_session
 from hypaware.home import Home
+
 session = open_session(Home(home))
 ask(session.spark, mark)
 session.close()
@@ -91,8 +92,8 @@ session.close()
 
 
 def main(rounds: int) -> None:
-    paths = jars.install(cache_dir(), unheard).paths
-    archive.ensure(cache_dir(), unheard)
+    paths = jars.install_jars(cache_dir(), unheard).paths
+    class_archive.ensure_archive(cache_dir(), unheard)
     with tempfile.TemporaryDirectory(prefix="hyp-cold-") as folder:
         home = Path(folder)
         run(_SEED, str(home))

@@ -1,7 +1,7 @@
-"""Compaction against its targets: `python -m bench.compaction [--files 1000] [--folder FOLDER]`.
+"""Measure compaction: `python -m bench.compaction [--files 1000] [--folder FOLDER]`.
 
-A lake of small files (`bench.small_files`) is compacted by a warm engine, through its jobs as a user's command asks for
-them. Queries are asked before and after, each until it is warm.
+A lake of small files (`bench.small_files`) is compacted by a warm engine, through the same jobs as a user's command.
+Queries run before and after, each until it is warm.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.history import temporary_home
-from bench.measuring import Commands, Measured, seconds, watched_memory
+from bench.measure import Commands, Measured, seconds, watched_memory
 from bench.small_files import DATASET, ROWS
 from hypaware import config
 from hypaware.engine import client
@@ -49,7 +49,7 @@ def measure(folder: Path, files: int) -> Iterator[Measured]:
             f"{spent:.1f} s",
             spent <= 30,
         )
-        yield Measured("memory of engine and workers meanwhile (PSS)", "–", f"{memory.bytes / 1e9:.2f} GB")
+        yield Measured("memory of engine and workers during it (PSS)", "–", f"{memory.bytes / 1e9:.2f} GB")
         again, report = asked.compact()
         if report["reason"] != "nothing to do":
             raise SystemExit(f"{report}: not a measurement")
@@ -65,14 +65,14 @@ def measure(folder: Path, files: int) -> Iterator[Measured]:
 
 
 class _Asked:
-    """Jobs of the home's engine, which the first one starts."""
+    """Run jobs in the home's engine; the first job starts it."""
 
     def __init__(self, commands: Commands) -> None:
         self._home = Home(commands.home)
         self._settings = config.load(self._home)
 
     def query(self, sql: str) -> float:
-        """The median of some rounds, after two that warm it up."""
+        """Return the median of some rounds, after two warm-up rounds."""
         asked = {"sql": sql, "format": "json", "refresh": "never"}
         return statistics.median([seconds(lambda: self._run("query", asked)) for _ in range(2 + _ROUNDS)][2:])
 

@@ -1,4 +1,4 @@
-"""Delivery against its targets: `python -m bench.delivery [--large] [--folder FOLDER]`.
+"""Measure delivery: `python -m bench.delivery [--large] [--folder FOLDER]`.
 
 Rows go from real homes to real destinations: `hyp server run` over loopback, and a folder. Forwarding is compared with
 its floor (`bench.delivery_floor`), measured in turns with it. A large lake is compared with a small one, in turns too:
@@ -19,11 +19,11 @@ from pathlib import Path
 from bench.delivery_growth import growing
 from bench.delivery_homes import Receiver, Sender, receiving
 from bench.history import temporary_home
-from bench.measuring import ROOT, Commands, Measured, median
+from bench.measure import ROOT, Commands, Measured, median
 from hypaware import config
-from hypaware.export.status import idle
+from hypaware.export.status import find_idle_streams
 from hypaware.home import Home
-from hypaware.opening import open_home
+from hypaware.state.home_opener import open_home
 
 _ROUNDS = 3
 _FEW_ROWS = 1_000
@@ -43,7 +43,7 @@ def forwarding(folder: Path, rows: int = 200_000) -> Iterator[Measured]:
     with temporary_home(folder, "sender") as commands:
         sender = Sender(commands)
         sender.add(rows)
-        # The first time is the engine's warming up. Each server has worked before, too: it lives long.
+        # The first run warms up the engine and the server, which is long-lived in real use.
         for number in range(_ROUNDS + 1):
             with receiving(folder, "receiver") as server:
                 _load(server, connections=2, batches=10, rows=3_000)
@@ -71,14 +71,14 @@ def forwarding(folder: Path, rows: int = 200_000) -> Iterator[Measured]:
 
 
 def _floor(commands: Commands, folder: Path, rows: int, connections: int) -> float:
-    """In rows/s: it neither warms up nor tires, so fewer rows say as much."""
+    """Return rows/s. The floor has no warm-up, so fewer rows are enough."""
     with tempfile.TemporaryDirectory(prefix="floor-", dir=folder) as out:
         command = [sys.executable, "-m", "bench.delivery_floor", out, str(rows), str(connections)]
         return rows / float(json.loads(commands.run(command))["seconds"])
 
 
 def resting(folder: Path) -> Iterator[Measured]:
-    """Ten sinks with two sources each."""
+    """Measure a round with nothing new: ten sinks with two sources each."""
     with temporary_home(folder, "resting") as commands:
         sender = Sender(commands)
         for number in range(10):
@@ -101,13 +101,13 @@ def resting(folder: Path) -> Iterator[Measured]:
 
 
 def _decision(home: Home) -> Callable[[], None]:
-    """As the command makes it: the home and its state are opened each time."""
+    """Time the decision as the command makes it: the home and its state are opened each time."""
     settings = config.load(home)
 
     def decide() -> None:
         opened = open_home(home)
         try:
-            streams = idle(home, settings, opened.store, list(settings.sinks))
+            streams = find_idle_streams(home, settings, opened.store, list(settings.sinks))
         finally:
             opened.store.close()
         if streams is None or len(streams) != 20:

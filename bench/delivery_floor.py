@@ -1,9 +1,9 @@
-"""What forwarding is measured against: `python -m bench.delivery_floor FOLDER ROWS CONNECTIONS`.
+"""The floor for forwarding: `python -m bench.delivery_floor FOLDER ROWS CONNECTIONS`.
 
 Plain programs, a pair for each connection. The sender holds its rows as dicts when the clock starts; it writes them as
-JSON lines in chunks of at most 5,000 rows and 4 MiB, and sends one after the other, each when the one before it was
-answered. The receiver parses every line, judges every row as our server must, appends the lines to a file, syncs it
-and answers 202. No lake is read, nothing is planned, no token is asked for, no id is remembered.
+JSON lines in chunks of at most 5,000 rows and 4 MiB, and sends each chunk after the response to the previous one. The
+receiver parses every line, validates every row as our server must, appends the lines to a file, fsyncs it and answers
+202. There is no lake, no plan, no token and no ledger.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from typing import Any
 import orjson
 
 from bench.rows import row
-from hypaware.model.coerce import coerce_row
-from hypaware.model.columns import Type
-from hypaware.model.messages import AI_GATEWAY_MESSAGES
+from hypaware.model.columns import ColumnType
+from hypaware.model.datasets import coerce_row
+from hypaware.model.schemas import AI_GATEWAY_MESSAGES
 
 GATEWAY_ID = "gw-0123456789abcdef"
 MAX_ROWS = 5_000
 MAX_BYTES = 4 << 20
-_JSON_COLUMNS = [column.name for column in AI_GATEWAY_MESSAGES.columns if column.type is Type.JSON]
+_JSON_COLUMNS = [column.name for column in AI_GATEWAY_MESSAGES.columns if column.type is ColumnType.JSON]
 
 
 def main(folder: Path, rows: int, connections: int) -> None:
-    # Forked, so that no pair pays for imports once the clock runs.
+    # Fork after the imports, so that no pair imports while the clock runs.
     processes = mp.get_context("fork")
     pairs = []
     for place in range(connections):
@@ -85,7 +85,7 @@ def send(port: int, numbers: range, parent: Connection) -> None:
 
 
 def as_delivered(number: int) -> dict[str, Any]:
-    """A row as the lake has it, with the values of its JSON columns."""
+    """Return a row as stored in the lake, with its JSON columns decoded."""
     found = coerce_row(AI_GATEWAY_MESSAGES, row(number), GATEWAY_ID)
     return {**found, **{name: orjson.loads(found[name]) for name in _JSON_COLUMNS if name in found}}
 
@@ -121,7 +121,7 @@ def receive(listener: socket.socket, path: Path) -> None:
 
 
 def body_size(stream: Any) -> int | None:
-    """From the request's head; None when the sender has gone."""
+    """Read the body size from the request head; None when the sender has disconnected."""
     size: int | None = None
     while (line := stream.readline().strip()) or size is None:
         if not line:

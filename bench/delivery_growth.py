@@ -1,4 +1,4 @@
-"""A round on a large lake against one on a small lake, and the memory of the first delivery of all of it."""
+"""Compare a round on a large lake with one on a small lake, and measure the memory of a first full delivery."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from pathlib import Path
 
 from bench.delivery_homes import DATASET, Sender, check
 from bench.history import temporary_home
-from bench.measuring import Measured, watched_memory
-from hypaware.export.lake_rows import LakeRows
+from bench.measure import Measured, watched_memory
+from hypaware.export.rows import LakeRowReader
 from hypaware.home import Home
-from hypaware.lake import metadata, row_groups
-from hypaware.lake.since import PAGE_ROWS
-from hypaware.opening import open_home
+from hypaware.iceberg import metadata
+from hypaware.lake import parquet
+from hypaware.lake.read import PAGE_ROWS
 from hypaware.state import flushes
+from hypaware.state.home_opener import open_home
 
 _ROUNDS = 5
 _SMALL_LAKE = 100_000
@@ -28,7 +29,7 @@ _SOURCES = ("claude", "codex")
 
 @dataclass
 class Lake:
-    """A home whose lake was all delivered, to which rows are added."""
+    """A home whose lake is fully delivered and to which rows are added."""
 
     sender: Sender
     rows: int
@@ -41,7 +42,7 @@ class Lake:
         self.sender.commands.run([sys.executable, "-m", "bench.large_lake", str(self.sender.home.root), str(self.rows)])
 
     def deliver_all(self) -> tuple[float, list[int]]:
-        """Seconds, and the most memory that the engine had in each half of the way."""
+        """Return the seconds and the engine's peak memory in each half of the delivery."""
         pages = self.rows // len(_SOURCES) // PAGE_ROWS
         spent, delivered, peaks = 0.0, 0, []
         for budget in (pages // 2, None):
@@ -61,7 +62,7 @@ class Lake:
         self.scans.append(_scan(self.sender.home, before, _high_waters(self.sender.home)))
 
     def scan_inside_files(self) -> None:
-        """The last rows of each source, as if a watermark lay before them."""
+        """Scan the last rows of each source, as if a watermark were inside the file."""
         after = _high_waters(self.sender.home)
         self.scans.append(_scan(self.sender.home, {source: last - _NEW_ROWS for source, last in after.items()}, after))
 
@@ -91,7 +92,7 @@ def growing(folder: Path, rows: int) -> Iterator[Measured]:
             f"{rows / spent:,.0f} rows/s, {spent:.0f} s",
         )
         yield Measured(
-            "memory of the engine meanwhile (PSS), at most: in the second half of the rows, against the first",
+            "peak memory of the engine (PSS): second half of the rows against the first",
             "flat",
             f"{last / first:.2f} × ({last / 1e6:.0f} MB, {first / 1e6:.0f} MB)",
             last <= 1.15 * first,
@@ -123,25 +124,25 @@ def _high_waters(home: Home) -> dict[str, int]:
     store = open_home(home).store
     try:
         with store.reading() as connection:
-            return flushes.high_water(connection, DATASET)[DATASET]
+            return flushes.load_high_water(connection, DATASET)[DATASET]
     finally:
         store.close()
 
 
 def _scan(home: Home, after: dict[str, int], through: dict[str, int]) -> Scan:
-    """What a delivery of these ranges reads, read once more."""
-    rows, found = LakeRows(home), 0
+    """Read the same files and row groups that a delivery of these ranges reads, and count."""
+    rows, found = LakeRowReader(home), 0
     for source, last in through.items():
         at = after[source]
         while at < last:
             page = asyncio.run(rows.page(DATASET, source, at, last, PAGE_ROWS))
-            at, found = page.reached, found + len(page.table)
-    entry = metadata.entry(home, DATASET)
+            at, found = page.reached, found + len(page.rows)
+    entry = metadata.find_table(home, DATASET)
     assert entry
     cut = sum(
         group.sequenced
-        for file in metadata.live_files(metadata.read(entry.metadata))
-        for group in row_groups.of_file(file.path)
+        for file in metadata.iter_live_files(metadata.read_metadata(entry.metadata))
+        for group in parquet.read_row_groups(file.path)
         if group.min_seq is not None
         and group.max_seq is not None
         and any(group.min_seq <= end < group.max_seq for end in (after[file.source], through[file.source]))

@@ -1,4 +1,4 @@
-"""Homes that deliver, and servers that receive, for the measurements of delivery."""
+"""Sending homes and receiving servers for the delivery benchmarks."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from bench.history import temporary_home
-from bench.measuring import HYP, Commands, seconds
+from bench.measure import HYP, Commands, seconds
 from hypaware import config
 from hypaware.engine import client
 from hypaware.home import Home
 
 DATASET = "ai_gateway_messages"
-# Far from those of any lake here.
+# Far from the sequences of any lake here.
 _FIRST_NEW = 100_000_000
 
 
@@ -38,7 +38,7 @@ class Sender:
         self.home.config.write_text("version = 1\n" + "".join(self._sinks))
 
     def add(self, rows: int) -> None:
-        """Rows that were not there before, committed."""
+        """Add and commit new rows."""
         first = str(_FIRST_NEW + self._appended)
         self.commands.run([sys.executable, "-m", "bench.append", str(self.home.root), str(rows), first])
         self._appended += rows
@@ -47,7 +47,7 @@ class Sender:
             raise SystemExit(f"{rows} rows were appended and {written} committed: not a measurement")
 
     def export(self, *sinks: str, rows: int) -> tuple[float, int]:
-        """Seconds of the command, and the bytes that were sent."""
+        """Return the seconds of the command and the bytes sent."""
         reports: list[dict[str, Any]] = []
         spent = seconds(lambda: reports.append(self.commands.hyp("export", *sinks)))
         streams = _streams(reports[0])
@@ -55,7 +55,7 @@ class Sender:
         return spent, sum(stream["bytes"] for stream in streams)
 
     def round(self, sink: str, budget: int | None = None) -> tuple[float, int]:
-        """Seconds and rows of a round in the running engine, without the start of a command."""
+        """Return seconds and rows of a round in the running engine, without the start-up of a command."""
         asked = {"sinks": [sink], "max_wait": 0.0, "budget": budget}
         settings = config.load(self.home)
         reports: list[dict[str, Any]] = []
@@ -83,7 +83,7 @@ class Receiver:
 
 @contextmanager
 def receiving(folder: Path, name: str) -> Iterator[Receiver]:
-    """A server with a home of its own; it only receives, so that no flush takes part in what is measured."""
+    """Run a server with its own home. It does not flush, so that only receiving is measured."""
     with temporary_home(folder, name) as commands:
         token = commands.hyp("server", "token", "create")["token"]
         token_file = commands.home.with_name("token")

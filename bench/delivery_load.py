@@ -1,8 +1,8 @@
-"""Many small batches to a server: `python -m bench.delivery_load URL TOKEN CONNECTIONS BATCHES ROWS`.
+"""Send many small batches to a server: `python -m bench.delivery_load URL TOKEN CONNECTIONS BATCHES ROWS`.
 
-Each connection is a machine of its own, which sends its batches one after the other, each when the one before it was
-answered, with the range that it covers. Bodies are made before the clock starts, and a few serve all the time: a server
-reads every row of each, however often it has seen it. Prints speed and latencies as JSON.
+Each connection acts as one machine and sends its batches one after the other, each with the range that it covers.
+Bodies are made before the clock starts and reused: the server validates every row each time.
+Prints speed and latencies as JSON.
 """
 
 from __future__ import annotations

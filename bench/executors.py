@@ -1,8 +1,8 @@
-"""Two executors against one: the same import on a real standalone cluster of this machine's cores.
+"""Compare two executors with one: the same import on a standalone cluster on this machine's cores.
 
     python -m bench.executors [--scale 0.2] [--folder FOLDER]
 
-Both are warm: the engine and its executors have imported a small history before.
+Both are warm: engine and executors have already imported a small history.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from bench.history import Histories, Importing, temporary_home
-from bench.measuring import Measured
-from tests.spark_cluster import cluster
+from bench.measure import Measured
+from tests.support.spark_cluster import cluster
 
 
 def measure(folder: Path, scale: float) -> Iterator[Measured]:
     folder.mkdir(parents=True, exist_ok=True)
     histories = Histories(folder, scale)
-    # Made before, so that its making costs neither of the two.
+    # Generated first, so that neither run pays for it.
     histories.large()
     one, two = (_import(folder, histories, executors) for executors in (1, 2))
     yield Measured(

@@ -1,9 +1,8 @@
-"""What an import is measured against: `python -m bench.floor FOLDER OUT`.
+"""The floor for imports: `python -m bench.floor FOLDER OUT`.
 
-A plain program on one core, orjson and pyarrow only: it reads the transcripts of `bench.transcripts`, builds the rows
-that the import builds of them, all 56 columns and the 4 internal ones, and writes zstd Parquet, one file a day in row
-groups of about 4 MiB. It trusts its input: no validation, no dedupe, no fsync, nothing held back. It is written to be
-fast, and plainly.
+A plain program on one core with only orjson and pyarrow. It reads the transcripts of `bench.transcripts`, builds the
+same rows as the import, all 56 columns and the 4 internal ones, and writes zstd Parquet, one file a day in row
+groups of about 4 MiB. It trusts its input: no validation, no dedupe, no fsync, nothing held back.
 """
 
 from __future__ import annotations
@@ -21,15 +20,15 @@ import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from hypaware.lake.arrow import file_schema, table_columns
-from hypaware.model.messages import AI_GATEWAY_MESSAGES
+from hypaware.lake.schema import file_schema, table_columns
+from hypaware.model.schemas import AI_GATEWAY_MESSAGES
 
 Row = dict[str, Any]
 
 GATEWAY_ID = "floor"
 FLUSH_ID = "00000000-0000-4000-8000-000000000000"
 _ROW_GROUP_BYTES = 4 << 20
-# The columns and their types are the lake's own; everything else is written here once more.
+# Columns and types come from the lake; everything else is an independent implementation.
 SCHEMA = file_schema(
     AI_GATEWAY_MESSAGES, {column.name: at for at, column in enumerate(table_columns(AI_GATEWAY_MESSAGES), start=1)}
 )
@@ -56,7 +55,7 @@ def main(folder: Path, out: Path) -> None:
 
 
 def write(folder: Path, out: Path) -> int:
-    """Writes OUT/<day>.parquet: how many rows."""
+    """Write OUT/<day>.parquet and return the number of rows."""
     days: dict[str, Day] = {}
     base, rows = 1, 0
     for path in in_order(folder):
@@ -73,7 +72,7 @@ def write(folder: Path, out: Path) -> int:
 
 
 def in_order(folder: Path) -> list[Path]:
-    """By the first time in them."""
+    """Sort files by their first timestamp."""
 
     def first_time(path: Path) -> str:
         with open(path, "rb") as file:
@@ -91,7 +90,7 @@ class Day:
         self._bytes = 0
 
     def add(self, row: Row, size: int) -> None:
-        # At once, while the row is still in the processor's cache.
+        # Immediately, while the row is still in the CPU cache.
         self._rows.append(tuple(map(row.get, _NAMES)))
         self._bytes += size
         if self._bytes >= _ROW_GROUP_BYTES:
@@ -115,7 +114,7 @@ def _column(type_: pa.DataType, values: tuple[Any, ...]) -> pa.Array:
 
 
 def rows_of(path: Path, base: int) -> Iterator[tuple[Row, int]]:
-    """The rows of one transcript, each with the size of its line; `base` is the sequence of the first."""
+    """Yield the rows of one transcript with the size of their lines; `base` is the first sequence."""
     lines = [(line, len(raw)) for raw in path.read_bytes().splitlines() if "uuid" in (line := orjson.loads(raw))]
     lines.sort(key=lambda each: each[0]["timestamp"])
     carriers = {line["message"].get("id"): line["uuid"] for line, _ in lines}
@@ -168,7 +167,7 @@ def rows_of(path: Path, base: int) -> Iterator[tuple[Row, int]]:
 
 
 def _shared(path: Path, first: dict[str, Any]) -> tuple[Row, dict[str, Any]]:
-    """What all rows of a transcript have: columns, attributes."""
+    """Return the columns and attributes shared by all rows of a transcript."""
     columns = {
         "gateway_id": GATEWAY_ID,
         "schema_version": 7,
@@ -193,7 +192,7 @@ def _shared(path: Path, first: dict[str, Any]) -> tuple[Row, dict[str, Any]]:
 
 
 def _add_block(row: Row, block: dict[str, Any], tools: dict[str, str]) -> dict[str, Any]:
-    """The columns of a content block; what it says about the status."""
+    """Fill the columns of a content block and return its status."""
     kind = row["provider_subtype"] = block["type"]
     if kind == "text":
         row["part_type"] = "text"

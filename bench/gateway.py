@@ -1,12 +1,12 @@
-"""What the gateway adds: the same client and the same provider, with the gateway between them and without, in one run.
+"""Measure the overhead of the gateway: the same client and provider, with and without the gateway, in one run.
 
     python -m bench.gateway [--quick]
 
-Provider (TLS), gateway and client are processes of their own. On a machine with two cores they take time from each
-other, and the direct way has one process less. So a third way is measured beside the two: through a process that only
-copies bytes between a plain and a TLS connection. What that one adds, nothing in between can avoid.
+Provider (TLS), gateway and client are separate processes. On two cores they compete, and the direct route has one
+process less. A third route therefore goes through a process that only copies bytes between a plain and a TLS
+connection: any process in the middle adds at least that much.
 
-The ways take turns, so that a busy minute of the machine is everybody's. Connections are open and have been used.
+The routes take turns, so that load on the machine affects all of them. Connections are open and warm.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from pathlib import Path
 import psutil
 
 from bench.gateway_ways import END
-from bench.measuring import ROOT, Measured
+from bench.measure import ROOT, Measured
 
 STREAMS, EVENTS, GAP_MS = 100, 200, 50
 _TURNS = 50
@@ -92,7 +92,7 @@ def _process(part: str, folder: Path, *options: str) -> Iterator[tuple[int, psut
 
 
 def _request(prompt: bytes) -> bytes:
-    """No two are the same, for what came before is stored once; a session has a usual length."""
+    """Build a unique request, because repeated messages are stored once; sessions have a usual length."""
     number = next(_numbers)
     session = str(uuid.UUID(int=number // _TURNS, version=4))
     return (
@@ -102,7 +102,7 @@ def _request(prompt: bytes) -> bytes:
 
 
 async def ask(way: Way, connection: Connection, query: str, prompt: bytes = b"") -> tuple[float, int]:
-    """Seconds to the first byte of the body, and how many bytes the answer had."""
+    """Return the seconds to the first byte of the body and the size of the response."""
     reader, writer = connection
     body = _request(prompt)
     head = b"POST %b/v1/messages?%b HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
@@ -127,7 +127,7 @@ async def _connected(way: Way, number: int) -> list[Connection]:
 
 
 async def first_bytes(way: Way) -> list[float]:
-    """Steady load: the streams begin spread over the length of one, and each has a second one behind it."""
+    """Measure under steady load: streams start spread over the length of one, and each is followed by a second one."""
     connections = await _connected(way, STREAMS)
 
     async def one(number: int) -> list[float]:
@@ -141,7 +141,7 @@ async def first_bytes(way: Way) -> list[float]:
 
 
 async def bulk(way: Way, mebibytes: int, streams: int) -> float:
-    """MB a second, of all streams together."""
+    """Return MB/s of all streams together."""
     connections = await _connected(way, streams)
     began = time.perf_counter()
     done = await asyncio.gather(*(ask(way, each, f"bulk={mebibytes // streams}") for each in connections))
@@ -152,7 +152,7 @@ async def bulk(way: Way, mebibytes: int, streams: int) -> float:
 
 
 async def many(way: Way, exchanges: int, at_once: int = 16) -> float:
-    """Megabytes that passed, both ways."""
+    """Return the megabytes transferred in both directions."""
     left, prompt = iter(range(exchanges)), _PROMPT[:16_000]
     sizes = []
 
@@ -172,7 +172,7 @@ async def memory_and_cpu(found: Ways, total: int) -> list[Measured]:
             before = way.cpu()
             passed = await many(way, total // 4)
             if way is found.gateway:
-                # What waits to be stored is stored, too.
+                # Include the exchanges that are still being stored.
                 await asyncio.sleep(1)
                 spent, megabytes = spent + way.cpu() - before, megabytes + passed
                 sizes.append(way.memory())

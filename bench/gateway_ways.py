@@ -1,11 +1,11 @@
-"""The processes of `bench.gateway`: a provider, and what may stand between it and a client.
+"""The processes of `bench.gateway`: a provider, and the routes between it and a client.
 
     python -m bench.gateway_ways provide FOLDER
     python -m bench.gateway_ways copy FOLDER --upstream PORT
     python -m bench.gateway_ways serve FOLDER --upstream PORT [--unrecorded]
 
-Each prints the port where it listens and ends with its standard input. `provide` answers over TLS, `copy` is the least
-that a process in between can do, `serve` is the gateway with everything that the daemon does with an exchange.
+Each prints its port and exits when its standard input closes. `provide` answers over TLS, `copy` is the minimum that a
+process in the middle can do, `serve` is the gateway with everything that the daemon does with an exchange.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ import uuid
 from pathlib import Path
 from urllib.parse import parse_qs
 
-from hypaware.capture.gateway import Gateway, streams_come_first
-from hypaware.capture.routes import Route, Routes
-from hypaware.capture.taking_down import TakingDown
 from hypaware.config import Config
+from hypaware.gateway.exchange_writer import ExchangeWriter
+from hypaware.gateway.routes import Route, Routes
+from hypaware.gateway.server import GatewayServer, prioritize_streams
 from hypaware.home import Home
 from hypaware.spool.writer import Spool
 
@@ -53,7 +53,7 @@ _LAST = _chunk(
 
 
 class Provider(asyncio.Protocol):
-    """Says what the query asks for: `events=<count>&gap=<milliseconds>` or `bulk=<MiB>`."""
+    """Responds as the query requests: `events=<count>&gap=<milliseconds>` or `bulk=<MiB>`."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -97,7 +97,7 @@ class Provider(asyncio.Protocol):
             write(_HEAD + _first())
             for _ in range(asked["events"] - 2):
                 if asked["gap"]:
-                    # Models do not speak in step: streams with one beat would all speak in the same millisecond.
+                    # Random gaps: streams with the same interval would all send in the same millisecond.
                     await asyncio.sleep(asked["gap"] / 1000 * random.uniform(0.5, 1.5))
                 write(_WORDS)
             write(_LAST)
@@ -116,7 +116,7 @@ async def provide(folder: Path) -> None:
 
 
 class Copy(asyncio.Protocol):
-    """Hands what comes to its other half; a half that is full stops the other."""
+    """Copies bytes to the other connection, with backpressure."""
 
     def __init__(self, other: Copy | None = None) -> None:
         self.other = other
@@ -169,13 +169,13 @@ async def copy(folder: Path, upstream: int) -> None:
 
 
 async def serve(folder: Path, upstream: int, recorded: bool) -> None:
-    streams_come_first()
+    prioritize_streams()
     home = Home(folder / ("home" if recorded else "home-unrecorded"))
     with Spool(home) as spool:
-        keep = TakingDown(spool, Config())
-        gateway = Gateway(
+        keep = ExchangeWriter(spool, Config())
+        gateway = GatewayServer(
             "127.0.0.1:0",
-            # The mark of a client that is not recorded is the way without a copy.
+            # A client marked as not recorded takes the route without a copy.
             Routes(
                 [Route("bench", "/", f"https://127.0.0.1:{upstream}", "anthropic")],
                 recorded=("claude",) if recorded else (),

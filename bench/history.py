@@ -1,8 +1,8 @@
-"""Import of a large history, against its floor: `python -m bench.history [--scale 1] [--folder FOLDER]`.
+"""Measure the import of a large history against its floor: `python -m bench.history [--scale 1] [--folder FOLDER]`.
 
-The history is made by `bench.transcripts` (kept in FOLDER, if one is given). One home is warm: its engine has imported
-before. Another is cold: its engine starts with the command. The floor is measured again beside each, because machines
-have moods. Small histories, before and after the large one, show whether the size of the lake matters.
+`bench.transcripts` makes the history (kept in FOLDER, if given). One home is warm: its engine has already imported.
+Another is cold: its engine starts with the command. The floor is measured next to each, because the speed of a machine
+varies. Small histories before and after the large one show whether the size of the lake matters.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from bench import transcripts
-from bench.measuring import HYP, Commands, Measured, median, seconds, watched_memory
+from bench.measure import HYP, Commands, Measured, median, seconds, watched_memory
 from bench.transcripts import History
 
 SMALL = 100
@@ -30,7 +30,7 @@ _COUNT = "SELECT count(*) AS n FROM ai_gateway_messages"
 
 
 class Histories:
-    """Made when they are first asked for, each once: `large`, and small ones by number."""
+    """Histories, generated on first use: `large`, and small ones by number."""
 
     def __init__(self, folder: Path, scale: float) -> None:
         self._folder = folder
@@ -45,14 +45,14 @@ class Histories:
     def _made(self, seed: int, scale: float) -> tuple[Path, History]:
         folder = self._folder / f"history-{seed}-{scale:g}"
         history = transcripts.load(folder) or transcripts.generate(folder, seed=seed, **transcripts.scaled(scale))
-        # Read once, so that whoever comes first does not pay for the disk.
+        # Read once, so that the first measurement does not pay for the disk.
         for path in transcripts.files(folder):
             path.read_bytes()
         return folder, history
 
 
 class Importing:
-    """Imports into one home, and what it must hold by then."""
+    """Imports into one home, with the rows that it must hold."""
 
     def __init__(self, commands: Commands) -> None:
         self.commands = commands
@@ -60,7 +60,7 @@ class Importing:
         self._tokens: Counter[str] = Counter()
 
     def add(self, made: tuple[Path, History]) -> float:
-        """Seconds from the command's start to its end."""
+        """Return the seconds of the command."""
         folder, history = made
         spent, written = self._import(folder)
         if written != history.rows:
@@ -76,7 +76,7 @@ class Importing:
         return spent
 
     def check(self) -> None:
-        """The lake has the rows and the tokens that the generator put into the histories."""
+        """Check that the lake holds the rows and tokens of the generated histories."""
         totals = self.commands.hyp("query", "overview")["totals"]
         found = {name: totals[name] for name in self._tokens}
         if totals["parts"] != self._rows or found != self._tokens:

@@ -1,8 +1,8 @@
-"""A large lake, made quickly: `python -m bench.large_lake HOME ROWS`, for a home that has none yet.
+"""Make a large lake quickly: `python -m bench.large_lake HOME ROWS`, for a home that has none yet.
 
 Spark makes the rows itself and appends them, 25 days at a time, so no spool and no flush takes its time. They are
-small (200 bytes), of two sources in turn, 20,000 a day: a larger lake has more files, as it would have for its user. In
-the end lake and state know the sequences as if flushes had given them out.
+small (200 bytes), of two sources in turn, 20,000 a day: a larger lake has more files, as it would have for its user. At
+the end, lake and state hold the sequences as if flushes had allocated them.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from pyspark.sql import DataFrame, SparkSession
 
 from hypaware.engine.session import open_session
 from hypaware.home import Home
-from hypaware.lake import tables
-from hypaware.lake.keys import KeyIndex
-from hypaware.lake.metadata import FLOOR
-from hypaware.lake.spark_lake import SparkLake
+from hypaware.iceberg.metadata import FLOOR_PROPERTY
+from hypaware.lake import schema
+from hypaware.lake.key_index import KeyIndex
+from hypaware.lake.spark_table import SparkLake
 from hypaware.model import datasets
 from hypaware.model.datasets import BATCH_ID, ROW_ID, SEQ, SOURCE
-from hypaware.opening import open_home
 from hypaware.state import flushes, mirror
+from hypaware.state.home_opener import open_home
 
 DATASET = "ai_gateway_messages"
 ROWS_A_DAY = 20_000
@@ -41,19 +41,19 @@ def main(home: Home, rows: int) -> None:
     try:
         with closing(opened.store) as store:
             made = SparkLake(home, session.spark, opened.identity, lambda: None).table(datasets.get(DATASET))
-            table = tables.full_name(DATASET)
+            table = schema.full_table_name(DATASET)
             step = ROWS_A_DAY * _DAYS_A_COMMIT
             for first in range(0, rows, step):
                 some = numbered(session.spark, first, min(first + step, rows), opened.gateway_id)
-                # A task has a day, so it writes one file for each source.
+                # One task per day, so each writes one file per source.
                 some.writeTo(table).option("fanout-enabled", "true").option("distribution-mode", "none").append()
-            session.spark.sql(f"ALTER TABLE {table} SET TBLPROPERTIES ('{FLOOR}' = '{rows}')")
+            session.spark.sql(f"ALTER TABLE {table} SET TBLPROPERTIES ('{FLOOR_PROPERTY}' = '{rows}')")
             with store.transaction() as connection:
-                flushes.raise_next_seq(connection, rows + 1)
+                flushes.raise_next_sequence(connection, rows + 1)
                 last = {"codex" if seq % 2 == 0 else "claude": seq for seq in (rows - 1, rows)}
                 flushes.raise_high_water(connection, DATASET, last)
-            mirror.write(home.mirror, store)
-            # Without the keys: they serve flushes, take minutes to make, and no row here comes twice.
+            mirror.write_mirror(home.mirror, store)
+            # Without the key index: only flushes need it, it takes minutes to build, and no row here is repeated.
             with closing(KeyIndex(home.keys)) as index:
                 index.add(DATASET, made.uuid, rows, ())
     finally:
@@ -62,7 +62,7 @@ def main(home: Home, rows: int) -> None:
 
 
 def numbered(spark: SparkSession, first: int, end: int, gateway_id: str) -> DataFrame:
-    """Rows with the sequences (first, end]."""
+    """Return rows with the sequences (first, end]."""
     tasks = -(-(end - first) // ROWS_A_DAY)
     client = "if(id % 2 = 0, 'claude', 'codex')"
     at = f"timestamp_seconds({_START} + id * {86_400 / ROWS_A_DAY})"
@@ -87,7 +87,9 @@ def numbered(spark: SparkSession, first: int, end: int, gateway_id: str) -> Data
         "content_text": f"concat(id, ': {_TEXT}')",
         "date": f"date_format({at}, 'yyyy-MM-dd')",
     }
-    columns = [f"{values.get(field, 'null')} AS `{field}`" for field in spark.table(tables.full_name(DATASET)).columns]
+    columns = [
+        f"{values.get(field, 'null')} AS `{field}`" for field in spark.table(schema.full_table_name(DATASET)).columns
+    ]
     return spark.range(first, end, 1, tasks).selectExpr(*columns)
 
 

@@ -1,6 +1,6 @@
-"""Made-up text that compresses like real text: sentences and lines of code, drawn from a few thousand words.
+"""Random text that compresses like real text: sentences and lines of code, drawn from a few thousand words.
 
-Pieces are JSON text already (quotes and newlines escaped), so that whoever writes lines need not escape them again.
+Pieces are already JSON-escaped, so that lines can be assembled without escaping.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Prose:
     def __init__(self, rng: Random) -> None:
         self._rng = rng
         self.words = _words(rng, 3_000)
-        # Few words make most of a text, as in any language.
+        # A few words make up most of a text, as in any language.
         self._often = [1 / (rank + 8) for rank in range(len(self.words))]
         self._sentences = self._make_sentences()
         self._code = self._make_code()

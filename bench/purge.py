@@ -1,8 +1,8 @@
-"""Purging one session of a large lake: `python -m bench.purge [--rows 1000000] [--large]`, where large is 10 million.
+"""Measure the purge of one session: `python -m bench.purge [--rows 1000000] [--large]` (large: 10 million rows).
 
-Only files that hold the session are written again, so the time follows the number of files that must be looked at, and
-the bytes of those few. A purge that finds nothing and a dry run show the looking alone. The last lines compare a flush
-of some rows before and after ten thousand further sessions were closed.
+Only files that hold the session are rewritten, so the time depends on the number of files to search and on the bytes of
+those few. A purge that finds nothing and a dry run show the search alone. The last lines compare a flush before and
+after ten thousand more sessions were purged.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from bench.history import temporary_home
-from bench.measuring import Commands, Measured, seconds
+from bench.measure import Commands, Measured, seconds
 from hypaware.home import Home
-from hypaware.lake import metadata, tombstones
-from hypaware.lake.tombstones import Stone
+from hypaware.iceberg import metadata
+from hypaware.lake import tombstones
+from hypaware.lake.tombstones import Tombstone
 
 _DATASET = "ai_gateway_messages"
 _SESSION = "session-777"
@@ -34,11 +35,11 @@ def measure(commands: Commands, rows: int) -> list[Measured]:
     commands.run([sys.executable, "-m", "bench.large_lake", str(home.root), str(rows)])
     files = _files(home)
     found: list[Measured] = []
-    commands.hyp("purge", "--session", "nobody", "--yes")
+    commands.hyp("purge", "--session", "no-such-session", "--yes")
     dry = seconds(lambda: commands.hyp("purge", "--session", _SESSION, "--dry-run"))
     told: list[dict[str, Any]] = []
     spent = seconds(lambda: told.append(commands.hyp("purge", "--session", _SESSION, "--yes")))
-    nothing = seconds(lambda: commands.hyp("purge", "--session", "nobody", "--yes"))
+    nothing = seconds(lambda: commands.hyp("purge", "--session", "no-such-session", "--yes"))
     (table,) = told[0]["datasets"]
     if (table["rows"], told[0]["remaining"]) != (_ROWS_OF_A_SESSION, []):
         raise SystemExit(f"the purge removed {table['rows']} rows and left {told[0]['remaining']}")
@@ -56,7 +57,9 @@ def measure(commands: Commands, rows: int) -> list[Measured]:
 def _flushes(home: Home, commands: Commands) -> list[Measured]:
     before = statistics.median([_flush(home, commands, start) for start in range(_ROUNDS)])
     names = [f"closed-{number}" for number in range(_CLOSED)]
-    tombstones.set_up(home, [Stone("session", name, f"hyp purge --session {name}") for name in names], _AT)
+    tombstones.create_tombstones(
+        home, [Tombstone("session", name, f"hyp purge --session {name}") for name in names], _AT
+    )
     after = statistics.median([_flush(home, commands, start) for start in range(_ROUNDS, 2 * _ROUNDS)])
     return [
         Measured(f"flush of {_FLUSHED:,} rows", "-", f"{before:.2f} s"),
@@ -70,9 +73,9 @@ def _flush(home: Home, commands: Commands, start: int) -> float:
 
 
 def _files(home: Home) -> int:
-    entry = metadata.entry(home, _DATASET)
+    entry = metadata.find_table(home, _DATASET)
     assert entry is not None
-    return sum(1 for _ in metadata.live_files(metadata.read(entry.metadata)))
+    return sum(1 for _ in metadata.iter_live_files(metadata.read_metadata(entry.metadata)))
 
 
 def main() -> None:

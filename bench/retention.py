@@ -1,7 +1,7 @@
-"""Retention against its targets: `python -m bench.retention [--large] [--folder FOLDER]`.
+"""Measure retention: `python -m bench.retention [--large] [--folder FOLDER]`.
 
-A third of the days of a large lake run out at once: 10 million rows of 500 days with --large, else one million of 50.
-Whether anything is due is asked as the daemon asks it, before and after.
+A third of the days of a large lake expire at once: 10 million rows of 500 days with --large, else one million of 50.
+The daemon's check for due work is measured before and after.
 """
 
 from __future__ import annotations
@@ -16,21 +16,23 @@ from pathlib import Path
 
 from bench.history import temporary_home
 from bench.large_lake import DATASET, ROWS_A_DAY
-from bench.measuring import Commands, Measured, median, seconds
-from hypaware import config as configuration
+from bench.measure import Commands, Measured, median, seconds
+from hypaware import config
 from hypaware.home import Home
-from hypaware.lake import metadata
-from hypaware.maintain.due import all_due
-from hypaware.opening import open_home
+from hypaware.iceberg import metadata
+from hypaware.maintain.due_datasets import find_due_datasets
+from hypaware.state.home_opener import open_home
 
 
 def measure(folder: Path, rows: int) -> Iterator[Measured]:
     with temporary_home(folder, "keeping") as commands:
         home = Home(commands.home)
         commands.run([sys.executable, "-m", "bench.large_lake", str(home.root), str(rows)])
-        entry = metadata.entry(home, DATASET)
+        entry = metadata.find_table(home, DATASET)
         assert entry
-        days = sorted({file.day for file in metadata.live_files(metadata.read(entry.metadata)) if file.day})
+        days = sorted(
+            {file.day for file in metadata.iter_live_files(metadata.read_metadata(entry.metadata)) if file.day}
+        )
         first_kept = days[len(days) // 3]
         gone = len(days) // 3 * ROWS_A_DAY
         commands.hyp("engine", "start")
@@ -65,11 +67,11 @@ def _maintained(commands: Commands) -> tuple[dict[str, int], float]:
 
 
 def _look(home: Home, *, due: bool) -> Callable[[], None]:
-    settings = configuration.load(home)
+    settings = config.load(home)
 
     def look() -> None:
         with closing(open_home(home).store) as store:
-            if bool(all_due(home, settings, store, datetime.now(UTC), "expire")) != due:
+            if bool(find_due_datasets(home, settings, store, datetime.now(UTC), "expire")) != due:
                 raise SystemExit("due when it is not, or not when it is")
 
     return look

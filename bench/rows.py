@@ -1,4 +1,4 @@
-"""Rows to measure with: like those of real sessions, about 1 KB each, every one different."""
+"""Rows for benchmarks: like those of real sessions, about 1 KB each, all different."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""`make bench`: measures against the targets and prints a table. It never fails for a number.
+"""`make bench`: measure against the targets and print a table. No result fails the run.
 
     python -m bench.run [--rows 100000] [--scale 1] [--large] [--folder FOLDER]
 
-Everything happens in a temporary home, through the `hyp` command and the Python API as a user has them. Ratios compare
-with a floor or a rival that is measured in the same run, because times alone say more about the machine.
+Everything runs in a temporary home, through the `hyp` command and the Python API. Ratios compare with a floor or a
+competitor measured in the same run, because times alone say more about the machine.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from bench import compaction, delivery, executors, gateway, history, purge, retention, setup
-from bench.measuring import HYP, ROOT, Commands, Measured, median
+from bench.measure import HYP, ROOT, Commands, Measured, median
 
 DATASET = "ai_gateway_messages"
 COUNT = f"SELECT count(*) AS n FROM {DATASET}"
@@ -41,7 +41,7 @@ class Bench:
         return found
 
     def flush(self, rows: int) -> float:
-        """Seconds of `hyp flush` for so many new rows, from the command's start to its end."""
+        """Append so many rows and return the seconds of `hyp flush`."""
         self.append(rows)
         began = time.perf_counter()
         report = self.hyp("flush")

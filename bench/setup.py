@@ -1,7 +1,7 @@
-"""One command from nothing to a searchable history: `python -m bench.setup [--scale 1] [--folder FOLDER]`.
+"""Measure setup, from nothing to a searchable history: `python -m bench.setup [--scale 1] [--folder FOLDER]`.
 
-The history is that of `bench.history`. Jars and class archive are there, the engine is not. The floor is measured
-beside it, and so is each thing that `hyp setup` does besides the import.
+The history is the one of `bench.history`. Jars and class archive exist, the engine is not running. The import's floor
+and every other step of `hyp setup` are measured too.
 """
 
 from __future__ import annotations
@@ -17,10 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from bench.history import Histories, measure_floor, temporary_home
-from bench.measuring import HYP, Commands, Measured, seconds
-from hypaware import lock_file
-from hypaware.capture import handover
-from hypaware.home import Home, cache_dir
+from bench.measure import HYP, Commands, Measured, seconds
+from hypaware.gateway import handover
+from hypaware.home import Home, cache_dir, locks
 
 _TARGET = 40.0
 
@@ -49,11 +48,11 @@ def measure(folder: Path, scale: float) -> Iterator[Measured]:
 
 
 def _stage(commands: Commands, history: Path) -> None:
-    """A user who has this history, and a gateway's port that nobody else has."""
+    """Prepare a user with this history and a free port for the gateway."""
     user = commands.home.parent / "user"
     (user / ".claude").mkdir(parents=True)
     (user / ".claude" / "projects").symlink_to(history / "projects")
-    # The cache is found by the real user's HOME, unless it is named.
+    # Name the cache: it is otherwise found through the real user's HOME.
     named = {"HYP_CACHE": str(cache_dir()), "HOME": str(user), "CLAUDE_CONFIG_DIR": "", "CODEX_HOME": ""}
     commands.environment |= named
     with closing(socket.create_server(("127.0.0.1", 0))) as found:
@@ -65,8 +64,8 @@ def _stage(commands: Commands, history: Path) -> None:
 def _leave(commands: Commands) -> None:
     for words in (("client", "detach"), ("daemon", "stop")):
         commands.run([str(HYP), *words])
-    # It would keep the address for an hour, for sessions that began before.
-    if (pid := lock_file.holder(handover.lock_path(Home(commands.home)))) is not None:
+    # The fallback would keep the address for an hour, for running sessions.
+    if (pid := locks.lock_holder(handover.fallback_lock_path(Home(commands.home)))) is not None:
         os.kill(pid, signal.SIGTERM)
 
 

@@ -1,8 +1,7 @@
-"""A lake of many small files, made quickly: `python -m bench.small_files HOME FILES`, for a home that has none yet.
+"""Make a lake of many small files quickly: `python -m bench.small_files HOME FILES`, for a home that has none yet.
 
-As many flushes would have left it: 500 rows of about 1 KB in each file, of two sources over some days. But twenty files
-are committed at a time, and no spool takes part. In the end lake and state know the rows as if flushes had brought
-them.
+The lake looks as if many flushes had made it: 500 rows of about 1 KB in each file, of two sources over some days. But
+twenty files are committed at a time, without a spool. At the end, lake and state look as after real flushes.
 """
 
 from __future__ import annotations
@@ -19,15 +18,15 @@ from pathlib import Path
 from bench import rows
 from hypaware.engine.session import open_session
 from hypaware.home import Home
-from hypaware.lake.build import BuildTask, Built
-from hypaware.lake.keys import KeyIndex
-from hypaware.lake.spark_lake import SparkLake
+from hypaware.lake.build import BuildResult, BuildTask
+from hypaware.lake.key_index import KeyIndex
+from hypaware.lake.spark_table import SparkLake
 from hypaware.model import datasets
-from hypaware.model.coerce import coerce_row
-from hypaware.model.datasets import Dataset, Row
-from hypaware.opening import open_home
+from hypaware.model.datasets import Dataset, Row, coerce_row
+from hypaware.model.row_counts import RowCounts
 from hypaware.state import flushes, mirror
-from hypaware.state.flushes import Outcome
+from hypaware.state.flushes import FlushOutcome
+from hypaware.state.home_opener import open_home
 
 DATASET = "ai_gateway_messages"
 ROWS = 500
@@ -38,14 +37,14 @@ _FILES_A_DAY = 100
 
 @dataclass(frozen=True)
 class SmallFile:
-    """A piece that becomes one file."""
+    """A build task that writes one file."""
 
     number: int
     first_seq: int
     gateway_id: str
     blamed_segments: tuple[str, ...] = ()
 
-    def rows(self, dataset: Dataset, built: Built) -> Iterator[tuple[int, Row]]:
+    def rows(self, dataset: Dataset, built: BuildResult) -> Iterator[tuple[int, Row]]:
         source = self.number % len(_SOURCES)
         for place in range(ROWS):
             number = (self.number // len(_SOURCES) * ROWS + place) * len(_SOURCES) + source
@@ -66,15 +65,15 @@ def main(home: Home, files: int) -> None:
                 count = min(_FILES_A_COMMIT, files - first)
                 table = lake.table(dataset)
                 with store.transaction() as connection:
-                    flush = flushes.reserve_blocks(connection, DATASET, count * ROWS, above=table.floor)
+                    flush = flushes.reserve_range(connection, DATASET, count * ROWS, above=table.floor)
                 pieces = [SmallFile(first + n, flush.after + 1 + n * ROWS, opened.gateway_id) for n in range(count)]
                 tasks = [BuildTask(DATASET, (piece,), flush.id, table.data_root, table.field_ids) for piece in pieces]
                 built = [task.run() for task in tasks]
                 table.commit(flush, [file for result in built for file in result.files])
                 with store.transaction() as connection:
-                    flushes.record(connection, flush, _outcome(built))
-            mirror.write(home.mirror, store)
-            # Without the keys: they serve flushes, and no row here comes twice.
+                    flushes.record_flush(connection, flush, _outcome(built))
+            mirror.write_mirror(home.mirror, store)
+            # Without the key index: only flushes need it, and no row here is repeated.
             with closing(KeyIndex(home.keys)) as index:
                 index.add(DATASET, table.uuid, flush.last, ())
     finally:
@@ -82,11 +81,11 @@ def main(home: Home, files: int) -> None:
     print(json.dumps({"files": files, "seconds": time.perf_counter() - began}))
 
 
-def _outcome(built: list[Built]) -> Outcome:
+def _outcome(built: list[BuildResult]) -> FlushOutcome:
     high_water: dict[str, int] = {}
     for file in (file for result in built for file in result.files):
         high_water[file.source] = max(file.max_seq, high_water.get(file.source, 0))
-    return Outcome(high_water, sum(result.rows for result in built), 0, 0)
+    return FlushOutcome(high_water, RowCounts(sum(result.rows for result in built)))
 
 
 if __name__ == "__main__":

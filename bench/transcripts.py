@@ -1,9 +1,9 @@
-"""A Claude Code history to measure with: `python -m bench.transcripts FOLDER [--scale 0.1] [--seed 1]`.
+"""Generate a Claude Code history: `python -m bench.transcripts FOLDER [--scale 0.1] [--seed 1]`.
 
     FOLDER/projects/<project>/<session>.jsonl
     FOLDER/expected.json       what an import of it must find
 
-The lines have the shape that the real client writes: one content block a line, the usage of an API message repeated on
+The lines have the format of the real client: one content block a line, the usage of an API message repeated on
 each of its lines (growing in those of the older version, where the last one counts), tool results with
 `toolUseResult`. The first line of a session makes no row, every other line makes one. The same arguments give the same
 bytes; the files' times are those of their last lines, long ago.
@@ -29,13 +29,13 @@ DAYS, PROJECTS = 180, 40
 _END = datetime(2025, 12, 31)
 _NEW_SHAPE_SINCE = _END - timedelta(days=60)
 _FEWEST_LINES = 4
-# A session's size: most are small, a few are larger than all the small ones of a week.
+# Session sizes: most are small, a few are larger than a week of small ones.
 _SPREAD, _LARGEST = 1.5, 120.0
 
 
 @dataclass(frozen=True)
 class History:
-    """What was written, and what an import of it must find."""
+    """The generated history and the rows that an import of it must find."""
 
     bytes: int
     lines: int
@@ -60,7 +60,7 @@ class _Totals:
 def generate(
     folder: Path, *, bytes: int = BYTES, lines: int = LINES, sessions: int = SESSIONS, seed: int = 1
 ) -> History:
-    """Writes a history of exactly so many lines and sessions and about so many bytes."""
+    """Write a history of exactly so many lines and sessions and about so many bytes."""
     rng = Random(seed)
     prose = Prose(rng)
     totals = _Totals()
@@ -92,7 +92,7 @@ def generate(
 
 
 def load(folder: Path) -> History | None:
-    """What `generate` said about the folder, if it finished there."""
+    """Load the description that `generate` left in the folder, or None."""
     try:
         return History(**json.loads((folder / "expected.json").read_text()))
     except FileNotFoundError:
@@ -112,7 +112,7 @@ def _write(folder: Path, talk: Conversation) -> None:
 
 
 def _beginnings(rng: Random, sessions: int) -> list[datetime]:
-    """Several on each working day, few at weekends."""
+    """Draw session starts: several on each working day, few at weekends."""
     days = [_END - timedelta(days=before) for before in range(DAYS, 0, -1)]
     drawn = rng.choices(days, [0.2 if day.weekday() >= 5 else 1.0 for day in days], k=sessions)
     return sorted(day + timedelta(hours=7, milliseconds=rng.randrange(12 * 3_600_000)) for day in drawn)
@@ -130,7 +130,7 @@ def _line_counts(rng: Random, lines: int, sessions: int) -> Sequence[int]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Writes a Claude Code history and says what is in it.")
+    parser = argparse.ArgumentParser(description="Write a Claude Code history and print a summary.")
     parser.add_argument("folder", type=Path, help="as CLAUDE_CONFIG_DIR")
     parser.add_argument("--scale", type=float, default=1.0, help="1 is 500 MB in 376,036 lines")
     parser.add_argument("--seed", type=int, default=1)
@@ -140,7 +140,7 @@ def main() -> None:
 
 
 def scaled(scale: float) -> dict[str, int]:
-    """The arguments of `generate` for a part of the whole."""
+    """Return the arguments of `generate` for a scale."""
     sessions = max(1, round(SESSIONS * scale))
     return {
         "bytes": round(BYTES * scale),

@@ -1,8 +1,8 @@
-"""`make demo`: HypAware from set-up to delivery, in a temporary home, with a verdict that is computed from the data.
+"""`make demo`: HypAware from setup to delivery, in a temporary home, with a verdict that is computed from the data.
 
     python -m demo [--history sample|own] [--keep]
 
-`stage` has the temporary folders and what runs in them, `story` the chapters, `telling` how they are told, `provider`
-and `client` the two ends of a live exchange, `verdict` the independent look at the end. `history/` holds sessions of a
-developer who does not exist, as Claude Code and Codex would have written them.
+`stage` creates the temporary folders and runs commands in them, `story` has the chapters, `console` prints them,
+`provider` and `client` are the two ends of a live exchange, and `verdict` compares both lakes independently. `history/`
+holds sample sessions in the formats of Claude Code and Codex.
 """

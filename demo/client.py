@@ -1,9 +1,9 @@
-"""A client that stands in for Claude Code: one question, to the address that its settings name.
+"""A stand-in for Claude Code: send one question to the address in its settings.
 
     python -m demo.client QUESTION
 
-It reads `settings.json` as the real one does, so it goes through the gateway exactly if `hyp client attach` or
-`hyp setup` sent it there.
+It reads `settings.json` as the real client does, so it uses the gateway only if `hyp client attach` or `hyp setup`
+attached it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 from demo.provider import MODEL
 
 SESSION = "0d3a0000-0000-4000-8000-000000000001"
-"""The session that it speaks in."""
+"""The id of its session."""
 
 
 def address() -> str:
@@ -43,11 +43,10 @@ def ask(question: str) -> None:
         connection.request("POST", f"{base.path}/v1/messages?beta=true", json.dumps(body), headers)
         answer = connection.getresponse()
         if answer.status != 200:
-            sys.exit(f"the answer was {answer.status}: {answer.read()[:200]!r}")
+            sys.exit(f"error: the response was {answer.status}: {answer.read()[:200]!r}")
         for line in answer:
             if line.startswith(b"data: "):
-                said = json.loads(line[6:]).get("delta", {}).get("text", "")
-                sys.stdout.write(said)
+                sys.stdout.write(json.loads(line[6:]).get("delta", {}).get("text", ""))
     finally:
         connection.close()
     sys.stdout.write("\n")

@@ -1,4 +1,4 @@
-"""A model provider that stands in for the real one: every question gets the same answer, streamed, in its dialect."""
+"""A stand-in for the model provider: streams the same answer to every question, in the Anthropic format."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 MODEL = "claude-opus-5-5"
-_WORDS = ("Two things: ", "the report adds up by currency now, ", "and nobody has told the customers yet.")
+_ANSWER = ("Two things: ", "the report still adds up currencies, ", "and the customers have not been informed yet.")
 
 
 @contextmanager
-def serving() -> Iterator[str]:
-    """Its address."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _Answering)
+def run_provider() -> Iterator[str]:
+    """Run the provider and yield its address."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _RequestHandler)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     try:
@@ -27,7 +27,7 @@ def serving() -> Iterator[str]:
         thread.join()
 
 
-class _Answering(BaseHTTPRequestHandler):
+class _RequestHandler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def do_POST(self) -> None:
@@ -42,7 +42,7 @@ class _Answering(BaseHTTPRequestHandler):
             self.wfile.flush()
 
     def log_message(self, *_: Any) -> None:
-        """Who calls is told by the gateway."""
+        """Do not log requests."""
 
 
 def _events() -> Iterator[tuple[str, dict[str, Any]]]:
@@ -50,8 +50,8 @@ def _events() -> Iterator[tuple[str, dict[str, Any]]]:
     message = {"id": "msg_01Demo", "type": "message", "role": "assistant", "model": MODEL, "content": []}
     yield "message_start", {"message": {**message, "stop_reason": None, "usage": usage}}
     yield "content_block_start", {"index": 0, "content_block": {"type": "text", "text": ""}}
-    for words in _WORDS:
-        yield "content_block_delta", {"index": 0, "delta": {"type": "text_delta", "text": words}}
+    for text in _ANSWER:
+        yield "content_block_delta", {"index": 0, "delta": {"type": "text_delta", "text": text}}
     yield "content_block_stop", {"index": 0}
     yield "message_delta", {"delta": {"stop_reason": "end_turn"}, "usage": {"output_tokens": 24}}
     yield "message_stop", {}

@@ -1,4 +1,4 @@
-"""What the demo tells, chapter by chapter. Each expects what HypAware promises, and the first that fails ends it."""
+"""The chapters of the demo. Each checks what HypAware promises, and the first failed check ends the demo."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from demo import provider, telling, verdict
+from demo import console, provider, verdict
 from demo.client import SESSION
-from demo.stage import HYP, ROOT, History, Place, lay_out, wait_for
-from demo.telling import bold, chapter, expect, explain, say
-from tests.ports import held_port
+from demo.console import bold, chapter, expect, explain, say
+from demo.stage import HYP, ROOT, History, Place, create_history, wait_for
+from tests.support.ports import held_port
 
 LOST_ANSWER = "export.ship.after-answer"
 QUESTION = "What is left to do for the second currency?"
@@ -36,149 +36,149 @@ name = "stand-in"
 base_url = "{provider}"
 provider = "anthropic"
 """
-# One's own history may be long, and the demo has two minutes.
+# Limit the user's own history, so that the demo takes two minutes at most.
 LAST_DAYS = """[retention]
 default_days = 30
 """
 
 
-def tell(user: Place, server: Place, folder: Path, history: History) -> None:
-    lay_out(user.user, history)
-    with provider.serving() as address, held_port() as port:
+def play(user: Place, server: Place, folder: Path, history: History) -> None:
+    create_history(user.user, history)
+    with provider.run_provider() as address, held_port() as port:
         _prepare(user, address, port, history)
         _set_up(user, history)
-        _ask(user)
-        _work(user)
+        _query(user)
+        _record_live(user)
     _deliver(user, server, folder)
 
 
-def judge(user: Place, server: Place, history: History) -> bool:
+def verify(user: Place, server: Place, history: History) -> bool:
     chapter(
-        "Do not take our word for it.",
-        "`hyp verify` audits every promise on the data at hand. Then another program, PyIceberg, reads both lakes "
+        "Check it independently.",
+        "`hyp verify` checks the integrity of the data. Then another program, PyIceberg, reads both lakes "
         "and compares them row by row.",
     )
-    user.must("verify", "--deep")
-    transcripts = verdict.parts_in(user.user.rglob("*.jsonl") if history == "sample" else ())
-    found = verdict.judge(verdict.parts_at(user.home), verdict.parts_at(server.home), transcripts)
+    user.run_ok("verify", "--deep")
+    transcripts = verdict.count_parts(user.user.rglob("*.jsonl") if history == "sample" else ())
+    found = verdict.compare(verdict.read_parts(user.home), verdict.read_parts(server.home), transcripts)
     say("")
     for what, number in _figures(found):
         say(f"   {what:<40}{number:>9,}")
     if found.holds:
-        said = f"{bold('Verdict: it holds.')} Every row is in the lake once and at the server once, unchanged."
+        verdict_text = f"{bold('Verdict: it holds.')} Every row is exactly once in each lake, unchanged."
     else:
-        said = f"{bold('Verdict: it does NOT hold.')} This is a bug."
-    explain("", said)
+        verdict_text = f"{bold('Verdict: it does NOT hold.')} This is a bug."
+    explain("", verdict_text)
     return found.holds
 
 
 def _figures(found: verdict.Verdict) -> Iterator[tuple[str, int]]:
     if found.in_transcripts:
         yield f"parts in the {len(found.in_transcripts)} transcripts", sum(found.in_transcripts.values())
-        yield "rows that the import made of them", sum(found.imported.values())
-    yield "rows in the lake, with the live ones", found.in_lake
-    yield "rows at the server", found.at_server
-    yield "rows too many, in one or the other", found.twice
-    yield "rows in one of them only", found.only_in_lake + found.only_at_server
-    yield "rows that say something else there", found.different
+        yield "rows imported from them", sum(found.imported.values())
+    yield "rows in the lake, including live ones", found.in_lake
+    yield "rows on the server", found.at_server
+    yield "duplicate rows in either lake", found.twice
+    yield "rows in only one of the lakes", found.only_in_lake + found.only_at_server
+    yield "rows with different content", found.different
 
 
 def _prepare(user: Place, address: str, port: int, history: History) -> None:
     user.home.mkdir(mode=0o700)
     config = CONFIG.format(port=port, provider=address) + (LAST_DAYS if history == "own" else "")
     (user.home / "config.toml").write_text(config)
-    say("", "A config of its own, so that the demo meets neither a daemon of yours nor a real provider:")
+    say("", "The demo has its own config, so that it uses neither your daemon nor a real provider:")
     say("", "   $ cat $HYP_HOME/config.toml", *(f"     {line}" for line in config.splitlines()))
 
 
 def _set_up(user: Place, history: History) -> None:
-    whose = "Seven sample sessions lie where Claude Code and Codex would have left them."
+    whose = "Seven sample sessions are in the folders of Claude Code and Codex."
     if history == "own":
         whose = "Your own sessions of the last 30 days are imported; they are only read."
     chapter(
-        "Set it up: one command.",
+        "Set it up with one command.",
         whose,
-        "It writes the config, imports the history, starts the daemon, and sends the clients through the gateway.",
+        "It writes the config, imports the history, starts the daemon, and attaches the clients to the gateway.",
     )
-    user.must("setup", "--yes")
-    explain("", "Import again, whenever you like: only what is new is read, and nothing is stored twice.")
-    user.must("backfill")
+    user.run_ok("setup", "--yes")
+    explain("", "You can import again at any time: only new history is read, and nothing is stored twice.")
+    user.run_ok("backfill")
 
 
-def _ask(user: Place) -> None:
-    chapter("Ask anything, in SQL.")
-    user.must("query", "sql", SESSIONS)
-    user.must("query", "sql", ERRORS)
+def _query(user: Place) -> None:
+    chapter("Query it with SQL.")
+    user.run_ok("query", "sql", SESSIONS)
+    user.run_ok("query", "sql", ERRORS)
 
 
-def _work(user: Place) -> None:
+def _record_live(user: Place) -> None:
     chapter(
-        "Work as always.",
-        "A stand-in for Claude Code asks a stand-in for its provider, at the address that its settings name now: the "
-        "gateway. What passes is recorded, and durable within a second of the answer's end.",
+        "Work as usual.",
+        "A stand-in for Claude Code calls the address in its settings, which is now the gateway. The gateway forwards "
+        "the request to a stand-in for the provider, and records it durably within a second after the response.",
     )
     words = ["python", "-m", "demo.client", QUESTION]
-    answered = telling.perform(words, [sys.executable, *words[1:]], user.environment(), ROOT)
+    answered = console.run(words, [sys.executable, *words[1:]], user.environment(), ROOT)
     expect(answered == 0, "a client works through the gateway")
-    wait_for(lambda: _recorded(user) == 1, "what went through the gateway is recorded")
-    user.must("query", "sql", LIVE, "--refresh", "always")
-    user.must("status")
+    wait_for(lambda: _recorded(user) == 1, "the exchange is recorded")
+    user.run_ok("query", "sql", LIVE, "--refresh", "always")
+    user.run_ok("status")
     explain(
         "",
-        "And back: the clients' settings are what they were before. The daemon would also deliver by itself, by a "
-        "schedule; here that is done by hand, so that you can watch it.",
+        "Detach the clients: their settings are restored. The daemon could also deliver on a schedule; here you do it "
+        "by hand, so that you can watch it.",
     )
-    user.must("client", "detach")
-    user.must("daemon", "stop")
+    user.run_ok("client", "detach")
+    user.run_ok("daemon", "stop")
 
 
 def _recorded(user: Place) -> int:
-    return int(user.ask("daemon", "status")["gateway"]["recorded"])
+    return int(user.query_json("daemon", "status")["gateway"]["recorded"])
 
 
 def _deliver(user: Place, server: Place, folder: Path) -> None:
     chapter(
-        "Deliver it to your team's server, with a kill -9 in the middle.",
+        "Deliver it to your team's server, despite a kill -9.",
         "The server is another home on this machine.",
     )
     token = folder / "token"
-    telling.show([*server.setting, "hyp", "server", "token", "create", "--label", "demo"], f" > {token}")
+    console.show([*server.setting, "hyp", "server", "token", "create", "--label", "demo"], f" > {token}")
     token.write_text(server.output("server", "token", "create", "--label", "demo"))
-    with _serving(server, folder / "server.log") as url:
-        user.must("config", "set", "sinks.team", f'{{ kind = "forward", url = "{url}", token_file = "{token}" }}')
+    with _run_server(server, folder / "server.log") as url:
+        user.run_ok("config", "set", "sinks.team", f'{{ kind = "forward", url = "{url}", token_file = "{token}" }}')
         explain(
             "",
-            "The engine gets SIGKILL at the worst moment: the server has stored rows and has said so, and nothing "
-            "here has written that down.",
+            "The engine is killed at the worst moment: the server has stored and acknowledged rows, but nothing has "
+            "been recorded here yet.",
         )
-        expect(user.run("export", crash_at=LOST_ANSWER) == 1, "the delivery was cut off")
-        expect(user.ask("engine", "status")["state"] == "stopped", "the engine is dead")
-        explain("", "The next round asks the server what it has, and sends the rest.")
-        user.must("export")
-        explain("", "One more round: there is nothing to send, so nothing is sent, and no Spark is started for it.")
-        user.must("export")
-        expect(_sent(user) == 0, "a round without news sends nothing")
-        explain("", "At the server:")
-        server.must("query", "sql", EACH_ONCE, "--refresh", "always")
+        expect(user.run("export", crash_at=LOST_ANSWER) == 1, "the delivery was interrupted")
+        expect(user.query_json("engine", "status")["state"] == "stopped", "the engine is dead")
+        explain("", "The next export asks the server which rows it has, and sends the rest.")
+        user.run_ok("export")
+        explain("", "One more export: there is nothing to send, so nothing is sent and Spark is not started.")
+        user.run_ok("export")
+        expect(_sent(user) == 0, "an export without new rows sends nothing")
+        explain("", "On the server:")
+        server.run_ok("query", "sql", EACH_ONCE, "--refresh", "always")
 
 
 def _sent(user: Place) -> int:
-    """Chunks, by one round more."""
-    return sum(stream["chunks"] for sink in user.ask("export")["sinks"] for stream in sink["streams"])
+    """Run another export and return the number of chunks it sent."""
+    return sum(stream["chunks"] for sink in user.query_json("export")["sinks"] for stream in sink["streams"])
 
 
 @contextmanager
-def _serving(place: Place, log: Path) -> Iterator[str]:
-    """A server of this home on a port that is free; its address."""
-    telling.show([*place.setting, "hyp", "server", "run", "--listen", "127.0.0.1:0"], " &")
+def _run_server(place: Place, log: Path) -> Iterator[str]:
+    """Run a server on a free port and yield its address."""
+    console.show([*place.setting, "hyp", "server", "run", "--listen", "127.0.0.1:0"], " &")
     with (
-        open(log, "wb") as written,
+        open(log, "wb") as log_file,
         subprocess.Popen(
             [HYP, "server", "run", "--listen", "127.0.0.1:0"],
             env=place.environment(),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
-            stderr=written,
+            stderr=log_file,
         ) as process,
     ):
         try:

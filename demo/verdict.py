@@ -1,8 +1,8 @@
-"""What is really there: both lakes through PyIceberg, the transcripts through nothing but JSON; no code of HypAware.
+"""An independent check: reads both lakes with PyIceberg and the transcripts as JSON, without code of HypAware.
 
-A row is the same in both lakes if every column is that is not a lake's own (`_hyp_…`). The verdict holds if each part
-is in the user's lake once, at the server once, with the same content, and all parts of the sample sessions are among
-them.
+Two rows are equal if all columns are, except the internal ones of each lake (`_hyp_…`). The verdict holds if each part
+is exactly once in the user's lake and on the server, with the same content, and if all parts of the sample sessions are
+among them.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 TABLE = ("hypaware", "ai_gateway_messages")
-_OWN = "_hyp_"
+_INTERNAL = "_hyp_"
 
 
 class Part(NamedTuple):
     id: str
     session: str
     content: bytes
-    """A hash of all that the row says: somebody's own history may be large."""
+    """A hash of the row's content, because the history may be large."""
 
 
 @dataclass(frozen=True)
@@ -32,13 +32,13 @@ class Verdict:
     in_lake: int
     at_server: int
     twice: int
-    """Rows too many, in one or the other."""
+    """Duplicate rows in either lake."""
     only_in_lake: int
     only_at_server: int
     different: int
-    """Rows that are in both and do not say the same."""
+    """Rows in both lakes with different content."""
     in_transcripts: Mapping[str, int]
-    """Parts by session; empty where the transcripts are not the demo's own."""
+    """Parts by session; empty unless the sample transcripts are used."""
     imported: Mapping[str, int]
 
     @property
@@ -51,7 +51,7 @@ class Verdict:
         )
 
 
-def judge(lake: Sequence[Part], server: Sequence[Part], in_transcripts: Mapping[str, int]) -> Verdict:
+def compare(lake: Sequence[Part], server: Sequence[Part], in_transcripts: Mapping[str, int]) -> Verdict:
     here, there = ({part.id: part.content for part in parts} for parts in (lake, server))
     sessions = Counter(part.session for part in lake)
     return Verdict(
@@ -66,31 +66,31 @@ def judge(lake: Sequence[Part], server: Sequence[Part], in_transcripts: Mapping[
     )
 
 
-def parts_at(home: Path) -> list[Part]:
-    """In the lake of a home."""
+def read_parts(home: Path) -> list[Part]:
+    """Read all parts in the lake of a home."""
     from pyiceberg.catalog.sql import SqlCatalog
 
     lake = home / "lake"
     catalog = SqlCatalog("hyp", uri=f"sqlite:///{lake}/catalog.db", warehouse=f"file://{lake}/warehouse")
     with closing(catalog):
         batches = catalog.load_table(TABLE).scan().to_arrow_batch_reader()
-        return [part for batch in batches for part in _read(batch.to_pylist())]
+        return [part for batch in batches for part in _to_parts(batch.to_pylist())]
 
 
-def parts_in(transcripts: Iterable[Path]) -> dict[str, int]:
-    """By session, in transcripts as simple as the demo's own: each block of content is one part."""
-    return {path.stem[-36:]: sum(map(_parts, path.read_text().splitlines())) for path in transcripts}
+def count_parts(transcripts: Iterable[Path]) -> dict[str, int]:
+    """Count the parts by session, in simple transcripts: each block of content is one part."""
+    return {path.stem[-36:]: sum(map(_count_line, path.read_text().splitlines())) for path in transcripts}
 
 
-def _read(rows: Iterable[Mapping[str, Any]]) -> Iterator[Part]:
+def _to_parts(rows: Iterable[Mapping[str, Any]]) -> Iterator[Part]:
     for row in rows:
-        content = sorted((name, value) for name, value in row.items() if not name.startswith(_OWN))
+        content = sorted((name, value) for name, value in row.items() if not name.startswith(_INTERNAL))
         yield Part(row["part_id"], row["session_id"], blake2b(repr(content).encode(), digest_size=16).digest())
 
 
-def _parts(line: str) -> int:
-    said = json.loads(line)
-    if said["type"] == "response_item":
-        return len(said["payload"].get("content") or [None])
-    content = said.get("message", {}).get("content", [])
+def _count_line(line: str) -> int:
+    entry = json.loads(line)
+    if entry["type"] == "response_item":
+        return len(entry["payload"].get("content") or [None])
+    content = entry.get("message", {}).get("content", [])
     return 1 if isinstance(content, str) else len(content)

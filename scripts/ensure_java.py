@@ -1,6 +1,6 @@
-"""Makes sure that there is a Java for Spark: installs one where that needs no question, else says which command would.
+"""Make sure that Java for Spark is installed: install it if no prompt is needed, otherwise print the command.
 
-Run by `make`; it says nothing when Java is there.
+Run by `make`; prints nothing if Java is installed.
 """
 
 from __future__ import annotations
@@ -11,23 +11,23 @@ import subprocess
 import sys
 from pathlib import Path
 
-from hypaware.engine import java
+from hypaware.engine import jvm
 from hypaware.errors import NotReady
 
 
 def main() -> int:
     try:
-        java.find()
+        jvm.find_java()
         return 0
     except NotReady as missing:
         say(missing.message)
-    command = java.install_command()
+    command = jvm.java_install_command()
     for step in steps(command):
         say(f"running: {' '.join(step)}")
         if subprocess.run(step, check=False).returncode != 0:
             break
     try:
-        say(f"found Java {java.find().version}")
+        say(f"found Java {jvm.find_java().version}")
         return 0
     except NotReady as missing:
         say(f"error: {missing.message}")
@@ -36,7 +36,7 @@ def main() -> int:
 
 
 def steps(command: str) -> list[list[str]]:
-    """What can be run without asking anybody; nothing where that is not possible."""
+    """Return the commands that need no prompt; none if there are none."""
     if sys.platform == "darwin":
         return with_brew() if shutil.which("brew") else []
     if "apt-get" not in command or not shutil.which("apt-get"):
@@ -49,7 +49,7 @@ def steps(command: str) -> list[list[str]]:
 
 
 def with_brew() -> list[list[str]]:
-    """Homebrew keeps its Java to itself; a link in the user's own folder is where macOS looks for others."""
+    """Install with Homebrew, and link the Java where macOS looks for it: Homebrew does not register it."""
     prefix = subprocess.run(["brew", "--prefix"], capture_output=True, text=True, check=True).stdout.strip()
     known = Path.home() / "Library" / "Java" / "JavaVirtualMachines"
     return [

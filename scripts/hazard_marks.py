@@ -1,6 +1,6 @@
-"""Which tests guard against which hazard: read from `@pytest.mark.hazard(n)` in the sources, nothing is run.
+"""Find the tests for each hazard by reading `@pytest.mark.hazard(n)` in the sources; nothing is run.
 
-And the rows of docs/hazards.md: `| n | what goes wrong | what holds | parts | tests |`.
+Also parses the rows of docs/hazards.md: `| n | what goes wrong | what holds | parts | tests |`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-# Parts of the product that are built: their hazards must have tests.
+# Parts of the product that exist: their hazards must have tests.
 LANDED_PARTS = (1, 2, 3, 4, 5)
 ALL = range(1, 97)
 
@@ -45,7 +45,7 @@ class Row:
 
 
 def collect(tests: Path) -> dict[int, list[str]]:
-    """The files with a mark for each hazard, as paths from the top of the project."""
+    """Return the files with a mark for each hazard, relative to the project root."""
     found: dict[int, set[str]] = {}
     for path in sorted(tests.rglob("*.py")):
         for number in _numbers(ast.parse(path.read_text(encoding="utf-8"))):
@@ -54,7 +54,7 @@ def collect(tests: Path) -> dict[int, list[str]]:
 
 
 def _numbers(tree: ast.Module) -> list[int]:
-    """Also of stacked decorators, of marks in a list, and of marks that are called on a class."""
+    """Return the numbers of all marks, including stacked decorators, lists of marks and marks on classes."""
     numbers = []
     for node in ast.walk(tree):
         match node:

@@ -1,7 +1,7 @@
-"""The parts of docs/ that follow from the code: commands, settings, columns, crash points, telemetry, hazards' tests.
+"""Generate the parts of docs/ that follow from the code: commands, settings, columns, crash points, telemetry, tests.
 
-A page holds them between `<!-- generated: name -->` and `<!-- end -->`; what stands around them is written by hand.
-`make docs` writes them anew, and a test fails while a page differs from what the code says.
+A page holds them between `<!-- generated: name -->` and `<!-- end -->`; the rest of the page is written by hand.
+`make docs` updates them, and a test fails if a page is out of date.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from typing import Any, get_args
 
 import click
 
-from hypaware import crash_points, telemetry
+from hypaware import faults, telemetry
 from hypaware.cli.main import hyp
 from hypaware.config.schema import SINK_COMMON, SINK_KINDS, ClientConfig, Config, Setting, UpstreamConfig
-from hypaware.lake.arrow import INTERNAL_COLUMNS
+from hypaware.lake.schema import INTERNAL_COLUMNS
 from hypaware.model import datasets
 from hypaware.model.columns import Column
 from scripts import hazard_marks
@@ -29,7 +29,7 @@ _END = "<!-- end -->"
 
 
 def pages() -> dict[Path, str]:
-    """Every page with a generated part, as it should be."""
+    """Return every page with a generated part, up to date."""
     return {path: render(path) for path in sorted(DOCS.rglob("*.md")) if _begin("") in path.read_text(encoding="utf-8")}
 
 
@@ -83,7 +83,7 @@ def _option(option: click.Option, context: click.Context) -> tuple[str, str]:
 
 
 def settings() -> Iterator[tuple[str, Setting]]:
-    """Every key of config.toml, dotted, with placeholders for the names that a user chooses."""
+    """Yield every dotted key of config.toml, with placeholders for names that a user chooses."""
     yield from _section("", Config())
     yield from _section("gateway.upstreams[].", UpstreamConfig)
     yield from _section("clients.<name>.", ClientConfig)
@@ -124,7 +124,7 @@ def _toml(value: Any) -> str:
 
 def columns(_old: str) -> str:
     shown = []
-    for dataset in datasets.all():
+    for dataset in datasets.list_all():
         key = f"`{dataset.key_column}`"
         source = ", ".join(f"`{name}`" for name in dataset.source_columns)
         shown.append(
@@ -146,7 +146,7 @@ def _columns(found: tuple[Column, ...]) -> str:
 
 
 def points(_old: str) -> str:
-    return _table(("point", "when"), [(f"`{point.name}`", point.about) for point in crash_points.all_points()])
+    return _table(("point", "when"), [(f"`{point.name}`", point.about) for point in faults.list_crash_points()])
 
 
 def spans(_old: str) -> str:
@@ -166,7 +166,7 @@ def metrics(_old: str) -> str:
 
 
 def _first_arguments(function: str) -> dict[str, tuple[str, ...]]:
-    """What the code passes first to `telemetry.<function>`, with the modules that do."""
+    """Return the first arguments of all `telemetry.<function>` calls, with their modules."""
     source = ROOT / "src" / "hypaware"
     found: dict[str, set[str]] = {}
     for path in sorted(source.rglob("*.py")):
@@ -182,7 +182,7 @@ def _first_arguments(function: str) -> dict[str, tuple[str, ...]]:
 
 
 def hazards(old: str) -> str:
-    """The table as it is written, with its last column (the tests) as the marks say."""
+    """Return the table with its last column (the tests) filled from the marks."""
     marks = hazard_marks.collect(ROOT / "tests")
     return "\n".join(_hazard(line, marks) for line in old.strip().splitlines())
 

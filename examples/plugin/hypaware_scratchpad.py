@@ -11,11 +11,10 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
-from hypaware.backfill.provider import Environment, Found, Item, Provenance
-from hypaware.backfill.reading import Reading
-from hypaware.clients.client import Client
-from hypaware.model.exchange import Exchange, Message
-from hypaware.model.storable import utc_text
+from hypaware.clients.client import Client, Environment, ImportItem, Provenance, Source
+from hypaware.clients.reader import SourceReader
+from hypaware.model.expand import Exchange, Message
+from hypaware.model.sanitize import to_utc_text
 
 ROLES = {"me": "user"}
 
@@ -26,25 +25,25 @@ class Notes:
     datasets = ("ai_gateway_messages",)
     environment = ("SCRATCHPAD_HOME",)
 
-    def find(self, environment: Environment) -> Iterator[Found]:
+    def find(self, environment: Environment) -> Iterator[Source]:
         """Yield the files to import. Looks at names, not at contents."""
         folder = environment.get("SCRATCHPAD_HOME") or Path(environment["HOME"]) / ".scratchpad"
-        yield from (Found(path) for path in sorted(Path(folder).glob("*.jsonl")))
+        yield from (Source(path) for path in sorted(Path(folder).glob("*.jsonl")))
 
     def first_time(self, head: bytes) -> str | None:
         """Return the time of the first note, from the first bytes of a file. Files are imported in this order."""
         try:
-            return utc_text(json.loads(head.partition(b"\n")[0])["at"])
+            return to_utc_text(json.loads(head.partition(b"\n")[0])["at"])
         except (ValueError, KeyError, TypeError):
             return None
 
-    def read(self, reading: Reading, environment: Environment) -> Iterator[Item]:
+    def read(self, reader: SourceReader, environment: Environment) -> Iterator[ImportItem]:
         """Read a file from its beginning. Only notes that are new and in the time window are fresh and become rows."""
-        source, messages = reading.source, []
-        for line in reading.lines():
+        source, messages = reader.source, []
+        for line in reader.lines():
             note = line.value
             who, at = str(note.get("who")), note.get("at")
-            fresh = reading.wants(line, utc_text(at), new=reading.is_new(line.offset))
+            fresh = reader.wants(line, to_utc_text(at), new=reader.is_new(line.offset))
             messages.append(
                 Message(role=ROLES.get(who, "assistant"), content=note.get("text"), created_at=at, fresh=fresh)
             )
@@ -60,7 +59,7 @@ class Notes:
             columns={"conversation_source": "scratchpad"},
         )
         provenance = Provenance("scratchpad", str(source.path), session)
-        yield Item("ai_gateway_messages", "ai_gateway.projected_exchange", exchange, provenance)
+        yield ImportItem("ai_gateway_messages", "ai_gateway.projected_exchange", exchange, provenance)
 
 
 CLIENT = Client("scratchpad", "Notes, as an example of a plugin", backfill=Notes())

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = ["Lake", "Spool", "__version__", "open_lake"]
-
 _MODULES = {"Lake": "hypaware.api", "open_lake": "hypaware.api", "Spool": "hypaware.spool.writer"}
 
 

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hypaware import config as configuration
+from hypaware import config
 from hypaware.engine import client
 from hypaware.home import Home
 from hypaware.model import datasets
-from hypaware.opening import identify
+from hypaware.state.home_opener import read_identity
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -22,7 +22,7 @@ class Lake:
         self.home = home
 
     def datasets(self) -> tuple[str, ...]:
-        return datasets.names()
+        return datasets.list_names()
 
     def query(self, sql: str, refresh: str = "auto") -> pa.Table:
         """Run one read-only SELECT over the public columns of the datasets and return the result."""
@@ -49,14 +49,14 @@ class Lake:
     def _pages(
         self, dataset: str, source: str | None, since: int, until: int | None, include_legacy: bool
     ) -> Iterator[tuple[dict[str, Any], int | None]]:
-        from hypaware.lake.read import read_page
+        from hypaware.lake.spark_read import decode_page
 
         datasets.get(dataset)
         after: int | None = since
         while after is not None:
             request = {"dataset": dataset, "source": source, "since": after, "until": until}
             result, body = self._run("read", {**request, "include_legacy": include_legacy})
-            yield from read_page(body)
+            yield from decode_page(body)
             after, include_legacy = result["next"], False
 
     def _run(self, job: str, args: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
@@ -66,7 +66,7 @@ class Lake:
             if isinstance(event, bytes):
                 chunks.append(event)
 
-        result = client.run_job(self.home, configuration.load(self.home), job, args, collect)
+        result = client.run_job(self.home, config.load(self.home), job, args, collect)
         return result, b"".join(chunks)
 
 
@@ -76,5 +76,5 @@ def open_lake(home: str | os.PathLike[str] | Home | None = None) -> Lake:
         opened = Home.from_environment()
     else:
         opened = home if isinstance(home, Home) else Home(Path(home).expanduser().absolute())
-    identify(opened)
+    read_identity(opened)
     return Lake(opened)

@@ -2,16 +2,20 @@
 
 `HYP_CRASH_AT=<point>[:n]` makes the process that reaches the point for the n-th time send itself SIGKILL. It kills
 its JVM first, so that the JVM cannot commit afterwards. A job carries the setting of the command that requested it,
-even into an engine that is already running: `armed()` applies it for the duration of that job.
+even into an engine that is already running: `arm` applies it for the duration of that job.
 
-Commands and the engine reject an unknown name (`crash_points.check`). Any other program prints a warning when it first
-reaches a crash point.
+A module declares its crash points with `crash_point`. `CRASH_POINT_MODULES` names those modules, so that the points can
+be listed without running anything, and their names without importing anything. Commands and the engine reject an
+unknown name (`check_spec`). Any other program prints a warning when it first reaches a crash point.
 """
 
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
+import pkgutil
+import re
 import signal
 import sys
 import threading
@@ -19,8 +23,55 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import cache
 
 from hypaware.errors import UsageError
+
+# Every module that declares a crash point. A test compares this list with the source.
+CRASH_POINT_MODULES = (
+    "hypaware.clients.attach",
+    "hypaware.clients.settings_file",
+    "hypaware.daemon.service_file",
+    "hypaware.export.replay",
+    "hypaware.export.round",
+    "hypaware.export.sinks.blob.folder",
+    "hypaware.export.sinks.blob.sink",
+    "hypaware.export.sinks.forward.credentials",
+    "hypaware.export.sinks.iceberg.iceberg_table",
+    "hypaware.gateway.exchange_writer",
+    "hypaware.gateway.recorder",
+    "hypaware.iceberg.fsync",
+    "hypaware.iceberg.relocate",
+    "hypaware.lake.commit",
+    "hypaware.lake.key_index",
+    "hypaware.lake.prepare",
+    "hypaware.lake.rejects",
+    "hypaware.lake.settlements",
+    "hypaware.lake.tombstones",
+    "hypaware.maintain.backup",
+    "hypaware.maintain.compact",
+    "hypaware.maintain.expire",
+    "hypaware.maintain.generation",
+    "hypaware.maintain.purge.deliveries",
+    "hypaware.maintain.purge.run",
+    "hypaware.maintain.purge.spool",
+    "hypaware.maintain.purge.table",
+    "hypaware.maintain.rebuild",
+    "hypaware.maintain.restore",
+    "hypaware.maintain.retention",
+    "hypaware.privacy.folder_memory",
+    "hypaware.privacy.ignored_sessions",
+    "hypaware.reproject.run",
+    "hypaware.server.auth",
+    "hypaware.server.batches",
+    "hypaware.server.group_commit",
+    "hypaware.setup.config",
+    "hypaware.spool.active",
+    "hypaware.state.mirror",
+    "hypaware.state.store",
+    "hypaware.takeover.dataset_import",
+)
+_DECLARED = re.compile(rb'\bfaults\.crash_point\(\s*"([^"]+)"')
 
 
 @dataclass(frozen=True)
@@ -33,21 +84,19 @@ class CrashPoint:
         return self.name.split(".", 1)[0]
 
 
-_points: dict[str, CrashPoint] = {}
-_child_pids: list[int] = []
-_lock = threading.Lock()
-
-
 @dataclass
 class _Armed:
     point: str
     left: int
 
 
-_job: ContextVar[_Armed | None] = ContextVar("armed", default=None)
+_points: dict[str, CrashPoint] = {}
+_child_pids: list[int] = []
+_lock = threading.Lock()
+_job_setting: ContextVar[_Armed | None] = ContextVar("armed", default=None)
 
 
-def point(name: str, about: str) -> Callable[[], None]:
+def crash_point(name: str, about: str) -> Callable[[], None]:
     """Declare a crash point, at import time, and return the function to call where the process may be killed."""
     if name in _points:
         raise ValueError(f"crash point {name} is declared twice")
@@ -59,7 +108,7 @@ def point(name: str, about: str) -> Callable[[], None]:
     return reach
 
 
-def declared() -> list[CrashPoint]:
+def declared_points() -> list[CrashPoint]:
     return sorted(_points.values(), key=lambda declared_point: declared_point.name)
 
 
@@ -67,20 +116,32 @@ def is_declared(name: str) -> bool:
     return name in _points
 
 
-def kill_with_us(pid: int) -> None:
-    """Register a child process, such as the JVM, to be killed first at a crash point."""
-    with _lock:
-        _child_pids.append(pid)
+def list_crash_points() -> list[CrashPoint]:
+    for module in CRASH_POINT_MODULES:
+        importlib.import_module(module)
+    return [point for point in declared_points() if point.name in crash_point_names()]
 
 
-def spare(pid: int) -> None:
-    """Unregister a child process that has ended, because its pid may already belong to another process."""
-    with _lock:
-        if pid in _child_pids:
-            _child_pids.remove(pid)
+@cache
+def crash_point_names() -> frozenset[str]:
+    """Return the names, read from the source text: a few milliseconds, while importing the modules takes seconds."""
+    files = ("/".join(module.split(".")[1:]) + ".py" for module in CRASH_POINT_MODULES)
+    sources = (pkgutil.get_data("hypaware", file) or b"" for file in files)
+    return frozenset(name.decode() for source in sources for name in _DECLARED.findall(source))
 
 
-def parse(spec: str) -> tuple[str, int]:
+def check_spec(spec: str) -> None:
+    """Raise UsageError if a value of HYP_CRASH_AT names no crash point. Points declared in this process count too."""
+    name, _ = parse_spec(spec)
+    if name in crash_point_names() or is_declared(name):
+        return
+    from hypaware.text import did_you_mean
+
+    hint = did_you_mean(name, sorted(crash_point_names()), or_all=False)
+    raise UsageError(f"HYP_CRASH_AT={spec}: unknown crash point.{hint}", repair="hyp dev crash-points")
+
+
+def parse_spec(spec: str) -> tuple[str, int]:
     name, _, count = spec.partition(":")
     if count and not (count.isdecimal() and int(count) >= 1):
         raise UsageError(f"HYP_CRASH_AT={spec}: the part after ':' must be an integer of at least 1")
@@ -88,28 +149,32 @@ def parse(spec: str) -> tuple[str, int]:
 
 
 @contextmanager
-def armed(spec: str | None) -> Iterator[None]:
+def arm(spec: str | None) -> Iterator[None]:
     """Arm a crash point for one job of an engine: for this thread, and for code that runs in its context."""
-    token = _job.set(_Armed(*parse(spec)) if spec else None)
+    token = _job_setting.set(_Armed(*parse_spec(spec)) if spec else None)
     try:
         yield
     finally:
-        _job.reset(token)
+        _job_setting.reset(token)
 
 
-def _from_environment() -> _Armed | None:
-    spec = os.environ.get("HYP_CRASH_AT")
-    return _Armed(*parse(spec)) if spec else None
+def also_kill(pid: int) -> None:
+    """Register a child process, such as the JVM, to be killed first at a crash point."""
+    with _lock:
+        _child_pids.append(pid)
 
 
-_process = _from_environment()
-_unchecked = _process is not None
+def forget_child(pid: int) -> None:
+    """Unregister a child process that has ended, because its pid may already belong to another process."""
+    with _lock:
+        if pid in _child_pids:
+            _child_pids.remove(pid)
 
 
 def _reach(name: str) -> None:
     if _unchecked:
         _warn_if_unknown()
-    for setting in (_job.get(), _process):
+    for setting in (_job_setting.get(), _process_setting):
         if setting is None or setting.point != name:
             continue
         with _lock:
@@ -123,11 +188,18 @@ def _reach(name: str) -> None:
 
 def _warn_if_unknown() -> None:
     global _unchecked
-    from hypaware import crash_points
-
     _unchecked = False
     try:
-        if _process is not None:
-            crash_points.check(_process.point)
+        if _process_setting is not None:
+            check_spec(_process_setting.point)
     except UsageError as error:
         sys.stderr.write(f"warning: {error.message}\n")
+
+
+def _from_environment() -> _Armed | None:
+    spec = os.environ.get("HYP_CRASH_AT")
+    return _Armed(*parse_spec(spec)) if spec else None
+
+
+_process_setting = _from_environment()
+_unchecked = _process_setting is not None

@@ -7,22 +7,22 @@ from typing import Any
 
 from hypaware.engine.jobs import Job, JobContext
 from hypaware.errors import HypError
-from hypaware.lake import turns
+from hypaware.lake import locks
 
 _JOBS = {
-    "backup": "hypaware.maintain.backup:backup",
+    "backup": "hypaware.maintain.backup:run_backup",
     "backfill": "hypaware.backfill.run:backfill",
-    "flush": "hypaware.lake.jobs:flush",
+    "flush": "hypaware.lake.jobs:run_flush",
     "import-cache": "hypaware.takeover.run:import_cache",
-    "read": "hypaware.lake.jobs:read",
+    "read": "hypaware.lake.jobs:run_read",
     "query": "hypaware.query.run:run_query",
     "export": "hypaware.export.jobs:export",
-    "reproject": "hypaware.reprojection.run:reproject",
+    "reproject": "hypaware.reproject.run:run_reprojection",
     "replay": "hypaware.export.jobs:replay",
-    "maintain": "hypaware.maintain.jobs:maintain",
+    "maintain": "hypaware.maintain.jobs:run_maintenance",
     "overview": "hypaware.query.overview:run_overview",
-    "purge": "hypaware.maintain.purge.jobs:purge",
-    "verify": "hypaware.verify.run:verify",
+    "purge": "hypaware.maintain.purge.run:purge_job",
+    "verify": "hypaware.verify.run:run_verify",
 }
 
 
@@ -33,7 +33,7 @@ def resolve(name: str) -> Job:
     job: Job = getattr(import_module(module), attribute)
 
     def counted(context: JobContext, args: dict[str, Any]) -> dict[str, Any]:
-        with turns.running():
+        with locks.track_job():
             return job(context, args)
 
     return counted
@@ -42,4 +42,4 @@ def resolve(name: str) -> Job:
 def on_open(context: JobContext) -> None:
     from hypaware.lake import jobs
 
-    jobs.recover(context)
+    jobs.recover_lake(context)

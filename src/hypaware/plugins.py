@@ -20,21 +20,19 @@ ENCODERS = "hypaware.encoders"
 DATASETS = "hypaware.datasets"
 MATERIALIZERS = "hypaware.materializers"
 GROUPS = (CLIENTS, SINKS, ENCODERS, DATASETS, MATERIALIZERS)
-
 # The class that the plugins of a group are instances of, as "module:class".
 _KINDS = {
     CLIENTS: "hypaware.clients.client:Client",
     DATASETS: "hypaware.model.datasets:Dataset",
-    MATERIALIZERS: "hypaware.backfill.materializer:Materializer",
+    MATERIALIZERS: "hypaware.clients.client:Materializer",
     SINKS: "hypaware.export.sink:SinkType",
-    ENCODERS: "hypaware.export.encoders.encoder:Encoder",
+    ENCODERS: "hypaware.export.encoders:Encoder",
 }
 # The function that validates an instance and raises ValueError with the reason, as "module:function".
 _CHECKS = {
-    CLIENTS: "hypaware.backfill.registry:check_client",
-    MATERIALIZERS: "hypaware.backfill.registry:check_materializer",
+    CLIENTS: "hypaware.backfill.providers:check_client",
+    MATERIALIZERS: "hypaware.backfill.providers:check_materializer",
 }
-
 T = TypeVar("T")
 
 
@@ -59,20 +57,20 @@ class _Loaded:
 
 def list_plugins() -> list[Plugin]:
     """Load and describe every registered plugin, including the broken ones."""
-    return [plugin for group in GROUPS for plugin, _ in inspect(group)]
+    return [plugin for group in GROUPS for plugin, _ in inspect_group(group)]
 
 
-def inspect(group: str) -> list[tuple[Plugin, Any]]:
+def inspect_group(group: str) -> list[tuple[Plugin, Any]]:
     """Return every plugin of a group with its object, which is None if the plugin is broken."""
     return [(_describe(loaded), loaded.value) for loaded in _load_group(group, _kind_of(group))]
 
 
-def load(group: str, kind: type[T]) -> list[T]:
+def load_plugins(group: str, kind: type[T]) -> list[T]:
     """Return the objects of the working plugins of a group, in a stable order."""
     return [loaded.value for loaded in _load_group(group, kind) if loaded.error is None]
 
 
-def names(group: str) -> tuple[str, ...]:
+def plugin_names(group: str) -> tuple[str, ...]:
     """Return the registered names of a group without loading the plugins."""
     return tuple(dict.fromkeys(entry.name for entry in _entries(group)))
 

@@ -1,4 +1,4 @@
-"""Whole programs: every test drives `hyp` itself, with real Spark behind it."""
+"""Acceptance tests: every test runs the `hyp` command with real Spark."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.command import Hyp
+from tests.support.command import Hyp
 
 
 @pytest.fixture
 def hyp(tmp_path: Path) -> Iterator[Hyp]:
-    """A home of its own; its engine, if one was started, is stopped afterwards."""
+    """A home of its own. Its engine, if one was started, is stopped afterwards."""
     command = Hyp(tmp_path / "home")
     yield command
     command.run("engine", "stop")

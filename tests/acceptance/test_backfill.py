@@ -1,4 +1,4 @@
-"""`hyp backfill` as a user runs it, with real Spark: the seeds' smokes, kills, dry runs, growth beside live rows."""
+"""`hyp backfill` as a user runs it, with real Spark: smoke tests, kills, dry runs, growing histories."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from typing import Any
 
 import pytest
 
-from hypaware.crash_points import all_points
+from hypaware.faults import list_crash_points
 from hypaware.home import Home
 from hypaware.model.datasets import SEQ
-from tests import claude_files, claude_transcripts, codex_rollouts, oracle_codex
-from tests.claude_files import grow, turns, write
-from tests.command import Hyp
-from tests.light_lake import read_lake
-from tests.oracle import claude_totals
+from tests.support import claude_files, claude_transcripts, codex_oracle, codex_rollouts
+from tests.support.claude_files import grow, turns, write
+from tests.support.claude_oracle import claude_totals
+from tests.support.command import Hyp
+from tests.support.light_lake import read_lake
 
 DATASET = "ai_gateway_messages"
 IMPORT_POINTS = sorted(
     point.name
-    for point in all_points()
-    if point.package in ("lake", "state")
-    and not point.name.startswith(("lake.step-back", "lake.rejects", "lake.reserve", "lake.remove"))
-    and not point.name.startswith(("lake.settlements", "lake.tombstones", "lake.relocate"))
+    for point in list_crash_points()
+    if point.package in ("lake", "iceberg", "state")
+    and not point.name.startswith(("iceberg.roll-back", "lake.rejects", "lake.reserve", "lake.remove"))
+    and not point.name.startswith(("lake.settlements", "lake.tombstones", "iceberg.relocate"))
 )
-# Each kill costs the start of a Spark. Where Spark has no part, tests/unit/backfill kills each time, and here a soak.
-SPARKS = ("lake.intake", "lake.build", "lake.thin", "lake.commit", "lake.secure.before", "lake.record")
+# Each kill costs a Spark start. Points without Spark are tested in tests/unit/backfill, and here only in a soak.
+SPARKS = ("lake.intake", "lake.build", "lake.thin", "lake.commit", "iceberg.fsync.before", "lake.record")
 KILLS = [point for point in IMPORT_POINTS if point.startswith(SPARKS) or "HYP_SOAK" in os.environ]
 
 
@@ -59,7 +59,7 @@ def tokens_in(rows: list[dict[str, Any]]) -> int:
 
 
 def files_below(home: Path) -> dict[str, str]:
-    """What a dry run must not touch: all but the folders that belong to a running engine."""
+    """The files that a dry run must not touch: all except the folders of a running engine."""
     found = (path for path in home.rglob("*") if path.is_file())
     return {
         str(path.relative_to(home)): hashlib.sha256(path.read_bytes()).hexdigest()
@@ -69,10 +69,8 @@ def files_below(home: Path) -> dict[str, str]:
 
 
 @pytest.mark.hazard(50)
-def test_an_import_killed_at_each_crash_point_in_turn_has_every_part_once_in_the_end(
-    inline: Hyp, projects: Path
-) -> None:
-    """Each import finds a new session, a longer one and a fork; it first recovers what the one before it left."""
+def test_imports_killed_at_each_crash_point_in_turn_store_every_part_once(inline: Hyp, projects: Path) -> None:
+    """Each import finds a new session, a longer one and a fork. It first recovers the previous, killed import."""
     expected: list[dict[str, Any]] = []
     longest = write(projects / "long.jsonl", turns("long", 1))
     expected += turns("long", 1)
@@ -99,7 +97,7 @@ def test_an_import_killed_at_each_crash_point_in_turn_has_every_part_once_in_the
 
 
 @pytest.mark.hazard(54)
-def test_a_dry_run_says_exactly_what_a_run_then_does_and_leaves_no_trace(hyp: Hyp, projects: Path) -> None:
+def test_a_dry_run_predicts_the_run_exactly_and_changes_no_file(hyp: Hyp, projects: Path) -> None:
     write(projects / "s.jsonl", turns("s", 3))
     first = only(hyp.ok("backfill", "claude", "--dry-run"))
     assert not hyp.home.exists(), "a dry run does not even make the home"
@@ -126,7 +124,7 @@ def _as_sent(row: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.hazard(1)
-def test_a_dry_run_counts_rows_that_wait_in_the_spool_as_there(hyp: Hyp, projects: Path, tmp_path: Path) -> None:
+def test_a_dry_run_counts_spooled_rows_as_present(hyp: Hyp, projects: Path, tmp_path: Path) -> None:
     write(projects / "s.jsonl", turns("s", 2))
     hyp.ok("backfill", "claude")
     rows = [_as_sent(row) for row in lake_of(hyp)]
@@ -141,8 +139,8 @@ def test_a_dry_run_counts_rows_that_wait_in_the_spool_as_there(hyp: Hyp, project
 
 
 @pytest.mark.hazard(50)
-def test_two_imports_at_once_leave_every_part_once_and_none_out(hyp: Hyp, projects: Path) -> None:
-    """The second finds some sources taken under another window; what that one left out is still due."""
+def test_two_concurrent_imports_store_every_part_once(hyp: Hyp, projects: Path) -> None:
+    """The second finds sources that were imported with another window; the parts outside that window are still due."""
     for number in range(12):
         write(projects / f"s{number}.jsonl", turns(f"s{number}", 200, lines=1))
     hyp.ok("query", "overview")
@@ -156,7 +154,7 @@ def test_two_imports_at_once_leave_every_part_once_and_none_out(hyp: Hyp, projec
     assert tokens_in(rows) == 12 * 200 * 10
 
 
-def test_nothing_to_do_is_said_and_starts_no_spark(hyp: Hyp, projects: Path) -> None:
+def test_an_import_with_nothing_to_do_says_so_and_does_not_start_spark(hyp: Hyp, projects: Path) -> None:
     projects.mkdir(parents=True)
     result = hyp.run("backfill")
     assert result.code == 0
@@ -165,7 +163,7 @@ def test_nothing_to_do_is_said_and_starts_no_spark(hyp: Hyp, projects: Path) -> 
 
 @pytest.mark.hazard(48)
 @pytest.mark.parametrize("more", [(), ("--dry-run",)])
-def test_an_unknown_provider_is_an_error_and_says_what_there_is(hyp: Hyp, more: tuple[str, ...]) -> None:
+def test_an_unknown_provider_is_an_error_that_lists_the_known_ones(hyp: Hyp, more: tuple[str, ...]) -> None:
     result = hyp.run("backfill", "clade", "--json", *more)
     assert result.code == 1
     assert result.json["error"]["kind"] == "unknown_provider"
@@ -179,7 +177,7 @@ def telemetry_of(home: Path, signal_: str) -> Iterator[dict[str, Any]]:
 
 
 def test_backfill_claude_fixture(hyp: Hyp, projects: Path) -> None:
-    """The smoke of the seeds: what a user queries and what telemetry says, and a second run that adds nothing."""
+    """Smoke test: a user's queries, the telemetry, and a second run that adds nothing."""
     write(projects / "s.jsonl", turns("s", 3))
     extra = {"HYP_DEV_TELEMETRY": "1", "DEV_RUN_ID": "smoke-claude"}
     document = hyp.ok("backfill", "claude", **extra)
@@ -192,7 +190,7 @@ def test_backfill_claude_fixture(hyp: Hyp, projects: Path) -> None:
 
 
 def test_backfill_codex_fixture(hyp: Hyp, projects: Path, tmp_path: Path) -> None:
-    """The smoke of the seeds, over files that the real client wrote; tokens as an oracle of its own counts them."""
+    """Smoke test over files written by the real client; an independent oracle counts the tokens."""
     sessions = tmp_path / "codex" / "sessions" / "2026" / "11" / "15"
     sessions.mkdir(parents=True)
     expected: Counter[str] = Counter()
@@ -200,7 +198,7 @@ def test_backfill_codex_fixture(hyp: Hyp, projects: Path, tmp_path: Path) -> Non
         path = sessions / name
         path.write_bytes(codex_rollouts.sample(name))
         claude_files.aged(path, claude_files.LONG_AGO)
-        expected.update(oracle_codex.tokens(path.read_bytes()))
+        expected.update(codex_oracle.tokens(path.read_bytes()))
     extra = {"HYP_DEV_TELEMETRY": "1", "DEV_RUN_ID": "smoke-codex"}
     found = only(hyp.ok("backfill", "codex", **extra))
     assert found["rows_written"] == 118
@@ -209,7 +207,7 @@ def test_backfill_codex_fixture(hyp: Hyp, projects: Path, tmp_path: Path) -> Non
     assert only(hyp.ok("backfill", "codex", **extra))["rows_written"] == 0
 
 
-def test_the_real_clients_transcripts_give_the_totals_that_an_oracle_counts(
+def test_transcripts_of_the_real_clients_give_the_totals_of_an_independent_oracle(
     hyp: Hyp, projects: Path, tmp_path: Path
 ) -> None:
     paths = claude_transcripts.unpacked(tmp_path / "claude" / "projects")
@@ -248,7 +246,7 @@ def check_telemetry(home: Path, run_id: str, provider: str, items: int, written:
     assert logs["backfill.scan"]["dev_run_id"] == run_id
 
 
-def test_a_history_imported_while_it_grows_is_complete_in_the_end(hyp: Hyp, projects: Path) -> None:
+def test_a_history_that_is_imported_while_it_grows_ends_up_complete(hyp: Hyp, projects: Path) -> None:
     path = projects / "s.jsonl"
     lines = list(turns("s", 60))
     write(path, iter(lines[:1]), age=0)

@@ -1,4 +1,4 @@
-"""The jobs of a home on a real Spark cluster: executors in processes that the engine did not start."""
+"""The jobs of a home on a real Spark cluster, whose executors the engine did not start."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 from hypaware.home import Home
-from tests.claude_files import turns, write
-from tests.command import Hyp
-from tests.light_lake import read_lake
-from tests.rows import DATASET, rows
-from tests.spark_cluster import cluster
+from tests.support.claude_files import turns, write
+from tests.support.command import Hyp
+from tests.support.light_lake import read_lake
+from tests.support.rows import DATASET, rows
+from tests.support.spark_cluster import cluster
 
 
-def test_a_cluster_commits_imports_compacts_and_answers_as_this_machine_does(
+def test_a_cluster_commits_imports_compacts_and_queries_like_a_single_machine(
     hyp: Hyp, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CLAUDE_CONFIG_DIR", str(tmp_path / "claude"))
@@ -43,7 +43,7 @@ def test_a_cluster_commits_imports_compacts_and_answers_as_this_machine_does(
     assert [path for path in home.lake.rglob("*") if path.stat().st_mode & 0o077] == []
 
 
-def test_a_master_that_does_not_answer_is_named(hyp: Hyp) -> None:
+def test_an_unreachable_master_is_named_in_the_error(hyp: Hyp) -> None:
     hyp.ok("config", "set", "engine.master", "spark://127.0.0.1:1")
     hyp.ingest(rows(3))
     refused = hyp.run("flush", "--json")
@@ -54,7 +54,7 @@ def test_a_master_that_does_not_answer_is_named(hyp: Hyp) -> None:
     assert repair == "hyp config set engine.master 'local[*]'"
 
 
-def test_a_lake_elsewhere_is_refused_and_rows_wait(hyp: Hyp) -> None:
+def test_an_unsupported_warehouse_is_refused_and_rows_stay_in_the_spool(hyp: Hyp) -> None:
     hyp.ingest(rows(3))
     for key, value, back in (
         ("lake.catalog", '{ type = "rest", uri = "http://127.0.0.1:1" }', "embedded"),

@@ -1,4 +1,4 @@
-"""The daemon as a user runs it, with the real engine: rows arrive by schedule, once, whatever is killed in between."""
+"""The daemon as a user runs it, with the real engine: rows arrive on schedule, once, whatever is killed in between."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from hypaware.daemon import instance
-from hypaware.home import Home
-from tests.command import Hyp
-from tests.processes import PATIENCE, eventually
-from tests.rows import rows
+from hypaware.home import Home, daemon_process
+from tests.support.command import Hyp
+from tests.support.processes import PATIENCE, eventually
+from tests.support.rows import rows
 
 pytestmark = pytest.mark.spark
 
@@ -34,12 +33,12 @@ schedule = "* * * * *"
 
 
 def counted(folder: Path) -> int:
-    """Rows that the manifests count."""
+    """Return the number of rows in the manifests."""
     return sum(int(json.loads(path.read_bytes())["rows"]) for path in folder.rglob("_manifests/*.json"))
 
 
 def arrived(folder: Path) -> Counter[str]:
-    """The message ids in every object that a manifest names, each as often as it is there."""
+    """Return the message ids of every object that a manifest names, with duplicates."""
     found: Counter[str] = Counter()
     for path in folder.rglob("_manifests/*.json"):
         for listed in json.loads(path.read_bytes())["objects"]:
@@ -48,7 +47,7 @@ def arrived(folder: Path) -> Counter[str]:
 
 
 def delivered(hyp: Hyp) -> int:
-    """Rows of streams that have nothing left to deliver."""
+    """Return the rows of streams that are fully delivered."""
     return sum(
         int(stream["exported_rows"])
         for stream in hyp.ok("export", "status")["streams"]
@@ -56,18 +55,18 @@ def delivered(hyp: Hyp) -> int:
     )
 
 
-def test_rows_arrive_by_schedule_once_though_the_engine_is_killed(hyp: Hyp, tmp_path: Path) -> None:
+def test_rows_arrive_on_schedule_once_although_the_engine_is_killed(hyp: Hyp, tmp_path: Path) -> None:
     hyp.home.mkdir()
     (hyp.home / "config.toml").write_text(CONFIG.format(folder=tmp_path / "archive"))
     with hyp.start("daemon", "run") as daemon:
         try:
-            eventually(lambda: instance.running(Home(hyp.home)) == daemon.pid)
+            eventually(lambda: daemon_process.running_daemon(Home(hyp.home)) == daemon.pid)
             hyp.ingest(rows(50))
             eventually(lambda: counted(tmp_path / "archive") == 50)
             os.kill(hyp.ok("engine", "status")["pid"], signal.SIGKILL)
             hyp.ingest(rows(30, start=50))
             eventually(lambda: counted(tmp_path / "archive") == 80)
-            # What is there is written down here a moment later.
+            # The delivered rows are recorded here a moment later.
             eventually(lambda: delivered(hyp) == 80)
             eventually(lambda: hyp.ok("daemon", "status")["sinks"]["archive"]["last_status"] == "ok")
             daemon.send_signal(signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""A daemon in the background, from its start to its end: what is killed in between costs nothing."""
+"""The lifetime of a background daemon: kills in between lose nothing."""
 
 from __future__ import annotations
 
@@ -7,13 +7,12 @@ import signal
 
 import pytest
 
-from hypaware.daemon import condition, instance
-from hypaware.home import Home
-from hypaware.lake import metadata
-from tests.command import Hyp
-from tests.light_lake import read_lake
-from tests.processes import eventually, wait_until_gone
-from tests.rows import DATASET, rows
+from hypaware.home import Home, daemon_process
+from hypaware.iceberg import metadata
+from tests.support.command import Hyp
+from tests.support.light_lake import read_lake
+from tests.support.processes import eventually, wait_until_gone
+from tests.support.rows import DATASET, rows
 
 pytestmark = pytest.mark.spark
 
@@ -30,21 +29,21 @@ cold_interval = "1s"
 
 
 def committed(home: Home) -> list[str]:
-    """The message ids in the lake, each as often as it is there; none while there is no table.
+    """Return the message ids in the lake, with duplicates; empty while there is no table.
 
-    The reader would make a catalog where there is none, beside the engine that is just about to.
+    The reader would create a missing catalog at the same time as the engine, so it waits for the table.
     """
-    if metadata.entry(home, DATASET) is None:
+    if metadata.find_table(home, DATASET) is None:
         return []
     return sorted(row["message_id"] for row in read_lake(home, DATASET))
 
 
-def test_a_daemon_is_started_killed_started_again_and_stopped_and_every_row_is_there_once(hyp: Hyp) -> None:
+def test_a_daemon_that_is_killed_restarted_and_stopped_stores_every_row_once(hyp: Hyp) -> None:
     home = Home(hyp.home)
     hyp.home.mkdir()
     home.config.write_text(CONFIG)
     first = hyp.ok("daemon", "start")
-    assert first == {"pid": instance.running(home), "started": True}
+    assert first == {"pid": daemon_process.running_daemon(home), "started": True}
     try:
         assert hyp.ok("daemon", "start") == {"pid": first["pid"], "started": False}
         assert hyp.ok("engine", "status")["state"] == "stopped", "nothing happens, so nothing is started"
@@ -71,7 +70,7 @@ def test_a_daemon_is_started_killed_started_again_and_stopped_and_every_row_is_t
     finally:
         stopped = hyp.run("daemon", "stop", "--force", "--json")
     assert (stopped.code, stopped.json["stopped"]) == (0, True)
-    assert condition.read(home) == {}
+    assert daemon_process.read_daemon_status(home) == {}
     assert len(set(committed(home))) == len(committed(home)) == 70
     log = (home.logs / "daemon.log").read_text()
     assert log.count("is running as process") == 2

@@ -1,7 +1,7 @@
-"""A soak with an oracle: producers, a sender and a server, each killed for real and started again, on and on.
+"""A soak test with an oracle: producers, a sender and a server are killed and restarted repeatedly.
 
-In the end: every acknowledged row is at the server (conservation), each once and as it went in (integrity), and the
-next export finds everything delivered (liveness). `HYP_SOAK` says how many times longer it runs.
+At the end, every acknowledged row is at the server (conservation), once and unchanged (integrity), and the next export
+finds everything delivered (liveness). `HYP_SOAK` is the factor by which it runs longer.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ import pytest
 import trustme
 
 from hypaware import faults
-from hypaware.export import driver as _declares_export  # noqa: F401
-from hypaware.export.sinks.forward import sink as _declares_forward  # noqa: F401
+from hypaware.export import round as _declares_export  # noqa: F401
+from hypaware.export.sinks.forward import credentials as _declares_forward  # noqa: F401
 from hypaware.home import Home
 from hypaware.lake import flush as _declares_flush  # noqa: F401
 from hypaware.server import run as _declares_server  # noqa: F401
-from hypaware.spool import writer as _declares_spool  # noqa: F401
-from tests import light_life
-from tests.command import Hyp, ndjson
-from tests.delivery_site import (
+from hypaware.spool import active as _declares_spool  # noqa: F401
+from tests.support import light_home
+from tests.support.command import Hyp, ndjson
+from tests.support.delivery_site import (
     Receiver,
     Sender,
     as_stored,
@@ -39,21 +39,21 @@ from tests.delivery_site import (
     number_of,
     wait_for_batches,
 )
-from tests.processes import eventually
-from tests.rows import DATASET
-from tests.unit.server.serving import stored
+from tests.support.processes import eventually
+from tests.support.receiver import stored
+from tests.support.rows import DATASET
 
 SOAK = int(os.environ.get("HYP_SOAK", "1"))
 KILLS = 8 * SOAK if SOAK > 1 else 6
 ROWS = 120
-# A soak draws anew; `make test` tries the same each time.
+# A soak uses new random numbers; `make test` repeats the same ones.
 SEED = 20261117 if SOAK == 1 else random.SystemRandom().randrange(2**32)
-# Seconds, for exports that shall get through.
+# Seconds, for exports that must succeed.
 _PATIENT = 10
 
 
 def points(*beginnings: str) -> list[str]:
-    found = [point.name for point in faults.declared() if point.name.startswith(beginnings)]
+    found = [point.name for point in faults.declared_points() if point.name.startswith(beginnings)]
     assert found, beginnings
     return found
 
@@ -63,7 +63,7 @@ OF_FIRST_EXPORTS = points("export.token", "export.secret")
 OF_EXPORTS = points("export.plan", "export.ship", "export.ack", "export.finish", "state.commit", "state.mirror")
 OF_SERVERS = points("server.store", "server.register", "server.move", "server.answer")
 OF_STARTING_SERVERS = points("server.recover")
-OF_FLUSHES = points("lake.reserve", "lake.commit", "lake.secure", "lake.record", "lake.remove")
+OF_FLUSHES = points("lake.reserve", "lake.commit", "iceberg.fsync", "lake.record", "lake.remove")
 
 
 class Soak:
@@ -80,7 +80,7 @@ class Soak:
             self.produce()
             if self.chance.random() < 0.5:
                 self.sender.inline.ok("flush")
-            # Until one has got through, or new rows come to what the last one left.
+            # Until an export succeeds, or new rows join those that the last one left.
             for disturbance in self._disturbances(turn):
                 code = disturbance()
                 self._mend_server()
@@ -92,7 +92,7 @@ class Soak:
                 return
 
     def produce(self) -> None:
-        """Two producers, of which one may be killed: what it was not told of may be there, or not."""
+        """Run two producers, one of which may be killed: its unacknowledged rows may or may not exist."""
         first = len(self.attempted)
         crash = {"HYP_CRASH_AT": self.chance.choice(OF_PRODUCERS)} if self.chance.random() < 0.3 else {}
         for numbers, extra in ((range(first, first + ROWS), {}), (range(first + ROWS, first + 2 * ROWS), crash)):
@@ -112,7 +112,7 @@ class Soak:
         else:
             check_flushed(flushed.json)
 
-    # One disturbed export each, and whether it got through all the same (0). What it leaves is for the next one.
+    # One disturbed export each; 0 if it succeeded anyway. The next export delivers the rest.
 
     def _disturbances(self, turn: int) -> Iterator[Callable[[], int]]:
         if turn == 1:
@@ -157,7 +157,7 @@ class Soak:
         return self._export_ended(other)
 
     def export_cancelled(self) -> int:
-        """As by Ctrl-C."""
+        """Cancel the export, as Ctrl-C does."""
         wanted = self._some_batches()
         export = self.sender.export()
         if wait_for_batches(self.receiver, wanted, export):
@@ -171,7 +171,7 @@ class Soak:
         export = self.sender.export(max_wait=_PATIENT if comes_back else 0)
         while export.poll() is None and not self.receiver.is_dead:
             time.sleep(0.002)
-        # A point that is not reached now must not be reached by a later export.
+        # A later export must not die at a point that this one did not reach.
         self.receiver.kill()
         return self._export_outlives_it(export, comes_back)
 
@@ -183,7 +183,7 @@ class Soak:
         return self._export_outlives_it(export, comes_back)
 
     def server_restarted(self) -> int:
-        """As by an operator: it finishes what it has begun, and sends everybody else away."""
+        """Restart the server as an operator does: it finishes open requests and refuses new ones."""
         wanted = self._some_batches()
         export = self.sender.export()
         if wait_for_batches(self.receiver, wanted, export):
@@ -200,7 +200,7 @@ class Soak:
         return code
 
     def _export_outlives_it(self, export: subprocess.Popen[bytes], comes_back: bool) -> int:
-        """The server is started again while the export waits for it, or after."""
+        """Restart the server while the export waits for it, or afterwards."""
         if comes_back:
             self._mend_server()
         return ended(export)
@@ -214,7 +214,7 @@ class Soak:
 
 
 def check_flushed(report: dict[str, Any]) -> None:
-    """The server's lake would leave out what came twice, and hide it; nothing came twice."""
+    """Check that the server's flush met no duplicates: its lake would drop and thereby hide them."""
     for dataset in report["datasets"]:
         assert (dataset["rows_duplicate"], dataset["rows_rejected"]) == (0, 0), report
 
@@ -239,7 +239,7 @@ def receiver(tmp_path: Path) -> Iterator[Receiver]:
 @pytest.mark.hazard(31)
 @pytest.mark.hazard(33)
 @pytest.mark.hazard(94)
-def test_rows_arrive_once_though_both_sides_are_killed_again_and_again(
+def test_rows_arrive_once_although_both_sides_are_killed_repeatedly(
     sender: Sender, receiver: Receiver, tmp_path: Path
 ) -> None:
     receiver.start()
@@ -274,7 +274,7 @@ def test_rows_arrive_once_though_both_sides_are_killed_again_and_again(
     assert receiver.hyp.ok("verify")["ok"]
 
 
-def test_rows_travel_over_tls_to_a_server_that_is_killed_and_trusted_by_its_authority_alone(
+def test_rows_are_delivered_over_tls_to_a_killed_server_trusted_only_through_its_ca(
     sender: Sender, tmp_path: Path
 ) -> None:
     authority = trustme.CA()
@@ -287,8 +287,8 @@ def test_rows_travel_over_tls_to_a_server_that_is_killed_and_trusted_by_its_auth
     receiver.start("server.register.after-commit:2")
     try:
         sender.point_at(receiver.url, receiver.new_token(tmp_path / "token"))
-        light_life.append(Home(sender.hyp.home), [drawn(number) for number in range(30)])
-        light_life.flush(Home(sender.hyp.home))
+        light_home.append(Home(sender.hyp.home), [drawn(number) for number in range(30)])
+        light_home.flush(Home(sender.hyp.home))
 
         distrusted = sender.inline.run("export", "--json")
         assert distrusted.code == 1

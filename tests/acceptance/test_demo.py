@@ -1,4 +1,4 @@
-"""`make demo` as a curious person and CI run it; and that its verdict can be the other one."""
+"""`make demo` as a user and CI run it, including a failing verdict."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pyiceberg.catalog.sql import SqlCatalog
 
 from demo import stage, verdict
 from hypaware.home import cache_dir
-from tests.processes import eventually
+from tests.support.processes import eventually
 
 ROOT = Path(__file__).parents[2]
 TOLD = [
@@ -34,22 +34,22 @@ TOLD = [
         "$ HYP_HOME=$SERVER hyp query sql",
         "$ hyp verify --deep",
     ),
-    *("Verdict: it holds.", "What to do next:", "hyp setup"),
+    *("Verdict: it holds.", "Next steps:", "hyp setup"),
 ]
 FIGURES = {
     "parts in the 7 transcripts": 108,
-    "rows that the import made of them": 108,
-    "rows in the lake, with the live ones": 110,
-    "rows at the server": 110,
-    "rows too many, in one or the other": 0,
-    "rows in one of them only": 0,
-    "rows that say something else there": 0,
+    "rows imported from them": 108,
+    "rows in the lake, including live ones": 110,
+    "rows on the server": 110,
+    "duplicate rows in either lake": 0,
+    "rows in only one of the lakes": 0,
+    "rows with different content": 0,
 }
 
 
 @pytest.fixture
 def user(tmp_path: Path) -> Path:
-    """Somebody with a history and settings of their own, which are not the demo's business."""
+    """A user with a history and settings that the demo must not touch."""
     for name in (".claude/settings.json", ".claude/projects/-p/mine.jsonl", ".codex/config.toml"):
         path = tmp_path / "user" / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -58,7 +58,7 @@ def user(tmp_path: Path) -> Path:
 
 
 def demo(user: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    """Its temporary folder is beside the user's home."""
+    """Run the demo with its temporary folder next to the user's home."""
     environment = {
         **{name: value for name, value in os.environ.items() if name not in ("CLAUDE_CONFIG_DIR", "CODEX_HOME")},
         "HOME": str(user),
@@ -88,7 +88,7 @@ def tree(folder: Path) -> dict[str, tuple[int, bytes]]:
 
 
 def processes_in(folder: Path) -> list[int]:
-    """Those that know of it, by their command line or their environment."""
+    """Return the processes that refer to it in their command line or environment."""
     found = []
     for each in psutil.process_iter():
         try:
@@ -105,7 +105,7 @@ def is_told_in_order(text: str, parts: Sequence[str]) -> bool:
 
 
 @pytest.mark.spark
-def test_the_demo_tells_the_whole_story_and_leaves_nothing_behind(user: Path) -> None:
+def test_the_demo_runs_every_step_and_leaves_nothing_behind(user: Path) -> None:
     before = tree(user)
     done = demo(user)
     assert done.returncode == 0, done.stdout[-3000:]
@@ -118,14 +118,14 @@ def test_the_demo_tells_the_whole_story_and_leaves_nothing_behind(user: Path) ->
     eventually(lambda: not processes_in(user.parent))
 
 
-def test_ones_own_history_is_linked_to_and_nothing_else_of_it_is_in_reach(
+def test_the_users_own_history_is_linked_and_nothing_else_is_reachable(
     user: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(user))
     for name in ("CLAUDE_CONFIG_DIR", "CODEX_HOME"):
         monkeypatch.setenv(name, str(user / (".claude" if "CLAUDE" in name else ".codex")))
     place = stage.Place(tmp_path / "demo/home", tmp_path / "demo/user")
-    stage.lay_out(place.user, "own")
+    stage.create_history(place.user, "own")
     environment = place.environment()
     for name in ("HOME", "HYP_HOME", "CLAUDE_CONFIG_DIR", "CODEX_HOME"):
         assert environment[name].startswith(str(tmp_path / "demo")), name
@@ -134,15 +134,15 @@ def test_ones_own_history_is_linked_to_and_nothing_else_of_it_is_in_reach(
     assert list((place.user / ".codex").iterdir()) == [], "there is no history of it"
 
 
-def test_whoever_wants_a_history_that_is_not_there_is_told(user: Path) -> None:
+def test_a_missing_history_is_an_error(user: Path) -> None:
     (user / ".claude/projects/-p/mine.jsonl").unlink()
     done = demo(user, "--history", "own")
     assert done.returncode == 1
-    assert "neither Claude Code nor Codex has a history here" in done.stdout
+    assert "no history of Claude Code or Codex on this machine" in done.stdout
 
 
 def lake(home: Path, rows: list[dict[str, Any]]) -> list[verdict.Part]:
-    """What the verdict finds in a home whose lake holds these rows."""
+    """Return the verdict for a home whose lake holds these rows."""
     (home / "lake").mkdir(parents=True)
     place = home / "lake"
     with closing(
@@ -151,7 +151,7 @@ def lake(home: Path, rows: list[dict[str, Any]]) -> list[verdict.Part]:
         catalog.create_namespace("hypaware")
         content = pa.Table.from_pylist(rows)
         catalog.create_table(verdict.TABLE, content.schema).append(content)
-    return verdict.parts_at(home)
+    return verdict.read_parts(home)
 
 
 def row(part: int, **more: Any) -> dict[str, Any]:
@@ -170,22 +170,20 @@ def row(part: int, **more: Any) -> dict[str, Any]:
     ],
     ids=["same", "lost", "doubled", "one-more", "another", "changed"],
 )
-def test_the_verdict_tells_whether_both_lakes_hold_the_same(
-    tmp_path: Path, there: list[dict[str, Any]], holds: bool
-) -> None:
+def test_the_verdict_fails_if_the_lakes_differ(tmp_path: Path, there: list[dict[str, Any]], holds: bool) -> None:
     here = lake(tmp_path / "home", [row(1), row(2)])
-    assert verdict.judge(here, lake(tmp_path / "server", there), {"s": 2}).holds is holds
+    assert verdict.compare(here, lake(tmp_path / "server", there), {"s": 2}).holds is holds
 
 
-def test_the_verdict_tells_whether_a_part_was_not_imported_or_twice() -> None:
+def test_the_verdict_fails_if_a_part_is_missing_or_duplicated() -> None:
     parts = [verdict.Part(name, "s", b"") for name in "ab"]
-    assert verdict.judge(parts, parts, {"s": 2}).holds
-    assert not verdict.judge(parts, parts, {"s": 3}).holds
-    assert not verdict.judge([*parts, parts[0]], [*parts, parts[0]], {}).holds
-    assert not verdict.judge([], [], {}).holds
+    assert verdict.compare(parts, parts, {"s": 2}).holds
+    assert not verdict.compare(parts, parts, {"s": 3}).holds
+    assert not verdict.compare([*parts, parts[0]], [*parts, parts[0]], {}).holds
+    assert not verdict.compare([], [], {}).holds
 
 
-def test_the_verdict_counts_the_parts_of_the_sample_sessions_by_itself() -> None:
-    found = verdict.parts_in(stage.SAMPLE.rglob("*.jsonl"))
+def test_the_verdict_counts_the_parts_of_the_sample_sessions_independently() -> None:
+    found = verdict.count_parts(stage.SAMPLE.rglob("*.jsonl"))
     assert len(found) == 7
     assert sum(found.values()) == FIGURES["parts in the 7 transcripts"]

@@ -30,7 +30,7 @@ def hyp(environment: dict[str, str], *args: str) -> tuple[int, dict[str, object]
     return done.returncode, json.loads(done.stdout)
 
 
-def test_an_engine_is_started_seen_and_stopped(environment: dict[str, str]) -> None:
+def test_an_engine_can_be_started_shown_and_stopped(environment: dict[str, str]) -> None:
     assert hyp(environment, "engine", "status") == (0, {"state": "stopped"})
     code, started = hyp(environment, "engine", "start")
     assert (code, started["state"], started["owns_lake"], started["jobs"]) == (0, "running", True, [])
@@ -41,7 +41,7 @@ def test_an_engine_is_started_seen_and_stopped(environment: dict[str, str]) -> N
     assert hyp(environment, "engine", "status") == (0, {"state": "stopped"})
 
 
-def test_without_its_jars_no_engine_is_started(environment: dict[str, str], tmp_path: Path) -> None:
+def test_an_engine_without_its_jars_is_not_started(environment: dict[str, str], tmp_path: Path) -> None:
     environment["HYP_CACHE"] = str(tmp_path / "nothing here")
     code, answer = hyp(environment, "engine", "start")
     error = answer["error"]

@@ -1,4 +1,4 @@
-"""A client that somebody else wrote: the example imports its history, and broken ones fail alone, with their reason."""
+"""Third-party clients: the example plugin imports its history, and broken ones fail alone, with a reason."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from tests.command import Hyp, Result
-from tests.installed import install
+from tests.support.command import Hyp, Result
+from tests.support.plugin_distributions import install
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "plugin"
 NOTES = [
@@ -27,12 +27,15 @@ ROWS = """
     FROM ai_gateway_messages WHERE client_name = 'scratchpad' ORDER BY message_index
 """
 
-# Each breaks its contract in one way; the first words of its name say which.
+# Each violates its contract in one way, given by the first words of its name.
 BROKEN = textwrap.dedent(
     """
     from pathlib import Path
-    from hypaware.backfill.provider import Found, Item, Provenance
+    from hypaware.clients.client import Provenance
+    from hypaware.clients.client import Source
     from hypaware.clients.client import Client
+    from hypaware.clients.client import ImportItem
+
 
     FROM = Provenance("broken", "/nowhere", "1")
     DATASET, KIND = "ai_gateway_messages", "ai_gateway.projected_exchange"
@@ -44,20 +47,20 @@ BROKEN = textwrap.dedent(
             self.name, self.yields, self.datasets, self.looked = name, yields, datasets, find
         def find(self, environment):
             if self.looked: raise self.looked
-            yield from map(Found, Path(environment["SCRATCHPAD_HOME"]).glob("*.jsonl"))
+            yield from map(Source, Path(environment["SCRATCHPAD_HOME"]).glob("*.jsonl"))
         def first_time(self, head): return None
         def read(self, reading, environment):
             if isinstance(self.yields, Exception): raise self.yields
             yield self.yields
 
-    NO_MATERIALIZER = Client("no_materializer", "", Broken("no_materializer", Item(DATASET, "its.own", {}, FROM)))
-    OTHER_DATASET = Client("other_dataset", "", Broken("other_dataset", Item("elsewhere", KIND, {}, FROM)))
-    NO_DATASET = Client("no_dataset", "", Broken("no_dataset", Item("nowhere", KIND, {}, FROM), ("nowhere",)))
+    NO_MATERIALIZER = Client("no_materializer", "", Broken("no_materializer", ImportItem(DATASET, "its.own", {}, FROM)))
+    OTHER_DATASET = Client("other_dataset", "", Broken("other_dataset", ImportItem("elsewhere", KIND, {}, FROM)))
+    NO_DATASET = Client("no_dataset", "", Broken("no_dataset", ImportItem("nowhere", KIND, {}, FROM), ("nowhere",)))
     NO_ITEM = Client("no_item", "", Broken("no_item", {"part_id": "a row, not an item"}))
-    NO_EXCHANGE = Client("no_exchange", "", Broken("no_exchange", Item(DATASET, KIND, {"messages": []}, FROM)))
+    NO_EXCHANGE = Client("no_exchange", "", Broken("no_exchange", ImportItem(DATASET, KIND, {"messages": []}, FROM)))
     RAISES = Client("raises", "", Broken("raises", RuntimeError("out of luck")))
     LOST = Client("lost", "", Broken("lost", None, find=RuntimeError("no way there")))
-    """
+"""
 )
 KINDS = {
     "no_materializer": "materializer_missing",
@@ -71,7 +74,7 @@ KINDS = {
 
 
 class Machine:
-    """A machine with the example installed, and notes in its scratchpad."""
+    """A machine with the example plugin and notes in its scratchpad."""
 
     def __init__(self, root: Path) -> None:
         self.site, self.notes = root / "site", root / "scratchpad"
@@ -106,7 +109,7 @@ def backfill(hyp: Hyp, machine: Machine, *options: str) -> Any:
     return found
 
 
-def test_the_example_imports_its_notes_once_and_then_only_what_is_new(hyp: Hyp, machine: Machine) -> None:
+def test_the_example_imports_its_notes_once_and_later_only_new_ones(hyp: Hyp, machine: Machine) -> None:
     machine.write("groceries", NOTES)
     would = backfill(hyp, machine, "--dry-run")
     assert not hyp.home.exists()
@@ -133,7 +136,7 @@ def test_the_example_imports_its_notes_once_and_then_only_what_is_new(hyp: Hyp, 
     assert [row["message_index"] for row in hyp.query(ROWS)] == [0, 1, 2, 3]
 
 
-def test_the_example_keeps_to_the_window_and_a_wider_one_takes_the_rest(hyp: Hyp, machine: Machine) -> None:
+def test_the_example_respects_the_window_and_a_wider_one_imports_the_rest(hyp: Hyp, machine: Machine) -> None:
     machine.write("groceries", NOTES)
 
     assert backfill(hyp, machine, "--since", "2026-11-15", "--until", "2026-11-15T08:00")["rows_written"] == 1
@@ -154,7 +157,7 @@ def test_a_disabled_client_is_imported_only_by_name(inline: Hyp, machine: Machin
 
 
 @pytest.mark.hazard(48)
-def test_an_engine_without_the_plugin_is_no_success(hyp: Hyp, machine: Machine) -> None:
+def test_an_engine_without_the_plugin_reports_a_failure(hyp: Hyp, machine: Machine) -> None:
     machine.write("groceries", NOTES)
     hyp.ok("engine", "start")
 
@@ -168,7 +171,7 @@ def test_an_engine_without_the_plugin_is_no_success(hyp: Hyp, machine: Machine) 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Result]:
-    """The example beside everything that is broken: a dry run, a run, and what is in the lake then."""
+    """Run the example next to all broken plugins: a dry run, a run, and the resulting rows."""
     root = tmp_path_factory.mktemp("broken")
     machine = Machine(root)
     machine.write("groceries", NOTES)
@@ -204,7 +207,7 @@ def test_a_provider_that_breaks_its_contract_fails_with_the_reason(
 
 
 @pytest.mark.hazard(48)
-def test_its_siblings_run_on(runs: dict[str, Result]) -> None:
+def test_other_providers_still_run(runs: dict[str, Result]) -> None:
     assert entry(runs["dry"], "scratchpad")["rows_written"] == 3
     assert entry(runs["real"], "scratchpad")["rows_written"] == 3
     assert entry(runs["real"], "scratchpad")["status"] == "ok"
@@ -212,7 +215,7 @@ def test_its_siblings_run_on(runs: dict[str, Result]) -> None:
     assert runs["real"].json["error"]["kind"] == "providers_failed"
 
 
-def test_what_failed_is_told_beside_the_table(runs: dict[str, Result]) -> None:
+def test_failures_are_reported_next_to_the_table(runs: dict[str, Result]) -> None:
     shown = runs["shown"]
 
     assert shown.code == 1

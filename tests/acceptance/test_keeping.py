@@ -1,7 +1,7 @@
-"""A lake that is kept, as its user has it: compacted, retained, purged and rebuilt while everything else goes on.
+"""Maintenance as a user sees it: compaction, retention, purge and rebuild next to all other work.
 
-The oracle is a few sets of row numbers: what was acknowledged, what was purged, and what may be too old. In the end the
-lake holds the rest, each row once, and so does the folder that everything was delivered to.
+The oracle is a few sets of row numbers: acknowledged, purged, and old enough to expire. At the end the lake holds the
+rest, each row once, and so does the folder that everything was delivered to.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from typing import Any
 
 import pytest
 
-from hypaware.crash_points import all_points
+from hypaware.faults import list_crash_points
 from hypaware.home import Home
-from hypaware.lake.metadata import entry, live_files, read
+from hypaware.iceberg.metadata import find_table, iter_live_files, read_metadata
 from hypaware.model.datasets import SEQ
-from tests.command import Hyp, Result
-from tests.light_lake import read_lake
-from tests.rows import DATASET, row
+from tests.support.command import Hyp, Result
+from tests.support.light_lake import read_lake
+from tests.support.rows import DATASET, row
 
 KEPT_DAYS = 30
 TODAY = datetime.now(UTC).replace(hour=12, minute=0, second=0, microsecond=0)
@@ -57,13 +57,13 @@ class Site:
         self.hyp.ok("flush")
 
     def lake(self) -> Counter[str]:
-        """Asked of an independent reader."""
+        """Return the rows according to an independent reader."""
         found = read_lake(Home(self.hyp.home), DATASET)
         assert len({each[SEQ] for each in found}) == len(found)
         return Counter(each["part_id"] for each in found)
 
     def delivered(self) -> Counter[str]:
-        """What the manifests in the folder vouch for."""
+        """Return the rows that the manifests in the folder name."""
         found: Counter[str] = Counter()
         for path in self.folder.rglob("_manifests/*.json"):
             for told in json.loads(path.read_bytes())["objects"]:
@@ -73,12 +73,12 @@ class Site:
         return found
 
     def files(self) -> int:
-        known = entry(Home(self.hyp.home), DATASET)
+        known = find_table(Home(self.hyp.home), DATASET)
         assert known
-        return len(list(live_files(read(known.metadata))))
+        return len(list(iter_live_files(read_metadata(known.metadata))))
 
     def purge_what_goes_on(self, session: str) -> Result:
-        """While it is being recorded: a process that does not come to seal its rows is named, and it is tried again."""
+        """Purge a session that is being recorded. Retry if a producer does not seal its rows in time."""
         while True:
             done = self.hyp.run("purge", "--session", session, "--yes", "--json")
             remaining = done.json.get("remaining")
@@ -99,8 +99,8 @@ def site(hyp: Hyp, tmp_path: Path) -> Site:
 
 @pytest.mark.hazard(39)
 @pytest.mark.hazard(40)
-def test_a_lake_is_kept_through_its_life(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Many small commits, compaction, retention that waits for the sink, expiry, and nothing is left to do."""
+def test_a_lake_is_maintained_from_its_first_commit_to_an_idle_run(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many small commits, compaction, retention that waits for the sink, expiry, and then nothing to do."""
     monkeypatch.setenv("HYP_DEV_TELEMETRY", "1")
     numbers = iter(range(1000))
     for _ in range(12):
@@ -150,9 +150,9 @@ _COMMANDS = {
     "maintain.purge": ("purge", "--yes", "--session"),
     "lake.tombstones": ("purge", "--yes", "--session"),
 }
-# Refused rows and dead letters, of which there are none here, have their turn in tests/unit/maintain.
+# Rejects and dead letters, which do not occur here, are tested in tests/unit/maintain.
 _NOT_HERE = ("maintain.purge.before-lines", "maintain.purge.after-lines", "maintain.purge.after-letters")
-# Each kill costs the start of a Spark. Where Spark has no part, tests/unit/maintain kills each time, and here a soak.
+# Each kill costs a Spark start. Points without Spark are tested in tests/unit/maintain, and here only in a soak.
 _WITHOUT_SPARK = (
     "lake.tombstones.before-commit", "maintain.purge.after-clean", "maintain.purge.after-forget",
     "maintain.purge.after-keys", "maintain.purge.after-sweep", "maintain.purge.before-finish",
@@ -160,7 +160,7 @@ _WITHOUT_SPARK = (
 )  # fmt: skip
 POINTS = [
     (point.name, args)
-    for point in all_points()
+    for point in list_crash_points()
     for begins, args in _COMMANDS.items()
     if point.name.startswith(begins)
     and point.name not in _NOT_HERE
@@ -171,8 +171,8 @@ POINTS = [
 @pytest.mark.hazard(36)
 @pytest.mark.hazard(44)
 @pytest.mark.hazard(85)
-def test_keeping_killed_at_each_of_its_crash_points_in_turn(site: Site) -> None:
-    """Each command first meets what the one before it left; rows keep coming, and are delivered now and then."""
+def test_maintenance_killed_at_each_crash_point_in_turn_loses_and_doubles_nothing(site: Site) -> None:
+    """Each command first recovers the previous, killed one; rows keep arriving and are delivered now and then."""
     numbers = iter(range(100_000))
     sent: set[str] = set()
     old: set[str] = set()
@@ -194,7 +194,7 @@ def test_keeping_killed_at_each_of_its_crash_points_in_turn(site: Site) -> None:
         assert killed.code != 0, f"{point} was not reached: {killed.out}{killed.err}"
         assert "killed" in killed.err or killed.code == -signal.SIGKILL or "engine" in killed.err, killed.err
         if args[0] == "purge":
-            # Whoever ran it sees that it was cut off, and runs it again.
+            # The user sees that it was cut off and runs it again.
             site.hyp.ok(*given)
     site.hyp.ok("export")
     site.kept("--force")
@@ -203,7 +203,7 @@ def test_keeping_killed_at_each_of_its_crash_points_in_turn(site: Site) -> None:
     delivered = site.delivered()
     assert sent - purged <= set(delivered) <= sent
     assert max(delivered.values()) == 1
-    # What a client still has must not bring back what was purged.
+    # The client's own history must not bring back purged rows.
     site.hyp.ingest([aged(number, 1, f"secret-{len(POINTS)}") for number in _numbers(purged)])
     site.hyp.ok("flush")
     site.hyp.ok("export")
@@ -218,8 +218,8 @@ def _numbers(parts: set[str]) -> list[int]:
 
 @pytest.mark.hazard(36)
 @pytest.mark.hazard(43)
-def test_flushes_exports_and_queries_go_on_beside_every_keeper(site: Site) -> None:
-    """Three users of one engine, and a keeper that takes its time; nobody fails, nothing is lost or doubled."""
+def test_flushes_exports_and_queries_continue_during_every_maintenance_job(site: Site) -> None:
+    """Three users of one engine next to a slow maintenance job: none of them fails, nothing is lost or doubled."""
     site.flush(*(aged(number, number % 5) for number in range(20)))
     done = threading.Event()
     failed: list[str] = []
@@ -254,7 +254,7 @@ def test_flushes_exports_and_queries_go_on_beside_every_keeper(site: Site) -> No
         done.set()
         for user in users:
             user.join()
-    # A query so slow that a purge does not wait for it may fail, and whoever purges is told so.
+    # A purge does not wait for a very slow query; that query may fail, and the purge reports it.
     may_fail = "query" if "a job that is still running may read what is removed" in purged.err else "nobody"
     assert [each for each in failed if not each.startswith(may_fail)] == []
     site.hyp.ok("flush")

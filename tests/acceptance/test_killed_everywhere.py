@@ -1,4 +1,4 @@
-"""Real SIGKILLs of real processes with real Spark: every acknowledged row is in the lake once, none twice."""
+"""Real SIGKILLs of real processes with real Spark: every acknowledged row is in the lake exactly once."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ from pathlib import Path
 import psutil
 import pytest
 
-from hypaware.crash_points import all_points
+from hypaware.faults import list_crash_points
 from hypaware.home import Home
 from hypaware.model.datasets import SEQ
-from tests.command import Hyp, ndjson
-from tests.light_lake import read_lake
-from tests.rows import rows
+from tests.support.command import Hyp, ndjson
+from tests.support.light_lake import read_lake
+from tests.support.rows import rows
 
 DATASET = "ai_gateway_messages"
 FLUSH_POINTS = sorted(
     point.name
-    for point in all_points()
-    if point.package in ("lake", "state")
+    for point in list_crash_points()
+    if point.package in ("lake", "iceberg", "state")
     and not point.name.startswith(
-        ("lake.step-back", "lake.intake", "lake.relocate", "lake.settlements", "lake.tombstones")
+        ("iceberg.roll-back", "lake.intake", "iceberg.relocate", "lake.settlements", "lake.tombstones")
     )
 )
-# Each kill costs the start of a Spark. Where Spark has no part, tests/unit/lake kills each time, and here a soak.
-SPARKS = ("lake.build", "lake.thin", "lake.commit", "lake.secure", "lake.record", "state.commit.after")
+# Each kill costs a Spark start. Points without Spark are tested in tests/unit/lake, and here only in a soak.
+SPARKS = ("lake.build", "lake.thin", "lake.commit", "iceberg.fsync", "lake.record", "state.commit.after")
 KILLS = [point for point in FLUSH_POINTS if point.startswith(SPARKS) or "HYP_SOAK" in os.environ]
 
 
 def check_exactly_once(hyp: Hyp, acknowledged: set[str], attempted: set[str]) -> None:
-    """Asked of an independent reader, and of our own audit."""
+    """Check with an independent reader and with `hyp verify`."""
     found = read_lake(Home(hyp.home), DATASET)
     parts = Counter(row["part_id"] for row in found)
     assert acknowledged <= parts.keys() <= attempted
@@ -52,8 +52,8 @@ def parts_of(sent: list[dict[str, object]]) -> set[str]:
 
 
 @pytest.mark.hazard(4)
-def test_flush_killed_at_each_of_its_crash_points_in_turn(inline: Hyp) -> None:
-    """Each flush first recovers what the one before it left, and is then killed one step further on."""
+def test_flushes_killed_at_each_crash_point_in_turn_store_every_row_once(inline: Hyp) -> None:
+    """Each flush first recovers the previous one and is then killed one step later."""
     sent: set[str] = set()
     inline.ok("flush")
     for place, point in enumerate(KILLS):
@@ -105,7 +105,7 @@ def test_two_producers_and_two_flushers_killed_at_random_lose_and_double_nothing
 
 @pytest.mark.hazard(9)
 def test_a_flush_waits_until_the_jvm_of_a_killed_one_is_gone(inline: Hyp) -> None:
-    """A half-dead JVM could commit after recovery has looked; so nobody looks while it lives."""
+    """A JVM that is still alive could commit after recovery has looked, so recovery waits for it."""
     inline.ingest(rows(10))
     first = inline.start("flush", "--json")
     jvm = _jvm_of(first, inline)
@@ -123,7 +123,7 @@ def test_a_flush_waits_until_the_jvm_of_a_killed_one_is_gone(inline: Hyp) -> Non
 
 
 def _jvm_of(process: subprocess.Popen[bytes], hyp: Hyp) -> psutil.Process:
-    """The JVM of a command, once it owns the lake."""
+    """Return the JVM of a command, once it owns the lake."""
     owner = Home(hyp.home).lake_owner
     while True:
         assert process.poll() is None
@@ -137,7 +137,7 @@ def _jvm_of(process: subprocess.Popen[bytes], hyp: Hyp) -> psutil.Process:
 
 
 def _kill_with_children(process: subprocess.Popen[bytes]) -> None:
-    """Held first, so that it cannot end by itself, and tell why, because a child of it is gone."""
+    """Stop it first, so that it cannot exit on its own when its child disappears."""
     with suppress(psutil.NoSuchProcess):
         doomed = psutil.Process(process.pid)
         doomed.suspend()

@@ -18,9 +18,9 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from tests.command import HYP, Hyp
-from tests.processes import PATIENCE, eventually
-from tests.rows import DATASET, rows
+from tests.support.command import HYP, Hyp
+from tests.support.processes import PATIENCE, eventually
+from tests.support.rows import DATASET, rows
 
 pytestmark = pytest.mark.spark
 
@@ -37,7 +37,7 @@ def lake(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hyp]:
 
 
 def on_a_terminal(hyp: Hyp, *args: str, width: int = 60) -> tuple[int, str]:
-    """Exit code, and what a terminal of that width was sent, stdout and stderr alike."""
+    """Return the exit code and everything sent to a terminal of that width."""
     ours, theirs = pty.openpty()
     ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, width, 0, 0))
     kept = {name: value for name, value in hyp.environment().items() if name not in ("COLUMNS", "NO_COLOR")}
@@ -55,7 +55,7 @@ def on_a_terminal(hyp: Hyp, *args: str, width: int = 60) -> tuple[int, str]:
     return started.wait(), shown.decode()
 
 
-def test_every_format_comes_out_of_a_pipe_whole(lake: Hyp) -> None:
+def test_every_format_is_complete_in_a_pipe(lake: Hyp) -> None:
     sql = f"SELECT message_index AS n, content_text AS text FROM {DATASET} WHERE message_index = 5000"
     names = ("json", "jsonl", "csv", "markdown", "table")
     written = {name: lake.run("query", "sql", sql, "--format", name).out for name in names}
@@ -67,14 +67,14 @@ def test_every_format_comes_out_of_a_pipe_whole(lake: Hyp) -> None:
         assert not any(char in shown for char in "\x1b\x07\u202e")
 
 
-def test_a_result_without_a_limit_comes_out_of_a_pipe_without_one(lake: Hyp) -> None:
+def test_a_pipe_gets_all_rows_without_a_limit(lake: Hyp) -> None:
     result = lake.run("query", "sql", f"SELECT message_index FROM {DATASET} ORDER BY 1")
 
     assert len(result.out.splitlines()) == 2 + 1201
     assert "1201 rows" in result.err
 
 
-def test_max_rows_cuts_and_says_so_beside_the_result(lake: Hyp) -> None:
+def test_max_rows_truncates_and_says_so_on_stderr(lake: Hyp) -> None:
     result = lake.run("query", "sql", f"SELECT 1 AS x FROM {DATASET}", "--format", "jsonl", "--max-rows", "3")
 
     assert result.out == '{"x":1}\n' * 3
@@ -87,7 +87,7 @@ def test_the_sql_may_come_from_standard_input(lake: Hyp) -> None:
     assert result.json == [{"n": 1201}]
 
 
-def test_output_writes_the_file_whole_and_leaves_it_alone_when_the_query_fails(lake: Hyp, tmp_path: Path) -> None:
+def test_output_replaces_the_file_atomically_and_keeps_it_if_the_query_fails(lake: Hyp, tmp_path: Path) -> None:
     target = tmp_path / "rows.arrow"
     sql = f"SELECT message_index FROM {DATASET}"
 
@@ -101,7 +101,7 @@ def test_output_writes_the_file_whole_and_leaves_it_alone_when_the_query_fails(l
     assert list(tmp_path.iterdir()) == [target]
 
 
-def test_with_json_a_failure_is_the_one_document(lake: Hyp) -> None:
+def test_a_failure_with_json_is_one_json_document(lake: Hyp) -> None:
     for sql, kind in [
         (f"DROP TABLE {DATASET}", "query_refused"),
         (f"SELECT rol FROM {DATASET}", "query_invalid"),
@@ -111,7 +111,7 @@ def test_with_json_a_failure_is_the_one_document(lake: Hyp) -> None:
         assert (result.code, result.json["error"]["kind"]) == (1, kind)
 
 
-def test_a_reader_that_goes_away_ends_the_query_quietly(lake: Hyp) -> None:
+def test_a_closed_pipe_ends_the_query_quietly(lake: Hyp) -> None:
     endless = lake.start("query", "sql", "SELECT id FROM range(3000000)", "--format", "jsonl")
     with endless:
         assert endless.stdout is not None
@@ -140,7 +140,7 @@ def test_ctrl_c_ends_the_query_and_leaves_the_engine_usable(lake: Hyp) -> None:
 
 
 @pytest.mark.hazard(62)
-def test_a_terminal_gets_a_table_that_fits_and_that_nothing_stored_can_act_on(lake: Hyp) -> None:
+def test_a_terminal_gets_a_table_that_fits_without_control_characters_from_the_data(lake: Hyp) -> None:
     for name in ("table", "markdown", "csv", "json", "jsonl"):
         code, shown = on_a_terminal(
             lake, "query", "sql", f"SELECT content_text, model AS m FROM {DATASET} ORDER BY message_index DESC",
@@ -158,7 +158,7 @@ def test_a_terminal_gets_a_table_that_fits_and_that_nothing_stored_can_act_on(la
     assert max(map(len, lines)) == 60
 
 
-def test_bytes_that_are_no_text_are_not_sent_to_a_terminal(lake: Hyp) -> None:
+def test_binary_formats_are_not_sent_to_a_terminal(lake: Hyp) -> None:
     code, shown = on_a_terminal(lake, "query", "sql", "SELECT 1", "--format", "arrow")
 
     assert code == 2

@@ -1,12 +1,12 @@
-"""Claude Code and Codex themselves, attached by `hyp client attach`, through the gateway of `hyp daemon run`.
+"""The real Claude Code and Codex, attached with `hyp client attach`, through the gateway of `hyp daemon run`.
 
-They come from npm (`make real-clients`), run without a terminal in a folder of their own, with a key that nobody
-issued, and talk to a stub: no network is needed. Tried with Claude Code 2.1.197 and Codex 0.166.0. What had to be set:
+They come from npm (`make real-clients`), run without a terminal in their own folder, with an invented API key, and talk
+to a stub: no network is needed. Tested with Claude Code 2.1.197 and Codex 0.166.0. Required settings:
 
 - both: HOME and their config folders (CLAUDE_CONFIG_DIR, CODEX_HOME) in scratch, an API key in the environment
   (ANTHROPIC_API_KEY, for Codex in its auth.json), no proxy variables;
-- Claude Code: CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC, or it also calls home beside the base URL; `--allowedTools`;
-- Codex: `--dangerously-bypass-approvals-and-sandbox`, since the sandbox cannot be made inside of a container, and
+- Claude Code: CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC, or it contacts other hosts too; `--allowedTools`;
+- Codex: `--dangerously-bypass-approvals-and-sandbox`, because the sandbox does not work inside a container, and
   `--skip-git-repo-check`.
 """
 
@@ -26,20 +26,19 @@ from typing import Any
 
 import pytest
 
-from hypaware import lock_file
-from hypaware.capture import handover
-from hypaware.model.matching import match_keys
-from hypaware.home import Home, cache_dir
+from hypaware.gateway import handover
+from hypaware.home import Home, cache_dir, locks
 from hypaware.model.datasets import Row
+from hypaware.model.match_keys import list_match_keys
 from hypaware.spool import reader
-from tests import claude_transcripts, codex_rollouts
-from tests.client_script import COMMAND, LAST_WORD, Script
-from tests.command import Hyp
-from tests.history import readable, rows_of
-from tests.ports import held_port
-from tests.processes import PATIENCE, eventually, wait_until_gone
-from tests.raw_exchanges import EXCHANGES, MESSAGES
-from tests.upstream_stub import UpstreamStub
+from tests.support import claude_transcripts, codex_rollouts
+from tests.support.client_script import COMMAND, LAST_WORD, Script
+from tests.support.command import Hyp
+from tests.support.history import readable, rows_of
+from tests.support.ports import held_port
+from tests.support.processes import PATIENCE, eventually, wait_until_gone
+from tests.support.raw_exchanges import EXCHANGES, MESSAGES
+from tests.support.upstream_stub import UpstreamStub
 
 pytestmark = pytest.mark.real_clients
 
@@ -98,7 +97,7 @@ CODEX = Client(
 
 @dataclass(frozen=True)
 class User:
-    """Somebody with a home folder, who works in a project."""
+    """A user with a home folder and a project."""
 
     hyp: Hyp
     folder: Path
@@ -179,21 +178,21 @@ def attached(client: Client, tmp_path: Path, stub: UpstreamStub, port: int) -> I
 
 
 def _end_who_stands_by(home: Home) -> None:
-    """It would listen for an hour more, for sessions that are still open."""
-    if (pid := lock_file.holder(handover.lock_path(home))) is not None:
+    """Stop the fallback: it would listen for another hour, for open sessions."""
+    if (pid := locks.lock_holder(handover.fallback_lock_path(home))) is not None:
         os.kill(pid, signal.SIGTERM)
         wait_until_gone(pid)
 
 
 @pytest.fixture
 def port() -> Iterator[int]:
-    """For the gateway."""
+    """The gateway's port."""
     with held_port() as found:
         yield found
 
 
 @pytest.mark.parametrize("client", [CLAUDE, CODEX], ids=lambda client: client.name)
-def test_a_real_client_works_through_the_gateway_and_its_transcript_tells_the_same(
+def test_a_real_client_works_through_the_gateway_and_its_transcript_matches(
     client: Client, tmp_path: Path, port: int
 ) -> None:
     with UpstreamStub(Script().answer, tls=False) as stub, attached(client, tmp_path, stub, port) as user:
@@ -236,12 +235,12 @@ def _imported(client: Client, folder: Path) -> list[Row]:
 
 
 def _joined(live: list[Row], imported: list[Row]) -> tuple[list[tuple[Row, Row]], list[Row], list[Row]]:
-    """(twins, live rows without one, imported rows without one)."""
+    """Return (matched rows, unmatched live rows, unmatched imported rows)."""
     waiting = sorted(live, key=lambda row: row["message_created_at"])
     pairs, imported_only = [], []
     for row in sorted(imported, key=lambda row: row["message_created_at"]):
-        keys = set(match_keys(row))
-        twin = next((each for each in waiting if not keys.isdisjoint(match_keys(each))), None)
+        keys = set(list_match_keys(row))
+        twin = next((each for each in waiting if not keys.isdisjoint(list_match_keys(each))), None)
         if twin is None:
             imported_only.append(row)
         else:
@@ -251,7 +250,7 @@ def _joined(live: list[Row], imported: list[Row]) -> tuple[list[tuple[Row, Row]]
 
 
 def _is_left_out(row: Row) -> bool:
-    """By transcripts: reminders, and the client's notes to the model."""
+    """Return whether transcripts omit it: reminders and the client's notes to the model."""
     return row.get("attachment_type") == "system_reminder" or row["role"] in ("system", "developer")
 
 

@@ -1,4 +1,4 @@
-"""A row's way as a user sees it: in, committed, queried, verified, read by strangers."""
+"""The path of a row as a user sees it: ingested, committed, queried, verified, read by other engines."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ import duckdb
 import pytest
 
 from hypaware.home import Home
-from hypaware.lake import metadata
+from hypaware.iceberg import metadata
 from hypaware.model.datasets import INTERNAL, SEQ, SOURCE
-from hypaware.opening import open_home
 from hypaware.state import flushes
-from tests.command import Hyp
-from tests.light_lake import read_lake
-from tests.rows import rows
+from hypaware.state.home_opener import open_home
+from tests.support.command import Hyp
+from tests.support.light_lake import read_lake
+from tests.support.rows import rows
 
 DATASET = "ai_gateway_messages"
 COUNT = f"SELECT count(*) AS n FROM {DATASET}"
 
 
 def test_cache_roundtrip(hyp: Hyp) -> None:
-    """Rows go in, are committed, can be queried, and strangers read the same from the same files."""
+    """Rows are ingested, committed and queried, and other Iceberg readers see the same rows."""
     assert hyp.ingest(rows(50))["accepted"] == 50
     (flushed,) = hyp.ok("flush")["datasets"]
     assert (flushed["rows_written"], flushed["seq_after"], flushed["seq_last"]) == (50, 0, 50)
@@ -39,30 +39,30 @@ def test_cache_roundtrip(hyp: Hyp) -> None:
     assert first["part_id"] == "message-0#0"
     assert not set(first) & set(INTERNAL)
     assert [row[SEQ] for row in read_lake(Home(hyp.home), DATASET)] == list(range(1, 51))
-    entry = metadata.entry(Home(hyp.home), DATASET)
+    entry = metadata.find_table(Home(hyp.home), DATASET)
     assert entry
     with duckdb.connect() as other:
-        files = [str(file.path) for file in metadata.live_files(metadata.read(entry.metadata))]
+        files = [str(file.path) for file in metadata.iter_live_files(metadata.read_metadata(entry.metadata))]
         assert other.execute(f"SELECT count(*), max({SEQ}) FROM read_parquet({files})").fetchone() == (50, 50)
     assert hyp.ok("verify", "--deep")["ok"] is True
 
 
 def test_cache_spool_batching(hyp: Hyp) -> None:
-    """Many small appends become one commit; the same rows again become none."""
+    """Many small appends become one commit; repeating the same rows commits nothing."""
     for start in range(0, 60, 20):
         hyp.ingest(rows(20, start=start))
     (flushed,) = hyp.ok("flush")["datasets"]
     assert (flushed["segments"], flushed["rows_written"]) == (3, 60)
-    entry = metadata.entry(Home(hyp.home), DATASET)
+    entry = metadata.find_table(Home(hyp.home), DATASET)
     assert entry
-    assert len(metadata.read(entry.metadata).snapshots) == 1
+    assert len(metadata.read_metadata(entry.metadata).snapshots) == 1
     hyp.ingest(rows(60))
     (again,) = hyp.ok("flush")["datasets"]
     assert (again["rows_written"], again["rows_duplicate"]) == (0, 60)
 
 
 def test_cache_query_debounce(hyp: Hyp) -> None:
-    """auto commits what waits when the view is old, and otherwise says how old it is; always and never do as told."""
+    """`auto` commits spooled rows if the view is old, else reports its age; `always` and `never` do what they say."""
     hyp.ok("config", "set", "flush.interval", "1h")
     hyp.ingest(rows(10))
     assert hyp.query(COUNT, refresh="never") == [{"n": 0}]
@@ -75,7 +75,7 @@ def test_cache_query_debounce(hyp: Hyp) -> None:
 
 
 def test_any_command_may_follow_any_other_in_a_running_engine(hyp: Hyp) -> None:
-    """Each job has a thread of its own in the JVM, which must know the session, the catalog and the lake."""
+    """Each job has its own thread in the JVM, which must know the session, the catalog and the lake."""
     hyp.ingest(rows(5))
     hyp.ok("flush")
     hyp.run("engine", "stop")
@@ -95,7 +95,7 @@ def test_a_flush_with_nothing_to_do_starts_no_engine(hyp: Hyp) -> None:
     assert hyp.ok("engine", "status")["state"] == "stopped"
 
 
-def test_ingest_refuses_bad_rows_with_line_and_reason_and_stores_the_rest(inline: Hyp) -> None:
+def test_ingest_rejects_bad_rows_with_line_and_reason_and_stores_the_rest(inline: Hyp) -> None:
     good = rows(3)
     lines = [
         json.dumps(good[0]),
@@ -122,8 +122,8 @@ def test_ingest_refuses_bad_rows_with_line_and_reason_and_stores_the_rest(inline
 
 @pytest.mark.hazard(69)
 @pytest.mark.hazard(70)
-def test_moved_and_copied_homes_keep_working_each_on_its_own_files(hyp: Hyp, tmp_path: Path) -> None:
-    """Moved under its engine, which ends by itself; the copy beside it, and a backup of it all restored."""
+def test_moved_and_copied_homes_keep_working_on_their_own_files(hyp: Hyp, tmp_path: Path) -> None:
+    """The home is moved while its engine runs (the engine exits), copied, backed up and restored."""
     hyp.ingest(rows(20))
     hyp.ok("flush")
     hyp.ingest(rows(3, start=20))
@@ -132,7 +132,7 @@ def test_moved_and_copied_homes_keep_working_each_on_its_own_files(hyp: Hyp, tmp
     try:
         assert moved.query(COUNT, refresh="always") == [{"n": 23}]
         moved.ok("backup", str(tmp_path / "backup"))
-        # Spark clears up its scratch folder when it likes.
+        # Spark removes its scratch folder asynchronously.
         shutil.copytree(moved.home, copy.home, ignore=shutil.ignore_patterns("*.sock", "tmp"))
         before = _contents(moved.home / "lake" / "warehouse")
         copy.ingest(rows(10, start=18))
@@ -154,7 +154,7 @@ def test_moved_and_copied_homes_keep_working_each_on_its_own_files(hyp: Hyp, tmp
 
 @pytest.mark.hazard(15)
 @pytest.mark.hazard(17)
-def test_a_home_that_lost_its_state_goes_on_above_every_sequence_it_gave_out(hyp: Hyp) -> None:
+def test_a_home_that_lost_its_state_continues_above_every_used_sequence(hyp: Hyp) -> None:
     hyp.ingest(rows(20))
     hyp.ok("flush")
     hyp.run("engine", "stop")
@@ -167,7 +167,7 @@ def test_a_home_that_lost_its_state_goes_on_above_every_sequence_it_gave_out(hyp
 
 
 @pytest.mark.hazard(17)
-def test_a_lake_that_was_rolled_back_behind_its_state_is_noticed(hyp: Hyp) -> None:
+def test_a_lake_that_is_older_than_its_state_is_detected(hyp: Hyp) -> None:
     hyp.ingest(rows(10))
     hyp.ok("flush")
     hyp.ingest(rows(10, start=10))
@@ -191,7 +191,7 @@ def test_a_lake_that_was_rolled_back_behind_its_state_is_noticed(hyp: Hyp) -> No
     assert (flushed["rows_written"], flushed["seq_after"]) == (5, 20)
 
 
-def test_verify_repairs_what_is_derived(hyp: Hyp) -> None:
+def test_verify_repairs_derived_data(hyp: Hyp) -> None:
     hyp.ingest(rows(20))
     hyp.ok("flush")
     home = Home(hyp.home)
@@ -199,8 +199,8 @@ def test_verify_repairs_what_is_derived(hyp: Hyp) -> None:
     home.keys.write_bytes(b"garbage" * 1000)
     data = next(home.warehouse.rglob("*.parquet"))
     with closing(open_home(home).store) as store, store.transaction() as connection:
-        burnt = flushes.reserve(connection, DATASET, [("a-segment", 1)])
-        flushes.burn(connection, burnt)
+        burnt = flushes.reserve_flush(connection, DATASET, [("a-segment", 1)])
+        flushes.discard_flush(connection, burnt)
     stray = data.with_name(f"{burnt.id}-1-0.parquet")
     stray.write_bytes(data.read_bytes())
     hyp.ingest(rows(20, start=10))
@@ -216,7 +216,7 @@ def test_verify_repairs_what_is_derived(hyp: Hyp) -> None:
 
 @pytest.mark.hazard(75)
 def test_an_engine_sees_what_another_process_committed(hyp: Hyp, tmp_path: Path) -> None:
-    from tests.light_life import flush as flush_lightly
+    from tests.support.light_home import flush as flush_lightly
 
     hyp.ingest(rows(5))
     hyp.ok("flush")

@@ -1,4 +1,4 @@
-"""The central server as a team uses it: machines deliver, the operator asks in SQL."""
+"""The central server as a team uses it: machines deliver, the operator queries with SQL."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import pytest
 
 from hypaware.home import Home
 from hypaware.spool import reader
-from tests.command import Hyp
-from tests.processes import PATIENCE, eventually
-from tests.rows import rows
-from tests.unit.server.serving import Gateway, enrol
+from tests.support.command import Hyp
+from tests.support.processes import PATIENCE, eventually
+from tests.support.receiver import Gateway, enrol
+from tests.support.rows import rows
 
 DATASET = "ai_gateway_messages"
 RECEIVE = ("server", "run", "--listen", "127.0.0.1:0")
@@ -45,7 +45,7 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
 
 
 @pytest.mark.hazard(31)
-def test_what_machines_deliver_is_committed_by_itself_and_can_be_queried(
+def test_delivered_rows_are_committed_automatically_and_can_be_queried(
     hyp: Hyp, process: subprocess.Popen[bytes]
 ) -> None:
     token = hyp.ok("server", "token", "create", "--label", "team")["token"]
@@ -58,7 +58,7 @@ def test_what_machines_deliver_is_committed_by_itself_and_can_be_queried(
             for _ in range(2):
                 body = machine.rows(20, start=start + after)
                 assert machine.send(f"{number}/{after}", body, **headers).status == 202
-    eventually(lambda: reader.waiting(Home(hyp.home), DATASET).segments == 0)
+    eventually(lambda: reader.summarize_spool(Home(hyp.home), DATASET).segments == 0)
     _stop(process)
 
     assert hyp.query(BY_GATEWAY) == [{"gateway_id": f"gw-{number}", "n": 60, "parts": 60} for number in range(3)]
@@ -68,7 +68,7 @@ def test_what_machines_deliver_is_committed_by_itself_and_can_be_queried(
 
 
 def test_no_machine_hides_the_rows_of_another(hyp: Hyp) -> None:
-    """Two copies of one home, say: the parts have the same ids, and each machine's rows are its own."""
+    """For example two copies of one home: the parts have the same ids, but each machine's rows are separate."""
     token = hyp.ok("server", "token", "create")["token"]
     with hyp.start(*RECEIVE_ONLY) as running:
         url = _address(running)
@@ -90,7 +90,7 @@ def test_no_machine_hides_the_rows_of_another(hyp: Hyp) -> None:
 
 @pytest.mark.hazard(33)
 @pytest.mark.hazard(94)
-def test_a_server_killed_again_and_again_has_every_row_once_in_its_lake(hyp: Hyp) -> None:
+def test_a_server_that_is_killed_repeatedly_has_every_row_once_in_its_lake(hyp: Hyp) -> None:
     token = hyp.ok("server", "token", "create")["token"]
     left = deque(range(20))
     for point in ("register.before-commit:3", "register.after-commit:2", "move.after-rename:2", "answer.after-send:2"):
@@ -110,7 +110,7 @@ def test_a_server_killed_again_and_again_has_every_row_once_in_its_lake(hyp: Hyp
 
 
 def _deliver(machine: Gateway, left: deque[int]) -> None:
-    """Batch after batch, each until it is acknowledged or the server is gone."""
+    """Send each batch until it is acknowledged or the server is gone."""
     with suppress(OSError):
         while left:
             assert machine.send(f"b-{left[0]}", machine.rows(5, start=5 * left[0])).status == 202

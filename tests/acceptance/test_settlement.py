@@ -1,4 +1,4 @@
-"""Live rows and their transcript, as a user has them: one row for each part, delivered once, whatever dies when."""
+"""Live rows and their transcript: one row for each part, delivered once, whatever is killed."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ import pytest
 from hypaware.home import Home
 from hypaware.model.datasets import SEQ
 from tests.acceptance.test_keeping import Site
-from tests.command import Hyp
-from tests.light_lake import read_lake
-from tests.live_rows import Part
-from tests.rows import DATASET
+from tests.support.command import Hyp
+from tests.support.light_lake import read_lake
+from tests.support.live_rows import Part
+from tests.support.rows import DATASET
 
 NOW = datetime.now(UTC).isoformat()
 WHEN: dict[str, Any] = {"message_created_at": NOW, "conversation_started_at": NOW}
 KINDS = ("user", "answer", "call")
-# Each costs the start of a Spark; tests/unit/lake/test_settlement.py kills at every point.
+# Each costs a Spark start; tests/unit/lake/test_settlements.py kills at every point.
 KILLED_FLUSHES = ("lake.thin.after-write", "lake.record.after-commit")
 KILLED_COMPACTIONS = ("maintain.compact.after-commit",)
 
 
 @pytest.mark.hazard(68)
 @pytest.mark.hazard(83)
-def test_a_conversation_comes_twice_and_is_one_in_the_lake_and_at_the_sink(hyp: Hyp, tmp_path: Path) -> None:
+def test_a_conversation_recorded_live_and_imported_is_stored_and_delivered_once(hyp: Hyp, tmp_path: Path) -> None:
     site = Site(hyp, tmp_path / "archive")
     parts = [Part(number, KINDS[number % 3]) for number in range(30)]
     delivered: Counter[str] = Counter()
@@ -35,7 +35,7 @@ def test_a_conversation_comes_twice_and_is_one_in_the_lake_and_at_the_sink(hyp: 
         some = parts[start : start + 6]
         site.flush(*(part.live(**WHEN) for part in some))
         if start % 12 == 0:
-            # Half of it leaves before its own id is known; that is how the destination has it for good.
+            # Half of it is delivered before the native id is known; the destination keeps it under the live id.
             hyp.ok("export")
             delivered.update(f"live-{part.number}#0" for part in some)
         else:
@@ -55,7 +55,7 @@ def test_a_conversation_comes_twice_and_is_one_in_the_lake_and_at_the_sink(hyp: 
     assert site.lake().total() == 30
     hyp.ok("export")
     assert site.delivered() == delivered
-    # The client shows its history once more, and the transcript is read again.
+    # The client resends its history, and the transcript is read again.
     site.flush(*(part.live(**WHEN) for part in parts), *(part.native(**WHEN) for part in parts))
     site.kept("--force")
     hyp.ok("export")

@@ -15,15 +15,14 @@ from typing import Any
 
 import pytest
 
-from hypaware import lock_file
-from hypaware.capture import handover
-from hypaware.engine import java
-from hypaware.home import Home, cache_dir
-from tests import codex_rollouts, installed
-from tests.claude_files import LONG_AGO, aged, turns, write
-from tests.command import Hyp
-from tests.ports import held_port
-from tests.processes import eventually
+from hypaware.engine import jvm
+from hypaware.gateway import handover
+from hypaware.home import Home, cache_dir, locks
+from tests.support import codex_rollouts, plugin_distributions
+from tests.support.claude_files import LONG_AGO, aged, turns, write
+from tests.support.command import Hyp
+from tests.support.ports import held_port
+from tests.support.processes import eventually
 
 CONFIG = """# mine
 version = 1
@@ -57,19 +56,20 @@ CLIENT = Client("broken", "a client whose history cannot be found", backfill=His
 
 @pytest.fixture
 def listener() -> Iterator[socket.socket]:
-    """Has the port of the home's gateway; a test that lets it have it closes this."""
+    """Occupies the port of the home's gateway until the test closes it."""
     with held_port() as port, closing(socket.create_server(("127.0.0.1", port))) as found:
         yield found
 
 
 @pytest.fixture
 def hyp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, listener: socket.socket) -> Iterator[Hyp]:
-    """Somebody with two clients, their history, a config of their own, and a third client that is broken."""
+    """A user with two clients, their history, a config, and a third client that is broken."""
     user = tmp_path / "user"
     for folder in (".claude", ".codex", "site"):
         (user / folder).mkdir(parents=True)
     (user / ".claude/settings.json").write_text(SETTINGS)
-    installed.install(user / "site", "broken-client", "[hypaware.clients]\nbroken = broken:CLIENT\n", "broken", BROKEN)
+    entry_points = "[hypaware.clients]\nbroken = broken:CLIENT\n"
+    plugin_distributions.install(user / "site", "broken-client", entry_points, "broken", BROKEN)
     monkeypatch.setenv("HYP_CACHE", str(cache_dir()))
     monkeypatch.setenv("HOME", str(user))
     monkeypatch.setenv("PYTHONPATH", str(user / "site"))
@@ -82,14 +82,14 @@ def hyp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, listener: socket.socket
     command.run("client", "detach")
     command.run("daemon", "stop")
     command.run("engine", "stop")
-    if (pid := lock_file.holder(handover.lock_path(Home(command.home)))) is not None:
+    if (pid := locks.lock_holder(handover.fallback_lock_path(Home(command.home)))) is not None:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-        eventually(lambda: not lock_file.is_taken(handover.lock_path(Home(command.home))))
+        eventually(lambda: not locks.is_locked(handover.fallback_lock_path(Home(command.home))))
 
 
 def stage(user: Path) -> None:
-    """History of both clients; the rows that it makes are 9 and 118."""
+    """Write the history of both clients: 9 and 118 rows."""
     write(user / ".claude/projects/-p/s.jsonl", turns("s", 3))
     sessions = user / ".codex/sessions/2026/11/15"
     sessions.mkdir(parents=True)
@@ -108,42 +108,57 @@ def spans(home: Path, name: str, run_id: str) -> list[dict[str, Any]]:
     return [each["attributes"] for each in found if each["name"] == name and each["dev_run_id"] == run_id]
 
 
+COUNT = "SELECT client_name AS client, provider, count(*) AS n FROM ai_gateway_messages GROUP BY ALL ORDER BY ALL"
+FLAGS = ("--yes", "--export", "local-parquet")
+
+
 def test_walkthrough_backfill_client_history(hyp: Hyp, tmp_path: Path, listener: socket.socket) -> None:
-    """The smoke of the seeds: one command, then everything is there; run again, it adds, and repairs what is broken."""
+    """Smoke test: one command sets everything up; running it again adds new history and repairs."""
     port = listener.getsockname()[1]
     listener.close()
-    user, config = tmp_path / "user", hyp.home / "config.toml"
+    user = tmp_path / "user"
     stage(user)
-    flags = ("--yes", "--export", "local-parquet")
-    first = hyp.run("setup", *flags, HYP_DEV_TELEMETRY="1", DEV_RUN_ID="first")
-    assert first.code == 0, first.err
 
-    # What a user sees: rows, clients that call the gateway, a daemon, a config that is still theirs.
-    count = "SELECT client_name AS client, provider, count(*) AS n FROM ai_gateway_messages GROUP BY ALL ORDER BY ALL"
-    imported = [
+    first = hyp.run("setup", *FLAGS, HYP_DEV_TELEMETRY="1", DEV_RUN_ID="first")
+    assert first.code == 0, first.err
+    check_imported(hyp, first.out)
+    check_attached(hyp, user, port)
+    config = (hyp.home / "config.toml").read_text()
+    assert config.startswith(CONFIG.format(port=port))
+    assert f'destination = "{tmp_path / "hypaware-parquet"}"' in config
+    check_telemetry(hyp.home)
+
+    check_second_run_changes_nothing(hyp, config)
+    check_repair(hyp, user, config)
+    check_config_change_needs_force(hyp, config)
+    check_unreadable_history_fails_alone(hyp, user)
+
+
+def check_imported(hyp: Hyp, output: str) -> None:
+    """The rows are in the lake, and the suggested queries work."""
+    assert hyp.query(COUNT) == [
         {"client": "claude", "provider": "anthropic", "n": 9},
         {"client": "codex", "provider": "openai", "n": 118},
     ]
-    assert hyp.query(count) == imported
-    assert re.search(r"claude +ok +1 +9 +0", first.out)
-    assert re.search(r"codex +ok +\d+ +118 +0", first.out)
-    assert "Three questions" in first.out
-    asked = [line for line in first.out.splitlines() if line.startswith("hyp query sql")]
-    assert len(asked) == 3
-    for line in asked:
+    assert re.search(r"claude +ok +1 +9 +0", output)
+    assert re.search(r"codex +ok +\d+ +118 +0", output)
+    assert "Try these queries" in output
+    suggested = [line for line in output.splitlines() if line.startswith("hyp query sql")]
+    assert len(suggested) == 3
+    for line in suggested:
         answer = hyp.run(*shlex.split(line)[1:], "--format", "jsonl")
         assert (answer.code, bool(answer.out)) == (0, True), line
+
+
+def check_attached(hyp: Hyp, user: Path, port: int) -> None:
     states = {each["client"]: each["state"] for each in hyp.ok("client", "status")["clients"]}
     assert (states["claude"], states["codex"]) == ("attached", "attached")
     settings = json.loads((user / ".claude/settings.json").read_text())
     assert settings["env"]["ANTHROPIC_BASE_URL"] == f"http://127.0.0.1:{port}/claude"
-    daemon = hyp.ok("daemon", "status")["pid"]
-    kept = config.read_text()
-    assert kept.startswith(CONFIG.format(port=port))
-    assert f'destination = "{tmp_path / "hypaware-parquet"}"' in kept
 
-    # What telemetry says.
-    (about,) = spans(hyp.home, "walkthrough.backfill", "first")
+
+def check_telemetry(home: Path) -> None:
+    (about,) = spans(home, "walkthrough.backfill", "first")
     until = about.pop("until")
     assert about == {
         "provider_count": 2,
@@ -160,24 +175,27 @@ def test_walkthrough_backfill_client_history(hyp: Hyp, tmp_path: Path, listener:
         "hyp_component": "walkthrough",
         "hyp_operation": "walkthrough.backfill",
     }
-    finished = {each["provider"]: each["rows_written"] for each in spans(hyp.home, "backfill.provider_finish", "first")}
+    finished = {each["provider"]: each["rows_written"] for each in spans(home, "backfill.provider_finish", "first")}
     assert finished == {"claude": 9, "codex": 118}
-    (start,) = spans(hyp.home, "backfill.start", "first")
+    (start,) = spans(home, "backfill.start", "first")
     assert (start["until"], start["provider_count"]) == (until, 2)
 
-    # Again: nothing to do, and nothing done.
-    again = hyp.ok("setup", *flags)
+
+def check_second_run_changes_nothing(hyp: Hyp, config: str) -> None:
+    again = hyp.ok("setup", *FLAGS)
     assert set(statuses(again).values()) == {"unchanged"}
     assert [each["rows_written"] for each in again["backfill"]["providers"]] == [0, 0]
     assert again["overview"]["totals"]["parts"] == 127
-    assert config.read_text() == kept
+    assert (hyp.home / "config.toml").read_text() == config
 
-    # More history, a daemon that was killed, settings that somebody has put back: it is all put in order.
-    os.kill(daemon, signal.SIGKILL)
+
+def check_repair(hyp: Hyp, user: Path, config: str) -> None:
+    """New history is imported, a killed daemon is restarted, reverted settings are attached again."""
+    os.kill(hyp.ok("daemon", "status")["pid"], signal.SIGKILL)
     write(user / ".claude/projects/-p/more.jsonl", turns("more", 2))
     (user / ".claude/settings.json").write_text(SETTINGS)
     repaired = hyp.ok("setup", "--yes")
-    assert config.read_text() == kept
+    assert (hyp.home / "config.toml").read_text() == config
     assert statuses(repaired) == {
         "config": "unchanged",
         "engine": "unchanged",
@@ -186,19 +204,22 @@ def test_walkthrough_backfill_client_history(hyp: Hyp, tmp_path: Path, listener:
         "claude": "done",
         "codex": "unchanged",
     }
-    assert hyp.query(count)[0]["n"] == 9 + 6
+    assert hyp.query(COUNT)[0]["n"] == 9 + 6
 
-    # A change needs a word; then a copy of the config stays.
+
+def check_config_change_needs_force(hyp: Hyp, config: str) -> None:
     refused = hyp.run("setup", "--retention-days", "36500", "--json")
     assert (refused.code, refused.json["error"]["kind"]) == (1, "config_would_change")
     assert refused.json["error"]["repair"][0] == "hyp setup --retention-days 36500 --json --force"
-    assert config.read_text() == kept
+    assert (hyp.home / "config.toml").read_text() == config
     hyp.ok("setup", "--retention-days", "36500", "--force")
     (copy,) = hyp.home.glob("config.toml.bak-*")
-    assert copy.read_text() == kept
-    assert "default_days = 36500" in config.read_text()
+    assert copy.read_text() == config
+    assert "default_days = 36500" in (hyp.home / "config.toml").read_text()
 
-    # A client whose history cannot be read does not stop the others. The daemon could be quicker with theirs.
+
+def check_unreadable_history_fails_alone(hyp: Hyp, user: Path) -> None:
+    """A client with an unreadable history does not stop the others. The daemon might import them first, so stop it."""
     hyp.ok("daemon", "stop")
     write(user / ".claude/projects/-p/third.jsonl", turns("third", 1))
     named = ("--client", "broken", "--client", "claude")
@@ -213,10 +234,10 @@ def test_walkthrough_backfill_client_history(hyp: Hyp, tmp_path: Path, listener:
     assert (about["status"], about["rows_written"], about["providers_run"]) == ("failed", 3, 2)
 
 
-def test_a_step_that_cannot_be_done_is_told_with_its_repair_and_the_others_are_done(
+def test_a_failed_step_is_reported_with_its_repair_and_the_other_steps_run(
     hyp: Hyp, tmp_path: Path, listener: socket.socket
 ) -> None:
-    """No Java, and another program on the gateway's port; then the port is free."""
+    """Java is missing and another program uses the gateway's port; later the port is free."""
     stage(tmp_path / "user")
     nothing = {"JAVA_HOME": str(tmp_path), "PATH": str(tmp_path)}
     done = hyp.run("setup", "--yes", "--json", **nothing)
@@ -232,7 +253,7 @@ def test_a_step_that_cannot_be_done_is_told_with_its_repair_and_the_others_are_d
     }
     assert document["error"]["kind"] == "java_missing"
     repair = " ".join(document["error"]["repair"])
-    assert java.install_command() in document["error"]["repair"]
+    assert jvm.java_install_command() in document["error"]["repair"]
     assert "hyp config set gateway.listen" in repair
     assert "hyp client attach claude" in repair
     assert hyp.ok("daemon", "status")["state"] == "running"

@@ -1,4 +1,4 @@
-"""`hyp status` beside a real daemon: what it says while that runs, and when it was killed."""
+"""`hyp status` with a real daemon, while it runs and after it was killed."""
 
 from __future__ import annotations
 
@@ -9,35 +9,34 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from hypaware import lock_file
-from hypaware.capture import handover
-from hypaware.home import Home
-from tests.command import Hyp
-from tests.ports import held_port
-from tests.processes import eventually
+from hypaware.gateway import handover
+from hypaware.home import Home, locks
+from tests.support.command import Hyp
+from tests.support.ports import held_port
+from tests.support.processes import eventually
 
 
 @contextmanager
 def gateway_port(home: Home) -> Iterator[int]:
-    """For the home's gateway; whoever keeps it open for the home is ended."""
-    path = handover.lock_path(home)
+    """The port of the home's gateway; its fallback listener is stopped afterwards."""
+    path = handover.fallback_lock_path(home)
     with held_port() as port:
         try:
             yield port
         finally:
-            if lock_file.is_taken(path) and (pid := lock_file.holder(path)):
+            if locks.is_locked(path) and (pid := locks.lock_holder(path)):
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGTERM)
-                eventually(lambda: not lock_file.is_taken(path))
+                eventually(lambda: not locks.is_locked(path))
 
 
 def standing(found: dict[str, Any]) -> tuple[str, int | None, str, set[str]]:
-    """Who is asked for it has a second or two to answer, which is not much on a busy machine."""
+    """Return the status. Probed processes have a second or two to answer, which is short on a busy machine."""
     daemon, kinds = found["daemon"], {each["kind"] for each in found["diagnostics"]}
     return daemon["state"], daemon.get("pid"), found["clients"][0]["state"], kinds
 
 
-def test_a_daemon_is_seen_at_work_and_missed_when_it_was_killed(tmp_path: Path) -> None:
+def test_status_shows_a_running_daemon_and_reports_a_killed_one(tmp_path: Path) -> None:
     hyp, user = Hyp(tmp_path / "home"), tmp_path / "user"
     (user / ".claude").mkdir(parents=True)
     mine = {"HOME": str(user), "CLAUDE_CONFIG_DIR": str(user / ".claude"), "HYP_CACHE": str(tmp_path / "cache")}
@@ -53,7 +52,7 @@ def test_a_daemon_is_seen_at_work_and_missed_when_it_was_killed(tmp_path: Path) 
             try:
                 eventually(lambda: hyp.ok("status", **mine)["sources"][0]["answered_by"] == "gateway")
                 hyp.ok("client", "attach", "claude", **mine)
-                # Told from this machine's empty cache: nothing else is wrong.
+                # This machine's cache is empty; nothing else is wrong.
                 expected = ("running", daemon.pid, "attached", {"client_unseen", "engine_not_installed"})
                 eventually(lambda: standing(hyp.ok("status", **mine)) == expected)
             finally:

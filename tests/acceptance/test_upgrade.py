@@ -1,8 +1,7 @@
-"""A home that an earlier version has written: it goes on as if nothing had happened.
+"""A home written by an earlier version keeps working.
 
-`tests/fixtures/home-before-live.tar.xz` was written by the version before live capture: 50 rows in the lake and in the
-folder that they were delivered to, a purge, and 5 rows in the spool. Unpacked elsewhere it is a copy, as on another
-machine.
+`tests/fixtures/home-before-live.tar.xz` was written by the version before live recording: 50 rows in the lake and in
+the folder that they were delivered to, a purge, and 5 rows in the spool. Unpacked elsewhere, it counts as a copy.
 """
 
 from __future__ import annotations
@@ -17,10 +16,10 @@ import pytest
 
 from hypaware.home import Home
 from tests.acceptance.test_keeping import Site
-from tests.command import Hyp
-from tests.light_lake import read_lake
-from tests.live_rows import Part
-from tests.rows import DATASET
+from tests.support.command import Hyp
+from tests.support.light_lake import read_lake
+from tests.support.live_rows import Part
+from tests.support.rows import DATASET
 
 HOME = Path(__file__).parents[1] / "fixtures" / "home-before-live.tar.xz"
 NOW = datetime.now(UTC).isoformat()
@@ -42,7 +41,7 @@ def site(tmp_path: Path) -> Iterator[OldSite]:
     hyp.run("engine", "stop")
 
 
-def test_a_home_of_an_earlier_version_goes_on(site: OldSite) -> None:
+def test_a_home_of_an_earlier_version_keeps_working(site: OldSite) -> None:
     hyp = site.hyp
     old = {f"message-{number}#0" for number in range(55)}
     before = hyp.ok("status")

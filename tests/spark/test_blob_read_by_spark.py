@@ -1,4 +1,4 @@
-"""What a blob sink wrote, read by Spark as anybody would read a folder of Parquet files or JSON lines."""
+"""Spark reads the output of a blob sink like any folder of Parquet files or JSON lines."""
 
 from __future__ import annotations
 
@@ -8,16 +8,14 @@ from pathlib import Path
 import pytest
 
 from hypaware.engine.session import EngineSession
-from hypaware.export.encoders.encoder import Encoder
-from hypaware.export.encoders.jsonl import JSONL
-from hypaware.export.encoders.parquet import PARQUET
-from tests.blob_destination import GATEWAY, chunk, opened, payload
+from hypaware.export.encoders import JSONL, PARQUET, Encoder
+from tests.support.blob_destination import GATEWAY, chunk, opened, payload
 
 pytestmark = pytest.mark.spark
 
 
 @pytest.mark.parametrize("encoder", [PARQUET, JSONL], ids=lambda encoder: encoder.name)
-def test_spark_reads_the_objects_and_leaves_the_manifests_out(
+def test_spark_reads_the_objects_without_the_manifests(
     engine_session: EngineSession, tmp_path: Path, encoder: Encoder
 ) -> None:
     root = tmp_path / "archive"

@@ -1,4 +1,4 @@
-"""Delivery into a real S3 server, which checks signatures, pages its lists, and is killed in the middle of a put."""
+"""The blob sink with a real S3 server, which checks signatures, pages its listings, and is killed during a put."""
 
 from __future__ import annotations
 
@@ -13,13 +13,19 @@ import pyarrow.parquet as pq
 import pytest
 from pyarrow import fs
 
-from hypaware.export.payload import Rows
-from hypaware.export.sink import Delivered, Denied, Destination, Overlap, Unreachable
-from hypaware.export.sinks.blob import keys, manifest
-from hypaware.export.sinks.blob.bucket import PART_BYTES
+from hypaware.export.sink import (
+    Destination,
+    DestinationDenied,
+    DestinationUnreachable,
+    RangeOverlap,
+    StreamCoverage,
+    TablePayload,
+)
+from hypaware.export.sinks.blob import manifest
 from hypaware.export.sinks.blob.manifest import StoredObject
-from hypaware.export.sinks.blob.store import store_of
-from tests.blob_destination import (
+from hypaware.export.sinks.blob.object_store import PART_BYTES
+from hypaware.export.sinks.blob.sink import make_store
+from tests.support.blob_destination import (
     GATEWAY,
     INCARNATION,
     Between,
@@ -32,15 +38,15 @@ from tests.blob_destination import (
     until_landed,
     untrue,
 )
-from tests.ports import held_port
-from tests.rows import DATASET
-from tests.s3_server import ENVIRONMENT, SECRET_KEY_ENV, S3Server
+from tests.support.ports import held_port
+from tests.support.rows import DATASET
+from tests.support.s3_server import ENVIRONMENT, SECRET_KEY_ENV, S3Server
 
 pytestmark = pytest.mark.spark
 
 STREAM = chunk(0, 1).stream
-OBJECT = keys.object_key(chunk(0, 10), "parquet")
-MANIFEST = keys.manifest_key(chunk(0, 10))
+OBJECT = manifest.object_key(chunk(0, 10), "parquet")
+MANIFEST = manifest.manifest_key(chunk(0, 10))
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +63,7 @@ def credentials(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def bucket(server: S3Server, request: pytest.FixtureRequest) -> Path:
-    """The folder of a bucket of the test's own."""
+    """Return the folder of the test's bucket."""
     return server.make_bucket(f"bucket-{abs(hash(request.node.nodeid)):x}"[:40])
 
 
@@ -68,11 +74,11 @@ def options(server: S3Server, bucket: Path) -> dict[str, Any]:
 
 @pytest.fixture
 def root(bucket: Path) -> Path:
-    """Where the server keeps what is below the prefix."""
+    """Return the folder in which the server stores the prefix."""
     return bucket / "some prefix" / "ü%20"
 
 
-def test_a_chunk_is_an_object_and_a_manifest_which_others_read(
+def test_a_chunk_is_an_object_and_a_manifest_that_other_tools_read(
     server: S3Server, options: dict[str, Any], bucket: Path, root: Path
 ) -> None:
     async def work() -> tuple[Destination, int, bool]:
@@ -103,16 +109,16 @@ def test_a_chunk_is_an_object_and_a_manifest_which_others_read(
 
 @pytest.mark.hazard(25)
 @pytest.mark.hazard(61)
-def test_every_source_has_its_own_place(options: dict[str, Any], root: Path) -> None:
+def test_every_source_has_its_own_folder(options: dict[str, Any], root: Path) -> None:
     sources = ["a b", "a_b", "a%20b", "a+b", "../../up", "/etc/x", "..", ".", "a/b", "a\\b", "ü", "*?#&", "x" * 3_000]
 
-    async def work() -> list[Delivered]:
+    async def work() -> list[StreamCoverage]:
         sink = await opened(options)
         for source in sources:
             await sink.ship(chunk(0, 10, source=source), payload(2), 0)
         return [await sink.coverage(chunk(0, 1, source=each).stream, GATEWAY, INCARNATION) for each in sources]
 
-    assert asyncio.run(work()) == [Delivered(10)] * len(sources)
+    assert asyncio.run(work()) == [StreamCoverage(10)] * len(sources)
     held = files(root)
     assert len(held) == 2 * len(sources)
     assert all(path.startswith(f"{DATASET}/gateway={GATEWAY}/source=") for path in held)
@@ -121,9 +127,9 @@ def test_every_source_has_its_own_place(options: dict[str, Any], root: Path) -> 
 
 
 @pytest.mark.hazard(35)
-def test_of_eight_who_create_the_same_forty_keys_one_each_wins(options: dict[str, Any], root: Path) -> None:
+def test_one_of_eight_concurrent_writers_creates_each_key(options: dict[str, Any], root: Path) -> None:
     async def work() -> list[list[bool]]:
-        stores = [store_of(options) for _ in range(8)]
+        stores = [make_store(options) for _ in range(8)]
         for store in stores:
             await store.open()
         return [
@@ -141,15 +147,13 @@ def test_of_eight_who_create_the_same_forty_keys_one_each_wins(options: dict[str
 
 
 @pytest.mark.hazard(90)
-def test_eight_writers_with_eight_versions_of_five_chunks_leave_five_true_manifests(
-    options: dict[str, Any], root: Path
-) -> None:
+def test_eight_concurrent_writers_leave_five_matching_manifests(options: dict[str, Any], root: Path) -> None:
     chunks = [chunk(number * 10, number * 10 + 10) for number in range(5)]
 
     async def writer(number: int) -> None:
         sink = await opened(options)
         for each in chunks:
-            await until_landed(sink, each, Rows(table(2, number * 100)))
+            await until_landed(sink, each, TablePayload(table(2, number * 100)))
 
     async def work() -> None:
         await asyncio.gather(*map(writer, range(8)))
@@ -164,9 +168,11 @@ def test_eight_writers_with_eight_versions_of_five_chunks_leave_five_true_manife
 
 @pytest.mark.hazard(90)
 @pytest.mark.parametrize("moment", ["create", "version"])
-def test_another_writers_object_comes_in_between_and_it_dies(options: dict[str, Any], root: Path, moment: str) -> None:
+def test_the_object_of_a_concurrent_writer_that_dies_is_not_reported_as_delivered(
+    options: dict[str, Any], root: Path, moment: str
+) -> None:
     async def work() -> int:
-        other = store_of(options)
+        other = make_store(options)
         await other.open()
         pending = [other.write(OBJECT, memoryview(b"somebody else's"), "text/plain")]
 
@@ -175,7 +181,7 @@ def test_another_writers_object_comes_in_between_and_it_dies(options: dict[str, 
                 await pending.pop()
 
         sink = await opened(options, around=lambda store: Between(store, meet))
-        with pytest.raises(Unreachable, match="another process"):
+        with pytest.raises(DestinationUnreachable, match="another process"):
             await sink.ship(chunk(0, 10), payload(7), 0)
         assert not await sink.has_chunk(chunk(0, 10))
         return await sink.ship(chunk(0, 10), payload(7), 0)
@@ -188,16 +194,16 @@ def test_another_writers_object_comes_in_between_and_it_dies(options: dict[str, 
 
 
 @pytest.mark.hazard(22)
-def test_a_unit_that_grew_before_its_retry_does_not_overlap(options: dict[str, Any], root: Path) -> None:
-    async def work() -> Delivered:
+def test_new_rows_before_a_retry_do_not_cause_an_overlap(options: dict[str, Any], root: Path) -> None:
+    async def work() -> StreamCoverage:
         sink = await opened(options)
         await sink.ship(chunk(0, 10), payload(7), 0)
         await sink.ship(chunk(10, 20), payload(7, 7), 10)
-        with pytest.raises(Overlap) as overlap:
+        with pytest.raises(RangeOverlap) as overlap:
             await sink.ship(chunk(10, 25), payload(20), 10)
         return overlap.value.covered
 
-    assert asyncio.run(work()) == Delivered(20)
+    assert asyncio.run(work()) == StreamCoverage(20)
     assert len(manifests(files(root))) == 2
 
 
@@ -205,27 +211,29 @@ def test_more_manifests_than_a_page_holds_are_all_counted(options: dict[str, Any
     count = 2_300
     stored = StoredObject("x", 1, 1, "0" * 64)
 
-    async def work() -> Delivered:
-        store = store_of(options)
+    async def work() -> StreamCoverage:
+        store = make_store(options)
         await store.open()
         turns = asyncio.Semaphore(32)
 
         async def put(number: int) -> None:
             what = chunk(number * 10, number * 10 + 10)
-            said = manifest.of_chunk(what, stored, datetime.now(UTC))
+            said = manifest.make_manifest(what, stored, datetime.now(UTC))
             async with turns:
-                assert await store.create(keys.manifest_key(what), manifest.write(said), "application/json")
+                assert await store.create(
+                    manifest.manifest_key(what), manifest.format_manifest(said), "application/json"
+                )
 
         await asyncio.gather(*(put(number) for number in range(count) if number != 1_500))
         sink = await opened(options)
         return await sink.coverage(STREAM, GATEWAY, INCARNATION)
 
-    assert asyncio.run(work()) == Delivered(count * 10, ((15_000, 15_010),))
+    assert asyncio.run(work()) == StreamCoverage(count * 10, ((15_000, 15_010),))
 
 
-def large(parts: int) -> Rows:
-    """Rows that take so many parts, however they are compressed."""
-    return Rows(table(1, content_text=os.urandom(parts * PART_BYTES).hex()))
+def large(parts: int) -> TablePayload:
+    """Return rows that need this many parts even when compressed."""
+    return TablePayload(table(1, content_text=os.urandom(parts * PART_BYTES).hex()))
 
 
 def test_a_large_object_arrives_whole(options: dict[str, Any], root: Path) -> None:
@@ -248,13 +256,11 @@ async def when(condition: Callable[[], object]) -> None:
 
 
 def unfinished(bucket: Path) -> list[Path]:
-    """Parts of uploads, where this server keeps them."""
+    """Return the parts of uploads in the server's storage."""
     return [path for path in bucket.rglob("*") if "mpu" in str(path.relative_to(bucket)) and path.is_file()]
 
 
-def test_cancelled_in_the_middle_of_a_large_object_it_leaves_no_parts(
-    options: dict[str, Any], bucket: Path, root: Path
-) -> None:
+def test_a_cancelled_multipart_upload_leaves_no_parts(options: dict[str, Any], bucket: Path, root: Path) -> None:
     rows = large(5)
 
     async def work() -> None:
@@ -276,7 +282,7 @@ def test_cancelled_in_the_middle_of_a_large_object_it_leaves_no_parts(
 
 @pytest.mark.hazard(35)
 @pytest.mark.parametrize("size", ["small", "large"])
-def test_a_server_that_is_killed_in_the_middle_of_a_put_gets_it_again(tmp_path: Path, size: str) -> None:
+def test_a_put_is_retried_after_the_server_was_killed(tmp_path: Path, size: str) -> None:
     with S3Server(tmp_path) as server:
         bucket = server.make_bucket("bucket")
         rows = large(5) if size == "large" else payload(7)
@@ -293,9 +299,9 @@ def test_a_server_that_is_killed_in_the_middle_of_a_put_gets_it_again(tmp_path: 
             if size == "large":
                 await when(lambda: unfinished(bucket))
                 server.kill()
-            with pytest.raises(Unreachable):
+            with pytest.raises(DestinationUnreachable):
                 await shipping
-            with pytest.raises(Unreachable, match="does not respond"):
+            with pytest.raises(DestinationUnreachable, match="does not respond"):
                 await sink.has_chunk(chunk(0, 10))
             server.start()
             assert not await sink.has_chunk(chunk(0, 10))
@@ -307,46 +313,46 @@ def test_a_server_that_is_killed_in_the_middle_of_a_put_gets_it_again(tmp_path: 
         assert len(manifests(files(bucket / "x"))) == 1
 
 
-def test_a_bucket_that_is_not_there_is_told(server: S3Server) -> None:
-    with pytest.raises(Denied, match="the bucket nobodys-bucket does not exist") as denied:
+def test_a_missing_bucket_is_denied(server: S3Server) -> None:
+    with pytest.raises(DestinationDenied, match="the bucket nobodys-bucket does not exist") as denied:
         asyncio.run(opened(server.options("nobodys-bucket")))
 
     assert denied.value.kind == "no_such_bucket"
 
 
-def test_a_bucket_that_went_away_is_told(options: dict[str, Any], bucket: Path) -> None:
+def test_a_bucket_that_disappeared_is_denied(options: dict[str, Any], bucket: Path) -> None:
     async def work() -> None:
         sink = await opened(options)
         bucket.rmdir()
         await sink.ship(chunk(0, 10), payload(7), 0)
 
-    with pytest.raises(Denied) as denied:
+    with pytest.raises(DestinationDenied) as denied:
         asyncio.run(work())
 
     assert denied.value.kind == "no_such_bucket"
 
 
-def test_credentials_that_are_not_accepted_are_told(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rejected_credentials_are_denied(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(SECRET_KEY_ENV, "not-the-secret")
 
-    with pytest.raises(Denied, match="The credentials are not accepted") as denied:
+    with pytest.raises(DestinationDenied, match="The credentials are not accepted") as denied:
         asyncio.run(opened(options))
 
     assert denied.value.kind == "bad_credentials"
     assert "not-the-secret" not in str(denied.value)
 
 
-def test_a_session_token_of_the_environment_does_not_go_with_other_keys(
+def test_a_session_token_of_the_environment_is_not_used_with_other_keys(
     options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "somebody")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "else")
     monkeypatch.setenv("AWS_SESSION_TOKEN", "of-somebody-else")
 
-    asyncio.run(opened(options))
+    assert asyncio.run(opened(options)) is not None
 
 
-def test_the_usual_variables_are_enough(
+def test_standard_aws_variables_are_sufficient(
     server: S3Server, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch, root: Path
 ) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", server.access_key)
@@ -362,6 +368,6 @@ def test_the_usual_variables_are_enough(
     assert len(files(root)) == 2
 
 
-def test_a_server_that_is_not_there_is_told(options: dict[str, Any]) -> None:
-    with held_port() as nobody, pytest.raises(Unreachable, match="does not respond"):
+def test_a_stopped_server_is_unreachable(options: dict[str, Any]) -> None:
+    with held_port() as nobody, pytest.raises(DestinationUnreachable, match="does not respond"):
         asyncio.run(opened({**options, "endpoint": f"http://127.0.0.1:{nobody}"}))

@@ -21,28 +21,27 @@ from pyiceberg.expressions import And, BooleanExpression, EqualTo, GreaterThan
 
 from hypaware.config import Config, SinkConfig
 from hypaware.engine.session import EngineSession
-from hypaware.export.driver import Driver, Terms
-from hypaware.export.lake_rows import LakeRows
+from hypaware.export.driver import DeliveryOptions, Driver
+from hypaware.export.rows import LakeRowReader
 from hypaware.home import Home
-from hypaware.lake import expiry, metadata, recover, rewrite, since, spark_table, tables, turns
-from hypaware.lake.build import BuildFailure, Built
-from hypaware.lake.committer import Change, NotCommitted
+from hypaware.iceberg import metadata
+from hypaware.iceberg.metadata import DataFile, TableMetadata
+from hypaware.lake import commit, locks, read, rewrite, schema, snapshots, spark_table
+from hypaware.lake.build import BuildFailure, BuildResult
 from hypaware.lake.flush import Flusher
-from hypaware.lake.landing import Landing
-from hypaware.lake.metadata import DataFile, Metadata
-from hypaware.lake.partitions import Place
-from hypaware.lake.spark_lake import SparkLake
+from hypaware.lake.parquet import OutputPaths
+from hypaware.lake.spark_table import SparkLake
+from hypaware.lake.table import NotCommitted, TableChange
 from hypaware.maintain import compact, expire
-from hypaware.maintain.report import Report
-from hypaware.maintain.work import Work, discard
-from hypaware.opening import OpenHome, open_home
+from hypaware.maintain.context import MaintenanceContext, MaintenanceReport, discard_files
 from hypaware.state import flushes
-from tests.light_lake import read_lake
-from tests.light_life import append
-from tests.rows import DATASET, MESSAGES, row
+from hypaware.state.home_opener import OpenHome, open_home
+from tests.support.light_home import append
+from tests.support.light_lake import read_lake
+from tests.support.rows import DATASET, MESSAGES, row
 
 pytestmark = pytest.mark.spark
-TABLE = tables.full_name(DATASET)
+TABLE = schema.full_table_name(DATASET)
 _FIRST_DAY = datetime(2026, 11, 2, 7, 0, tzinfo=UTC)
 
 
@@ -71,7 +70,7 @@ class Site:
         append(self.home, batch)
 
     def flush(self) -> None:
-        with turns.changing(DATASET, lambda: None):
+        with locks.commit_lock(DATASET, lambda: None):
             Flusher(self.home, self.opened.store, self.lake).flush(MESSAGES, wait=0)
 
     def commit(self, *partitions: tuple[str, int], rows: int = 3, times: int = 1) -> None:
@@ -81,15 +80,15 @@ class Site:
             self.flush()
 
     @contextmanager
-    def work(self, **options: Any) -> Iterator[Work]:
+    def work(self, **options: Any) -> Iterator[MaintenanceContext]:
         now = datetime.now(UTC)
-        with turns.running(), turns.keeping(DATASET, lambda: None):
-            yield Work(
+        with locks.track_job(), locks.maintenance_lock(DATASET, lambda: None):
+            yield MaintenanceContext(
                 self.home, Config(), self.opened.store, self.lake, MESSAGES, now, note=self.notes.append, **options
             )
 
-    def keep(self, step: Callable[[Work, Report], None], **options: Any) -> Report:
-        report = Report(DATASET)
+    def keep(self, step: Callable[[MaintenanceContext, MaintenanceReport], None], **options: Any) -> MaintenanceReport:
+        report = MaintenanceReport(DATASET)
         with self.work(**options) as work:
             report.set_before(work.files())
             step(work, report)
@@ -97,13 +96,13 @@ class Site:
         return report
 
     @property
-    def table_metadata(self) -> Metadata:
-        entry = metadata.entry(self.home, DATASET)
+    def table_metadata(self) -> TableMetadata:
+        entry = metadata.find_table(self.home, DATASET)
         assert entry
-        return metadata.read(entry.metadata)
+        return metadata.read_metadata(entry.metadata)
 
     def files(self) -> list[DataFile]:
-        return list(metadata.live_files(self.table_metadata))
+        return list(metadata.iter_live_files(self.table_metadata))
 
     def rows(self) -> list[dict[str, Any]]:
         return sorted(read_lake(self.home, DATASET), key=lambda each: each["_hyp_ingest_seq"])
@@ -123,13 +122,13 @@ class Site:
 @pytest.fixture
 def site(engine_session: EngineSession, engine_home: Home, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
     """A home with an empty lake, whose commits all count as finished long ago."""
-    monkeypatch.setattr(expiry, "COMMIT_TAKES", 0.0)
+    monkeypatch.setattr(snapshots, "COMMIT_SECONDS", 0.0)
     opened = open_home(engine_home)
     with closing(opened.store):
         with opened.store.transaction() as connection:
             flushes.lower_high_water(connection, DATASET, 0)
             for table in ("streams", "intents", "chunks", "dead_letters", "high_water"):
-                connection.exec_driver_sql(f"DELETE FROM {table}")
+                connection.execute(f"DELETE FROM {table}")
         engine_session.spark.sql(f"DROP TABLE IF EXISTS {TABLE} PURGE")
         yield Site(engine_session, opened)
         engine_session.spark.sql(f"DROP TABLE IF EXISTS {TABLE} PURGE")
@@ -140,7 +139,7 @@ def test_every_reader_finds_the_same_rows_in_fewer_files(site: Site) -> None:
     site.commit(("claude", 0), ("claude", 1), ("codex", 0), rows=40, times=5)
     site.commit(("claude", 5), ("codex", 5), times=4)
     before = site.rows()
-    report = site.keep(compact.run)
+    report = site.keep(compact.compact_dataset)
     assert (report.files_before, report.files_after, report.errors) == (23, 11, [])
     assert report.reasons == [
         "compacted 2 days of claude: 10 files into 2",
@@ -165,13 +164,13 @@ def test_every_reader_finds_the_same_rows_in_fewer_files(site: Site) -> None:
     last = max(file.max_seq or 0 for file in site.files() if file.source == "claude" and file.rows == 200)
     since_last = And(EqualTo("_hyp_source", "claude"), GreaterThan("_hyp_ingest_seq", last - 5))
     assert len(site.planned(since_last)) == 1 + 4, "one file of each cold day and source, and the tail"
-    found = since.between(site.home, DATASET, "claude", last - 5, last)
+    found = read.read_between(site.home, DATASET, "claude", last - 5, last)
     assert len(found.rows) > 0
     assert found.scanned <= 200, "one of the two files"
-    second = site.keep(compact.run)
+    second = site.keep(compact.compact_dataset)
     assert (second.reasons, second.files_after) == ([], 11)
-    assert site.keep(compact.run, force=True).files_after == 5
-    assert site.keep(compact.run, force=True).reasons == []
+    assert site.keep(compact.compact_dataset, force=True).files_after == 5
+    assert site.keep(compact.compact_dataset, force=True).reasons == []
     assert site.rows() == before
 
 
@@ -180,7 +179,7 @@ def test_flushes_deliveries_and_queries_continue_during_compaction(
     site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rewrite batch by batch and expire at once, while other threads add, deliver and query."""
-    monkeypatch.setattr("hypaware.maintain.compact_plan._LOT_TASKS", 1)
+    monkeypatch.setattr("hypaware.maintain.compact_plan._BATCH_TASKS", 1)
     site.commit(("claude", 0), ("claude", 1), ("claude", 8), rows=10, times=3)
     started, done, errors, counts = site.numbers, threading.Event(), [], []
     settings = {"destination": str(tmp_path / "archive"), "encoder": "parquet"}
@@ -199,12 +198,12 @@ def test_flushes_deliveries_and_queries_continue_during_compaction(
         return thread
 
     def deliver() -> None:
-        driver = Driver(site.opened, Config(sinks=sinks), LakeRows(site.home), Terms(0.0, None))
+        driver = Driver(site.opened, Config(sinks=sinks), LakeRowReader(site.home), DeliveryOptions(0.0, None))
         for report in asyncio.run(driver.deliver(("archive",))):
             assert report.status == "ok", report
 
     def query() -> None:
-        with turns.running():
+        with locks.track_job():
             counts.append(site.sql(f"SELECT count(content_text) FROM {TABLE}")[0][0])
 
     threads = [
@@ -216,8 +215,8 @@ def test_flushes_deliveries_and_queries_continue_during_compaction(
         while len(counts) < 2 or site.numbers == started:
             assert not errors
             time.sleep(0.01)
-        report = site.keep(compact.run, force=True)
-        expired = site.keep(expire.run, force=True)
+        report = site.keep(compact.compact_dataset, force=True)
+        expired = site.keep(expire.expire_dataset, force=True)
     finally:
         done.set()
         for thread in threads:
@@ -244,20 +243,20 @@ def test_of_two_rewrites_of_the_same_files_one_wins(site: Site) -> None:
     files, before = site.files(), site.rows()
     built = [_rewritten(site, files, name) for name in ("one", "two")]
     site.commit(("claude", 0))
-    first.replace_files(Change("compact", files, built[0].files))
+    first.replace_files(TableChange("compact", files, built[0].files))
     with pytest.raises(NotCommitted):
-        second.replace_files(Change("compact", files, built[1].files))
-    discard(built[1].files)
+        second.replace_files(TableChange("compact", files, built[1].files))
+    discard_files(built[1].files)
     site.commit(("claude", 0))
     after = site.rows()
     assert after[:9] == before
     assert Counter(each["message_index"] for each in after) == Counter(range(15))
 
 
-def _rewritten(site: Site, files: list[DataFile], name: str) -> Built:
+def _rewritten(site: Site, files: list[DataFile], name: str) -> BuildResult:
     table = site.lake.table(MESSAGES)
     paths = tuple(file.path for file in files)
-    place = Place(table.data_root, name, 1)
+    place = OutputPaths(table.data_root, name, 1)
     task = rewrite.RewriteTask(DATASET, "claude", "2026-11-02", paths, place, table.field_ids)
     (built,) = site.lake.run([task])
     assert not isinstance(built, BuildFailure)
@@ -273,21 +272,21 @@ def test_expiry_frees_space_and_recovery_still_finds_a_committed_flush(
     site.commit(("claude", 4), times=4)
     _commit_without_recording(site)
     before, disk = site.rows(), site.on_disk()
-    site.keep(compact.run, force=True)
-    assert site.keep(expire.run).snapshots_expired == 0
+    site.keep(compact.compact_dataset, force=True)
+    assert site.keep(expire.expire_dataset).snapshots_expired == 0
     # The expiry that flushes trigger has the same grace period.
     monkeypatch.setattr(spark_table, "_MAX_SNAPSHOTS", 2)
     assert not site.lake.table(MESSAGES).trim()
     assert disk <= site.on_disk()
-    report = site.keep(expire.run, force=True)
+    report = site.keep(expire.expire_dataset, force=True)
     assert report.snapshots_expired >= 9
     assert len(site.table_metadata.snapshots) == 1
     assert site.rows() == before
-    recover.settle_unfinished(site.home, site.opened.store, site.lake.table(MESSAGES), DATASET)
+    commit.finish_interrupted_flushes(site.home, site.opened.store, site.lake.table(MESSAGES), DATASET)
     with site.opened.store.reading() as connection:
-        assert flushes.unfinished(connection, DATASET) == []
-        assert flushes.high_water(connection)[DATASET] == {"claude": before[-1]["_hyp_ingest_seq"]}
-    site.keep(expire.run, force=True)
+        assert flushes.unfinished_flushes(connection, DATASET) == []
+        assert flushes.load_high_water(connection)[DATASET] == {"claude": before[-1]["_hyp_ingest_seq"]}
+    site.keep(expire.expire_dataset, force=True)
     assert site.on_disk() == {file.path for file in site.files()}
     assert site.rows() == before
 
@@ -300,17 +299,17 @@ def _commit_without_recording(site: Site) -> None:
 
     site.add(3, day=4)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Landing, "_record", die)
+        patch.setattr(commit, "record_flush", die)
         with pytest.raises(KeyboardInterrupt):
             site.flush()
     with site.opened.store.reading() as connection:
-        assert len(flushes.unfinished(connection, DATASET)) == 1
+        assert len(flushes.unfinished_flushes(connection, DATASET)) == 1
 
 
 @pytest.mark.hazard(45)
 def test_many_small_commits_leave_bounded_metadata(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spark_table, "_MAX_SNAPSHOTS", 4)
-    monkeypatch.setattr(expiry, "GRACE", 0.0)
+    monkeypatch.setattr(snapshots, "GRACE_SECONDS", 0.0)
     site.commit(("claude", 0))
     table = site.lake.table(MESSAGES)
     table.iceberg.updateProperties().set("write.metadata.previous-versions-max", "3").set(
@@ -322,9 +321,9 @@ def test_many_small_commits_leave_bounded_metadata(site: Site, monkeypatch: pyte
         site.lake.table(MESSAGES).trim()
         if number % 8 == 7:
             # The snapshots that added its files have expired.
-            report = site.keep(compact.run, force=True)
+            report = site.keep(compact.compact_dataset, force=True)
             assert (report.errors, report.files_before, report.files_after) == ([], 9, 1)
-            site.keep(expire.run, force=True)
+            site.keep(expire.expire_dataset, force=True)
             metadata_files = [path for path in site.table_metadata.path.parent.rglob("*") if path.is_file()]
             sizes.append((len(metadata_files), sum(path.stat().st_size for path in metadata_files)))
     counts, bytes_ = zip(*sizes, strict=True)

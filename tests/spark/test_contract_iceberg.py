@@ -1,4 +1,4 @@
-"""The contract of all sinks, over a table in another lake."""
+"""The sink contract for a table in another lake."""
 
 from __future__ import annotations
 
@@ -13,36 +13,35 @@ import pytest
 from hypaware.engine.session import EngineSession
 from hypaware.home import Home
 from hypaware.testing import contract
-from hypaware.testing.contract import Place, SinkContract
-from tests import processes
-from tests.iceberg_destination import Lake, kind_on
+from hypaware.testing.contract import SinkContract, SinkHome
+from tests.support import processes
+from tests.support.iceberg_destination import Lake, kind_on
 
 pytestmark = pytest.mark.spark
 
-# A process with an engine of its own: a JVM does not come along into a fork.
+# A process with its own engine: a JVM does not survive a fork.
 _ENGINE = """
 import pickle, sys
 from pathlib import Path
 from hypaware.engine.session import open_session
-from hypaware.export import configured
 from hypaware.home import Home
-from hypaware.testing import between
-from tests.iceberg_destination import kind_on
-place, work, faults = pickle.loads(Path(sys.argv[1]).read_bytes())
+from hypaware.testing import fault_injection
+from tests.support.iceberg_destination import kind_on
+site, work, faults = pickle.loads(Path(sys.argv[1]).read_bytes())
 session = open_session(Home.from_environment(), master="local[1]", memory="512m")
-with configured.also(between.wrapped(kind_on(session.spark), faults)):
-    getattr(place, work)()
+with fault_injection.register_kind(fault_injection.wrap_kind(kind_on(session.spark), faults)):
+    getattr(site, work)()
 session.close()
 """
-# Starting an engine takes seconds: a short run kills at the points where the sink's own state changes.
+# Starting an engine takes seconds: a short run kills only at the sink's own crash points.
 _FEW_POINTS = ("export.ship.before-send", "export.plan.after-mirror", "export.ship.after-answer")
 
 
-def _live_in_an_engine(work: Callable[[], None], crash_at: str | None = None) -> bool:
-    place = work.__self__  # type: ignore[attr-defined]
-    assert isinstance(place, Place)
-    here = place.home.root.parent
-    (here / "work").write_bytes(pickle.dumps((place, work.__name__, here / "faults")))
+def _run_in_engine(work: Callable[[], None], crash_at: str | None = None) -> bool:
+    site = work.__self__  # type: ignore[attr-defined]
+    assert isinstance(site, SinkHome)
+    here = site.home.root.parent
+    (here / "work").write_bytes(pickle.dumps((site, work.__name__, here / "faults")))
     done = processes.run(_ENGINE, Home(here / "engine"), here / "work", crash_at=crash_at)
     assert done.returncode == 0 or processes.was_killed(done), done.stderr
     return done.returncode == 0
@@ -56,7 +55,7 @@ class TestIcebergTable(SinkContract):
     def _engine(self, engine_session: EngineSession, monkeypatch: pytest.MonkeyPatch) -> None:
         self.session = engine_session
         self.kind = kind_on(engine_session.spark)
-        monkeypatch.setattr(contract, "live", _live_in_an_engine)
+        monkeypatch.setattr(contract, "run_in_child", _run_in_engine)
         if "HYP_SOAK" not in os.environ:
             monkeypatch.setattr(contract, "POINTS", _FEW_POINTS)
 

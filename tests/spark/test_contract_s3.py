@@ -1,4 +1,4 @@
-"""The contract, over a real S3 server; what is there is read from the server's own folder."""
+"""The sink contract for a real S3 server; the objects are read from the server's folder."""
 
 from __future__ import annotations
 
@@ -12,34 +12,33 @@ from typing import Any
 import pytest
 
 from hypaware.testing import contract
-from hypaware.testing.contract import Place
-from tests import processes
-from tests.s3_server import ENVIRONMENT, S3Server
+from hypaware.testing.contract import SinkHome
+from tests.support import processes
+from tests.support.s3_server import ENVIRONMENT, S3Server
 from tests.unit.export.test_contract_sinks import TestFolderOfParquet as OfParquet
 
 pytestmark = pytest.mark.spark
 
-# A process of its own: the threads of the library that speaks to S3 do not come along into a fork.
+# A separate process: the threads of the S3 library do not survive a fork.
 _WORK = """
 import pickle, sys
 from pathlib import Path
-from hypaware.export import configured
+from hypaware.testing import fault_injection
 from hypaware.export.sinks.blob import BLOB
-from hypaware.testing import between
-place, work, faults = pickle.loads(Path(sys.argv[1]).read_bytes())
-with configured.also(between.wrapped(BLOB, faults)):
-    getattr(place, work)()
+site, work, faults = pickle.loads(Path(sys.argv[1]).read_bytes())
+with fault_injection.register_kind(fault_injection.wrap_kind(BLOB, faults)):
+    getattr(site, work)()
 """
-# Starting a process takes a second: a short run kills at the sink's own points and around them.
+# Starting a process takes a second: a short run kills only at the sink's own crash points and next to them.
 _FEW_POINTS = ("export.ship.before-send", "export.plan.after-mirror", "export.ship.after-answer")
 
 
-def _live_in_a_process(work: Callable[[], None], crash_at: str | None = None) -> bool:
-    place = work.__self__  # type: ignore[attr-defined]
-    assert isinstance(place, Place)
-    here = place.home.root.parent
-    (here / "work").write_bytes(pickle.dumps((place, work.__name__, here / "faults")))
-    done = processes.run(_WORK, place.home, here / "work", crash_at=crash_at)
+def _run_in_process(work: Callable[[], None], crash_at: str | None = None) -> bool:
+    site = work.__self__  # type: ignore[attr-defined]
+    assert isinstance(site, SinkHome)
+    here = site.home.root.parent
+    (here / "work").write_bytes(pickle.dumps((site, work.__name__, here / "faults")))
+    done = processes.run(_WORK, site.home, here / "work", crash_at=crash_at)
     assert done.returncode == 0 or processes.was_killed(done), done.stderr
     return done.returncode == 0
 
@@ -57,7 +56,7 @@ class TestS3(OfParquet):
     @pytest.fixture(autouse=True)
     def _server(self, server: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
         self.server = server
-        monkeypatch.setattr(contract, "live", _live_in_a_process)
+        monkeypatch.setattr(contract, "run_in_child", _run_in_process)
         if "HYP_SOAK" not in os.environ:
             monkeypatch.setattr(contract, "POINTS", _FEW_POINTS)
         for name, value in ENVIRONMENT.items():

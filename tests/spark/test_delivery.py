@@ -1,7 +1,7 @@
-"""Deliveries from the real lake to real destinations: a plain HTTP server and a folder of Parquet files, side by side.
+"""Deliveries from the real lake to real destinations: a plain HTTP server and a folder of Parquet files.
 
-What must hold while the lake changes underneath: nothing sent when nothing is new, about N for N new rows, and every
-row once through retention, compaction, lost answers and lost memory.
+Invariants while the lake changes: no request without new rows, about N for N new rows, and every row once through
+retention, compaction, lost responses and lost states.
 """
 
 from __future__ import annotations
@@ -17,34 +17,34 @@ from typing import Any
 import duckdb
 import pytest
 
-from hypaware.capture import opt_outs
 from hypaware.config.schema import Config, SinkConfig
 from hypaware.engine.session import EngineSession
-from hypaware.export import letters
-from hypaware.export.driver import Driver, Terms
-from hypaware.export.lake_rows import LakeRows
+from hypaware.export import dead_letter_rows
+from hypaware.export.driver import DeliveryOptions, Driver
 from hypaware.export.report import SinkReport
+from hypaware.export.rows import LakeRowReader
 from hypaware.home import Home
-from hypaware.lake import tables
+from hypaware.lake import schema
 from hypaware.lake.flush import Flusher
-from hypaware.lake.spark_lake import SparkLake
+from hypaware.lake.spark_table import SparkLake
 from hypaware.model import datasets
 from hypaware.model.datasets import SEQ
-from hypaware.opening import OpenHome, open_home
+from hypaware.privacy import ignored_sessions
 from hypaware.state import dead_letters, flushes, intents, streams
-from hypaware.state.stream_key import StreamKey
-from tests.light_life import append
-from tests.plain_server import PlainServer
-from tests.rows import rows
+from hypaware.state.home_opener import OpenHome, open_home
+from hypaware.state.streams import StreamKey
+from tests.support.light_home import append
+from tests.support.plain_server import PlainServer
+from tests.support.rows import rows
 
 pytestmark = pytest.mark.spark
 DATASET = "ai_gateway_messages"
-TABLE = tables.full_name(DATASET)
+TABLE = schema.full_table_name(DATASET)
 
 
 @dataclass
 class Site:
-    """A home with its lake, a server and a folder."""
+    """A home with its lake, a server and a folder destination."""
 
     session: EngineSession
     opened: OpenHome
@@ -58,7 +58,9 @@ class Site:
         Flusher(self.opened.home, self.opened.store, lake).flush(datasets.get(DATASET), wait=0)
 
     def deliver(self, *chosen: str, max_wait: float = 0.0, budget: int | None = None) -> dict[str, SinkReport]:
-        driver = Driver(self.opened, Config(sinks=self.sinks), LakeRows(self.opened.home), Terms(max_wait, budget))
+        driver = Driver(
+            self.opened, Config(sinks=self.sinks), LakeRowReader(self.opened.home), DeliveryOptions(max_wait, budget)
+        )
         return {report.sink: report for report in asyncio.run(driver.deliver(chosen or tuple(self.sinks)))}
 
     def at_the_server(self) -> Counter[str]:
@@ -82,15 +84,15 @@ class Site:
 
     def stream(self, sink: str, source: str = "claude") -> streams.Stream:
         with self.opened.store.reading() as connection:
-            found = streams.load(connection, StreamKey(sink, DATASET, source))
+            found = streams.load_stream(connection, StreamKey(sink, DATASET, source))
         assert found
         return found
 
     def forget_watermarks(self) -> None:
         with self.opened.store.transaction() as connection:
-            for stream in streams.all_streams(connection):
-                intents.cancel(connection, stream.key)
-                streams.restore(connection, replace(stream, watermark=None))
+            for stream in streams.list_streams(connection):
+                intents.cancel_intent(connection, stream.key)
+                streams.restore_stream(connection, replace(stream, watermark=None))
 
 
 @pytest.fixture
@@ -100,7 +102,7 @@ def site(engine_session: EngineSession, engine_home: Home, tmp_path: Path) -> It
         with opened.store.transaction() as connection:
             flushes.lower_high_water(connection, DATASET, 0)
             for table in ("streams", "intents", "chunks", "dead_letters", "high_water"):
-                connection.exec_driver_sql(f"DELETE FROM {table}")
+                connection.execute(f"DELETE FROM {table}")
         engine_session.spark.sql(f"DROP TABLE IF EXISTS {TABLE} PURGE")
         made = Site(engine_session, opened, server, tmp_path / "archive")
         made.sinks["team"] = SinkConfig(
@@ -113,7 +115,7 @@ def site(engine_session: EngineSession, engine_home: Home, tmp_path: Path) -> It
         engine_session.spark.sql(f"DROP TABLE IF EXISTS {TABLE} PURGE")
 
 
-def test_nothing_new_sends_nothing_and_n_new_rows_send_n(site: Site) -> None:
+def test_only_new_rows_are_sent(site: Site) -> None:
     site.flush(rows(300))
     reports = site.deliver()
     assert [report.status for report in reports.values()] == ["ok", "ok"]
@@ -127,7 +129,7 @@ def test_nothing_new_sends_nothing_and_n_new_rows_send_n(site: Site) -> None:
     site.check(range(307))
 
 
-def test_retention_that_takes_delivered_days_away_changes_nothing(site: Site) -> None:
+def test_retention_of_delivered_days_sends_nothing(site: Site) -> None:
     site.flush(rows(50, message_created_at="2026-10-01T00:00:00Z"))
     site.deliver()
     site.flush(rows(20, start=50))
@@ -137,8 +139,8 @@ def test_retention_that_takes_delivered_days_away_changes_nothing(site: Site) ->
 
 
 @pytest.mark.hazard(19)
-def test_incremental_sink_compaction(site: Site) -> None:
-    """The table is rewritten, and the streams read straight through it."""
+def test_compaction_sends_nothing_again(site: Site) -> None:
+    """The table is compacted while the streams are delivered."""
     for start in range(0, 60, 10):
         site.flush(rows(10, start=start))
     site.deliver(budget=1)
@@ -156,8 +158,8 @@ def test_incremental_sink_compaction(site: Site) -> None:
 
 @pytest.mark.hazard(22)
 @pytest.mark.hazard(33)
-def test_stored_there_and_forgotten_here_then_new_rows_then_a_retry(site: Site) -> None:
-    """The case that the design this one learns from left open: the unit that is tried again must not have grown."""
+def test_a_chunk_stored_but_not_acknowledged_is_not_sent_twice_after_new_rows(site: Site) -> None:
+    """A retried chunk must not contain newer rows."""
     site.flush(rows(40))
     site.server.cut_after_storing(1)
     assert site.deliver("team")["team"].status == "failed"
@@ -166,12 +168,12 @@ def test_stored_there_and_forgotten_here_then_new_rows_then_a_retry(site: Site) 
     site.flush(rows(15, start=40))
     assert [report.status for report in site.deliver().values()] == ["ok", "ok"]
     site.check(range(55))
-    ids = [request.headers["X-Hyp-Batch-Id"] for request in site.server.asked("/v1/ingest")]
+    ids = [request.headers["X-Hyp-Batch-Id"] for request in site.server.received("/v1/ingest")]
     assert ids[0] == ids[1] != ids[2]
 
 
-def test_a_watermark_that_was_lost_is_put_together_again(site: Site) -> None:
-    """The folder says what it has. The server cannot, and the same rows are the same batches."""
+def test_a_lost_watermark_is_rebuilt(site: Site) -> None:
+    """The folder can be queried. The plain server cannot, but the same rows have the same batch ids."""
     site.flush(rows(40))
     site.deliver()
     site.forget_watermarks()
@@ -181,7 +183,7 @@ def test_a_watermark_that_was_lost_is_put_together_again(site: Site) -> None:
 
 @pytest.mark.hazard(23)
 @pytest.mark.parametrize("mixed", [False, True], ids=["pure", "mixed"])
-def test_rows_without_a_sequence_go_once_they_have_one_and_never_again(site: Site, mixed: bool) -> None:
+def test_rows_without_a_sequence_are_delivered_once_after_they_get_one(site: Site, mixed: bool) -> None:
     site.flush(rows(10))
     if mixed:
         site.flush(rows(5, start=10))
@@ -190,8 +192,8 @@ def test_rows_without_a_sequence_go_once_they_have_one_and_never_again(site: Sit
     assert [stream.rows for report in first.values() for stream in report.streams] == [5 * mixed, 5 * mixed]
     assert [stream.rows for report in site.deliver().values() for stream in report.streams] == [0, 0]
     with site.opened.store.transaction() as connection:
-        following = flushes.next_seq(connection)
-        flushes.raise_next_seq(connection, following + 10)
+        following = flushes.next_sequence(connection)
+        flushes.raise_next_sequence(connection, following + 10)
         flushes.raise_high_water(connection, DATASET, {"claude": following + 9})
     site.sql(f"UPDATE {TABLE} SET {SEQ} = message_index + {following} WHERE {SEQ} IS NULL")
     site.sql(f"ALTER TABLE {TABLE} SET TBLPROPERTIES ('hyp.seq-floor' = '{following + 9}')")
@@ -203,9 +205,7 @@ def test_rows_without_a_sequence_go_once_they_have_one_and_never_again(site: Sit
 @pytest.mark.hazard(24)
 @pytest.mark.hazard(25)
 @pytest.mark.hazard(91)
-def test_two_sinks_of_a_kind_and_sources_with_like_names_have_watermarks_of_their_own(
-    site: Site, tmp_path: Path
-) -> None:
+def test_similar_sinks_and_sources_have_separate_watermarks(site: Site, tmp_path: Path) -> None:
     site.flush(rows(10, client_name="a b"))
     site.deliver("archive")
     second = SinkConfig("blob", "* * * * *", (DATASET,), {"destination": str(tmp_path / "two"), "encoder": "jsonl"})
@@ -220,12 +220,12 @@ def test_two_sinks_of_a_kind_and_sources_with_like_names_have_watermarks_of_thei
         ("second", "a_b"): 10,
     }
     assert sum(site.in_the_archive().values()) == 20
-    # The source that had nothing new stayed where it was, though the other moved on.
+    # The source without new rows kept its watermark although the other advanced.
     assert site.stream("archive", "a b").watermark != site.stream("archive", "a_b").watermark
 
 
 @pytest.mark.hazard(92)
-def test_a_backlog_flows_before_it_is_planned_whole(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_backlog_is_delivered_page_by_page(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hypaware.export.round._PAGE_ROWS", 50)
     site.flush(rows(400))
     (stream,) = site.deliver("team", budget=2)["team"].streams
@@ -237,7 +237,7 @@ def test_a_backlog_flows_before_it_is_planned_whole(site: Site, monkeypatch: pyt
 
 
 @pytest.mark.hazard(17)
-def test_a_lake_that_was_rolled_back_is_not_an_empty_one(site: Site) -> None:
+def test_a_rolled_back_lake_is_reported(site: Site) -> None:
     site.flush(rows(20))
     site.deliver()
     delivered = site.stream("team").watermark
@@ -253,7 +253,7 @@ def test_a_lake_that_was_rolled_back_is_not_an_empty_one(site: Site) -> None:
 
 
 @pytest.mark.hazard(27)
-def test_a_row_that_is_refused_does_not_hold_up_the_others(site: Site) -> None:
+def test_a_refused_row_does_not_block_the_others(site: Site) -> None:
     site.flush(rows(60))
     site.server.refuse(lambda row: row["message_id"] in ("message-13", "message-14"))
     report = site.deliver("team")["team"]
@@ -263,11 +263,11 @@ def test_a_row_that_is_refused_does_not_hold_up_the_others(site: Site) -> None:
 
 
 @pytest.mark.hazard(59)
-def test_what_is_to_stay_here_and_what_is_secret_reaches_no_destination(site: Site, tmp_path: Path) -> None:
+def test_excluded_rows_and_secrets_reach_no_destination(site: Site, tmp_path: Path) -> None:
     closed, secret = tmp_path / "closed", "gh" + "p_" + "a1B2" * 9
     closed.mkdir()
     (closed / ".hypignore").write_text("local-only")
-    opt_outs.ignore(site.opened.home, "private")
+    ignored_sessions.ignore_session(site.opened.home, "private")
     try:
         site.flush(rows(10, content_text=f"use {secret}"))
         site.flush([*rows(5, start=10, cwd=str(closed)), *rows(5, start=15, session_id="private")])
@@ -285,14 +285,14 @@ def test_what_is_to_stay_here_and_what_is_secret_reaches_no_destination(site: Si
         assert [text.startswith("use [github-token:") for (text,) in texts] == [True] * 10
         assert not any(secret.encode() in each for each in everything)
         assert secret not in str(site.server.rows())
-        # Refused there, it is kept as it would have left.
+        # The dead letter holds the redacted row.
         site.flush(rows(1, start=20, content_text=secret))
         site.server.refuse(lambda row: row["message_id"] == "message-20")
         assert site.deliver("team")["team"].streams[0].dead_letters == 1
         with site.opened.store.reading() as connection:
-            (letter,) = dead_letters.all_letters(connection)
-            body = dead_letters.payload(connection, letter.id)
+            (letter,) = dead_letters.list_letters(connection)
+            body = dead_letters.load_payload(connection, letter.id)
         assert body is not None
-        assert letters.unpacked(body)["content_text"].to_pylist()[0].startswith("[github-token:")
+        assert dead_letter_rows.unpack_rows(body)["content_text"].to_pylist()[0].startswith("[github-token:")
     finally:
-        opt_outs.unignore(site.opened.home, "private")
+        ignored_sessions.unignore_session(site.opened.home, "private")

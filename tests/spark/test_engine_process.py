@@ -1,4 +1,4 @@
-"""The engine process and inline commands with real Spark: lock, cancel, crash, hand-over."""
+"""The engine process and inline commands with real Spark: lock, cancellation, crash and hand-over."""
 
 from __future__ import annotations
 
@@ -17,21 +17,26 @@ import psutil
 import pytest
 
 from hypaware import config, errors
-from hypaware.engine import client, singleton
-from hypaware.engine.jobs import Event, OnEvent, unheard
-from hypaware.engine.launch import Engine
+from hypaware.engine import client
+from hypaware.engine.jobs import Event, OnEvent, ignore_events
+from hypaware.engine.launcher import Engine
 from hypaware.home import Home
-from tests.processes import eventually
+from hypaware.home.locks import is_locked
+from tests.support.processes import eventually
 
 pytestmark = pytest.mark.spark
 
 _COMMAND = """
 import json, sys
-from hypaware import config
-from hypaware.engine import client
-from hypaware.engine.launch import Engine
-from hypaware.errors import HypError
 from hypaware.home import Home
+from hypaware.engine.launcher import Engine
+from hypaware.engine import client
+from hypaware import config
+from hypaware.errors import HypError
+
+
+
+
 
 def show(event):
     print(json.dumps(event), file=sys.stderr, flush=True)
@@ -48,7 +53,7 @@ except HypError as error:
 
 
 def is_alive(pid: int) -> bool:
-    """One that has ended may still wait for whoever has to hear of it."""
+    """An ended process may still be a zombie."""
     try:
         return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
@@ -59,7 +64,7 @@ def is_alive(pid: int) -> bool:
 class Spark:
     home: Home
 
-    def run(self, job: str, args: dict[str, Any] | None = None, on_event: OnEvent = unheard) -> dict[str, Any]:
+    def run(self, job: str, args: dict[str, Any] | None = None, on_event: OnEvent = ignore_events) -> dict[str, Any]:
         engine = Engine(self.home, jobs="engine_spark_jobs")
         return client.run_job(self.home, config.load(self.home), job, args or {}, on_event, engine=engine)
 
@@ -85,7 +90,7 @@ def spark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Spark]:
     home.root.mkdir(mode=0o700)
     home.config.write_text('version = 1\n[engine]\nmaster = "local[2]"\nmemory = "512m"\n')
     yield Spark(home)
-    client.stop(home)
+    client.stop_engine(home)
 
 
 @pytest.fixture
@@ -100,7 +105,7 @@ def test_a_warm_engine_runs_concurrent_jobs_and_keeps_no_state_of_them(spark: Sp
         "starting the engine",
         "starting Spark",
     ]
-    assert spark.happened() == ["on_open 3", "count"], "on_open came before the first use, with Spark in hand"
+    assert spark.happened() == ["on_open 3", "count"], "on_open ran before the first use, with Spark open"
     with ThreadPoolExecutor(4) as pool:
         counts = list(pool.map(lambda n: spark.run("count", {"n": n}), range(1, 13)))
     assert [found["count"] for found in counts] == list(range(1, 13))
@@ -108,14 +113,14 @@ def test_a_warm_engine_runs_concurrent_jobs_and_keeps_no_state_of_them(spark: Sp
     assert spark.happened().count("on_open 3") == 1
 
     looks = [spark.run("look") for _ in range(30)]
-    assert len({look["group"] for look in looks}) == 30, "each job has a group of its own"
+    assert len({look["group"] for look in looks}) == 30, "each job has its own group"
     few = looks[4]["connections"] + 2
-    # Py4j's threads end with the jobs, each in its own time.
+    # The threads of py4j end some time after the jobs.
     eventually(lambda: 1 <= spark.run("look")["connections"] <= few)
 
-    status = client.status(spark.home)
+    status = client.engine_status(spark.home)
     assert (status["jvm_pid"], status["owns_lake"]) == (first["jvm_pid"], True)
-    assert client.stop(spark.home)
+    assert client.stop_engine(spark.home)
     eventually(lambda: not is_alive(first["jvm_pid"]))
 
 
@@ -152,7 +157,7 @@ def test_the_lake_of_a_killed_engine_is_free_when_its_jvm_has_ended(spark: Spark
     assert caught.value.kind == "engine_died"
     second = spark.run("count")
     assert second["pid"] != first["pid"]
-    assert not is_alive(first["jvm_pid"]), "its JVM was gone before ours had the lake"
+    assert not is_alive(first["jvm_pid"]), "its JVM had ended before the next one acquired the lake"
     assert spark.happened() == ["on_open 3", "count", "on_open 3", "count"]
 
 
@@ -165,7 +170,7 @@ def test_an_engine_whose_jvm_died_reports_it_and_exits(spark: Spark, files: dict
         with pytest.raises(errors.Retryable) as caught:
             waiting.result()
     assert caught.value.kind == "engine_died"
-    eventually(lambda: singleton.is_free(spark.home))
+    eventually(lambda: not is_locked(spark.home.engine_lock))
     assert spark.run("count")["pid"] != first["pid"]
 
 
@@ -191,7 +196,7 @@ def test_a_waiting_inline_command_hands_its_job_to_a_new_engine(spark: Spark, fi
     assert "Spark" in waiting.stderr.readline()
     assert "waiting" in waiting.stderr.readline()
     engine = spark.run("ping")["pid"]
-    eventually(lambda: client.status(spark.home)["jobs"])
+    eventually(lambda: client.engine_status(spark.home)["jobs"])
     Path(files["until"]).touch()
     found = json.loads(waiting.communicate()[0])
     assert (waiting.returncode, found["pid"]) == (0, engine)

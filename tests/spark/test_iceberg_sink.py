@@ -1,4 +1,4 @@
-"""The Iceberg sink over real catalogs and tables: each chunk once, whatever happens between two tries."""
+"""The Iceberg sink with real catalogs and tables: each chunk is stored once, whatever happens between two attempts."""
 
 from __future__ import annotations
 
@@ -14,31 +14,37 @@ import duckdb
 import pyarrow as pa
 import pytest
 
-from hypaware import durable
 from hypaware.engine.session import EngineSession
-from hypaware.export.payload import Rows
-from hypaware.export.sink import Busy, Chunk, Delivered, Denied, Overlap, Refused, Unreachable
-from hypaware.export.sinks.iceberg import opening, record, table
-from hypaware.home import Home
-from hypaware.lake.metadata import local_path
-from tests import processes
-from tests.iceberg_destination import Lake
-from tests.postgres_server import PASSWORD, PostgresServer, postgres_server
-from tests.rows import MESSAGES
-from tests.shipments import GATEWAY, INCARNATION, chunk, rows_of
+from hypaware.export.sink import (
+    Chunk,
+    ChunkRefused,
+    DestinationBusy,
+    DestinationDenied,
+    DestinationUnreachable,
+    RangeOverlap,
+    StreamCoverage,
+    TablePayload,
+)
+from hypaware.export.sinks.iceberg import iceberg_table
+from hypaware.home import Home, durable_files
+from hypaware.iceberg.metadata import local_path
+from tests.support import processes
+from tests.support.iceberg_destination import Lake
+from tests.support.postgres_server import PASSWORD, PostgresServer, postgres_server
+from tests.support.rows import MESSAGES
+from tests.support.shipments import GATEWAY, INCARNATION, chunk, rows_of
 
 pytestmark = pytest.mark.spark
 
-# A whole engine that ships some chunks and ends, or is killed on the way: folder, first and last sequence, chunk size.
+# An engine that ships some chunks and ends, or is killed. Arguments: folder, first and last sequence, chunk size.
 _ENGINE = """
 import asyncio, sys
 from pathlib import Path
 from hypaware.engine.session import open_session
 from hypaware.home import Home
-from hypaware.export.payload import Rows
-from hypaware.export.sink import Overlap
-from tests.iceberg_destination import Lake
-from tests.shipments import chunk, rows_of
+from hypaware.export.sink import RangeOverlap, TablePayload
+from tests.support.iceberg_destination import Lake
+from tests.support.shipments import chunk, rows_of
 folder, first, last, size = Path(sys.argv[1]), *map(int, sys.argv[2:5])
 session = open_session(Home.from_environment(), master="local[1]", memory="512m")
 lake = Lake(folder, session.spark)
@@ -49,8 +55,8 @@ async def main():
     sys.stdin.readline()
     for after in range(first - 1, last, size):
         try:
-            await sink.ship(chunk(after, after + size), Rows(rows_of(range(after + 1, after + size + 1))), 0)
-        except Overlap as overlap:
+            await sink.ship(chunk(after, after + size), TablePayload(rows_of(range(after + 1, after + size + 1))), 0)
+        except RangeOverlap as overlap:
             print(overlap)
     await sink.close()
 asyncio.run(main())
@@ -65,7 +71,7 @@ def lake(tmp_path: Path, engine_session: EngineSession) -> Lake:
 
 @pytest.fixture
 def owned(lake: Lake) -> Lake:
-    """One whose owner works in it too."""
+    """A table that its owner also uses."""
     return Lake(lake.folder, lake.spark, name=f"lake{time.monotonic_ns()}")
 
 
@@ -81,10 +87,10 @@ def in_postgres(lake: Lake, server: PostgresServer, monkeypatch: pytest.MonkeyPa
     return Lake(lake.folder, lake.spark, told, reader_uri=server.whole_uri, table=f"team.m{time.monotonic_ns()}")
 
 
-# What arrives
+# Delivered rows
 
 
-def test_a_table_is_made_and_other_readers_find_every_row_in_it(lake: Lake) -> None:
+def test_a_missing_table_is_created_and_other_readers_find_every_row(lake: Lake) -> None:
     sent = rows_of(range(1, 101))
     assert lake.ship(chunk(0, 100), sent) > 0
     with lake.reader() as made:
@@ -105,7 +111,7 @@ def test_a_table_is_made_and_other_readers_find_every_row_in_it(lake: Lake) -> N
     assert duckdb.execute(asked, [files]).fetchone() == (100, 1, 100, 100)
 
 
-def test_the_same_in_a_catalog_on_postgres(
+def test_a_postgres_catalog_works_like_sqlite(
     lake: Lake, postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     there = in_postgres(lake, postgres, monkeypatch)
@@ -130,7 +136,7 @@ def test_rows_of_many_days_and_of_the_first_and_last_year_are_found_by_their_day
 
 @pytest.mark.hazard(25)
 @pytest.mark.hazard(61)
-def test_sources_are_exact_strings_also_strange_ones(lake: Lake) -> None:
+def test_sources_are_exact_strings(lake: Lake) -> None:
     strange = [
         "a b",
         "a_b",
@@ -157,7 +163,7 @@ def test_sources_are_exact_strings_also_strange_ones(lake: Lake) -> None:
     assert all(file.resolve().is_relative_to(under.resolve()) for file in files)
 
 
-# The same chunk again
+# Repeated chunks
 
 
 @pytest.mark.hazard(34)
@@ -179,8 +185,8 @@ def test_the_same_chunk_twice_is_stored_once(lake: Lake) -> None:
         ("export.iceberg.after-commit", True),
     ],
 )
-def test_an_engine_that_is_killed_leaves_a_chunk_whole_or_not_at_all(lake: Lake, point: str, landed: bool) -> None:
-    """Killed for real, its JVM too, at its second chunk; new rows come before the retry."""
+def test_a_killed_engine_leaves_a_chunk_complete_or_absent(lake: Lake, point: str, landed: bool) -> None:
+    """The engine and its JVM are killed at the second chunk; new rows arrive before the retry."""
     done = processes.run(_ENGINE, Home(lake.folder / "home"), lake.folder, 1, 30, 10, crash_at=f"{point}:2")
     assert processes.was_killed(done), done.stderr
     assert lake.has_chunk(chunk(0, 10)) is True
@@ -190,7 +196,7 @@ def test_an_engine_that_is_killed_leaves_a_chunk_whole_or_not_at_all(lake: Lake,
     assert lake.seqs() == list(range(1, 41))
 
 
-def test_what_was_delivered_is_known_when_snapshots_expired_and_files_were_compacted(owned: Lake) -> None:
+def test_coverage_survives_expiry_and_compaction_of_the_destination(owned: Lake) -> None:
     owned.ship(chunk(0, 10))
     owned.ship(chunk(10, 20))
     owned.sql("CALL {catalog}.system.rewrite_data_files(table => '{table}', options => map('min-input-files', '2'))")
@@ -199,11 +205,11 @@ def test_what_was_delivered_is_known_when_snapshots_expired_and_files_were_compa
         assert [snapshot.summary.operation.value for snapshot in made.snapshots()] == ["replace"]
     assert owned.has_chunk(chunk(10, 20)) is True
     assert owned.ship(chunk(0, 10)) == 0
-    assert owned.ask(_delivered) == Delivered(20)
+    assert owned.ask(_delivered) == StreamCoverage(20)
     assert owned.seqs() == list(range(1, 21))
 
 
-def test_rows_that_the_owner_deleted_stay_delivered(owned: Lake) -> None:
+def test_rows_deleted_by_the_owner_remain_delivered(owned: Lake) -> None:
     owned.ship(chunk(0, 10))
     owned.sql("DELETE FROM {table} WHERE hyp_seq <= 5")
     assert owned.has_chunk(chunk(0, 10)) is True
@@ -211,66 +217,66 @@ def test_rows_that_the_owner_deleted_stay_delivered(owned: Lake) -> None:
     assert owned.seqs() == [6, 7, 8, 9, 10]
 
 
-def test_where_the_record_is_gone_the_rows_tell(lake: Lake) -> None:
-    """`landed` cannot say whether all of a chunk is there; `ship`, with the rows at hand, can."""
+def test_without_a_record_the_rows_decide(lake: Lake) -> None:
+    """`has_chunk` cannot decide whether a chunk is complete; `ship`, which has the rows, can."""
     lake.ship(chunk(0, 10))
     _forget(lake)
-    assert lake.ask(_delivered) == Delivered(10)
+    assert lake.ask(_delivered) == StreamCoverage(10)
     assert lake.has_chunk(chunk(0, 10)) is None
     assert lake.has_chunk(chunk(10, 20)) is False
     assert lake.ship(chunk(0, 10)) == 0
     assert lake.seqs() == list(range(1, 11))
 
 
-def test_where_the_record_is_gone_and_some_of_the_rows_only_the_rest_is_asked_for(owned: Lake) -> None:
+def test_without_a_record_only_missing_rows_are_sent(owned: Lake) -> None:
     owned.ship(chunk(0, 10))
     _forget(owned)
     owned.sql("DELETE FROM {table} WHERE hyp_seq IN (3, 9, 10)")
-    with pytest.raises(Overlap) as raised:
+    with pytest.raises(RangeOverlap) as raised:
         owned.ship(chunk(0, 10))
-    assert raised.value.covered == Delivered(8, ((2, 3),))
+    assert raised.value.covered == StreamCoverage(8, ((2, 3),))
     owned.ship(chunk(2, 3))
     owned.ship(chunk(8, 10))
     assert owned.seqs() == list(range(1, 11))
 
 
-def test_a_refused_row_stays_a_hole_until_it_is_replayed(lake: Lake) -> None:
+def test_a_refused_row_remains_a_hole_until_it_is_replayed(lake: Lake) -> None:
     lake.ship(chunk(0, 5))
     lake.ship(chunk(6, 10))
-    assert lake.ask(_delivered) == Delivered(10, ((5, 6),))
+    assert lake.ask(_delivered) == StreamCoverage(10, ((5, 6),))
     assert lake.has_chunk(chunk(5, 6)) is False
     assert lake.ship(chunk(5, 6)) > 0
     assert lake.has_chunk(chunk(5, 6)) is True
     assert lake.ship(chunk(5, 6)) == 0
-    assert lake.ask(_delivered) == Delivered(10)
+    assert lake.ask(_delivered) == StreamCoverage(10)
     assert lake.seqs() == list(range(1, 11))
 
 
-def test_another_cut_of_delivered_ranges_is_told_what_is_there(lake: Lake) -> None:
+def test_a_different_cut_of_delivered_ranges_reports_an_overlap(lake: Lake) -> None:
     lake.ship(chunk(0, 10))
-    with pytest.raises(Overlap) as raised:
+    with pytest.raises(RangeOverlap) as raised:
         lake.ship(chunk(5, 15))
-    assert raised.value.covered == Delivered(10)
+    assert raised.value.covered == StreamCoverage(10)
     assert lake.ship(chunk(2, 7)) == 0
     assert lake.seqs() == list(range(1, 11))
 
 
 @pytest.mark.hazard(71)
-def test_incarnations_gateways_and_sources_have_records_of_their_own(lake: Lake) -> None:
+def test_incarnations_gateways_and_sources_have_separate_records(lake: Lake) -> None:
     lake.ship(chunk(0, 10))
     lake.ship(chunk(0, 10, incarnation="b" * 32))
     lake.ship(chunk(0, 10, gateway="gw-ffff"))
     lake.ship(chunk(0, 10, source="codex"))
     assert lake.seqs() == sorted(list(range(1, 11)) * 4)
-    assert lake.ask(lambda sink: sink.coverage(chunk(0, 1).stream, "gw-ffff", INCARNATION)) == Delivered(10)
-    assert lake.ask(lambda sink: sink.coverage(chunk(0, 1).stream, "gw-none", INCARNATION)) == Delivered(0)
+    assert lake.ask(lambda sink: sink.coverage(chunk(0, 1).stream, "gw-ffff", INCARNATION)) == StreamCoverage(10)
+    assert lake.ask(lambda sink: sink.coverage(chunk(0, 1).stream, "gw-none", INCARNATION)) == StreamCoverage(0)
 
 
-# Two writers
+# Concurrent writers
 
 
 def _meanwhile(monkeypatch: pytest.MonkeyPatch, point: str, work: Callable[[], object]) -> list[object]:
-    """The first time that a writer comes to the point, another one's work is done there, from beginning to end."""
+    """Run another writer's work when the first writer reaches the crash point for the first time."""
     done: list[object] = []
 
     def reach() -> None:
@@ -278,16 +284,14 @@ def _meanwhile(monkeypatch: pytest.MonkeyPatch, point: str, work: Callable[[], o
             done.append(None)
             done[0] = work()
 
-    monkeypatch.setattr(table, point, reach)
+    monkeypatch.setattr(iceberg_table, point, reach)
     return done
 
 
 @pytest.mark.hazard(71)
 @pytest.mark.parametrize("point", ["_after_files", "_before_commit"])
-def test_two_engines_with_the_same_chunk_deliver_it_once(
-    lake: Lake, monkeypatch: pytest.MonkeyPatch, point: str
-) -> None:
-    """A copied home: the other engine commits between our look and our commit."""
+def test_two_engines_deliver_the_same_chunk_once(lake: Lake, monkeypatch: pytest.MonkeyPatch, point: str) -> None:
+    """A copied home: the other engine commits between our check and our commit."""
     other = rows_of(range(1, 11))
     done = _meanwhile(monkeypatch, point, lambda: _aside(lambda: lake.ship(chunk(0, 10), other)))
     assert lake.ship(chunk(0, 10)) == 0
@@ -296,49 +300,49 @@ def test_two_engines_with_the_same_chunk_deliver_it_once(
     with lake.reader() as made:
         named = {local_path(task.file.file_path) for task in made.scan().plan_files()}
         folder = local_path(made.location())
-    assert set(folder.rglob("*.parquet")) == named, "the loser takes its files away"
+    assert set(folder.rglob("*.parquet")) == named, "the loser deletes its files"
 
 
-def test_the_other_engine_s_cut_may_be_another(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_engines_with_different_cuts_duplicate_no_row(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     _meanwhile(monkeypatch, "_before_commit", lambda: _aside(lambda: lake.ship(chunk(0, 6))))
-    with pytest.raises(Overlap) as raised:
+    with pytest.raises(RangeOverlap) as raised:
         lake.ship(chunk(0, 10))
-    assert raised.value.covered == Delivered(6)
+    assert raised.value.covered == StreamCoverage(6)
     lake.ship(chunk(6, 10))
     assert lake.seqs() == list(range(1, 11))
-    assert lake.ask(_delivered) == Delivered(10)
+    assert lake.ask(_delivered) == StreamCoverage(10)
 
 
-def test_another_part_of_the_stream_meanwhile_keeps_its_place_in_the_record(
+def test_a_concurrent_chunk_of_the_stream_keeps_its_place_in_the_record(
     lake: Lake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No row is doubled by it, but a record that was read before would take the other's range away."""
+    """No row is duplicated, but a record read before would drop the other's range."""
     _meanwhile(monkeypatch, "_before_commit", lambda: _aside(lambda: lake.ship(chunk(10, 20))))
     lake.ship(chunk(0, 10))
     assert lake.seqs() == list(range(1, 21))
-    assert lake.ask(_delivered) == Delivered(20)
+    assert lake.ask(_delivered) == StreamCoverage(20)
 
 
 def test_other_gateways_do_not_disturb_each_other(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both commits stand, in one try each."""
+    """Both commits succeed at the first attempt."""
     tries: list[str] = []
-    original = table.IcebergTable.commit
+    original = iceberg_table.IcebergTable.commit
 
     def counted(self: Any, wanted: Chunk, *args: Any) -> None:
         tries.append(wanted.gateway_id)
         original(self, wanted, *args)
 
-    monkeypatch.setattr(table.IcebergTable, "commit", counted)
+    monkeypatch.setattr(iceberg_table.IcebergTable, "commit", counted)
     _meanwhile(monkeypatch, "_before_commit", lambda: _aside(lambda: lake.ship(chunk(0, 10, gateway="gw-ffff"))))
     assert lake.ship(chunk(0, 10)) > 0
     assert sorted(tries) == sorted([GATEWAY, "gw-ffff"])
     assert len(lake.rows()) == 20
 
 
-def test_a_writer_that_slept_through_an_expiry_does_not_commit_on_trust(
+def test_a_writer_suspended_during_an_expiry_does_not_commit_blindly(
     owned: Lake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The snapshots that would show the other engine's rows are gone when it wakes up."""
+    """The snapshots with the other engine's rows have expired when it continues."""
 
     def other() -> None:
         owned.ship(chunk(10, 20))
@@ -351,11 +355,11 @@ def test_a_writer_that_slept_through_an_expiry_does_not_commit_on_trust(
     assert owned.seqs() == sorted([1, *range(1, 21)])
 
 
-def test_a_catalog_that_another_engine_makes_in_the_same_moment_is_opened(
+def test_a_catalog_created_concurrently_by_another_engine_is_opened(
     lake: Lake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Both found a column missing, and the other one was quicker to add it."""
-    build = opening._build
+    """Both found a column missing, and the other engine added it first."""
+    build = iceberg_table._build_catalog
     calls: list[object] = []
 
     def second(spark: Any, settings: Any) -> Any:
@@ -367,14 +371,14 @@ def test_a_catalog_that_another_engine_makes_in_the_same_moment_is_opened(
                 connection.createStatement().execute("ALTER TABLE iceberg_tables ADD COLUMN iceberg_type VARCHAR(5)")
         return made
 
-    monkeypatch.setattr(opening, "_build", second)
+    monkeypatch.setattr(iceberg_table, "_build_catalog", second)
     lake.ship(chunk(0, 10))
     assert len(calls) == 2
     assert lake.seqs() == list(range(1, 11))
 
 
 def test_two_engines_at_full_speed_deliver_every_chunk_once(lake: Lake) -> None:
-    """Two processes with a JVM each, the same ten chunks, at the same time."""
+    """Two processes with a JVM each deliver the same ten chunks at the same time."""
     arguments = (lake.folder, 1, 100, 10)
     with (
         processes.running(_ENGINE, Home(lake.folder / "one"), *arguments) as one,
@@ -389,14 +393,14 @@ def test_two_engines_at_full_speed_deliver_every_chunk_once(lake: Lake) -> None:
             engine.stdin.flush()
         assert [engine.wait(processes.PATIENCE) for engine in (one, two)] == [0, 0]
     assert lake.seqs() == list(range(1, 101))
-    assert lake.ask(_delivered) == Delivered(100)
+    assert lake.ask(_delivered) == StreamCoverage(100)
 
 
-# Tables that are there already
+# Existing tables
 
 
-def test_columns_that_a_table_lacks_are_added_and_its_own_partitions_are_kept(owned: Lake) -> None:
-    """A table that somebody made with columns and partitions of their own."""
+def test_missing_columns_are_added_and_partitions_are_kept(owned: Lake) -> None:
+    """A table with its own columns and partitions."""
     owned.sql("CREATE NAMESPACE {catalog}.team")
     owned.sql(
         "CREATE TABLE {table} (message_created_at timestamp, model string NOT NULL, message_index bigint, label string)"
@@ -423,10 +427,10 @@ def test_columns_that_a_table_lacks_are_added_and_its_own_partitions_are_kept(ow
         ("attributes map<string,string>", "attributes has type nested instead of string"),
     ],
 )
-def test_a_table_whose_columns_do_not_fit_is_told_apart_column_by_column(owned: Lake, columns: str, told: str) -> None:
+def test_columns_that_do_not_fit_are_named(owned: Lake, columns: str, told: str) -> None:
     owned.sql("CREATE NAMESPACE {catalog}.team")
     owned.sql(f"CREATE TABLE {{table}} ({columns}) USING iceberg")
-    with pytest.raises(Denied, match=told) as raised:
+    with pytest.raises(DestinationDenied, match=told) as raised:
         owned.has_chunk(chunk(0, 1))
     assert raised.value.kind == "schema_conflict"
 
@@ -434,7 +438,7 @@ def test_a_table_whose_columns_do_not_fit_is_told_apart_column_by_column(owned: 
 def test_a_table_with_unknown_partitions_is_refused(owned: Lake) -> None:
     owned.sql("CREATE NAMESPACE {catalog}.team")
     owned.sql("CREATE TABLE {table} (session_id string) USING iceberg PARTITIONED BY (bucket(4, session_id))")
-    with pytest.raises(Denied, match=r"partitioned by bucket\[4\] of session_id") as raised:
+    with pytest.raises(DestinationDenied, match=r"partitioned by bucket\[4\] of session_id") as raised:
         owned.has_chunk(chunk(0, 1))
     assert raised.value.kind == "partitions_unknown"
 
@@ -442,19 +446,19 @@ def test_a_table_with_unknown_partitions_is_refused(owned: Lake) -> None:
 def test_a_table_of_another_dataset_is_refused(owned: Lake) -> None:
     owned.sql("CREATE NAMESPACE {catalog}.team")
     owned.sql("CREATE TABLE {table} (session_id string) USING iceberg TBLPROPERTIES ('hyp.dataset'='others')")
-    with pytest.raises(Denied, match="holds rows of others") as raised:
+    with pytest.raises(DestinationDenied, match="holds rows of others") as raised:
         owned.has_chunk(chunk(0, 1))
     assert raised.value.kind == "wrong_table"
 
 
-def test_a_value_that_the_table_cannot_hold_refuses_its_chunk(lake: Lake) -> None:
-    with pytest.raises(Refused, match="role may not be null"):
+def test_a_value_that_does_not_fit_refuses_its_chunk(lake: Lake) -> None:
+    with pytest.raises(ChunkRefused, match="role may not be null"):
         lake.ship(chunk(0, 1), _without(rows_of([1]), "role"))
     assert lake.rows() == []
 
 
 @pytest.mark.hazard(87)
-def test_a_table_that_was_made_anew_is_another_destination(lake: Lake) -> None:
+def test_a_recreated_table_is_another_destination(lake: Lake) -> None:
     first = lake.ask(_destination)
     assert lake.ask(_destination) == first
     with lake.reader() as made:
@@ -463,31 +467,31 @@ def test_a_table_that_was_made_anew_is_another_destination(lake: Lake) -> None:
     assert (second.address, first.is_same(second)) == (first.address, False)
 
 
-def test_a_table_that_was_made_anew_in_the_middle_is_noticed(lake: Lake) -> None:
+def test_a_table_recreated_during_a_round_is_noticed(lake: Lake) -> None:
     async def twice(sink: Any) -> None:
-        await sink.ship(chunk(0, 5), Rows(rows_of(range(1, 6))), 0)
+        await sink.ship(chunk(0, 5), TablePayload(rows_of(range(1, 6))), 0)
         with lake.reader() as made:
             made.catalog.drop_table("team.messages")
         await _opened_and_closed(lake)
-        with pytest.raises(Denied) as raised:
-            await sink.ship(chunk(5, 10), Rows(rows_of(range(6, 11))), 0)
+        with pytest.raises(DestinationDenied) as raised:
+            await sink.ship(chunk(5, 10), TablePayload(rows_of(range(6, 11))), 0)
         assert raised.value.kind == "destination_changed"
 
     lake.ask(twice)
     assert lake.rows() == []
 
 
-# Trouble
+# Failures
 
 
-def test_a_server_that_is_gone_is_unreachable_and_a_wrong_password_a_person_s_matter(
+def test_a_stopped_server_is_unreachable_and_a_wrong_password_is_denied(
     lake: Lake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with postgres_server() as server:
         there = in_postgres(lake, server, monkeypatch)
         there.ship(chunk(0, 10))
         monkeypatch.setenv("TEAM_PASSWORD", "wrong")
-        with pytest.raises(Denied) as denied:
+        with pytest.raises(DestinationDenied) as denied:
             there.has_chunk(chunk(0, 10))
         assert denied.value.kind == "bad_credentials"
         assert "wrong" not in str(denied.value)
@@ -495,47 +499,49 @@ def test_a_server_that_is_gone_is_unreachable_and_a_wrong_password_a_person_s_ma
 
         async def cut(sink: Any) -> None:
             server.stop()
-            with pytest.raises(Unreachable):
-                await sink.ship(chunk(10, 20), Rows(rows_of(range(11, 21))), 0)
+            with pytest.raises(DestinationUnreachable):
+                await sink.ship(chunk(10, 20), TablePayload(rows_of(range(11, 21))), 0)
             server.start()
-            await sink.ship(chunk(10, 20), Rows(rows_of(range(11, 21))), 0)
+            await sink.ship(chunk(10, 20), TablePayload(rows_of(range(11, 21))), 0)
 
         there.ask(cut)
         assert there.seqs() == list(range(1, 21))
         server.stop()
-        with pytest.raises(Unreachable, match="refused"):
+        with pytest.raises(DestinationUnreachable, match="refused"):
             there.has_chunk(chunk(0, 10))
         server.start()
 
 
 @pytest.mark.hazard(33)
-def test_a_connection_that_is_cut_in_the_commit_says_nothing_about_the_chunk(
+def test_a_connection_cut_during_the_commit_says_nothing_about_the_chunk(
     lake: Lake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The server goes away between the last question and the commit."""
+    """The server stops between the last query and the commit."""
     with postgres_server() as server:
         there = in_postgres(lake, server, monkeypatch)
         there.ship(chunk(0, 10))
 
         async def cut(sink: Any) -> None:
             done = _meanwhile(monkeypatch, "_before_commit", server.stop)
-            with pytest.raises(Unreachable):
-                await sink.ship(chunk(10, 20), Rows(rows_of(range(11, 21))), 0)
+            with pytest.raises(DestinationUnreachable):
+                await sink.ship(chunk(10, 20), TablePayload(rows_of(range(11, 21))), 0)
             assert done
             server.start()
             assert await sink.has_chunk(chunk(10, 20)) is False
-            assert await sink.ship(chunk(10, 20), Rows(rows_of(range(11, 21))), 0) > 0
+            assert await sink.ship(chunk(10, 20), TablePayload(rows_of(range(11, 21))), 0) > 0
 
         there.ask(cut)
         assert there.seqs() == list(range(1, 21))
 
 
 @pytest.mark.hazard(33)
-def test_a_commit_that_landed_though_java_raised_is_not_made_twice(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_commit_that_succeeded_although_java_raised_is_not_repeated(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def lost() -> None:
         raise ConnectionResetError("the answer was lost")
 
-    monkeypatch.setattr(table, "_after_commit", lost)
+    monkeypatch.setattr(iceberg_table, "_after_commit", lost)
     assert lake.ship(chunk(0, 10)) > 0
     assert lake.seqs() == list(range(1, 11))
 
@@ -553,57 +559,55 @@ def test_a_commit_that_landed_though_java_raised_is_not_made_twice(lake: Lake, m
         ({"jdbc_password_file": "/nowhere/secret"}, "no_credentials"),
     ],
 )
-def test_what_can_never_work_is_denied_with_its_reason(lake: Lake, catalog: dict[str, str], kind: str) -> None:
+def test_an_invalid_configuration_is_denied_with_the_reason(lake: Lake, catalog: dict[str, str], kind: str) -> None:
     there = Lake(lake.folder, lake.spark, catalog)
-    with pytest.raises(Denied) as raised:
+    with pytest.raises(DestinationDenied) as raised:
         there.has_chunk(chunk(0, 1))
     assert raised.value.kind == kind
 
 
 def test_a_table_without_a_namespace_is_denied(lake: Lake) -> None:
-    with pytest.raises(Denied, match="add its namespace"):
+    with pytest.raises(DestinationDenied, match="add its namespace"):
         Lake(lake.folder, lake.spark, table="messages").has_chunk(chunk(0, 1))
 
 
-def test_a_catalog_that_another_program_has_locked_is_busy(lake: Lake) -> None:
+def test_a_locked_catalog_is_busy(lake: Lake) -> None:
     there = Lake(lake.folder, lake.spark, {"uri": f"jdbc:sqlite:{lake.folder}/catalog.db?busy_timeout=50"})
     there.ship(chunk(0, 5))
 
     async def locked(sink: Any) -> None:
         with closing(sqlite3.connect(lake.folder / "catalog.db")) as other:
             other.execute("BEGIN EXCLUSIVE")
-            with pytest.raises(Busy):
-                await sink.ship(chunk(5, 10), Rows(rows_of(range(6, 11))), 0)
-        await sink.ship(chunk(5, 10), Rows(rows_of(range(6, 11))), 0)
+            with pytest.raises(DestinationBusy):
+                await sink.ship(chunk(5, 10), TablePayload(rows_of(range(6, 11))), 0)
+        await sink.ship(chunk(5, 10), TablePayload(rows_of(range(6, 11))), 0)
 
     there.ask(locked)
     assert there.seqs() == list(range(1, 11))
 
 
-def test_a_record_that_somebody_spoiled_is_shown_and_not_guessed(lake: Lake) -> None:
+def test_a_damaged_record_is_reported(lake: Lake) -> None:
     lake.ship(chunk(0, 10))
     with lake.reader() as made, made.transaction() as change:
-        change.set_properties({record.chunk_key(chunk(0, 10)): "all of it"})
-    with pytest.raises(Denied) as raised:
+        change.set_properties({iceberg_table.chunk_record_key(chunk(0, 10)): "all of it"})
+    with pytest.raises(DestinationDenied) as raised:
         lake.has_chunk(chunk(0, 10))
     assert raised.value.kind == "destination_damaged"
 
 
-# Power
+# Durability
 
 
-def test_everything_that_a_commit_needs_on_a_local_disk_is_synced_before_ship_returns(
-    lake: Lake, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_commit_on_a_local_disk_is_fsynced_before_ship_returns(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: set[Path] = set()
     for name in ("fsync_file", "fsync_dir"):
-        original = getattr(durable, name)
+        original = getattr(durable_files, name)
 
         def recorded(path: Path, original: Any = original) -> None:
             original(path)
             synced.add(path.resolve())
 
-        monkeypatch.setattr(durable, name, recorded)
+        monkeypatch.setattr(durable_files, name, recorded)
     lake.ship(chunk(0, 10))
     with lake.reader() as made:
         named = {local_path(made.metadata_location)}
@@ -618,11 +622,11 @@ def test_everything_that_a_commit_needs_on_a_local_disk_is_synced_before_ship_re
     assert folders <= synced
 
 
-def test_nothing_is_left_in_the_engine_s_folder(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_temporary_file_is_left_in_the_engine(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     async def shipped(sink: Any) -> list[Path]:
-        await sink.ship(chunk(0, 10), Rows(rows_of(range(1, 11))), 0)
-        with pytest.raises(Overlap):
-            await sink.ship(chunk(5, 15), Rows(rows_of(range(6, 16))), 0)
+        await sink.ship(chunk(0, 10), TablePayload(rows_of(range(1, 11))), 0)
+        with pytest.raises(RangeOverlap):
+            await sink.ship(chunk(5, 15), TablePayload(rows_of(range(6, 16))), 0)
         return list(sink._table.scratch.glob("part-*"))
 
     assert lake.ask(shipped) == []
@@ -643,7 +647,7 @@ async def _opened_and_closed(lake: Lake) -> None:
 
 
 def _aside(work: Callable[[], Any]) -> Any:
-    """On a loop of its own: ours is in the middle of something."""
+    """Run on a separate event loop, because ours is busy."""
     result: list[Any] = []
     thread = threading.Thread(target=lambda: result.append(work()))
     thread.start()
@@ -653,7 +657,7 @@ def _aside(work: Callable[[], Any]) -> Any:
 
 def _forget(lake: Lake) -> None:
     with lake.reader() as made, made.transaction() as change:
-        change.remove_properties(record.chunk_key(chunk(0, 1)))
+        change.remove_properties(iceberg_table.chunk_record_key(chunk(0, 1)))
 
 
 def _joined(tables: list[Any]) -> Any:

@@ -1,4 +1,4 @@
-"""Installing for real: Ivy against a repository in a folder, and an archive built by two at once."""
+"""Installation with Ivy from a repository in a folder, and concurrent builds of a class archive."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from hypaware.engine import archive, jars, java, spark_home
+from hypaware.engine import class_archive, jars, jvm
 from hypaware.engine.jars import Jar
 from hypaware.engine.session import EngineSession
 from hypaware.errors import NotReady
 from hypaware.home import cache_dir
-from tests.processes import eventually
+from tests.support.processes import eventually
 
 pytestmark = pytest.mark.spark
 
@@ -24,7 +24,7 @@ TOOL = Jar("org.example", "tool", "1.0", len(BODY), hashlib.sha256(BODY).hexdige
 
 @pytest.fixture
 def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A Maven repository in a folder, and a user whose own Ivy settings name it."""
+    """A Maven repository in a folder, and Ivy settings of the user that name it."""
     repository = tmp_path / "repository"
     (repository / "org" / "example").mkdir(parents=True)
     users = tmp_path / "user" / ".ivy2"
@@ -58,20 +58,20 @@ def unheard(message: str, done: float, total: float) -> None:
 def test_ivy_uses_the_settings_of_the_user(repository: Path, tmp_path: Path) -> None:
     publish(repository, BODY)
 
-    installed = jars.install(tmp_path / "cache", unheard, jars=[TOOL])
+    installed = jars.install_jars(tmp_path / "cache", unheard, jars=[TOOL])
 
     assert [(path.name, path.read_bytes()) for path in installed.paths] == [("tool-1.0.jar", BODY)]
     assert sorted(path.name for path in installed.paths[0].parent.iterdir()) == ["tool-1.0.jar", "verified.json"]
 
 
 def test_a_failed_download_is_retried(repository: Path, tmp_path: Path) -> None:
-    """As with a mirror that is busy, or a connection that was cut."""
+    """This happens with a busy mirror or a lost connection."""
 
     def appears(message: str, done: float, total: float) -> None:
-        if message.endswith("again"):
+        if message.startswith("retrying"):
             publish(repository, BODY)
 
-    (path,) = jars.install(tmp_path / "cache", appears, jars=[TOOL]).paths
+    (path,) = jars.install_jars(tmp_path / "cache", appears, jars=[TOOL]).paths
     assert path.read_bytes() == BODY
 
 
@@ -79,7 +79,7 @@ def test_a_download_with_another_hash_is_not_installed(repository: Path, tmp_pat
     publish(repository, BODY[::-1])
 
     with pytest.raises(NotReady) as refused:
-        jars.install(tmp_path / "cache", unheard, jars=[TOOL])
+        jars.install_jars(tmp_path / "cache", unheard, jars=[TOOL])
 
     assert refused.value.kind == "jars_hash_mismatch"
     assert [path.name for path in (tmp_path / "cache" / "jars").iterdir()] == [".lock"]
@@ -87,7 +87,7 @@ def test_a_download_with_another_hash_is_not_installed(repository: Path, tmp_pat
 
 def test_a_failed_download_reports_the_reason_and_the_fix(repository: Path, tmp_path: Path) -> None:
     with pytest.raises(NotReady, match=r"org\.example#tool;1\.0") as refused:
-        jars.install(tmp_path / "cache", unheard, jars=[TOOL])
+        jars.install_jars(tmp_path / "cache", unheard, jars=[TOOL])
 
     assert (refused.value.kind, refused.value.exit_code) == ("jars_unavailable", 3)
     assert refused.value.repair == ("hyp engine install",)
@@ -97,37 +97,41 @@ def test_concurrent_background_builds_make_one_archive_and_replace_the_stale_one
     engine_session: EngineSession, tmp_path: Path
 ) -> None:
     cache = cache_with_jars(tmp_path / "cache")
-    expected = archive.locate(cache, java.find(), spark_home.class_path(jars.installed(cache)))
+    expected = class_archive.locate_archive(
+        cache, jvm.find_java(), jvm.build_class_path(jars.find_installed_jars(cache))
+    )
     expected.parent.mkdir()
     stale = expected.with_name(f"{expected.name.split('-')[0]}-{'0' * 16}.jsa")
     stale.write_bytes(b"classes of yesterday")
 
-    archive.ensure_in_background(cache)
-    archive.ensure_in_background(cache)
+    class_archive.build_in_background(cache)
+    class_archive.build_in_background(cache)
     eventually(expected.is_file)
 
     assert expected.stat().st_size > 50_000_000
     assert not stale.exists()
-    assert archive.ensure(cache, no_work) == expected
-    assert archive.options(expected)
+    assert class_archive.ensure_archive(cache, no_work) == expected
+    assert class_archive.archive_options(expected)
     expected.chmod(0o600)
     os.truncate(expected, 5_000_000)
-    assert archive.options(expected) == (), "Java 17 dies of an archive that was cut"
+    assert class_archive.archive_options(expected) == (), "Java 17 crashes with a truncated archive"
 
 
 def test_a_failed_archive_build_is_not_retried_by_every_engine(engine_session: EngineSession, tmp_path: Path) -> None:
     cache = cache_with_jars(tmp_path / "cache")
-    expected = archive.locate(cache, java.find(), spark_home.class_path(jars.installed(cache)))
+    expected = class_archive.locate_archive(
+        cache, jvm.find_java(), jvm.build_class_path(jars.find_installed_jars(cache))
+    )
     expected.parent.mkdir()
     expected.with_suffix(".failed").touch()
 
-    archive.ensure_in_background(cache)
+    class_archive.build_in_background(cache)
 
     assert [path.name for path in expected.parent.iterdir()] == [f"{expected.stem}.failed"]
 
 
 def cache_with_jars(cache: Path) -> Path:
-    for jar in jars.installed(cache_dir()):
+    for jar in jars.find_installed_jars(cache_dir()):
         there = cache / "jars" / jar.parent.name
         there.mkdir(parents=True, exist_ok=True)
         try:

@@ -1,4 +1,4 @@
-"""Starting and losing the JVM itself: damaged archives, refused options, the lake's lock, the death of its owner."""
+"""The driver JVM: damaged archives, invalid options, the lake lock, and the death of its owner."""
 
 from __future__ import annotations
 
@@ -14,40 +14,40 @@ from pathlib import Path
 import psutil
 import pytest
 
-from hypaware.engine import jars, java, jvm, lock, spark_home
-from hypaware.engine.jvm import Launch
-from hypaware.engine.session import EngineSession
+from hypaware.engine import jars, jvm
+from hypaware.engine.jvm import JvmCommand
+from hypaware.engine.session import EngineSession, acquire_lake_lock
 from hypaware.errors import ConfigError, Retryable
 from hypaware.home import Home, cache_dir
-from tests import processes
+from tests.support import processes
 
 pytestmark = pytest.mark.spark
 
 
 @pytest.fixture
-def launch(engine_session: EngineSession, tmp_path: Path) -> Launch:
-    """A JVM with Spark's gateway and no session in it, which starts in a second."""
+def launch(engine_session: EngineSession, tmp_path: Path) -> JvmCommand:
+    """A JVM with Spark's gateway and without a session, which starts in a second."""
     scratch = tmp_path / "scratch"
     scratch.mkdir()
-    class_path = spark_home.class_path(jars.installed(cache_dir()))
-    return Launch(java.find(), class_path, "256m", scratch, tmp_path / "jvm.log")
+    class_path = jvm.build_class_path(jars.find_installed_jars(cache_dir()))
+    return JvmCommand(jvm.find_java(), class_path, "256m", scratch, tmp_path / "jvm.log")
 
 
 @contextmanager
-def started(launch: Launch) -> Iterator[jvm.Jvm]:
-    process = jvm.start(launch)
+def started(launch: JvmCommand) -> Iterator[jvm.Jvm]:
+    process = jvm.start_jvm(launch)
     try:
         yield process
     finally:
         process.close()
 
 
-def test_an_invalid_archive_does_not_stop_the_jvm(launch: Launch, tmp_path: Path) -> None:
-    """What the stamp cannot see is left to the JVM, which says nothing and loads its classes the slow way."""
+def test_an_invalid_archive_does_not_stop_the_jvm(launch: JvmCommand, tmp_path: Path) -> None:
+    """Damage that the stamp does not show is left to the JVM, which silently ignores the archive."""
     noise = tmp_path / "noise.jsa"
     noise.write_bytes(secrets.token_bytes(100_000))
     options = ("-Xshare:auto", f"-XX:SharedArchiveFile={noise}")
-    launch = Launch(launch.java, launch.class_path, "256m", launch.scratch, launch.log, archive_options=options)
+    launch = JvmCommand(launch.java, launch.class_path, "256m", launch.scratch, launch.log, archive_options=options)
 
     with started(launch) as process:
         gateway = process.connect()
@@ -57,8 +57,8 @@ def test_an_invalid_archive_does_not_stop_the_jvm(launch: Launch, tmp_path: Path
     assert launch.log.read_text() == ""
 
 
-def test_a_jvm_that_cannot_start_reports_the_reason(launch: Launch) -> None:
-    launch = Launch(launch.java, launch.class_path, "1k", launch.scratch, launch.log)
+def test_a_jvm_that_cannot_start_reports_the_reason(launch: JvmCommand) -> None:
+    launch = JvmCommand(launch.java, launch.class_path, "1k", launch.scratch, launch.log)
 
     with started(launch) as process, pytest.raises(Retryable, match="Too small maximum heap") as failed:
         process.connect()
@@ -69,11 +69,11 @@ def test_a_jvm_that_cannot_start_reports_the_reason(launch: Launch) -> None:
 @pytest.mark.parametrize("memory", ["", "1", "0g", "1GiB", "1g -version", "lots"])
 def test_an_invalid_memory_setting_is_rejected(memory: str) -> None:
     with pytest.raises(ConfigError, match=r"engine\.memory"):
-        jvm.heap(memory)
+        jvm.parse_heap_size(memory)
 
 
 def is_free(path: Path) -> bool:
-    """Asked as another process would: Java's locks are POSIX locks."""
+    """Check from another process, because Java uses POSIX locks."""
     fd = os.open(path, os.O_RDWR)
     try:
         fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -90,8 +90,8 @@ def never(seconds: float) -> None:
 
 @pytest.mark.hazard(76)
 def test_a_jvm_that_holds_the_lock_keeps_one_handle(engine_session: EngineSession, home: Home) -> None:
-    first = lock.acquire(engine_session.jvm, home.lake_lock, never)
-    again = lock.acquire(engine_session.jvm, home.lake_lock, never)
+    first = acquire_lake_lock(engine_session.jvm, home.lake_lock, never)
+    again = acquire_lake_lock(engine_session.jvm, home.lake_lock, never)
     gc.collect()
     engine_session.jvm.java.lang.System.gc()
 
@@ -104,13 +104,12 @@ def test_a_jvm_that_holds_the_lock_keeps_one_handle(engine_session: EngineSessio
 
 
 _OWNER = """
-from hypaware.engine import lock
 from hypaware.engine.session import open_session
 from hypaware.home import Home
 
 home = Home.from_environment()
 session = open_session(home, master="local[1]", memory="512m")
-lock.acquire(session.jvm, home.lake_lock, lambda seconds: None)
+session.own_lake(lambda seconds: None)
 session.spark.sparkContext.parallelize([1], 1).collect()
 print(session.jvm_pid, flush=True)
 input()
@@ -133,11 +132,11 @@ def test_the_lake_of_a_killed_driver_is_free_only_after_its_jvm_has_ended(
         assert owner.stdout is not None
         owners_jvm = psutil.Process(int(owner.stdout.readline()))
         with pytest.raises(GaveUp):
-            lock.acquire(engine_session.jvm, home.lake_lock, give_up)
-        assert not is_free(home.lake_lock), "who gave up has taken nothing away"
+            acquire_lake_lock(engine_session.jvm, home.lake_lock, give_up)
+        assert not is_free(home.lake_lock), "giving up does not release the lock"
         workers = owners_jvm.children(recursive=True)
 
-        # A JVM that is held up: its driver is dead, and it has not noticed yet.
+        # A suspended JVM: its driver is dead, and it has not noticed yet.
         owners_jvm.send_signal(signal.SIGSTOP)
         processes.kill(owner)
         waits: list[float] = []
@@ -148,7 +147,7 @@ def test_the_lake_of_a_killed_driver_is_free_only_after_its_jvm_has_ended(
                 assert owners_jvm.is_running()
                 owners_jvm.send_signal(signal.SIGCONT)
 
-        lock.acquire(engine_session.jvm, home.lake_lock, wait)
+        acquire_lake_lock(engine_session.jvm, home.lake_lock, wait)
 
     assert len(waits) >= 5
     assert waits == sorted(waits)

@@ -1,4 +1,4 @@
-"""The job `overview` on rows that came through spool and flush: every number against the rows that went in."""
+"""The job `overview` on rows from spool and flush: every number is compared with the input rows."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ import pytest
 
 from hypaware.engine.session import EngineSession
 from hypaware.home import Home
-from hypaware.lake import tables
-from hypaware.opening import open_home
+from hypaware.lake import schema
 from hypaware.query import views
 from hypaware.query.overview import run_overview
 from hypaware.query.run import run_query
 from hypaware.state import flushes
-from tests.light_life import append
-from tests.rows import DATASET, row
-from tests.spark.query.asking import Asking
+from hypaware.state.home_opener import open_home
+from tests.support.light_home import append
+from tests.support.query_runner import QueryRunner
+from tests.support.rows import DATASET, row
 
 pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")]
 
@@ -33,8 +33,8 @@ USAGE = {
 }
 
 
-class Overview(Asking):
-    """Of the shared engine's home, whose table is empty at first."""
+class Overview(QueryRunner):
+    """Return the home of the shared engine, with an empty table."""
 
     def of(self, *rows: dict[str, Any], since: str | None = None, refresh: str = "always") -> dict[str, Any]:
         if rows:
@@ -44,27 +44,27 @@ class Overview(Asking):
 
 @pytest.fixture
 def overview(engine_session: EngineSession, engine_home: Home, monkeypatch: pytest.MonkeyPatch) -> Iterator[Overview]:
-    monkeypatch.setattr(views, "_views", WeakKeyDictionary())
-    drop = f"DROP TABLE IF EXISTS {tables.full_name(DATASET)} PURGE"
+    monkeypatch.setattr(views, "_views_by_session", WeakKeyDictionary())
+    drop = f"DROP TABLE IF EXISTS {schema.full_table_name(DATASET)} PURGE"
     engine_session.spark.sql(drop)
     with closing(open_home(engine_home).store) as store, store.transaction() as connection:
         flushes.lower_high_water(connection, DATASET, 0)
-    asking = Overview(engine_session.spark)
-    asking.home = engine_home
+    runner = Overview(engine_session.spark)
+    runner.home = engine_home
     engine_session.spark.sparkContext.setJobGroup("overview", "overview")
-    yield asking
+    yield runner
     engine_session.spark.sql(drop)
 
 
 def message(number: int, parts: int = 1, first: int = 0, **columns: Any) -> list[dict[str, Any]]:
-    """The parts of one message; the counts of a response stand on the last."""
+    """Return the parts of one message; the last one carries the token counts."""
     usage = columns.pop("usage", None)
     made = [row(number, part_index=first + at, attributes={"client": {}}, **columns) for at in range(parts)]
     made[-1]["attributes"] = {"client": {}, **({"usage": usage} if usage else {})}
     return made
 
 
-def test_sessions_messages_and_tokens_are_counted_in_all_and_by_day_project_and_model(overview: Overview) -> None:
+def test_sessions_messages_and_tokens_are_counted_in_total_and_by_day_project_and_model(overview: Overview) -> None:
     found = overview.of(
         *message(1, cwd="/home/dev/a", role="user", model=None),
         *message(2, parts=3, cwd="/home/dev/a", usage=USAGE),
@@ -93,13 +93,13 @@ def test_sessions_messages_and_tokens_are_counted_in_all_and_by_day_project_and_
     assert [each["client"] for each in found["clients"]] == ["claude"]
 
 
-def test_a_message_without_a_first_part_is_a_message_all_the_same(overview: Overview) -> None:
+def test_a_message_without_a_first_part_is_counted(overview: Overview) -> None:
     found = overview.of(*message(1), *message(2, parts=2, first=1), *message(3, parts=2))
 
     assert (found["totals"]["messages"], found["totals"]["parts"]) == (3, 5)
 
 
-def test_messages_of_one_part_each_are_counted_without_a_look_at_their_ids(overview: Overview) -> None:
+def test_messages_with_one_part_each_are_counted_without_reading_their_ids(overview: Overview) -> None:
     assert overview.of(*message(1), *message(2))["totals"]["messages"] == 2
 
 
@@ -116,7 +116,7 @@ def test_tools_are_counted_by_calls_and_failed_results(overview: Overview) -> No
     assert found["totals"]["tool_calls"] == 3
 
 
-def test_only_the_counts_at_the_top_of_the_attributes_count_and_only_if_they_are_whole_numbers(
+def test_only_whole_numbers_in_the_top_level_usage_are_counted(
     overview: Overview,
 ) -> None:
     found = overview.of(
@@ -131,13 +131,13 @@ def test_only_the_counts_at_the_top_of_the_attributes_count_and_only_if_they_are
     assert found["totals"]["messages"] == 5
 
 
-def test_counts_too_large_to_add_up_do_not_break_the_overview(overview: Overview) -> None:
+def test_an_overflow_of_counts_does_not_break_the_overview(overview: Overview) -> None:
     found = overview.of(*(row(number, attributes={"usage": {"output_tokens": 2**63 - 1}}) for number in range(3)))
 
     assert found["totals"]["messages"] == 3
 
 
-def test_a_window_begins_with_its_first_day(overview: Overview) -> None:
+def test_a_window_includes_its_first_day(overview: Overview) -> None:
     rows = [row(day, message_created_at=f"2026-11-{day:02}T00:00:00Z") for day in (13, 14, 15)]
 
     found = overview.of(*rows, since="2026-11-14")
@@ -147,14 +147,14 @@ def test_a_window_begins_with_its_first_day(overview: Overview) -> None:
     assert overview.of(since="2026-11-16")["totals"]["parts"] == 0
 
 
-def test_a_lake_without_a_table_has_an_overview_of_nothing(overview: Overview) -> None:
+def test_a_lake_without_a_table_has_an_empty_overview(overview: Overview) -> None:
     found = overview.of(refresh="never")
 
     assert found["totals"]["sessions"] == 0
     assert found["first_day"] is None
 
 
-def test_an_overview_says_what_sql_says(overview: Overview) -> None:
+def test_an_overview_agrees_with_sql(overview: Overview) -> None:
     rows = [row(number, session_id=f"session-{number % 7}", cwd=f"/home/dev/{number % 3}") for number in range(200)]
     found = overview.of(*rows)
 

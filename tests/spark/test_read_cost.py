@@ -10,16 +10,17 @@ import pytest
 
 from hypaware.engine.session import EngineSession
 from hypaware.home import Home
-from hypaware.lake import metadata, read, row_groups, tables
+from hypaware.iceberg import metadata
+from hypaware.iceberg.metadata import DataFile
+from hypaware.lake import parquet, schema, spark_read
 from hypaware.lake.flush import Flusher
-from hypaware.lake.metadata import DataFile
-from hypaware.lake.spark_lake import SparkLake
+from hypaware.lake.spark_table import SparkLake
 from hypaware.model.datasets import SEQ
-from hypaware.opening import OpenHome, open_home
 from hypaware.state import flushes
-from tests.light_life import append
-from tests.processes import PATIENCE
-from tests.rows import DATASET, MESSAGES, rows
+from hypaware.state.home_opener import OpenHome, open_home
+from tests.support.light_home import append
+from tests.support.processes import PATIENCE
+from tests.support.rows import DATASET, MESSAGES, rows
 
 pytestmark = pytest.mark.spark
 
@@ -31,9 +32,9 @@ def opened(engine_session: EngineSession, engine_home: Home) -> Iterator[OpenHom
     with closing(found.store):
         with found.store.transaction() as connection:
             flushes.lower_high_water(connection, DATASET, 0)
-        engine_session.spark.sql(f"DROP TABLE IF EXISTS {tables.full_name(DATASET)} PURGE")
+        engine_session.spark.sql(f"DROP TABLE IF EXISTS {schema.full_table_name(DATASET)} PURGE")
         yield found
-        engine_session.spark.sql(f"DROP TABLE IF EXISTS {tables.full_name(DATASET)} PURGE")
+        engine_session.spark.sql(f"DROP TABLE IF EXISTS {schema.full_table_name(DATASET)} PURGE")
 
 
 def flush(session: EngineSession, opened: OpenHome) -> int:
@@ -44,16 +45,16 @@ def flush(session: EngineSession, opened: OpenHome) -> int:
 
 
 def files_of(opened: OpenHome, source: str) -> list[DataFile]:
-    entry = metadata.entry(opened.home, DATASET)
+    entry = metadata.find_table(opened.home, DATASET)
     assert entry
-    return [file for file in metadata.live_files(metadata.read(entry.metadata)) if file.source == source]
+    return [file for file in metadata.iter_live_files(metadata.read_metadata(entry.metadata)) if file.source == source]
 
 
-def scanned(session: EngineSession, wanted: read.Range) -> tuple[int, list[int]]:
+def scanned(session: EngineSession, wanted: spark_read.ReadRange) -> tuple[int, list[int]]:
     """Return the number of rows that Spark's scans returned for a read, and the sequences it found."""
     store = session.spark._jsparkSession.sharedState().statusStore()
     before = {execution.executionId() for execution in each_of(store.executionsList())}
-    found = read.rows_since(session.spark, wanted)
+    found = spark_read.read_rows(session.spark, wanted)
     session.spark.sparkContext._jsc.sc().listenerBus().waitUntilEmpty(1000 * PATIENCE)
     ours = [execution.executionId() for execution in each_of(store.executionsList())]
     counts = [
@@ -83,7 +84,7 @@ def cut_groups(files: list[DataFile], since: int) -> int:
     return sum(
         group.sequenced
         for file in files
-        for group in row_groups.of_file(file.path)
+        for group in parquet.read_row_groups(file.path)
         if group.min_seq is not None and group.max_seq is not None and group.min_seq <= since < group.max_seq
     )
 
@@ -93,7 +94,7 @@ def test_only_files_with_new_rows_are_scanned(engine_session: EngineSession, ope
     watermark = flush(engine_session, opened)
     append(opened.home, rows(40, start=3_000))
     flush(engine_session, opened)
-    count, seqs = scanned(engine_session, read.Range(DATASET, "claude", watermark))
+    count, seqs = scanned(engine_session, spark_read.ReadRange(DATASET, "claude", watermark))
     assert seqs == list(range(watermark + 1, watermark + 41))
     assert count <= 2 * 40
 
@@ -103,11 +104,11 @@ def test_a_watermark_inside_a_file_costs_one_row_group(engine_session: EngineSes
     append(opened.home, large_rows(2_500))
     highest = flush(engine_session, opened)
     files = files_of(opened, "claude")
-    groups = [len(row_groups.of_file(file.path)) for file in files]
+    groups = [len(parquet.read_row_groups(file.path)) for file in files]
     assert max(groups) >= 4, groups
     for new in (1, 50, 700, 1_800):
         since = highest - new
-        count, seqs = scanned(engine_session, read.Range(DATASET, "claude", since))
+        count, seqs = scanned(engine_session, spark_read.ReadRange(DATASET, "claude", since))
         assert seqs == list(range(since + 1, highest + 1))
         assert count <= 2 * new + cut_groups(files, since)
 
@@ -118,7 +119,7 @@ def test_a_range_end_inside_a_file_costs_one_row_group(engine_session: EngineSes
     highest = flush(engine_session, opened)
     files = files_of(opened, "claude")
     since, until = highest - 2_000, highest - 1_900
-    count, seqs = scanned(engine_session, read.Range(DATASET, "claude", since, until))
+    count, seqs = scanned(engine_session, spark_read.ReadRange(DATASET, "claude", since, until))
     assert seqs == list(range(since + 1, until + 1))
     assert count <= 2 * 100 + cut_groups(files, since) + cut_groups(files, until)
 
@@ -139,6 +140,6 @@ def test_two_interleaved_sources_are_read_separately(engine_session: EngineSessi
         highest = max(file.max_seq or 0 for file in files)
         for new in (10, 100, 700):
             since = highest - 2 * new
-            count, seqs = scanned(engine_session, read.Range(DATASET, source, since, highest))
+            count, seqs = scanned(engine_session, spark_read.ReadRange(DATASET, source, since, highest))
             assert seqs == list(range(since + 2, highest + 1, 2))
             assert count <= 2 * new + cut_groups(files, since)

@@ -17,20 +17,21 @@ from hypaware.config import Config
 from hypaware.engine.session import EngineSession
 from hypaware.errors import LakeError
 from hypaware.home import Home
-from hypaware.lake import metadata, tables
-from hypaware.lake.flush import Flusher, Report
-from hypaware.lake.spark_lake import SparkLake
+from hypaware.iceberg import metadata
+from hypaware.lake import schema
+from hypaware.lake.flush import Flusher, FlushReport
+from hypaware.lake.spark_table import SparkLake
 from hypaware.maintain import rebuild
-from hypaware.maintain.generation import NEXT, folders
-from hypaware.maintain.report import Report as Kept
-from hypaware.maintain.work import Work
+from hypaware.maintain.context import MaintenanceContext
+from hypaware.maintain.context import MaintenanceReport as Kept
+from hypaware.maintain.generation import NEXT_NAMESPACE, table_folders
 from hypaware.model import datasets
 from hypaware.model.datasets import SEQ, Dataset
-from hypaware.opening import OpenHome, open_home
 from hypaware.state import flushes
-from tests.light_lake import read_lake
-from tests.light_life import append
-from tests.rows import rows
+from hypaware.state.home_opener import OpenHome, open_home
+from tests.support.light_home import append
+from tests.support.light_lake import read_lake
+from tests.support.rows import rows
 
 pytestmark = pytest.mark.spark
 DATASET = "ai_gateway_messages"
@@ -53,7 +54,7 @@ def dataset(engine_session: EngineSession, opened: OpenHome) -> Iterator[Dataset
         with closing(sqlite3.connect(opened.home.catalog, isolation_level=None)) as catalog:
             catalog.execute("CREATE TABLE IF NOT EXISTS iceberg_tables (table_name TEXT)")
             catalog.execute("DELETE FROM iceberg_tables WHERE table_name = ?", (DATASET,))
-        for folder in folders(opened.home, DATASET):
+        for folder in table_folders(opened.home, DATASET):
             shutil.rmtree(folder)
         shutil.rmtree(opened.home.lake / "set-aside", ignore_errors=True)
 
@@ -66,7 +67,7 @@ def dataset(engine_session: EngineSession, opened: OpenHome) -> Iterator[Dataset
     forget()
 
 
-def flush(session: EngineSession, opened: OpenHome) -> Report:
+def flush(session: EngineSession, opened: OpenHome) -> FlushReport:
     lake = SparkLake(opened.home, session.spark, opened.identity, lambda: None)
     return Flusher(opened.home, opened.store, lake).flush(datasets.get(DATASET), wait=0)
 
@@ -74,16 +75,17 @@ def flush(session: EngineSession, opened: OpenHome) -> Report:
 def rebuild_table(session: EngineSession, opened: OpenHome, **how: Any) -> Kept:
     lake = SparkLake(opened.home, session.spark, opened.identity, lambda: None)
     report = Kept(DATASET)
-    rebuild.run(
-        Work(opened.home, Config(), opened.store, lake, datasets.get(DATASET), datetime.now(UTC), **how), report
+    rebuild.rebuild_dataset(
+        MaintenanceContext(opened.home, Config(), opened.store, lake, datasets.get(DATASET), datetime.now(UTC), **how),
+        report,
     )
     return report
 
 
 def live(opened: OpenHome) -> list[Path]:
-    entry = metadata.entry(opened.home, DATASET)
+    entry = metadata.find_table(opened.home, DATASET)
     assert entry
-    return [file.path for file in metadata.live_files(metadata.read(entry.metadata))]
+    return [file.path for file in metadata.iter_live_files(metadata.read_metadata(entry.metadata))]
 
 
 def by_seq(opened: OpenHome) -> list[dict[str, Any]]:
@@ -91,9 +93,11 @@ def by_seq(opened: OpenHome) -> list[dict[str, Any]]:
 
 
 def properties(opened: OpenHome) -> dict[str, str]:
-    entry = metadata.entry(opened.home, DATASET)
+    entry = metadata.find_table(opened.home, DATASET)
     assert entry
-    return {key: value for key, value in metadata.read(entry.metadata).properties.items() if key.startswith("hyp.")}
+    return {
+        key: value for key, value in metadata.read_metadata(entry.metadata).properties.items() if key.startswith("hyp.")
+    }
 
 
 def test_an_intact_table_is_the_same_after_a_rebuild(
@@ -107,12 +111,12 @@ def test_an_intact_table_is_the_same_after_a_rebuild(
     assert properties(opened).items() >= properties_before.items(), "floor, gateway and incarnation are kept"
     assert not report.errors
     assert not set(live(opened)) & set(old)
-    assert metadata.entry(opened.home, DATASET, NEXT) is None
+    assert metadata.find_table(opened.home, DATASET, NEXT_NAMESPACE) is None
     append(opened.home, [*rows(2, start=0), *rows(1, start=6)])
     flushed = flush(engine_session, opened)
-    assert (flushed.rows_written, flushed.rows_duplicate) == (1, 2), "the key index was filled from the new generation"
+    assert (flushed.rows.written, flushed.rows.duplicate) == (1, 2), "the key index was filled from the new generation"
     assert by_seq(opened)[-1][SEQ] > before[-1][SEQ]
-    found = engine_session.spark.sql(f"SELECT count(*), max({SEQ}) FROM {tables.full_name(DATASET)}").collect()[0]
+    found = engine_session.spark.sql(f"SELECT count(*), max({SEQ}) FROM {schema.full_table_name(DATASET)}").collect()[0]
     assert tuple(found) == (7, by_seq(opened)[-1][SEQ])
 
 
@@ -138,7 +142,7 @@ def test_an_unreadable_file_is_set_aside_and_other_rows_are_kept(
     assert len(set_aside) == (0 if how == "missing" else 1)
     # The lost rows may be imported again, under new sequences.
     append(opened.home, rows(6))
-    assert flush(engine_session, opened).rows_written == len(lost)
+    assert flush(engine_session, opened).rows.written == len(lost)
     assert by_seq(opened)[-1][SEQ] > before[-1][SEQ]
 
 
@@ -147,14 +151,14 @@ def test_rows_are_read_from_disk_if_the_metadata_is_lost(
     engine_session: EngineSession, opened: OpenHome, dataset: Dataset, damaged: str
 ) -> None:
     before = by_seq(opened)
-    entry = metadata.entry(opened.home, DATASET)
+    entry = metadata.find_table(opened.home, DATASET)
     assert entry
-    table_metadata = metadata.read(entry.metadata)
+    table_metadata = metadata.read_metadata(entry.metadata)
     if damaged == "metadata":
         entry.metadata.write_bytes(b"{")
     elif damaged == "manifest":
         assert table_metadata.current
-        metadata.manifests(table_metadata.current)[0].path.write_bytes(b"Obj")
+        metadata.read_manifests(table_metadata.current)[0].path.write_bytes(b"Obj")
     else:
         with closing(sqlite3.connect(opened.home.catalog, isolation_level=None)) as catalog:
             catalog.execute("DELETE FROM iceberg_tables WHERE table_name = ?", (DATASET,))
@@ -164,7 +168,7 @@ def test_rows_are_read_from_disk_if_the_metadata_is_lost(
     report = rebuild_table(engine_session, opened)
     assert by_seq(opened) == before
     assert "from the files on disk" in report.as_json()["reason"]
-    assert flush(engine_session, opened).rows_written == 1, "rows in the spool are committed"
+    assert flush(engine_session, opened).rows.written == 1, "rows in the spool are committed"
     assert by_seq(opened)[-1][SEQ] > before[-1][SEQ]
 
 
@@ -177,12 +181,12 @@ def test_rows_of_an_unfinished_flush_are_not_added_twice(
     with pytest.raises(_Stopped):
         flush(engine_session, opened)
     monkeypatch.undo()
-    entry = metadata.entry(opened.home, DATASET)
+    entry = metadata.find_table(opened.home, DATASET)
     assert entry
     entry.metadata.write_bytes(b"{")
     rebuild_table(engine_session, opened)
     assert len(by_seq(opened)) == 6
-    assert flush(engine_session, opened).rows_written == 2
+    assert flush(engine_session, opened).rows.written == 2
     assert len({row["part_id"] for row in by_seq(opened)}) == len(by_seq(opened)) == 8
 
 
@@ -201,7 +205,7 @@ def test_a_stopped_rebuild_leaves_the_old_table_or_the_new_one(
     rebuild_table(engine_session, opened)
     assert [row[SEQ] for row in by_seq(opened)][:6] == [row[SEQ] for row in before]
     assert len(by_seq(opened)) == 7
-    assert metadata.entry(opened.home, DATASET, NEXT) is None
+    assert metadata.find_table(opened.home, DATASET, NEXT_NAMESPACE) is None
 
 
 class _Stopped(BaseException):

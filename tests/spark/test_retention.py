@@ -15,20 +15,21 @@ from hypaware.backfill.run import backfill
 from hypaware.config import Config, RetentionConfig
 from hypaware.engine.session import EngineSession
 from hypaware.home import Home
-from hypaware.lake import expiry, metadata, tables
-from hypaware.lake.turns import running
-from hypaware.maintain.jobs import maintain
-from hypaware.opening import OpenHome, open_home
+from hypaware.iceberg import metadata
+from hypaware.lake import schema, snapshots
+from hypaware.lake.locks import track_job
+from hypaware.maintain.jobs import run_maintenance
 from hypaware.state import flushes, sources
-from hypaware.verify.run import verify
-from tests.claude_files import grow, turns, write
+from hypaware.state.home_opener import OpenHome, open_home
+from hypaware.verify.run import run_verify
+from tests.support.claude_files import grow, turns, write
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 pytestmark = pytest.mark.spark
 DATASET = "ai_gateway_messages"
-TABLE = tables.full_name(DATASET)
+TABLE = schema.full_table_name(DATASET)
 
 
 @dataclass
@@ -59,13 +60,13 @@ class Context:
         return [row[0] for row in found]
 
     @property
-    def table(self) -> metadata.Metadata:
-        entry = metadata.entry(self.home, DATASET)
+    def table(self) -> metadata.TableMetadata:
+        entry = metadata.find_table(self.home, DATASET)
         assert entry
-        return metadata.read(entry.metadata)
+        return metadata.read_metadata(entry.metadata)
 
     def maintain(self, **args: Any) -> dict[str, Any]:
-        (report,) = maintain(self, {"dataset": DATASET, **args}, self.now)["datasets"]
+        (report,) = run_maintenance(self, {"dataset": DATASET, **args}, self.now)["datasets"]
         assert isinstance(report, dict)
         assert report["errors"] == []
         return report
@@ -118,14 +119,14 @@ def test_dropped_days_do_not_come_back(context: Context, opened: OpenHome, tmp_p
     assert data_files(context.home) == files, "no data file was written, changed or removed"
     table_metadata = context.table
     assert len(table_metadata.snapshots) == len(before.snapshots) + 1
-    assert table_metadata.properties[metadata.RETAINED_FROM] == str((context.now - timedelta(days=30)).date())
+    assert table_metadata.properties[metadata.RETAINED_FROM_PROPERTY] == str((context.now - timedelta(days=30)).date())
     assert table_metadata.floor == before.floor
     assert context.maintain(only="expire")["reason"] == "nothing to do"
     assert context.table == table_metadata
 
     # The sessions continue, and all checkpoints are lost.
     with opened.store.transaction() as connection:
-        sources.forget(connection, DATASET)
+        sources.forget_checkpoints(connection, DATASET)
     context.home.keys.unlink()
     for age, path in paths.items():
         grow(path, turns(f"s{age}", 1, first=3, start=days[1]))
@@ -134,7 +135,7 @@ def test_dropped_days_do_not_come_back(context: Context, opened: OpenHome, tmp_p
     assert context.days() == [f"{days[age]:%Y-%m-%d}" for age in (20, 1)]
 
     # The keys of dropped rows stay in the index, which is not an error.
-    audit = verify(context, {"deep": True, "repair": False, "accept_rollback": False})
+    audit = run_verify(context, {"deep": True, "repair": False, "accept_rollback": False})
     assert [check for check in audit["checks"] if not check["ok"]] == []
 
 
@@ -148,7 +149,7 @@ def test_the_first_day_kept_is_recorded_without_a_snapshot(context: Context, tmp
     context.maintain(only="expire")
     table_metadata = context.table
     assert (table_metadata.snapshots, table_metadata.floor) == (before.snapshots, before.floor)
-    assert table_metadata.properties[metadata.RETAINED_FROM] == str((context.now - timedelta(days=10)).date())
+    assert table_metadata.properties[metadata.RETAINED_FROM_PROPERTY] == str((context.now - timedelta(days=10)).date())
     context.config = Config(retention=RetentionConfig(default_days=1))
     assert context.maintain(only="expire")["rows_expired"] == 3
     assert (context.days(), context.table.floor) == ([], before.floor)
@@ -158,7 +159,7 @@ def test_a_full_run_does_what_its_dry_run_reported(
     context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """This includes the expired snapshots; Iceberg leaves none of their files behind."""
-    monkeypatch.setattr(expiry, "COMMIT_TAKES", 0.0)
+    monkeypatch.setattr(snapshots, "COMMIT_SECONDS", 0.0)
     path = tmp_path / "claude" / "projects" / "p" / "s.jsonl"
     environment = {"HOME": "/nonexistent", "CLAUDE_CONFIG_DIR": str(tmp_path / "claude")}
     start_of_day = context.now.replace(hour=1)
@@ -169,7 +170,7 @@ def test_a_full_run_does_what_its_dry_run_reported(
     backfill(context, {"providers": ["claude"], "environment": environment})
     context.config = Config(retention=RetentionConfig(default_days=10))
     planned = context.maintain(force=True, dry_run=True)
-    with running():
+    with track_job():
         done = context.maintain(force=True)
     assert (done["rows_expired"], done["files_before"], done["files_after"]) == (9, 6, 1)
     assert done["snapshots_expired"] > 1

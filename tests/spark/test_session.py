@@ -1,4 +1,4 @@
-"""The session as every job has it: where it writes, where it listens, and what its lake is."""
+"""The Spark session of jobs: its files, its sockets and its catalog."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ import pytest
 from pyiceberg.catalog.sql import SqlCatalog
 from pyspark.errors import AnalysisException
 
-from hypaware.engine import archive, jars, java, jvm, spark_home
+from hypaware.engine import class_archive, jars, jvm
 from hypaware.engine.session import EngineSession, open_session
 from hypaware.home import Home, cache_dir
-from tests import processes
+from tests.support import processes
 
 pytestmark = pytest.mark.spark
 
 
 @pytest.fixture(scope="module")
 def table(engine_session: EngineSession) -> str:
-    """A table of the lake with five rows."""
+    """Create a table of the lake with five rows."""
     engine_session.spark.sql("CREATE NAMESPACE IF NOT EXISTS hyp.session_tests")
     engine_session.spark.sql(
         "CREATE TABLE hyp.session_tests.rows (seq bigint, source string) USING iceberg PARTITIONED BY (source)"
@@ -106,8 +106,8 @@ def test_the_jvm_has_the_module_options_of_this_spark(engine_session: EngineSess
 
 
 def test_the_class_archive_is_used(engine_session: EngineSession) -> None:
-    class_path = spark_home.class_path(jars.installed(cache_dir()))
-    expected = archive.locate(cache_dir(), java.find(), class_path)
+    class_path = jvm.build_class_path(jars.find_installed_jars(cache_dir()))
+    expected = class_archive.locate_archive(cache_dir(), jvm.find_java(), class_path)
 
     mapped = {mapping.path for mapping in psutil.Process(engine_session.jvm_pid).memory_maps()}
 
@@ -150,8 +150,9 @@ def test_a_process_has_one_session(engine_session: EngineSession, home: Home) ->
 _TWICE = """
 import os, sys
 from pathlib import Path
-from hypaware.engine.session import open_session
 from hypaware.home import Home
+from hypaware.engine.session import open_session
+
 
 home = Home.from_environment()
 for _ in range(2):
@@ -167,7 +168,7 @@ print(os.listdir("."), os.listdir(home.engine / "tmp"))
 def test_sessions_can_follow_each_other_and_leave_no_files(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In a folder of its own, under a locale that knows no umlauts, with a home that has one."""
+    """Use a separate folder, a locale without umlauts, and a home with an umlaut in its path."""
     odd = Home(home.root.with_name("ü & %41"))
     empty = tmp_path / "cwd"
     empty.mkdir()
@@ -180,7 +181,7 @@ def test_sessions_can_follow_each_other_and_leave_no_files(
 
     first, second, folders = done.stdout.splitlines()
     assert first.split()[1] == second.split()[1] == "3"
-    assert first.split()[0] != second.split()[0], "each has a JVM of its own"
+    assert first.split()[0] != second.split()[0], "each session has its own JVM"
     assert folders == "[] []"
     assert (done.returncode, done.stderr) == (0, "")
     assert odd.catalog.exists()

@@ -13,18 +13,19 @@ import pytest
 
 from hypaware.engine.session import EngineSession
 from hypaware.home import Home
-from hypaware.lake import metadata, read, spark_lake, tables
-from hypaware.lake.build import BuildFailure, BuildTask, Built
-from hypaware.lake.flush import Flusher, Report
-from hypaware.lake.spark_lake import SparkLake
+from hypaware.iceberg import metadata
+from hypaware.lake import schema, spark_read, spark_table
+from hypaware.lake.build import BuildFailure, BuildResult, BuildTask
+from hypaware.lake.flush import Flusher, FlushReport
+from hypaware.lake.spark_table import SparkLake
 from hypaware.model import datasets
-from hypaware.model.columns import Column, Type
+from hypaware.model.columns import Column, ColumnType
 from hypaware.model.datasets import SEQ, Dataset
-from hypaware.opening import OpenHome, open_home
 from hypaware.state import flushes
-from tests.light_lake import read_lake
-from tests.light_life import append
-from tests.rows import rows
+from hypaware.state.home_opener import OpenHome, open_home
+from tests.support.light_home import append
+from tests.support.light_lake import read_lake
+from tests.support.rows import rows
 
 pytestmark = pytest.mark.spark
 DATASET = "ai_gateway_messages"
@@ -35,9 +36,9 @@ def dataset(engine_session: EngineSession, opened: OpenHome) -> Iterator[Dataset
     """Give the messages dataset a fresh table, without any trace of an earlier one."""
     with opened.store.transaction() as connection:
         flushes.lower_high_water(connection, DATASET, 0)
-    engine_session.spark.sql(f"DROP TABLE IF EXISTS {tables.full_name(DATASET)} PURGE")
+    engine_session.spark.sql(f"DROP TABLE IF EXISTS {schema.full_table_name(DATASET)} PURGE")
     yield datasets.get(DATASET)
-    engine_session.spark.sql(f"DROP TABLE IF EXISTS {tables.full_name(DATASET)} PURGE")
+    engine_session.spark.sql(f"DROP TABLE IF EXISTS {schema.full_table_name(DATASET)} PURGE")
 
 
 @pytest.fixture
@@ -47,7 +48,7 @@ def opened(engine_home: Home) -> Iterator[OpenHome]:
         yield found
 
 
-def flush(session: EngineSession, opened: OpenHome, dataset: Dataset) -> Report:
+def flush(session: EngineSession, opened: OpenHome, dataset: Dataset) -> FlushReport:
     lake = SparkLake(opened.home, session.spark, opened.identity, lambda: None)
     return Flusher(opened.home, opened.store, lake).flush(dataset, wait=0)
 
@@ -57,14 +58,14 @@ def test_a_new_table_has_the_designed_schema_and_properties(
 ) -> None:
     append(opened.home, rows(2))
     flush(engine_session, opened, dataset)
-    entry = metadata.entry(opened.home, DATASET)
+    entry = metadata.find_table(opened.home, DATASET)
     assert entry
-    known = metadata.read(entry.metadata)
+    known = metadata.read_metadata(entry.metadata)
     assert next(iter(known.fields)) == SEQ
     assert len(known.fields) == 60
     assert known.properties["write.metadata.delete-after-commit.enabled"] == "true"
-    assert known.properties[metadata.GATEWAY_ID] == opened.gateway_id
-    spec = engine_session.spark.sql(f"DESCRIBE {tables.full_name(DATASET)}").collect()
+    assert known.properties[metadata.GATEWAY_ID_PROPERTY] == opened.gateway_id
+    spec = engine_session.spark.sql(f"DESCRIBE {schema.full_table_name(DATASET)}").collect()
     assert {row[0] for row in spec} >= {"Part 0", "Part 1"} or any("days(" in str(row[1]) for row in spec)
 
 
@@ -74,15 +75,15 @@ def test_new_columns_of_a_dataset_are_added_and_are_null_in_old_rows(
     append(opened.home, rows(2))
     flush(engine_session, opened, dataset)
     kept = tuple(replace(column, required=False) if column.name == "role" else column for column in dataset.columns)
-    grown = replace(dataset, columns=(*kept, Column("mood", Type.STRING, "How it went.")))
+    grown = replace(dataset, columns=(*kept, Column("mood", ColumnType.STRING, "How it went.")))
     lake = SparkLake(opened.home, engine_session.spark, opened.identity, lambda: None)
     table = lake.table(grown)
     assert "mood" in table.field_ids
     assert table.metadata.fields["role"].required is False
-    found = engine_session.spark.sql(f"SELECT mood, role FROM {tables.full_name(DATASET)}").collect()
+    found = engine_session.spark.sql(f"SELECT mood, role FROM {schema.full_table_name(DATASET)}").collect()
     assert [row.asDict() for row in found] == [{"mood": None, "role": "assistant"}] * 2
     with pytest.raises(Exception, match="the type of a column cannot change"):
-        lake.table(replace(dataset, columns=(*kept, Column("mood", Type.INT, "Now a number."))))
+        lake.table(replace(dataset, columns=(*kept, Column("mood", ColumnType.INT, "Now a number."))))
 
 
 def test_reads_after_a_sequence_are_ordered_paged_and_pruned(
@@ -92,10 +93,12 @@ def test_reads_after_a_sequence_are_ordered_paged_and_pruned(
         append(opened.home, rows(10, start=start))
         flush(engine_session, opened, dataset)
     highest = max(row[SEQ] for row in read_lake(opened.home, DATASET))
-    found = read.rows_since(engine_session.spark, read.Range(DATASET, "claude", highest - 15, highest - 5))
+    found = spark_read.read_rows(
+        engine_session.spark, spark_read.ReadRange(DATASET, "claude", highest - 15, highest - 5)
+    )
     assert found.column(SEQ).to_pylist() == list(range(highest - 14, highest - 4))
     assert found.column_names == [SEQ, *(column.name for column in dataset.columns)]
-    assert read.rows_since(engine_session.spark, read.Range(DATASET, "codex", 0)).num_rows == 0
+    assert spark_read.read_rows(engine_session.spark, spark_read.ReadRange(DATASET, "codex", 0)).num_rows == 0
 
 
 @pytest.mark.hazard(23)
@@ -105,13 +108,13 @@ def test_rows_without_a_sequence_are_read_only_on_request(
     """Rows of an adopted table have no sequence; read in every round, they would be delivered in every round."""
     append(opened.home, rows(3))
     flush(engine_session, opened, dataset)
-    name = tables.full_name(DATASET)
+    name = schema.full_table_name(DATASET)
     engine_session.spark.table(name).selectExpr(
         f"CAST(NULL AS BIGINT) AS {SEQ}",
         *(f"`{found}`" for found in engine_session.spark.table(name).columns if found != SEQ),
     ).writeTo(name).append()
-    plain = read.rows_since(engine_session.spark, read.Range(DATASET, "claude"))
-    legacy = read.rows_since(engine_session.spark, read.Range(DATASET, "claude", include_legacy=True))
+    plain = spark_read.read_rows(engine_session.spark, spark_read.ReadRange(DATASET, "claude"))
+    legacy = spark_read.read_rows(engine_session.spark, spark_read.ReadRange(DATASET, "claude", include_legacy=True))
     assert plain.column(SEQ).null_count == 0
     assert (legacy.num_rows, legacy.column(SEQ).to_pylist()[:3]) == (6, [None] * 3)
 
@@ -129,11 +132,14 @@ def test_sources_are_exact_strings_even_unusual_ones(
     found = read_lake(opened.home, DATASET)
     assert sorted(row["_hyp_source"] for row in found) == sorted(strange)
     for source in strange:
-        assert read.rows_since(engine_session.spark, read.Range(DATASET, source)).num_rows == 1
+        assert spark_read.read_rows(engine_session.spark, spark_read.ReadRange(DATASET, source)).num_rows == 1
     data = opened.home.warehouse / "hypaware" / DATASET / "data"
-    entry = metadata.entry(opened.home, DATASET)
+    entry = metadata.find_table(opened.home, DATASET)
     assert entry
-    assert all(file.path.resolve().is_relative_to(data) for file in metadata.live_files(metadata.read(entry.metadata)))
+    assert all(
+        file.path.resolve().is_relative_to(data)
+        for file in metadata.iter_live_files(metadata.read_metadata(entry.metadata))
+    )
 
 
 @pytest.mark.hazard(60)
@@ -143,7 +149,7 @@ def test_the_first_and_the_last_year_are_stored_correctly(
     for place, moment in enumerate(("0001-01-01T00:00:00Z", "1582-10-10T00:00:00Z", "9999-12-31T23:59:59.999999Z")):
         append(opened.home, rows(1, start=place, message_created_at=moment))
     flush(engine_session, opened, dataset)
-    name = tables.full_name(DATASET)
+    name = schema.full_table_name(DATASET)
     found = engine_session.spark.sql(
         f"SELECT date, date_format(message_created_at, 'yyyy-MM-dd') FROM {name}"
     ).collect()
@@ -161,7 +167,7 @@ def test_a_worker_that_dies_fails_the_build_and_not_the_engine(
     lake = SparkLake(opened.home, engine_session.spark, opened.identity, lambda: None)
     task = BuildTask(DATASET, (), "some-flush", tmp_path, {})
     with monkeypatch.context() as patch:
-        patch.setattr(spark_lake, "run_or_say_why", _die)
+        patch.setattr(spark_table, "run_catching", _die)
         (failed,) = lake.run([task])
     assert isinstance(failed, BuildFailure)
     assert not failed.is_environmental
@@ -174,12 +180,12 @@ def test_if_no_worker_can_start_the_environment_is_blamed_and_not_the_rows(
 ) -> None:
     """If the rows were blamed, all of them would become rejects."""
     lake = SparkLake(opened.home, engine_session.spark, opened.identity, lambda: None)
-    monkeypatch.setattr(spark_lake, "run_or_say_why", _die)
-    monkeypatch.setattr(spark_lake, "workers_run", _die)
+    monkeypatch.setattr(spark_table, "run_catching", _die)
+    monkeypatch.setattr(spark_table, "confirm_worker", _die)
     (failed,) = lake.run([BuildTask(DATASET, (), "some-flush", tmp_path, {})])
     assert isinstance(failed, BuildFailure)
     assert failed.is_environmental
 
 
-def _die(_task: Any) -> Built:
+def _die(_task: Any) -> BuildResult:
     os._exit(9)

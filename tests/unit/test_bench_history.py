@@ -1,4 +1,4 @@
-"""The history that the benchmark makes up, and the plain program that it compares the import with."""
+"""The generated history of the benchmark, and the baseline program that it compares the import with."""
 
 from __future__ import annotations
 
@@ -14,15 +14,13 @@ import pytest
 
 from bench import floor, transcripts
 from bench.transcripts import History
-from hypaware.backfill.pinned import Pinned
-from hypaware.backfill.provider import Item
-from hypaware.backfill.reading import Reading
 from hypaware.clients.claude.history import ClaudeHistory
-from hypaware.clients.projected_exchange import PROJECTED_EXCHANGE
+from hypaware.clients.client import ImportItem
+from hypaware.clients.exchange_rows import PROJECTED_EXCHANGE
+from hypaware.clients.reader import SourceReader, SourceSnapshot
 from hypaware.model import canonical
-from hypaware.model.coerce import coerce_row
-from hypaware.model.datasets import INTERNAL, ROW_ID, Row
-from tests.rows import MESSAGES
+from hypaware.model.datasets import INTERNAL, ROW_ID, Row, coerce_row
+from tests.support.rows import MESSAGES
 
 SIZE = {"bytes": 800_000, "lines": 600, "sessions": 12}
 
@@ -115,21 +113,21 @@ def test_the_baseline_builds_every_column(table: pa.Table) -> None:
 
 
 def test_the_baseline_builds_the_same_rows_as_an_import(folder: Path, history: History) -> None:
-    """Else the ratio of the two would say nothing. Sequences and flush ids are each one's own."""
+    """Otherwise the ratio of the two would be meaningless. Sequences and flush ids differ."""
     for path in transcripts.files(folder):
         imported = list(rows_of_the_import(path))
         plain = [row for row, _ in floor.rows_of(path, 1)]
 
         assert [{name: value for name, value in row.items() if name not in INTERNAL} for row in plain] == imported
-        assert [row[ROW_ID] for row in plain] == [canonical.row_id(row) for row in imported]
+        assert [row[ROW_ID] for row in plain] == [canonical.compute_row_id(row) for row in imported]
 
 
 def rows_of_the_import(path: Path) -> Iterator[Row]:
     found = path.stat()
     skipped: Counter[str] = Counter()
-    with Reading(Pinned(path, found.st_ino, found.st_size, found.st_mtime_ns)) as reading:
+    with SourceReader(SourceSnapshot(path, found.st_ino, found.st_size, found.st_mtime_ns)) as reading:
         for item in ClaudeHistory().read(reading, {"HOME": str(path.parent)}):
-            assert isinstance(item, Item)
+            assert isinstance(item, ImportItem)
             for row in PROJECTED_EXCHANGE.materialize(item.value, item.provenance, skipped):
                 yield coerce_row(MESSAGES, row, floor.GATEWAY_ID)
     assert not skipped

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 import hypaware
-from hypaware import crash_points
+from hypaware import faults
 from hypaware.home import Home
-from tests.command import Hyp
-from tests.processes import run, succeed
+from tests.support.command import Hyp
+from tests.support.processes import run, succeed
 
 SOURCE = Path(hypaware.__file__).parent
 NAME = re.compile(r"[a-z_]+\.[a-z-]+\.(before|after)-[a-z-]+")
@@ -22,11 +22,11 @@ def test_every_module_that_declares_a_crash_point_is_listed() -> None:
         if re.search(r"^\S.*\bfaults\.(?:crash_)?point\(", path.read_text(encoding="utf-8"), re.MULTILINE)
     }
 
-    assert declaring == set(crash_points.MODULES)
+    assert declaring == set(faults.CRASH_POINT_MODULES)
 
 
 def test_a_crash_point_name_has_a_package_a_step_and_a_side() -> None:
-    """Asked of the command, in a process that has none of the tests' own points."""
+    """Run the command, because this process also has crash points of tests."""
     points = Hyp(Path("/nonexistent")).ok("dev", "crash-points")["points"]
 
     assert points
@@ -37,11 +37,11 @@ def test_a_crash_point_name_has_a_package_a_step_and_a_side() -> None:
 
 
 def test_crash_point_names_are_read_without_importing_their_modules(home: Home) -> None:
-    reading = "import sys; from hypaware import crash_points as c; print(*c.names()); print(*sys.modules)"
+    reading = "import sys; from hypaware import faults; print(*faults.crash_point_names()); print(*sys.modules)"
     names, imported = succeed(reading, home).splitlines()
 
-    assert set(names.split()) == {point.name for point in crash_points.all_points()}
-    assert not set(crash_points.MODULES) & set(imported.split())
+    assert set(names.split()) == {point.name for point in faults.list_crash_points()}
+    assert not set(faults.CRASH_POINT_MODULES) & set(imported.split())
 
 
 @pytest.mark.parametrize(
@@ -54,11 +54,11 @@ def test_crash_point_names_are_read_without_importing_their_modules(home: Home) 
     ],
 )
 def test_an_unknown_crash_point_is_a_usage_error(home: Home, command: tuple[str, ...], spec: str) -> None:
-    """A test that waits for a death which cannot come would prove nothing."""
+    """A test with a misspelt crash point would prove nothing."""
     refused = Hyp(home.root).run(*command, HYP_CRASH_AT=spec)
 
     assert refused.code == 2
-    assert f"HYP_CRASH_AT={spec}: there is no such crash point. Did you mean lake.commit.after-commit?" in refused.err
+    assert f"HYP_CRASH_AT={spec}: unknown crash point. Did you mean lake.commit.after-commit?" in refused.err
     assert "hyp dev crash-points" in refused.err
     assert not home.root.exists()
 
@@ -79,13 +79,13 @@ def test_help_the_list_and_a_client_hook_ignore_an_unknown_crash_point(home: Hom
 def test_a_program_that_uses_a_spool_is_warned_once(home: Home) -> None:
     program = """
 from hypaware import faults
-reach = faults.point("test.here.after-step", "")
+reach = faults.crash_point("test.here.after-step", "")
 reach()
 reach()
 """
     warned = run(program, home, crash_at="test.there.after-step").stderr
 
-    assert warned.startswith("warning: HYP_CRASH_AT=test.there.after-step: there is no such crash point.")
+    assert warned.startswith("warning: HYP_CRASH_AT=test.there.after-step: unknown crash point.")
     assert warned.count("\n") == 1
     assert run(program, home, crash_at="lake.commit.after-commit").stderr == ""
     assert run(program, home, crash_at="test.here.after-step:3").stderr == ""

@@ -1,4 +1,4 @@
-"""`@ref page#anchor` in the code points at an anchor of docs/design, and every anchor is pointed at."""
+"""Every `@ref page#anchor` in the code names an anchor in docs/design, and every anchor is referenced."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_every_anchor_is_referenced() -> None:
 
 
 def test_every_reference_is_well_formed() -> None:
-    """A typo in the form would make a reference that nobody checks."""
+    """A malformed reference would not be checked by the other tests."""
     for path in sorted((ROOT / "src").rglob("*.py")):
         text = path.read_text()
         assert text.count("@ref") == len(_REF.findall(text)), path

@@ -1,4 +1,4 @@
-"""Crash points: the process that reaches the named one dies for real, at the right time, and only that one."""
+"""Crash points: a process is killed at the named point, and only there."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import pytest
 from hypaware import faults
 from hypaware.errors import UsageError
 from hypaware.home import Home
-from tests.processes import fork, run, succeed, wait_until_gone, was_killed
+from tests.support.processes import fork, run, succeed, wait_until_gone, was_killed
 
 _REACH_THREE_TIMES = """
 from hypaware import faults
-here, there = faults.point("test.here.after-step", ""), faults.point("test.there.after-step", "")
+here, there = faults.crash_point("test.here.after-step", ""), faults.crash_point("test.there.after-step", "")
 for turn in (1, 2, 3):
     here()
     print(turn, flush=True)
@@ -45,21 +45,21 @@ def test_a_process_that_does_not_reach_the_point_survives(home: Home, crash_at: 
 @pytest.mark.parametrize("spec", ["a:0", "a:-1", "a:x", "a:1.5", "a:²"])
 def test_an_invalid_count_is_rejected(spec: str) -> None:
     with pytest.raises(UsageError, match="an integer of at least 1"):
-        faults.parse(spec)
+        faults.parse_spec(spec)
 
 
 def test_a_crash_point_armed_for_a_job_ends_with_the_job(home: Home) -> None:
     job = """
 from hypaware import faults
-reach = faults.point("test.job.after-step", "")
-with faults.armed("test.job.after-step:2"):
+reach = faults.crash_point("test.job.after-step", "")
+with faults.arm("test.job.after-step:2"):
     reach()
-with faults.armed(None):
+with faults.arm(None):
     reach()
 reach()
 print("alive", flush=True)
-with faults.armed("test.job.after-step:2"):
-    with faults.armed("test.other.after-step"):
+with faults.arm("test.job.after-step:2"):
+    with faults.arm("test.other.after-step"):
         reach()
     reach()
     print("still alive", flush=True)
@@ -71,16 +71,16 @@ with faults.armed("test.job.after-step:2"):
 
 
 def test_a_registered_child_is_killed_first(home: Home, tmp_path: Path) -> None:
-    """A JVM that outlived its driver could still commit. This one would, at the end of its input."""
+    """A JVM that outlives its driver could still commit, as this child would at the end of its input."""
     killer = """
 import subprocess, sys
 from hypaware import faults
-reach = faults.point("test.companion.after-step", "")
+reach = faults.crash_point("test.companion.after-step", "")
 outlives = "import pathlib, sys; print(flush=True); sys.stdin.read(); pathlib.Path(sys.argv[1]).touch()"
 companion = subprocess.Popen([sys.executable, "-c", outlives, sys.argv[1]],
                              stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 companion.stdout.readline()
-faults.kill_with_us(companion.pid)
+faults.also_kill(companion.pid)
 print(companion.pid, flush=True)
 reach()
 """
@@ -91,21 +91,22 @@ reach()
 
 
 def test_a_crash_point_cannot_be_declared_twice(home: Home) -> None:
-    twice = "from hypaware import faults\nfaults.point('test.a.after-b', '')\nfaults.point('test.a.after-b', '')"
+    declare = "faults.crash_point('test.a.after-b', '')\n"
+    twice = f"from hypaware import faults\n{declare}{declare}"
     assert "declared twice" in run(twice, home).stderr
 
 
 def test_listing_the_points_needs_no_spark(home: Home) -> None:
-    listing = "import sys; from hypaware import crash_points as points; points.all_points(); print(*sys.modules)"
+    listing = "import sys; from hypaware import faults; faults.list_crash_points(); print(*sys.modules)"
     assert "pyspark" not in succeed(listing, home).split()
 
 
 def test_a_child_process_inherits_the_crash_point(home: Home) -> None:
     def child() -> None:
-        with faults.armed("test.forked.after-step"):
+        with faults.arm("test.forked.after-step"):
             reach()
 
-    reach = faults.point("test.forked.after-step", "reached in a forked child")
+    reach = faults.crash_point("test.forked.after-step", "reached in a forked child")
     try:
         assert fork(child) == -9
     finally:

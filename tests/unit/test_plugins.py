@@ -7,22 +7,22 @@ import pytest
 
 from hypaware import plugins
 from hypaware.model.datasets import Dataset
-from tests.installed import install
+from tests.support.plugin_distributions import install
 
 
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of installed distributions, found like any other."""
+    """A folder of installed distributions on the import path."""
     monkeypatch.syspath_prepend(str(tmp_path))
     return tmp_path
 
 
 def dataset_code(name: str) -> str:
     return (
-        "from hypaware.model.columns import Column, Type\n"
+        "from hypaware.model.columns import Column, ColumnType\n"
         "from hypaware.model.datasets import Dataset\n"
         f"MINE = Dataset(name={name!r}, about='', time_column='at', source_columns=(), key_column='id', columns=(\n"
-        "    Column('at', Type.TIMESTAMP, ''), Column('id', Type.STRING, '')))\n"
+        "    Column('at', ColumnType.TIMESTAMP, ''), Column('id', ColumnType.STRING, '')))\n"
     )
 
 
@@ -34,7 +34,7 @@ def test_the_built_in_dataset_registers_like_a_plugin() -> None:
     one = found("ai_gateway_messages", "hypaware")
 
     assert (one.group, one.status, one.error) == ("hypaware.datasets", "ok", None)
-    assert one.value == "hypaware.model.messages:AI_GATEWAY_MESSAGES"
+    assert one.value == "hypaware.model.schemas:AI_GATEWAY_MESSAGES"
 
 
 def test_a_plugin_is_found_with_its_distribution_and_version(site: Path) -> None:
@@ -43,8 +43,8 @@ def test_a_plugin_is_found_with_its_distribution_and_version(site: Path) -> None
     one = found("mine", "my-plugin")
 
     assert (one.version, one.value, one.status) == ("1.2.3", "mine_ok:MINE", "ok")
-    assert "mine" in [dataset.name for dataset in plugins.load(plugins.DATASETS, Dataset)]
-    assert "mine" in plugins.names(plugins.DATASETS)
+    assert "mine" in [dataset.name for dataset in plugins.load_plugins(plugins.DATASETS, Dataset)]
+    assert "mine" in plugins.plugin_names(plugins.DATASETS)
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_a_broken_plugin_is_reported_and_does_not_affect_others(site: Path, code
     assert one.error is not None
     assert said in one.error
     assert found("ai_gateway_messages", "hypaware").status == "ok"
-    names = [dataset.name for dataset in plugins.load(plugins.DATASETS, Dataset)]
+    names = [dataset.name for dataset in plugins.load_plugins(plugins.DATASETS, Dataset)]
     assert names.count("ai_gateway_messages") == 1
     assert "mine" not in names
 
@@ -86,5 +86,5 @@ def test_a_plugin_cannot_use_a_registered_name(site: Path) -> None:
 def test_plugin_names_are_listed_without_loading_plugins(site: Path) -> None:
     install(site, "lazy", "[hypaware.sinks]\nkafka = never_imported:SINK\n")
 
-    assert plugins.names(plugins.SINKS) == ("blob", "forward", "iceberg", "kafka")
+    assert plugins.plugin_names(plugins.SINKS) == ("blob", "forward", "iceberg", "kafka")
     assert "never_imported" not in sys.modules

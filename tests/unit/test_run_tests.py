@@ -1,4 +1,4 @@
-"""`scripts/run_tests.py`: a failed test gets one second chance, alone, and is named."""
+"""`scripts/run_tests.py` runs each failed test once more, alone, and prints its name."""
 
 from __future__ import annotations
 

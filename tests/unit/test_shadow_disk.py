@@ -1,4 +1,4 @@
-"""The model of power loss that other tests rely on: it must lose what a disk may lose, and nothing else."""
+"""The power-loss model of other tests: it loses exactly the data that a disk may lose."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from hypaware import durable
-from tests.shadow_disk import ShadowDisk
+from hypaware.home import durable_files
+from tests.support.shadow_disk import ShadowDisk
 
 
 def _everything_lost() -> bool:
@@ -39,8 +39,8 @@ def root(tmp_path: Path) -> Path:
 
 def _synced(path: Path, held: bytes) -> Path:
     path.write_bytes(held)
-    durable.fsync_file(path)
-    durable.fsync_dir(path.parent)
+    durable_files.fsync_file(path)
+    durable_files.fsync_dir(path.parent)
     return path
 
 
@@ -58,7 +58,7 @@ def test_fsynced_bytes_under_an_fsynced_name_survive(disk: ShadowDisk, root: Pat
 def test_a_file_in_an_unsynced_folder_is_lost(disk: ShadowDisk, root: Path) -> None:
     with disk.watching():
         (root / "a").write_bytes(b"lost")
-        durable.fsync_file(root / "a")
+        durable_files.fsync_file(root / "a")
     disk.power_cut(root, _everything_lost)
     assert _files(root) == {}
 
@@ -66,7 +66,7 @@ def test_a_file_in_an_unsynced_folder_is_lost(disk: ShadowDisk, root: Path) -> N
 def test_an_fsynced_name_without_fsynced_bytes_is_an_empty_file(disk: ShadowDisk, root: Path) -> None:
     with disk.watching():
         (root / "a").write_bytes(b"lost")
-        durable.fsync_dir(root)
+        durable_files.fsync_dir(root)
     disk.power_cut(root, _everything_lost)
     assert _files(root) == {"a": b""}
 
@@ -121,8 +121,8 @@ def test_an_unsynced_move_is_complete_or_undone(
     disk: ShadowDisk, root: Path, choose: Callable[[], bool], name: str
 ) -> None:
     with disk.watching():
-        durable.make_dir(root / "old")
-        durable.make_dir(root / "new")
+        durable_files.make_dir(root / "old")
+        durable_files.make_dir(root / "new")
         _synced(root / "old" / "a", b"kept").rename(root / "new" / "a")
     disk.power_cut(root, choose)
     assert _files(root) == {name: b"kept"}
@@ -131,10 +131,10 @@ def test_an_unsynced_move_is_complete_or_undone(
 @pytest.mark.parametrize("folder", ["old", "new"])
 def test_a_move_is_durable_if_either_folder_was_fsynced(disk: ShadowDisk, root: Path, folder: str) -> None:
     with disk.watching():
-        durable.make_dir(root / "old")
-        durable.make_dir(root / "new")
+        durable_files.make_dir(root / "old")
+        durable_files.make_dir(root / "new")
         _synced(root / "old" / "a", b"kept").rename(root / "new" / "a")
-        durable.fsync_dir(root / folder)
+        durable_files.fsync_dir(root / folder)
     disk.power_cut(root, _everything_lost)
     assert _files(root) == {"new/a": b"kept"}
 
@@ -146,7 +146,7 @@ def test_a_replaced_file_has_the_old_or_the_new_bytes(
     with disk.watching():
         _synced(root / "a", b"before")
         (root / "new").write_bytes(b"after")
-        durable.fsync_file(root / "new")
+        durable_files.fsync_file(root / "new")
         (root / "new").rename(root / "a")
     disk.power_cut(root, choose)
     assert _files(root) == {"a": held}
@@ -164,7 +164,7 @@ def test_an_unsynced_removal_can_be_undone(
 
 def test_an_fsynced_removal_is_durable(disk: ShadowDisk, root: Path) -> None:
     with disk.watching():
-        durable.remove(_synced(root / "a", b"gone"))
+        durable_files.remove_durably(_synced(root / "a", b"gone"))
     disk.power_cut(root, _everything_lost)
     assert _files(root) == {}
 
@@ -185,11 +185,11 @@ def test_a_failed_fsync_is_not_recorded(disk: ShadowDisk, root: Path, monkeypatc
     def failing(_fd: int) -> None:
         raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr(durable, "fsync_fd", failing)
+    monkeypatch.setattr(durable_files, "fsync_fd", failing)
     with disk.watching():
         (root / "a").write_bytes(b"new")
         with pytest.raises(OSError, match="Input/output"):
-            durable.fsync_file(root / "a")
+            durable_files.fsync_file(root / "a")
     disk.power_cut(root, _everything_lost)
     assert _files(root) == {"a": b"old"}
 

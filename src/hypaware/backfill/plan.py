@@ -2,64 +2,63 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from hypaware import telemetry
-from hypaware.backfill import marks, pinning, registry
-from hypaware.backfill.admission import Admission
-from hypaware.backfill.outcome import Outcome
-from hypaware.backfill.pinning import Survey, path_text
-from hypaware.backfill.quiet import nothing_on_stdout
-from hypaware.backfill.registry import Registered
-from hypaware.backfill.request import Request, attempt, kept_window
+from hypaware.backfill.privacy_filter import ImportPolicy
+from hypaware.backfill.providers import RegisteredProvider, load_providers
+from hypaware.backfill.report import ImportReport
+from hypaware.backfill.request import ImportArguments
+from hypaware.backfill.steps import isolate_failure, read_import_state, survey_dataset
+from hypaware.backfill.survey import SourceSurvey, encode_path
 from hypaware.config import Config
 from hypaware.home import Home
-from hypaware.lake import metadata, standing
 from hypaware.model.datasets import Dataset
 
 
-def plan(home: Home, config: Config, args: Mapping[str, Any]) -> dict[str, Any]:
+def make_plan(home: Home, config: Config, args: Mapping[str, Any]) -> dict[str, Any]:
     """Return the plan document; the entry of a provider that fails holds the error."""
-    request = Request.from_args(args)
-    known = registry.providers()
+    request = ImportArguments.from_args(args)
+    known = load_providers()
     chosen = [entry for name in request.providers if (entry := known.get(name))]
-    policy = Admission.from_config(home, config, remembers=False)
-    planned = [_planned(home, request, entry, policy) for entry in chosen]
+    policy = ImportPolicy.from_config(home, config, remembers=False)
+    planned = [_plan_provider(home, request, entry, policy) for entry in chosen]
     return {"run_id": telemetry.dev_run_id(), "providers": planned}
 
 
-def _planned(home: Home, request: Request, entry: Registered, policy: Admission) -> dict[str, Any]:
-    document: dict[str, Any] = {
-        "provider": entry.name,
-        "plugin": entry.plugin,
-        "datasets": list(entry.provider.datasets),
-    }
-    outcome = Outcome(entry)
-    found: list[Survey] = []
-    with nothing_on_stdout():
+def _plan_provider(
+    home: Home, request: ImportArguments, entry: RegisteredProvider, policy: ImportPolicy
+) -> dict[str, Any]:
+    report = ImportReport(entry)
+    found: list[SourceSurvey] = []
+
+    def survey(dataset: Dataset) -> None:
+        state = read_import_state(home, entry.name, dataset.name)
+        found.append(survey_dataset(home, request, entry.provider, dataset, state, policy, in_order=False))
+
+    with redirect_stdout():
         for name in entry.provider.datasets:
-            attempt(outcome, name, lambda dataset: found.append(_survey(home, request, entry, dataset, policy)))
-    if outcome.error:
-        return {**document, "plan": None, "error": outcome.error.as_json()}
+            isolate_failure(report, name, survey)
+    document = {"provider": entry.name, "plugin": entry.plugin, "datasets": list(entry.provider.datasets)}
+    if report.error:
+        return {**document, "plan": None, "error": report.error.as_json()}
     return {**document, "plan": _estimate(found)}
 
 
-def _survey(home: Home, request: Request, entry: Registered, dataset: Dataset, policy: Admission) -> Survey:
-    name = dataset.name
-    standing.check(home, name, marks.recorded_through(home, name))
-    window = kept_window(request.window, metadata.retained_from(home, name))
-    checkpoints = policy.drop_stale(marks.known(home, entry.name, name))
-    return pinning.survey(entry.provider, request.environment, checkpoints, window, request.now, in_order=False)
-
-
-def _estimate(found: list[Survey]) -> dict[str, Any]:
-    paths = [path_text(due.snapshot.path) for each in found for due in each.due]
+def _estimate(found: list[SourceSurvey]) -> dict[str, Any]:
+    paths = [encode_path(due.snapshot.path) for each in found for due in each.due]
     unchanged = sum(each.unchanged for each in found)
     notes = [f"{unchanged} files are unchanged since their last import"] if unchanged else []
     notes += [f"{count} files cannot be read now: {reason}" for each in found for reason, count in each.skipped.items()]
-    notes += [_told(event.name, event.facts) for each in found for event in each.events]
+    notes += [
+        " ".join([event.name.replace("_", " "), *(f"{key}={value}" for key, value in event.facts.items())])
+        for each in found
+        for event in each.events
+    ]
     return {
         "estimated_items": len(paths),
         "estimated_bytes": sum(each.bytes for each in found),
@@ -68,5 +67,15 @@ def _estimate(found: list[Survey]) -> dict[str, Any]:
     }
 
 
-def _told(name: str, facts: Mapping[str, Any]) -> str:
-    return " ".join([name.replace("_", " "), *(f"{key}={value}" for key, value in facts.items())])
+@contextlib.contextmanager
+def redirect_stdout() -> Iterator[None]:
+    """Redirect stdout to stderr, even for writes that bypass Python: plugins must not print into a command's output."""
+    sys.stdout.flush()
+    saved = os.dup(1)
+    try:
+        os.dup2(2, 1)
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
+    finally:
+        os.dup2(saved, 1)
+        os.close(saved)

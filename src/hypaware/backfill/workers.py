@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from hypaware.backfill import pieces
+from hypaware.backfill.tasks import load_registries
 
-pieces.load_registries()
+load_registries()

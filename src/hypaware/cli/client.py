@@ -1,22 +1,33 @@
-"""`hyp client`: attach clients to the gateway, detach them, and show their state."""
+"""`hyp client`: attach clients to the gateway, detach them, and show their state.
+
+`hyp hook` is the command that `hyp client attach` adds to a client's hooks. It prints nothing and always succeeds,
+because it runs while the user works in the client.
+"""
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from hypaware.cli import output
-from hypaware.cli.group import Group, json_option
+from hypaware.cli.command import Command, Group, json_option
+from hypaware.errors import HypError, NotReady, UsageError
 from hypaware.home import Home
+from hypaware.text import did_you_mean
 
 if TYPE_CHECKING:
-    from hypaware.clients.attach import Environment, Outcome, Settings
+    from hypaware.clients.attach import AttachResult, ClientSettings, Environment
     from hypaware.config import Config
-    from hypaware.errors import HypError
 
     _Failed = tuple[str, HypError]
+
+_MAX_EVENT_BYTES = 4 << 20
 
 _dry_run = click.option("--dry-run", is_flag=True, help="Show the change without making it.")
 
@@ -45,11 +56,11 @@ def attach(name: str | None, dry_run: bool, as_json: bool) -> None:
     provider, unrecorded.
     """
     from hypaware import config
-    from hypaware.capture import handover
-    from hypaware.clients import attach as steps
-    from hypaware.clients.gateway_url import gateway_url, not_answering
-    from hypaware.clients.standing import asked
-    from hypaware.daemon import instance
+    from hypaware.clients.attach import attach_client
+    from hypaware.gateway import handover
+    from hypaware.gateway.attach_status import probe_gateway
+    from hypaware.gateway.listen_address import gateway_unreachable, gateway_url
+    from hypaware.home import daemon_process
 
     home = Home.from_environment()
     settings = config.load(home)
@@ -57,22 +68,22 @@ def attach(name: str | None, dry_run: bool, as_json: bool) -> None:
     gateway = gateway_url(listen)
     environment = _environment()
 
-    def attach_one(each: Settings) -> Outcome:
-        outcome = steps.attach(home, each, gateway, environment, dry_run=True)
+    def attach_one(each: ClientSettings) -> AttachResult:
+        outcome = attach_client(home, each, gateway, environment, dry_run=True)
         if not dry_run and outcome.base_url:
             # Change the settings only after the gateway answers.
-            handover.wake(home, outcome.base_url)
-            if asked(home, outcome.base_url) is None:
-                raise not_answering(home, listen)
-            outcome = steps.attach(home, each, gateway, environment)
+            handover.ensure_listener(home, outcome.base_url)
+            if probe_gateway(home, outcome.base_url) is None:
+                raise gateway_unreachable(home, listen)
+            outcome = attach_client(home, each, gateway, environment)
         return outcome
 
     installed = _select(name, environment)
     selected = installed if name else _enabled(installed, settings)
     done, failed = _run_each(selected, attach_one)
-    recorded = instance.running(home) is not None
+    recorded = daemon_process.running_daemon(home) is not None
     if recorded and not dry_run:
-        handover.stands_by(home)
+        handover.wait_for_fallback(home)
     _print(done, failed, dry_run, as_json, ("is attached to the gateway at {base_url}", "is already attached"))
     if done and not dry_run and not recorded:
         output.note("the daemon is not running: requests are not recorded until you start it (hyp daemon start)")
@@ -89,13 +100,13 @@ def detach(name: str | None, dry_run: bool, as_json: bool) -> None:
     Without NAME, detach every client. Only the changes made by `hyp client attach` are undone; your own later changes
     stay.
     """
-    from hypaware.clients import attach as steps
+    from hypaware.clients.attach import detach_client
 
     home = Home.from_environment()
     environment = _environment()
     done, failed = _run_each(
         _select(name, environment, include_absent=True),
-        lambda each: steps.detach(home, each, environment, dry_run=dry_run),
+        lambda each: detach_client(home, each, environment, dry_run=dry_run),
     )
     _print(done, failed, dry_run, as_json, ("is detached", "was not attached"))
     _fail(done, failed, dry_run)
@@ -110,12 +121,11 @@ def status(name: str | None, as_json: bool) -> None:
     It reads the client's settings and also probes the address that the client calls. Exits 1 if an attached client
     cannot reach the gateway, or if its settings no longer point to it.
     """
-    from hypaware.cli.failure import PartlyFailed
-    from hypaware.clients.standing import standing
+    from hypaware.gateway.attach_status import attach_status
 
     home = Home.from_environment()
     environment = _environment()
-    found = [standing(home, each, environment) for each in _select(name, environment, include_absent=True)]
+    found = [attach_status(home, each, environment) for each in _select(name, environment, include_absent=True)]
     report = {"clients": [each.as_json() for each in found]}
     bad = [each for each in found if each.state in ("broken", "changed")]
     if as_json and not bad:
@@ -131,7 +141,7 @@ def status(name: str | None, as_json: bool) -> None:
         if each.state == "passing":
             output.note(f"{each.client}: the daemon is not running, so requests are not recorded (hyp daemon start)")
     if bad:
-        raise PartlyFailed(
+        raise output.PartialFailure(
             "; ".join(f"{each.client} is {each.state}" for each in bad),
             report,
             kind="client_not_reaching",
@@ -139,18 +149,14 @@ def status(name: str | None, as_json: bool) -> None:
         )
 
 
-def _select(name: str | None, environment: Environment, include_absent: bool = False) -> list[Settings]:
+def _select(name: str | None, environment: Environment, include_absent: bool = False) -> list[ClientSettings]:
     from hypaware import plugins
     from hypaware.clients.client import Client
-    from hypaware.errors import HypError, UsageError
-    from hypaware.nearest import nearest
 
-    known = {each.name: each.settings for each in plugins.load(plugins.CLIENTS, Client) if each.settings}
+    known = {each.name: each.settings for each in plugins.load_plugins(plugins.CLIENTS, Client) if each.settings}
     if name is not None:
         if name not in known:
-            raise HypError(
-                f"no client {name!r} that can be attached.{nearest(name, tuple(known))}", kind="unknown_client"
-            )
+            raise HypError(f"unknown client {name!r}.{did_you_mean(name, tuple(known))}", kind="unknown_client")
         return [known[name]]
     installed = [each for each in known.values() if include_absent or each.path(environment).parent.is_dir()]
     if not installed:
@@ -158,9 +164,8 @@ def _select(name: str | None, environment: Environment, include_absent: bool = F
     return installed
 
 
-def _enabled(installed: list[Settings], settings: Config) -> list[Settings]:
-    from hypaware.backfill.selection import is_enabled
-    from hypaware.errors import UsageError
+def _enabled(installed: list[ClientSettings], settings: Config) -> list[ClientSettings]:
+    from hypaware.backfill.request import is_enabled
 
     enabled = [each for each in installed if is_enabled(settings, each.name)]
     if not enabled:
@@ -171,11 +176,11 @@ def _enabled(installed: list[Settings], settings: Config) -> list[Settings]:
     return enabled
 
 
-def _run_each(clients: list[Settings], step: Callable[[Settings], Outcome]) -> tuple[list[Outcome], list[_Failed]]:
+def _run_each(
+    clients: list[ClientSettings], step: Callable[[ClientSettings], AttachResult]
+) -> tuple[list[AttachResult], list[_Failed]]:
     """Run the step for each client and collect the failures; stop at once if the gateway does not answer."""
-    from hypaware.errors import HypError, NotReady
-
-    done: list[Outcome] = []
+    done: list[AttachResult] = []
     failed: list[_Failed] = []
     for each in clients:
         try:
@@ -188,13 +193,12 @@ def _run_each(clients: list[Settings], step: Callable[[Settings], Outcome]) -> t
 
 
 def _environment() -> Environment:
-    import os
-    from pathlib import Path
-
     return {**os.environ, "HOME": os.environ.get("HOME") or str(Path.home())}
 
 
-def _print(done: list[Outcome], failed: list[_Failed], dry_run: bool, as_json: bool, words: tuple[str, str]) -> None:
+def _print(
+    done: list[AttachResult], failed: list[_Failed], dry_run: bool, as_json: bool, words: tuple[str, str]
+) -> None:
     """Print the outcomes. With `--json` and a failure, `_fail` prints the report instead.
 
     `words` holds the text for a changed and for an unchanged client.
@@ -216,13 +220,11 @@ def _print(done: list[Outcome], failed: list[_Failed], dry_run: bool, as_json: b
             output.warn(f"{each.client}: {note}")
 
 
-def _fail(done: list[Outcome], failed: list[_Failed], dry_run: bool) -> None:
-    from hypaware.cli.failure import PartlyFailed
-
+def _fail(done: list[AttachResult], failed: list[_Failed], dry_run: bool) -> None:
     if len(failed) == 1 and not done:
         raise failed[0][1]
     if failed:
-        raise PartlyFailed(
+        raise output.PartialFailure(
             "; ".join(f"{name}: {error.message}" for name, error in failed),
             _report(done, dry_run),
             kind=failed[0][1].kind,
@@ -230,7 +232,7 @@ def _fail(done: list[Outcome], failed: list[_Failed], dry_run: bool) -> None:
         )
 
 
-def _report(done: list[Outcome], dry_run: bool) -> dict[str, object]:
+def _report(done: list[AttachResult], dry_run: bool) -> dict[str, object]:
     clients = [
         {
             "client": each.client,
@@ -244,3 +246,39 @@ def _report(done: list[Outcome], dry_run: bool) -> dict[str, object]:
         for each in done
     ]
     return {"dry_run": dry_run, "clients": clients}
+
+
+@click.command("hook", cls=Command, hidden=True, examples=["hyp hook claude < event.json"], any_crash_point=True)
+@click.argument("client")
+def hook(client: str) -> None:
+    """Record the working directory of a CLIENT session from the hook event on stdin. Prints nothing, never fails."""
+    with suppress(Exception):
+        import json
+
+        from hypaware.clients import session_hook
+
+        if client != "claude" or sys.stdin.isatty():
+            return
+        event = json.loads(sys.stdin.buffer.read(_MAX_EVENT_BYTES))
+        home = Home.from_environment()
+        with suppress(Exception):
+            _start_fallback(home, client)
+        session_hook.record_context(home, client, event)
+
+
+def _start_fallback(home: Home, client: str) -> None:
+    """Start the gateway's fallback if nothing listens at the address of the client, as after a reboot."""
+    import json
+    import socket
+
+    record = home.root / "clients" / client / "attach.json"
+    if not record.is_file():
+        return
+    address = json.loads(record.read_bytes())["base_url"].split("/")[2]
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=0.2).close()
+    except OSError:
+        from hypaware.gateway import handover
+
+        handover.start_fallback(home, address)

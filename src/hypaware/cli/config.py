@@ -6,8 +6,7 @@ import click
 
 from hypaware import config as configuration
 from hypaware.cli import output
-from hypaware.cli.group import Group, json_option
-from hypaware.config.render import to_table, to_toml
+from hypaware.cli.command import Group, json_option
 from hypaware.home import Home
 
 
@@ -20,12 +19,15 @@ def config() -> None:
 @json_option
 def show(as_json: bool) -> None:
     """Print the effective configuration, including defaults."""
+    from hypaware.config.edit import to_table, to_toml
+
     home = Home.from_environment()
     found = configuration.load(home)
-    if as_json:
-        output.emit_json({"path": home.config, "exists": home.config.exists(), "config": to_table(found)})
-    else:
-        output.emit(to_toml(found).rstrip("\n"))
+    output.emit_result(
+        {"path": home.config, "exists": home.config.exists(), "config": to_table(found)},
+        to_toml(found).rstrip("\n"),
+        as_json,
+    )
 
 
 @config.command("validate", examples=["hyp config validate"])
@@ -38,10 +40,11 @@ def validate(as_json: bool) -> None:
     home = Home.from_environment()
     configuration.load(home)
     exists = home.config.exists()
-    if as_json:
-        output.emit_json({"path": home.config, "exists": exists, "ok": True})
-    else:
-        output.emit(f"{home.config}: {'valid' if exists else 'file not found, defaults apply'}")
+    output.emit_result(
+        {"path": home.config, "exists": exists, "ok": True},
+        f"{home.config}: {'valid' if exists else 'file not found, defaults apply'}",
+        as_json,
+    )
 
 
 @config.command("path", examples=["hyp config path", '"$EDITOR" "$(hyp config path)"'])
@@ -49,10 +52,7 @@ def validate(as_json: bool) -> None:
 def path(as_json: bool) -> None:
     """Print the path of the configuration file, even if it does not exist."""
     home = Home.from_environment()
-    if as_json:
-        output.emit_json({"path": home.config, "exists": home.config.exists()})
-    else:
-        output.emit(str(home.config))
+    output.emit_result({"path": home.config, "exists": home.config.exists()}, str(home.config), as_json)
 
 
 @config.command(

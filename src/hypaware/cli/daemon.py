@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
 import click
 
 from hypaware import __version__
 from hypaware.cli import output
-from hypaware.cli.group import Group, json_option
+from hypaware.cli.command import Group, json_option, parse_duration
 from hypaware.home import Home
+from hypaware.text import format_count
+
+if TYPE_CHECKING:
+    from hypaware.daemon.service_file import InstalledService, ServicePlan
 
 timeout_option = click.option(
-    "--timeout", metavar="DURATION", default="60s", show_default=True, help="How long to wait until it has stopped."
+    "--timeout",
+    metavar="DURATION",
+    default="60s",
+    show_default=True,
+    help="Wait at most this long until it has stopped.",
 )
 force_option = click.option("--force", is_flag=True, help="Kill it if it has not stopped by then.")
 
@@ -32,11 +43,11 @@ def run(quiet: bool) -> None:
     It logs to logs/daemon.log in the home and to stderr. Only one daemon runs per home. Changes of the config take
     effect without a restart; send SIGHUP to apply them immediately.
     """
-    from hypaware.daemon import log_files, service
+    from hypaware.daemon import log_file, service
 
     home = Home.from_environment()
-    with log_files.logging_to(home, quiet=quiet):
-        service.run(home)
+    with log_file.log_to_file(home, quiet=quiet):
+        service.run_daemon(home)
 
 
 @daemon.command("start", examples=["hyp daemon start", "hyp daemon start --json"])
@@ -47,11 +58,12 @@ def start(as_json: bool) -> None:
     It keeps running when you close the terminal, but does not start again after a reboot. Use `hyp daemon install` to
     start it with every login.
     """
-    from hypaware.daemon import instance, starting
+    from hypaware.daemon import lifecycle
+    from hypaware.home import daemon_process
 
     home = Home.from_environment()
-    before = instance.running(home)
-    pid = starting.start(home, starting.PATIENT_SECONDS, output.note)
+    before = daemon_process.running_daemon(home)
+    pid = lifecycle.start_daemon(home, lifecycle.PATIENT_SECONDS, output.note)
     _print_running(pid, started=pid != before, as_json=as_json)
 
 
@@ -66,10 +78,8 @@ def stop(timeout: str, force: bool, as_json: bool) -> None:
     engine is running, the daemon commits them to the lake before it stops; otherwise they stay in the spool until the
     next flush.
     """
-    from hypaware.cli import daemon_summary
-
     home = Home.from_environment()
-    daemon_summary.show_stopped(home, stopped=_stop(home, timeout, force), as_document=as_json)
+    show_stopped(home, stopped=_stop(home, timeout, force), as_document=as_json)
 
 
 @daemon.command("restart", examples=["hyp daemon restart"])
@@ -78,12 +88,12 @@ def stop(timeout: str, force: bool, as_json: bool) -> None:
 @json_option
 def restart(timeout: str, force: bool, as_json: bool) -> None:
     """Restart the daemon, for example after an upgrade. A changed config needs no restart."""
-    from hypaware.daemon import starting
+    from hypaware.daemon import lifecycle
 
     home = Home.from_environment()
-    starting.check(home)  # Do not stop a running daemon if a new one cannot start.
+    lifecycle.check_can_start(home)  # Do not stop a running daemon if a new one cannot start.
     _stop(home, timeout, force)
-    _print_running(starting.start(home, starting.PATIENT_SECONDS, output.note), started=True, as_json=as_json)
+    _print_running(lifecycle.start_daemon(home, lifecycle.PATIENT_SECONDS, output.note), started=True, as_json=as_json)
 
 
 @daemon.command("install", examples=["hyp daemon install", "hyp daemon install --dry-run"])
@@ -95,20 +105,20 @@ def install(dry_run: bool, as_json: bool) -> None:
     The service starts with every login and restarts after a crash. Run this command again after an upgrade or after
     moving the home. If neither systemd nor launchd is available, it exits 3 and changes nothing.
     """
-    from hypaware.cli import daemon_summary
-    from hypaware.daemon import installing
+    from hypaware.daemon import service_file
 
     home = Home.from_environment()
     if dry_run:
-        daemon_summary.show_plan(installing.plan(home), as_json)
+        show_service_plan(service_file.plan_service(home), as_json)
         return
-    pid = installing.install(home, notify=output.note)
-    found = installing.installed(home)
-    if as_json:
-        output.emit_json({"pid": pid, "installed": daemon_summary.as_json(found)})
-    else:
-        output.emit(f"the daemon is running as process {pid} and starts with every login")
-    for hint in installing.hints(home):
+    pid = service_file.install_service(home, notify=output.note)
+    found = service_file.find_installed_service(home)
+    output.emit_result(
+        {"pid": pid, "installed": service_json(found)},
+        f"the daemon is running as process {pid} and starts with every login",
+        as_json,
+    )
+    for hint in service_file.service_hints(home):
         output.note(hint)
 
 
@@ -116,13 +126,14 @@ def install(dry_run: bool, as_json: bool) -> None:
 @json_option
 def uninstall(as_json: bool) -> None:
     """Stop the daemon and remove its service. Recorded data is kept."""
-    from hypaware.daemon import installing
+    from hypaware.daemon import service_file
 
-    removed = installing.uninstall(Home.from_environment(), notify=output.note)
-    if as_json:
-        output.emit_json({"uninstalled": removed})
-    else:
-        output.emit("the daemon is stopped and no longer installed" if removed else "the daemon was not installed")
+    removed = service_file.uninstall_service(Home.from_environment(), notify=output.note)
+    output.emit_result(
+        {"uninstalled": removed},
+        "the daemon is stopped and no longer installed" if removed else "the daemon was not installed",
+        as_json,
+    )
 
 
 @daemon.command("status", examples=["hyp daemon status", "hyp daemon status --json"])
@@ -132,48 +143,134 @@ def status(as_json: bool) -> None:
 
     Exits 3 if it is not running.
     """
-    from hypaware.cli import daemon_summary
-    from hypaware.daemon import condition, installing, instance
+    from hypaware.daemon import service_file
+    from hypaware.home import daemon_process
 
     home = Home.from_environment()
-    pid, last_status, service = instance.running(home), condition.read(home), installing.installed(home)
+    pid, last_status = daemon_process.running_daemon(home), daemon_process.read_daemon_status(home)
+    service = service_file.find_installed_service(home)
     if service is not None and not service.is_current:
         output.warn(f"{service.path} starts a different installation of HypAware; to replace it: hyp daemon install")
     if pid is not None and last_status.get("version") not in (None, __version__):
         version = last_status["version"]
         output.warn(f"the daemon runs version {version}, but {__version__} is installed: hyp daemon restart")
     if pid is None:
-        raise daemon_summary.down(home, last_status, service, installing.trouble(home))
+        raise not_running_error(home, last_status, service, service_file.service_failure(home))
     report = {
         "state": "running",
         **(last_status if last_status.get("pid") == pid else {"pid": pid}),
-        "started_by": installing.started_by(home, pid),
-        "installed": daemon_summary.as_json(service),
+        "started_by": service_file.started_by(home, pid),
+        "installed": service_json(service),
     }
     if as_json:
         output.emit_json(report)
     else:
-        daemon_summary.show_running(report)
+        show_running(report)
 
 
 def _print_running(pid: int, *, started: bool, as_json: bool) -> None:
-    if as_json:
-        output.emit_json({"pid": pid, "started": started})
-    else:
-        output.emit(f"the daemon is {'running' if started else 'already running'} as process {pid}")
+    output.emit_result(
+        {"pid": pid, "started": started},
+        f"the daemon is {'running' if started else 'already running'} as process {pid}",
+        as_json,
+    )
 
 
 def _stop(home: Home, timeout: str, force: bool) -> bool:
-    from hypaware.daemon import stopping
+    from hypaware.daemon import lifecycle
 
-    return stopping.stop(home, _seconds(timeout), force=force, notify=output.note)
+    return lifecycle.stop_daemon(
+        home, parse_duration("--timeout", timeout, bare_seconds=True), force=force, notify=output.note
+    )
 
 
-def _seconds(text: str) -> float:
-    from hypaware.config.values import DURATION
-    from hypaware.errors import UsageError
+def service_json(service: InstalledService | None) -> dict[str, Any] | None:
+    if service is None:
+        return None
+    return {name: getattr(service, name) for name in ("kind", "name", "path", "command", "is_current")}
 
-    try:
-        return float(text) if text.isdecimal() else float(DURATION.read(text))
-    except ValueError:
-        raise UsageError(f"--timeout {text!r}: expected {DURATION.expected}, such as 90s or 10m") from None
+
+def show_stopped(home: Home, *, stopped: bool, as_document: bool) -> None:
+    from hypaware.engine import client
+    from hypaware.status import storage
+
+    left = storage.count_spooled(home)
+    if as_document:
+        output.emit_json({"stopped": stopped, "spool": {"rows": left.rows, "segments": left.segments}})
+        return
+    output.emit("the daemon was stopped" if stopped else "no daemon was running")
+    if left.rows:
+        no_engine = client.engine_status(home)["state"] != "running"
+        why = " because the engine is not running" if no_engine and stopped else ""
+        verb = "is" if left.rows == 1 else "are"
+        output.emit(
+            f"{format_count(left.rows, 'row')} {verb} still in the spool{why}, safe on disk; "
+            "to commit now: hyp flush (otherwise the daemon does it after its next start)"
+        )
+
+
+def not_running_error(
+    home: Home, last_status: Mapping[str, Any], service: InstalledService | None, problem: str | None
+) -> output.PartialFailure:
+    """Return the error for a daemon that is not running.
+
+    `last_status` is what the daemon wrote last. It removes that file on a clean stop, so its presence means a crash.
+    """
+    died = {key: last_status[key] for key in ("pid", "started_at") if key in last_status} or None
+    how = f": process {died['pid']} was killed or ended with the machine" if died else ""
+    if service is not None and problem:
+        how += f"; {service.kind} reports: {problem}"
+    failure = output.PartialFailure(
+        f"the daemon of {home.root} is not running{how}",
+        {"state": "stopped", "died": died, "installed": service_json(service)},
+        kind="daemon_not_running",
+        repair="hyp daemon start",
+    )
+    failure.exit_code = 3
+    return failure
+
+
+def show_running(report: dict[str, Any]) -> None:
+    sinks, service, gateway = report.pop("sinks", {}), report.pop("installed"), report.pop("gateway", {})
+    flush, maintenance, imports = report.pop("flush", {}), report.pop("maintain", {}), report.pop("catch_up", {})
+    shown = {
+        "installed": service["path"] if service else None,
+        "gateway": _gateway_text(gateway),
+        "last_exchange": gateway.get("last_exchange_at"),
+        "last_flush": flush.get("last_flush"),
+        "last_import": _last_run(imports),
+        "last_maintenance": _last_run(maintenance),
+        "next_maintenance": maintenance.get("next_look") or maintenance.get("waits"),
+    }
+    output.emit_fields({**report, **shown})
+    if sinks:
+        output.emit()
+        output.emit_table(
+            ["sink", "next delivery", "last delivery", "status"],
+            [(name, each["next_round"], each["last_round"], each["last_status"]) for name, each in sinks.items()],
+        )
+
+
+def show_service_plan(plan: ServicePlan, json: bool) -> None:
+    if plan.why_not:
+        output.warn(f"the service cannot be installed: {plan.why_not}")
+    if json:
+        output.emit_json(
+            {"path": plan.path, "change": plan.change, "why_not": plan.why_not, "text": plan.text, "dry_run": True}
+        )
+        return
+    words = {"new": "would be written", "replace": "would be replaced by", "none": "is up to date"}
+    output.note(f"{plan.path} {words[plan.change]}:")
+    output.emit(plan.text.rstrip("\n"))
+
+
+def _last_run(part: Mapping[str, str | None]) -> str | None:
+    last = part.get("last_run")
+    return f"{last} ({part.get('last_status')})" if last else None
+
+
+def _gateway_text(gateway: Mapping[str, Any]) -> str | None:
+    state = gateway.get("state")
+    if state == "listening":
+        return f"listening on {gateway.get('listen')}"
+    return f"{state}: {gateway['error']}" if gateway.get("error") else state

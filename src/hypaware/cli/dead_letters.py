@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hypaware.cli import output
-from hypaware.cli.confirm import confirm, yes_option
-from hypaware.cli.group import json_option
-from hypaware.cli.looking import looking_into
-from hypaware.cli.runnable_group import RunnableGroup
+from hypaware.cli.command import RunnableGroup, json_option
+from hypaware.cli.jobs import open_existing_home, run_job
+from hypaware.cli.prompts import confirm, yes_option
+from hypaware.errors import HypError, Retryable, UsageError
 from hypaware.home import Home
+from hypaware.text import format_count
 
 if TYPE_CHECKING:
-    from hypaware.opening import OpenHome
     from hypaware.state.dead_letters import DeadLetter
+    from hypaware.state.home_opener import OpenHome
 
-_SHORT = 12
-
-_sink_option = click.option("--sink", metavar="SINK", help="Only dead letters of this sink.")
+_ID_PREFIX = 12
+_sink_option = click.option("--sink", metavar="SINK", help="Select only dead letters of this sink.")
 
 
 @click.group(
@@ -41,7 +41,7 @@ def dead_letters(sink: str | None, as_json: bool) -> None:
     A dead letter is kept with the reason; all other rows were delivered. Fix the cause at the destination and replay
     it, or drop it. Without a subcommand, list all dead letters.
     """
-    _list(sink, as_json)
+    _print_list(sink, as_json)
 
 
 @dead_letters.command(
@@ -51,7 +51,7 @@ def dead_letters(sink: str | None, as_json: bool) -> None:
 @json_option
 def list_(sink: str | None, as_json: bool) -> None:
     """List dead letters, oldest first."""
-    _list(sink, as_json)
+    _print_list(sink, as_json)
 
 
 @dead_letters.command(
@@ -61,12 +61,12 @@ def list_(sink: str | None, as_json: bool) -> None:
 @json_option
 def show(letter: str, as_json: bool) -> None:
     """Show a dead letter with its rows. A unique prefix of the ID is enough."""
-    from hypaware import config as configuration
-    from hypaware.export import clearance, refused
+    from hypaware import config
+    from hypaware.export import dead_letter_rows, privacy_gate
 
-    with _letters([letter]) as (opened, (found,)):
-        gate = clearance.of(opened.home, configuration.load(opened.home))
-        rows = refused.rows_of(opened.store, found, _read_lake, gate)
+    with _open_letters([letter]) as (opened, (found,)):
+        gate = privacy_gate.make_gate(opened.home, config.load(opened.home))
+        rows = dead_letter_rows.read_rows(opened.store, found, _read_lake, gate)
     document = {**found.as_json(), "payload": rows}
     if as_json:
         output.emit_json(document)
@@ -91,23 +91,20 @@ def show(letter: str, as_json: bool) -> None:
 @json_option
 def replay(letters: tuple[str, ...], every: bool, sink: str | None, as_json: bool) -> None:
     """Deliver dead letters again. However often you do this, a row arrives only once."""
-    from hypaware.cli.failure import PartlyFailed
-    from hypaware.errors import UsageError
-
     if bool(letters) == every:
         raise UsageError("Name at least one dead letter, or pass --all.", repair="hyp export dead-letters list")
     if sink is not None and not every:
         raise UsageError("--sink requires --all.")
-    outcomes = [_replay(letter.id) for letter in (_listed(sink) if every else _named(letters))]
+    outcomes = [_replay(letter.id) for letter in (_find_letters(sink) if every else _find_named(letters))]
     report = {"replayed": outcomes}
     if not as_json:
         output.emit_table(
             ["id", "status", "reason"],
-            [(each["id"][:_SHORT], each["status"], each.get("reason")) for each in outcomes],
+            [(each["id"][:_ID_PREFIX], each["status"], each.get("reason")) for each in outcomes],
         )
     failed = [each for each in outcomes if each["status"] != "delivered"]
     if failed:
-        raise PartlyFailed(
+        raise output.PartialFailure(
             f"{len(failed)} of {len(outcomes)} dead letters were not delivered; they are kept",
             report,
             kind="not_delivered",
@@ -123,20 +120,19 @@ def replay(letters: tuple[str, ...], every: bool, sink: str | None, as_json: boo
 @json_option
 def drop(letters: tuple[str, ...], yes: bool, as_json: bool) -> None:
     """Drop dead letters. Their rows stay in the lake but are never delivered to that sink."""
-    from hypaware.export import refused
+    from hypaware.export import dead_letter_rows
 
-    with _letters(letters) as (opened, chosen):
-        rows = sum(letter.rows for letter in chosen)
-        confirm(f"{_plural(rows, 'row')} will never be delivered to {_sinks(chosen)}.", yes)
-        refused.drop(opened.home, opened.store, chosen)
-    if as_json:
-        output.emit_json({"dropped": [letter.id for letter in chosen]})
-    else:
-        output.emit(f"{_plural(len(chosen), 'dead letter')} dropped")
+    with _open_letters(letters) as (opened, chosen):
+        rows, sinks = sum(letter.rows for letter in chosen), ", ".join(dict.fromkeys(each.key.sink for each in chosen))
+        confirm(f"{format_count(rows, 'row')} will never be delivered to {sinks}.", yes)
+        dead_letter_rows.drop_letters(opened.home, opened.store, chosen)
+    output.emit_result(
+        {"dropped": [letter.id for letter in chosen]}, f"{format_count(len(chosen), 'dead letter')} dropped", as_json
+    )
 
 
-def _list(sink: str | None, as_json: bool) -> None:
-    found = _listed(sink)
+def _print_list(sink: str | None, as_json: bool) -> None:
+    found = _find_letters(sink)
     if as_json:
         output.emit_json({"dead_letters": [letter.as_json() for letter in found]})
         return
@@ -151,41 +147,30 @@ def _list(sink: str | None, as_json: bool) -> None:
 
 def _row(letter: DeadLetter) -> tuple[object, ...]:
     key, sequences = letter.key, f"{letter.after + 1}-{letter.last}"
-    return (
-        letter.id[:_SHORT],
-        key.sink,
-        key.dataset,
-        key.source,
-        sequences,
-        letter.rows,
-        letter.at,
-        letter.reason,
-    )
+    stream = (key.sink, key.dataset, key.source)
+    return (letter.id[:_ID_PREFIX], *stream, sequences, letter.rows, letter.at, letter.reason)
 
 
-def _listed(sink: str | None) -> list[DeadLetter]:
-    from hypaware import config as configuration
-    from hypaware.export import refused
-    from hypaware.export.configured import chosen
+def _find_letters(sink: str | None) -> list[DeadLetter]:
+    from hypaware import config
+    from hypaware.export import dead_letter_rows
+    from hypaware.export.sink_registry import select_sinks
 
     home = Home.from_environment()
-    with looking_into(home) as opened:
-        found = refused.listed(opened.store, sink) if opened else []
+    with open_existing_home(home) as opened:
+        found = dead_letter_rows.list_letters(opened.store, sink) if opened else []
     if sink is not None and not found:
-        chosen(configuration.load(home), [sink])
+        select_sinks(config.load(home), [sink])
     return found
 
 
-def _named(ids: Sequence[str]) -> list[DeadLetter]:
-    with _letters(ids) as (_, found):
+def _find_named(ids: Sequence[str]) -> list[DeadLetter]:
+    with _open_letters(ids) as (_, found):
         return found
 
 
 def _replay(letter_id: str) -> dict[str, Any]:
     """Replay one dead letter; report a retryable failure instead of raising it, so that the others are tried."""
-    from hypaware.cli.jobs import run_job
-    from hypaware.errors import Retryable
-
     try:
         return run_job("replay", {"id": letter_id})
     except Retryable as error:
@@ -193,30 +178,19 @@ def _replay(letter_id: str) -> dict[str, Any]:
 
 
 def _read_lake(args: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
-    from hypaware.cli.jobs import run_job
-
     chunks: list[bytes] = []
     report = run_job("read", args, on_chunk=chunks.append)
     return report, b"".join(chunks)
 
 
 @contextmanager
-def _letters(ids: Sequence[str]) -> Iterator[tuple[OpenHome, list[DeadLetter]]]:
+def _open_letters(ids: Sequence[str]) -> Iterator[tuple[OpenHome, list[DeadLetter]]]:
     """Open the home and find the named dead letters."""
-    from hypaware.errors import HypError
-    from hypaware.export import refused
+    from hypaware.export import dead_letter_rows
 
-    with looking_into(Home.from_environment()) as opened:
+    with open_existing_home(Home.from_environment()) as opened:
         if opened is None:
             raise HypError(
-                f"no dead letter {ids[0]!r}: nothing was ever delivered from this home", kind="unknown_dead_letter"
+                f"unknown dead letter {ids[0]!r}: nothing was ever delivered from this home", kind="unknown_dead_letter"
             )
-        yield opened, refused.named(opened.store, ids)
-
-
-def _sinks(chosen: Sequence[DeadLetter]) -> str:
-    return ", ".join(dict.fromkeys(letter.key.sink for letter in chosen))
-
-
-def _plural(count: int, what: str) -> str:
-    return f"{count} {what}" + ("" if count == 1 else "s")
+        yield opened, dead_letter_rows.find_letters(opened.store, ids)

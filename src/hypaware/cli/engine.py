@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import click
 
-from hypaware import config as configuration
+from hypaware import config
 from hypaware.cli import output
-from hypaware.cli.group import Group, json_option
+from hypaware.cli.command import Group, json_option
 from hypaware.cli.jobs import event_handler
-from hypaware.cli.progress import display
+from hypaware.cli.progress import open_progress
 from hypaware.home import Home, cache_dir
 
 
@@ -24,25 +24,19 @@ def engine() -> None:
 @json_option
 def install(as_json: bool) -> None:
     """Download the engine's jars and prepare a fast start. Afterwards the engine needs no network."""
-    from hypaware.engine import archive, jars, java
+    from hypaware.engine import class_archive, jars, jvm
 
-    bar = display()
-    try:
-        found = java.find()
-        fetched = jars.install(cache_dir(), bar.report)
-        archived = archive.ensure(cache_dir(), bar.report)
-    finally:
-        bar.clear()
+    with open_progress() as bar:
+        found = jvm.find_java()
+        fetched = jars.install_jars(cache_dir(), bar.report)
+        archived = class_archive.ensure_archive(cache_dir(), bar.report)
     report = {
         "java": found.version,
         "jars": [path.name for path in fetched.paths],
         "fetched": fetched.fetched,
         "archive": archived is not None,
     }
-    if as_json:
-        output.emit_json(report)
-    else:
-        output.emit_fields(report)
+    output.emit_report(report, as_json)
 
 
 @engine.command("start", examples=["hyp engine start"])
@@ -52,12 +46,9 @@ def start(as_json: bool) -> None:
     from hypaware.engine import client
 
     home = Home.from_environment()
-    bar = display()
-    try:
-        client.start(home, configuration.load(home), event_handler(bar, output.write_bytes))
-    finally:
-        bar.clear()
-    _report(home, as_json)
+    with open_progress() as bar:
+        client.start_engine(home, config.load(home), event_handler(bar))
+    _print_status(home, as_json)
 
 
 @engine.command("stop", examples=["hyp engine stop"])
@@ -69,24 +60,21 @@ def stop(as_json: bool) -> None:
     """
     from hypaware.engine import client
 
-    stopped = client.stop(Home.from_environment())
-    if as_json:
-        output.emit_json({"stopped": stopped})
-    else:
-        output.emit("the engine is stopped" if stopped else "no engine was running")
+    stopped = client.stop_engine(Home.from_environment())
+    output.emit_result({"stopped": stopped}, "the engine is stopped" if stopped else "no engine was running", as_json)
 
 
 @engine.command("status", examples=["hyp engine status", "hyp engine status --json"])
 @json_option
 def status(as_json: bool) -> None:
     """Show whether the engine is running, since when, and its current jobs."""
-    _report(Home.from_environment(), as_json)
+    _print_status(Home.from_environment(), as_json)
 
 
-def _report(home: Home, as_json: bool) -> None:
+def _print_status(home: Home, as_json: bool) -> None:
     from hypaware.engine import client
 
-    found = client.status(home)
+    found = client.engine_status(home)
     if as_json:
         output.emit_json(found)
         return

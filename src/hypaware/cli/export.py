@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from hypaware.cli import output
+from hypaware.cli.command import RunnableGroup, json_option, parse_duration
 from hypaware.cli.dead_letters import dead_letters
-from hypaware.cli.export_binding import adopt, resend
-from hypaware.cli.group import json_option
-from hypaware.cli.looking import looking_into
-from hypaware.cli.runnable_group import RunnableGroup
+from hypaware.cli.jobs import open_existing_home, run_job
+from hypaware.cli.prompts import confirm, yes_option
+from hypaware.home import Home
+from hypaware.text import format_count, format_duration
 
 if TYPE_CHECKING:
     from hypaware.config import Config
-    from hypaware.home import Home
+    from hypaware.export.stream_destination import BindingChange
+
 
 _NO_SINK = (
     "no sink is configured, so nothing is delivered. To add one: "
     """hyp config set sinks.archive '{ kind = "blob", destination = "/a/folder" }'"""
 )
+StreamReport = Mapping[str, Any]
+"""One stream of a report or of the status, as the JSON document has it."""
 
 
 @click.group(
@@ -41,7 +48,7 @@ _NO_SINK = (
     metavar="DURATION",
     default="60s",
     show_default=True,
-    help="Total time to wait for destinations that ask to retry later.",
+    help="Wait at most this long in total for destinations that ask to retry later.",
 )
 @json_option
 def export(sinks: tuple[str, ...], dry_run: bool, max_wait: str, as_json: bool) -> None:
@@ -50,24 +57,22 @@ def export(sinks: tuple[str, ...], dry_run: bool, max_wait: str, as_json: bool) 
     Rows in the spool are committed first. You can run it again at any time: interrupted deliveries are finished first,
     and no destination receives a row twice. Exits 0 only if everything was delivered.
     """
-    from hypaware import config as configuration
-    from hypaware.cli import export_summary
-    from hypaware.export.configured import chosen as choose
-    from hypaware.home import Home
+    from hypaware.config import load as load_config
+    from hypaware.export.sink_registry import select_sinks
 
-    max_wait_seconds = _seconds(max_wait)
+    max_wait_seconds = parse_duration("--max-wait", max_wait, bare_seconds=True)
     home = Home.from_environment()
-    config = configuration.load(home)
-    chosen = choose(config, sinks)
+    config = load_config(home)
+    chosen = select_sinks(config, sinks)
     if not chosen:
         output.note(_NO_SINK)
         report: dict[str, Any] = {"sinks": []}
     elif dry_run:
-        report = _would_deliver(home, config, chosen)
+        report = _plan_delivery(home, config, chosen)
     else:
         report = _deliver(home, config, chosen, max_wait_seconds)
     if not as_json:
-        export_summary.show_round(report, dry_run=dry_run)
+        show_delivery(report, dry_run=dry_run)
     _mention_dead_letters(home, chosen)
     _finish(report, as_json)
 
@@ -75,92 +80,96 @@ def export(sinks: tuple[str, ...], dry_run: bool, max_wait: str, as_json: bool) 
 @export.command("status", examples=["hyp export status", "hyp export status --json"])
 @json_option
 def status(as_json: bool) -> None:
-    """Show for every stream how far it is delivered, what is pending, and its last error."""
-    from datetime import UTC, datetime
-
-    from hypaware import config as configuration
-    from hypaware.cli import export_summary
-    from hypaware.daemon import instance
-    from hypaware.export import status as standing
-    from hypaware.home import Home
+    """Show the progress, the pending rows and the last error of every stream."""
+    from hypaware.config import load as load_config
+    from hypaware.export.status import read_statuses
+    from hypaware.home import daemon_process
 
     home = Home.from_environment()
-    config = configuration.load(home)
+    config = load_config(home)
     now = datetime.now(UTC)
-    with looking_into(home) as opened:
-        found = standing.report(home, config, opened.store, now) if opened else []
+    with open_existing_home(home) as opened:
+        found = read_statuses(home, config, opened.store, now) if opened else []
     streams = [each.as_json() for each in found]
     if as_json:
         output.emit_json({"streams": streams})
         return
-    export_summary.show_status(streams, now)
+    show_streams(streams, now)
     if not config.sinks:
         output.note(_NO_SINK)
-    elif instance.running(home) is None:
+    elif daemon_process.running_daemon(home) is None:
         output.note("the daemon is not running, so there are no scheduled deliveries: hyp daemon start")
 
 
-export.add_command(adopt)
-export.add_command(resend)
+@export.command("adopt", examples=["hyp export adopt team", "hyp export adopt team --yes"])
+@click.argument("sink")
+@yes_option
+@json_option
+def adopt(sink: str, yes: bool, as_json: bool) -> None:
+    """Continue delivering to the new destination of SINK, without sending delivered rows again.
+
+    If the delivery record was lost, every row that existed at that moment is treated as delivered.
+    """
+    from hypaware.export import stream_destination
+
+    what = f"{sink} continues at the destination in the config. Rows that it has already delivered are not sent again."
+    _rebind(stream_destination.adopt, sink, what, yes, as_json)
+
+
+@export.command("resend", examples=["hyp export resend team", "hyp export resend team --yes"])
+@click.argument("sink")
+@yes_option
+@json_option
+def resend(sink: str, yes: bool, as_json: bool) -> None:
+    """Send every row of the lake to the new destination of SINK, except rows that it already has."""
+    from hypaware.export import stream_destination
+
+    what = f"{sink} sends every row of the lake to the destination in the config, and drops its dead letters."
+    _rebind(stream_destination.resend, sink, what, yes, as_json)
+
+
 export.add_command(dead_letters)
 
 
-def _seconds(text: str) -> float:
-    from hypaware.config.values import DURATION
-    from hypaware.errors import UsageError
-
-    try:
-        return float(text) if text.isdecimal() else float(DURATION.read(text))
-    except ValueError as error:
-        reason = f" ({error})" if str(error) else ""
-        raise UsageError(f"--max-wait {text!r}{reason}: expected {DURATION.expected}, such as 90s or 10m") from None
-
-
 def _deliver(home: Home, config: Config, chosen: Sequence[str], max_wait: float) -> dict[str, Any]:
-    from hypaware.cli.jobs import run_job
-    from hypaware.export.foretold import at_rest
-    from hypaware.export.status import idle
-    from hypaware.opening import identify
+    from hypaware.export.report import idle_report
+    from hypaware.export.status import find_idle_streams
+    from hypaware.state.home_opener import read_identity
 
-    identify(home)
-    with looking_into(home) as opened:
-        idle_streams = idle(home, config, opened.store, chosen) if opened else None
+    read_identity(home)
+    with open_existing_home(home) as opened:
+        idle_streams = find_idle_streams(home, config, opened.store, chosen) if opened else None
     if idle_streams is not None:
-        return at_rest(chosen, idle_streams)
+        return idle_report(chosen, idle_streams)
     return run_job("export", {"sinks": list(chosen), "max_wait": max_wait, "budget": None})
 
 
-def _would_deliver(home: Home, config: Config, chosen: Sequence[str]) -> dict[str, Any]:
+def _plan_delivery(home: Home, config: Config, chosen: Sequence[str]) -> dict[str, Any]:
     """Plan the delivery in this process, without starting an engine."""
-    from datetime import UTC, datetime
-
-    from hypaware.export.foretold import would_deliver
+    from hypaware.export.report import dry_run_report
     from hypaware.spool import reader
 
     for dataset in sorted({dataset for sink in chosen for dataset in config.sinks[sink].datasets}):
-        if reader.waiting(home, dataset).segments:
+        if reader.summarize_spool(home, dataset).segments:
             output.note(f"{dataset} has rows in the spool; a real run commits them first and delivers them too")
-    with looking_into(home) as opened:
-        return would_deliver(home, config, opened.store if opened else None, chosen, datetime.now(UTC))
+    with open_existing_home(home) as opened:
+        return dry_run_report(home, config, opened.store if opened else None, chosen, datetime.now(UTC))
 
 
 def _mention_dead_letters(home: Home, chosen: Sequence[str]) -> None:
-    from hypaware.export import refused
+    from hypaware.export import dead_letter_rows
 
-    with looking_into(home) as opened:
-        letters = [letter for letter in refused.listed(opened.store) if letter.key.sink in chosen] if opened else []
-    if letters:
-        noun = "dead letter" if len(letters) == 1 else "dead letters"
-        output.note(f"{len(letters)} {noun} to replay or drop: hyp export dead-letters list")
+    with open_existing_home(home) as opened:
+        letters = dead_letter_rows.list_letters(opened.store) if opened else []
+    if count := sum(letter.key.sink in chosen for letter in letters):
+        output.note(f"{format_count(count, 'dead letter')} to replay or drop: hyp export dead-letters list")
 
 
 def _finish(report: dict[str, Any], as_json: bool) -> None:
     """Print the JSON report; fail unless every sink received everything."""
-    from hypaware.cli.failure import PartlyFailed
-
     incomplete = [sink for sink in report["sinks"] if sink["status"] != "ok"]
     if incomplete:
-        raise PartlyFailed(
+        raise output.PartialFailure(
             "not everything was delivered: " + ", ".join(f"{sink['sink']} ({sink['status']})" for sink in incomplete),
             report,
             kind="held" if all(sink["status"] == "held" for sink in incomplete) else "not_delivered",
@@ -178,3 +187,134 @@ def _repairs(sink: Mapping[str, Any]) -> list[str]:
     if any(stream["dead_letters"] for stream in sink["streams"]):
         commands.append("hyp export dead-letters list")
     return commands
+
+
+def _rebind(rebind: Callable[..., list[BindingChange]], sink: str, what: str, yes: bool, as_json: bool) -> None:
+    from hypaware.config import load as load_config
+    from hypaware.export.sink_registry import select_sinks
+    from hypaware.state.home_opener import open_home
+
+    home = Home.from_environment()
+    config = load_config(home)
+    select_sinks(config, [sink])
+    confirm(what, yes)
+    with closing(open_home(home).store) as store:
+        bound = rebind(home, config, store, sink)
+    if as_json:
+        output.emit_json({"sink": sink, "streams": [each.as_json() for each in bound]})
+    elif bound:
+        output.emit_table(
+            ["dataset", "source", "delivered up to", "old destination", "new destination"],
+            [
+                (each.key.dataset, each.key.source, each.watermark, each.previous_address, each.address)
+                for each in bound
+            ],
+        )
+        output.note(f"next: hyp export {sink}")
+    else:
+        output.emit(f"{sink} has not delivered anything yet; nothing to change")
+
+
+def show_delivery(report: Mapping[str, Any], *, dry_run: bool) -> None:
+    for sink in report["sinks"]:
+        output.emit(f"{sink['sink']}: {sink['status']}")
+        if sink["streams"]:
+            columns = ["dataset", "source", "would send" if dry_run else "rows", "MB", "chunks", "up to", "status"]
+            ordered = sorted(sink["streams"], key=lambda stream: (stream["dataset"], stream["source"]))
+            output.emit_table(columns, [_delivery_row(stream, dry_run) for stream in ordered])
+        elif not sink.get("error"):
+            output.emit("no rows in the lake for this sink yet")
+    for sink in report["sinks"]:
+        _note_privacy(sink)
+        _warn_about_errors(sink)
+
+
+def show_streams(streams: Sequence[StreamReport], now: datetime) -> None:
+    if not streams:
+        output.emit("no streams yet: the lake has no rows for any sink")
+        return
+    columns = ("sink", "dataset", "source", "delivered up to", "of", "rows behind", "behind", "pending", "next")
+    output.emit_table(columns, [_status_row(stream, now) for stream in streams])
+    for stream in streams:
+        for line in _problems(stream, now):
+            output.emit(f"{stream['sink']}: {stream['dataset']} of {stream['source']}: {line}")
+
+
+def _delivery_row(stream: StreamReport, dry_run: bool) -> tuple[object, ...]:
+    size = None if dry_run else round(stream["bytes"] / 1e6, 2)
+    chunks = None if dry_run else stream["chunks"]
+    return (stream["dataset"], stream["source"], stream["rows"], size, chunks, stream["last"], _stream_outcome(stream))
+
+
+def _stream_outcome(stream: StreamReport) -> str:
+    error = stream.get("error")
+    if error:
+        return "held" if error["kind"] == "held" else "partial" if stream["chunks"] else "failed"
+    return f"{stream['dead_letters']} refused" if stream["dead_letters"] else "ok"
+
+
+def _note_privacy(sink: Mapping[str, Any]) -> None:
+    withheld = sum(stream.get("withheld", 0) for stream in sink["streams"])
+    redacted: Counter[str] = Counter()
+    for stream in sink["streams"]:
+        redacted.update(stream.get("redacted", {}))
+    if withheld:
+        output.note(f"{sink['sink']}: {format_count(withheld, 'private row')} not sent")
+    if redacted:
+        rules = ", ".join(f"{rule} {count}" for rule, count in redacted.most_common())
+        output.note(f"{sink['sink']}: secrets redacted in the sent rows: {rules}")
+
+
+def _warn_about_errors(sink: Mapping[str, Any]) -> None:
+    if error := sink.get("error"):
+        output.warn(f"{sink['sink']}: {error['message']}")
+    for stream in sink["streams"]:
+        if (error := stream.get("error")) and error != sink.get("error"):
+            output.warn(f"{sink['sink']}: {stream['dataset']} of {stream['source']}: {error['message']}")
+
+
+def _status_row(stream: StreamReport, now: datetime) -> tuple[object, ...]:
+    pending = stream["pending"]
+    lag, behind = stream["lag_rows"], stream["lag_seconds"]
+    return (
+        stream["sink"],
+        stream["dataset"],
+        stream["source"],
+        "unknown" if stream["watermark"] is None else stream["watermark"],
+        stream["high_water"],
+        lag,
+        "-" if not lag else "unknown" if behind is None else format_duration(behind),
+        pending and f"{pending['chunks_acked']} of {pending['chunks_total']} chunks",
+        _next_delivery(stream, now),
+    )
+
+
+def _next_delivery(stream: StreamReport, now: datetime) -> str:
+    if stream.get("removed"):
+        return "never"
+    if stream["held"]:
+        return "held"
+    due: datetime = stream["next_round"]
+    if (retry := stream["retry_at"]) is not None and retry > now:
+        due = min(due, retry)
+    return f"in {format_duration((due - now).total_seconds())}"
+
+
+def _problems(stream: StreamReport, now: datetime) -> Iterable[str]:
+    if stream.get("removed"):
+        yield "removed from the config; nothing more is delivered"
+    moved = stream["delivered_to"] not in (None, stream["address"])
+    if moved and stream["address"] and not stream["held"]:
+        yield (
+            f"was delivered to {stream['delivered_to']}, but the config now names {stream['address']}; "
+            f"hyp export adopt {stream['sink']} continues there, hyp export resend {stream['sink']} sends everything"
+        )
+    if stream["held"]:
+        yield f"held: {stream['last_error'] or stream['held']}"
+    elif stream["last_error"]:
+        retry = stream["retry_at"]
+        again = f" (retry in {format_duration((retry - now).total_seconds())})" if retry and retry > now else ""
+        yield f"{stream['last_error']}{again}; to try now: hyp export {stream['sink']}"
+    if refused := stream["dead_letters"]:
+        letters = format_count(refused, "dead letter")
+        yield f"{letters} to replay or drop: hyp export dead-letters list --sink {stream['sink']}"

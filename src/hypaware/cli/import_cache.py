@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from hypaware.cli import output
-from hypaware.cli.group import Command, json_option
+from hypaware.cli.command import Command, json_option
 from hypaware.cli.jobs import run_job
-from hypaware.cli.progress import display
+from hypaware.cli.progress import open_progress
+from hypaware.errors import UsageError
+from hypaware.home import Home
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from hypaware.config import Config
-    from hypaware.home import Home
 
 
 @click.command(
@@ -41,21 +41,21 @@ if TYPE_CHECKING:
     "same",
     multiple=True,
     metavar="SINK",
-    help="SINK has the same destination as the original: continue after its watermark.",
+    help="Continue after the original's watermark: SINK has the same destination.",
 )
 @click.option(
     "--other-destination",
     "other",
     multiple=True,
     metavar="SINK",
-    help="SINK has another destination: deliver all rows, including old ones.",
+    help="Deliver all rows, including old ones: SINK has another destination.",
 )
 @click.option(
     "--state-dir",
     "state_dirs",
     multiple=True,
     metavar="FOLDER",
-    help="Folder with the original's watermarks, if they are not next to the cache.",
+    help="Read the original's watermarks from this folder, if they are not next to the cache.",
 )
 @click.option("--skip-unreadable", is_flag=True, help="Skip and report unreadable files instead of stopping.")
 @json_option
@@ -74,53 +74,41 @@ def import_cache(
     DIR is the folder that contains `datasets`, usually ~/.hyp/hypaware/cache, or the folder of the installation. It is
     only read. Stop the original first. You can run this again at any time: no row is imported twice.
     """
-    from hypaware import config as configuration
-    from hypaware.home import Home
+    from hypaware.config import load as load_config
     from hypaware.takeover import cache
 
     home = Home.from_environment()
     # Check that DIR is a cache before an engine starts.
-    cache.find(_absolute(folder))
+    cache.find_cache(_absolute(folder))
     args = {
         "dir": str(_absolute(folder)),
-        "sinks": dict(map(_pair, sinks)),
+        "sinks": dict(map(_parse_sink, sinks)),
         "same": list(same),
         "other": list(other),
         "state_dirs": [str(_absolute(each)) for each in state_dirs],
         "skip_unreadable": skip_unreadable,
     }
-    config = configuration.load(home)
-    report = _run_dry(home, config, args) if dry_run else run_job("import-cache", args)
+    config = load_config(home)
+    report = _run_dry_run(home, config, args) if dry_run else run_job("import-cache", args)
     if as_json:
         output.emit_json(report)
     else:
         _show(report, home)
 
 
-def _run_dry(home: Home, config: Config, args: dict[str, Any]) -> dict[str, Any]:
-    from hypaware.takeover.dry import dry_run
+def _run_dry_run(home: Home, config: Config, args: dict[str, Any]) -> dict[str, Any]:
+    from hypaware.takeover.dry_run import dry_run_takeover
 
-    bar = display()
-    try:
-        return dry_run(
+    with open_progress() as bar:
+        return dry_run_takeover(
             home, config, args, lambda message, done, total, facts: bar.report(message, done, total, **facts)
         )
-    finally:
-        bar.clear()
 
 
 def _show(report: dict[str, Any], home: Home) -> None:
+    counts = ("rows_found", "rows_written", "rows_duplicate", "rows_rejected", "without_sequence", "pending_spool")
     rows = [
-        (
-            each["dataset"],
-            source["source"],
-            source["rows_found"],
-            source["rows_written"],
-            source["rows_duplicate"],
-            source["rows_rejected"],
-            source["without_sequence"],
-            source["pending_spool"],
-        )
+        (each["dataset"], source["source"], *(source[name] for name in counts))
         for each in report["datasets"]
         for source in each["sources"]
     ]
@@ -165,9 +153,7 @@ def _show_notes(imported: dict[str, Any], home: Home, dry_run: bool) -> None:
         output.note(f"{name}: stored in attributes.taken_over because there is no such column (rows): {names}")
 
 
-def _pair(text: str) -> tuple[str, str]:
-    from hypaware.errors import UsageError
-
+def _parse_sink(text: str) -> tuple[str, str]:
     theirs, sign, ours = text.partition("=")
     if not (theirs and sign and ours):
         raise UsageError(f"--sink {text}: expected THEIRS=OURS")
@@ -175,6 +161,4 @@ def _pair(text: str) -> tuple[str, str]:
 
 
 def _absolute(folder: str) -> Path:
-    from pathlib import Path
-
     return Path(folder).expanduser().absolute()

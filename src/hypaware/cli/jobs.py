@@ -1,28 +1,17 @@
-"""Run an engine job from a command.
-
-    @click.command("flush", cls=Command, examples=["hyp flush"])
-    @json_option
-    def flush(as_json: bool) -> None:
-        \"\"\"Commit spooled rows to the lake now.\"\"\"
-        report = run_job("flush", {"dataset": None})
-        if as_json:
-            output.emit_json(report)
-        else:
-            output.emit_table(["dataset", "rows"], [(one["dataset"], one["rows_written"]) for one in …])
-
-Progress and notes go to stderr while the job runs, streamed bytes to `on_chunk` (by default stdout). An error of the
-job is raised here as the same `HypError`. Ctrl-C cancels the job, then the command.
-"""
+"""Access to the engine and to the state of a home, for commands."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
-from hypaware import config as configuration
 from hypaware.cli import output
-from hypaware.cli.progress import Display, display
+from hypaware.cli.progress import ProgressDisplay, open_progress
 from hypaware.home import Home
+
+if TYPE_CHECKING:
+    from hypaware.state.home_opener import OpenHome
 
 _PROGRESS_KEYS = ("event", "message", "done", "total")
 
@@ -33,28 +22,50 @@ def run_job(
     *,
     on_chunk: Callable[[bytes], None] = output.write_bytes,
 ) -> dict[str, Any]:
-    from hypaware.engine import client as engine
+    """Run an engine job of the current home and return its report.
+
+    Progress and notes go to stderr while the job runs, streamed bytes to `on_chunk`. An error of the job is raised here
+    as the same `HypError`. Ctrl-C cancels the job, then the command.
+    """
+    from hypaware.config import load as load_config
+    from hypaware.engine import client
 
     home = Home.from_environment()
-    shown = display()
-    try:
-        return engine.run_job(home, configuration.load(home), name, args, event_handler(shown, on_chunk))
-    finally:
-        shown.clear()
+    with open_progress() as bar:
+        return client.run_job(home, load_config(home), name, args, event_handler(bar, on_chunk))
 
 
-def event_handler(shown: Display, on_chunk: Callable[[bytes], None]) -> Callable[[Mapping[str, Any] | bytes], None]:
+def event_handler(
+    bar: ProgressDisplay, on_chunk: Callable[[bytes], None] = output.write_bytes
+) -> Callable[[Mapping[str, Any] | bytes], None]:
     """Return a handler that shows progress and notes on stderr and passes result bytes to `on_chunk`."""
 
     def handle(event: Mapping[str, Any] | bytes) -> None:
         if isinstance(event, bytes):
-            shown.clear()
+            bar.clear()
             on_chunk(event)
         elif event["event"] == "progress":
             facts = {name: fact for name, fact in event.items() if name not in _PROGRESS_KEYS}
-            shown.report(str(event["message"]), event.get("done"), event.get("total"), **facts)
+            bar.report(str(event["message"]), event.get("done"), event.get("total"), **facts)
         elif event["event"] == "note":
-            shown.clear()
+            bar.clear()
             output.note(str(event["message"]))
 
     return handle
+
+
+@contextmanager
+def open_existing_home(home: Home) -> Iterator[OpenHome | None]:
+    """Open the home, or give None if it has no state; never create one."""
+    from hypaware.state.home_opener import open_home
+
+    if not home.state.is_file():
+        yield None
+        return
+    opened = open_home(home)
+    try:
+        if opened.rebuilt:
+            output.warn(opened.rebuilt)
+        yield opened
+    finally:
+        opened.store.close()

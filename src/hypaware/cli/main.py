@@ -1,8 +1,8 @@
 """The root of the `hyp` command: the list of its commands, and how one of them is run.
 
 Each command is a click command in the module that `TABLE` names. It prints through `output`, raises `HypError` (or
-`PartlyFailed`) when it fails, and returns an int if its exit code is part of its result. Errors are reported here and
-nowhere else.
+`output.PartialFailure`) when it fails, and returns an int if its exit code is part of its result. Errors are reported
+here and nowhere else.
 """
 
 from __future__ import annotations
@@ -16,10 +16,43 @@ from collections.abc import Sequence
 import click
 
 from hypaware import __version__, telemetry
-from hypaware.cli import failure, output
-from hypaware.cli.commands import TABLE
-from hypaware.cli.group import RootGroup
+from hypaware.cli import output
+from hypaware.cli.command import CommandEntry, RootGroup
 from hypaware.home import Home
+
+TABLE = (
+    CommandEntry(
+        "setup", "hypaware.cli.setup:setup", "Set up HypAware, or repair an existing setup.", aliases=("init",)
+    ),
+    CommandEntry("status", "hypaware.cli.status:status", "Show what is recorded and delivered, and any problems."),
+    CommandEntry("ingest", "hypaware.cli.spool:ingest", "Append rows from a file or a pipe to the spool."),
+    CommandEntry("backfill", "hypaware.cli.backfill:backfill", "Import the session history of your clients."),
+    CommandEntry(
+        "import-cache", "hypaware.cli.import_cache:import_cache", "Import the cache of the JavaScript HypAware."
+    ),
+    CommandEntry("reproject", "hypaware.cli.reproject:reproject", "Decode the recorded raw exchanges again."),
+    CommandEntry("flush", "hypaware.cli.spool:flush", "Commit spooled rows to the lake now."),
+    CommandEntry("query", "hypaware.cli.query:query", "Run SQL over the lake; show columns and an overview."),
+    CommandEntry(
+        "export", "hypaware.cli.export:export", "Deliver rows to the sinks, and show their progress.", aliases=("sync",)
+    ),
+    CommandEntry("purge", "hypaware.cli.purge:purge", "Delete rows permanently, everywhere in the home."),
+    CommandEntry("maintain", "hypaware.cli.maintain:maintain", "Compact the lake, apply retention, expire snapshots."),
+    CommandEntry("client", "hypaware.cli.client:client", "Attach clients to the gateway, or detach them."),
+    CommandEntry("session", "hypaware.cli.session:session", "Exclude sessions from recording."),
+    CommandEntry("hook", "hypaware.cli.client:hook", "Handle a hook event of an attached client.", hidden=True),
+    CommandEntry("verify", "hypaware.cli.verify:verify", "Check the integrity of the recorded data."),
+    CommandEntry("doctor", "hypaware.cli.verify:doctor", "Diagnose the machine, the home, clients and sinks."),
+    CommandEntry("backup", "hypaware.cli.backup:backup", "Copy the home to a folder, consistently."),
+    CommandEntry("restore", "hypaware.cli.backup:restore", "Create the home from a backup."),
+    CommandEntry("daemon", "hypaware.cli.daemon:daemon", "Run and control the background recorder."),
+    CommandEntry("server", "hypaware.cli.server:server", "Receive the sessions of other machines."),
+    CommandEntry("engine", "hypaware.cli.engine:engine", "Install, start and stop the Spark process."),
+    CommandEntry("config", "hypaware.cli.config:config", "Show, validate and change the configuration."),
+    CommandEntry("plugin", "hypaware.cli.installation:plugin", "List plugins and their errors."),
+    CommandEntry("dev", "hypaware.cli.installation:dev", "Use tools for developing HypAware."),
+    CommandEntry("version", "hypaware.cli.installation:version", "Show the versions of HypAware and its dependencies."),
+)
 
 
 @click.group(
@@ -45,7 +78,7 @@ def main(arguments: Sequence[str] | None = None, root: click.Group = hyp) -> int
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
-    output.begin()
+    output.reset_document()
     try:
         return _run_and_report(args, root)
     except BrokenPipeError:
@@ -60,13 +93,13 @@ def main(arguments: Sequence[str] | None = None, root: click.Group = hyp) -> int
 def _run_and_report(args: list[str], root: click.Group) -> int:
     """Run the command; print an error if it fails. Raise BrokenPipeError if the reader of our output is gone."""
     try:
-        code = _run(args, root)
+        code = _invoke(args, root)
     except BrokenPipeError as error:
         if _reader_is_gone():
             raise
-        code = failure.show(error, asks_for_json(args))
+        code = output.show_error(error, asks_for_json(args))
     except (Exception, KeyboardInterrupt) as error:
-        code = failure.show(error, asks_for_json(args))
+        code = output.show_error(error, asks_for_json(args))
     # Detect a closed output here rather than during the shutdown of the interpreter.
     sys.stdout.flush()
     sys.stderr.flush()
@@ -79,7 +112,7 @@ def asks_for_json(args: Sequence[str]) -> bool:
     return "--json" in options
 
 
-def _run(args: list[str], root: click.Group) -> int:
+def _invoke(args: list[str], root: click.Group) -> int:
     telemetry.configure(Home.from_environment().telemetry)
     try:
         # Pass a copy: click removes the arguments that it has parsed, and `asks_for_json` needs them later.

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from hypaware.cli import output
-from hypaware.cli.group import Command, json_option
-from hypaware.cli.looking import looking_into
+from hypaware.cli.command import Command, json_option, parse_duration
+from hypaware.cli.jobs import open_existing_home, run_job
+from hypaware.errors import UsageError
+from hypaware.home import Home
 
 if TYPE_CHECKING:
-    from datetime import datetime
-
     from hypaware.config import Config
-    from hypaware.home import Home
     from hypaware.model.datasets import Dataset
+
+# Partitions listed by a dry run; --json has all of them.
+_MAX_SHOWN_PARTITIONS = 20
 
 
 @click.command(
@@ -31,9 +35,9 @@ if TYPE_CHECKING:
 )
 @click.argument("dataset", required=False)
 @click.option("--dry-run", is_flag=True, help="Change nothing; report what would be done.")
-@click.option("--force", is_flag=True, help="Also compact the newest files, and expire all old snapshots at once.")
-@click.option("--compact-only", is_flag=True, help="Only merge small files into larger ones.")
-@click.option("--expire-only", is_flag=True, help="Only drop expired days and free their disk space.")
+@click.option("--force", is_flag=True, help="Compact the newest files too, and expire all old snapshots at once.")
+@click.option("--compact-only", is_flag=True, help="Merge small files into larger ones, and do nothing else.")
+@click.option("--expire-only", is_flag=True, help="Drop expired days, free their disk space, and do nothing else.")
 @click.option("--rebuild", is_flag=True, help="Rewrite the whole table, to repair a damaged one.")
 @click.option("--budget", metavar="DURATION", help="Start no new work after this time; the next run does the rest.")
 @json_option
@@ -52,91 +56,66 @@ def maintain(
     The daemon does this automatically. It is safe to run or to interrupt at any time. Days that are older than the
     retention are dropped only after every configured sink has received them. If nothing is due, no engine is started.
     """
-    from datetime import UTC, datetime
+    from hypaware.config import load as load_config
 
-    from hypaware import config as configuration
-    from hypaware.cli import maintain_summary
-    from hypaware.home import Home
-
+    if sum((compact_only, expire_only, rebuild)) > 1:
+        raise UsageError("--compact-only, --expire-only and --rebuild cannot be combined")
     args = {
         "dataset": dataset,
         "force": force,
-        "only": _only(compact_only, expire_only, rebuild),
+        "only": "compact" if compact_only else "expire" if expire_only else None,
         "rebuild": rebuild,
-        "budget": _seconds(budget),
+        "budget": None if budget is None else parse_duration("--budget", budget),
     }
     home = Home.from_environment()
-    config = configuration.load(home)
+    config = load_config(home)
     report = _run(home, config, args, dry_run, datetime.now(UTC))
     if not as_json:
-        maintain_summary.show(report, dry_run=dry_run)
+        show_maintenance(report, dry_run=dry_run)
     _finish(report, as_json)
 
 
 def _run(home: Home, config: Config, args: dict[str, Any], dry_run: bool, now: datetime) -> dict[str, Any]:
-    from hypaware.cli.jobs import run_job
-    from hypaware.lake import standing
+    from hypaware.lake import health
 
     selected = _datasets(home, args["dataset"], rebuild=args["rebuild"])
-    with looking_into(home) as opened:
+    with open_existing_home(home) as opened:
         if not args["rebuild"]:
-            standing.check_tables(home, [args["dataset"]] if args["dataset"] else None)
+            health.check_tables(home, [args["dataset"]] if args["dataset"] else None)
         if opened is None or not selected:
             return {"datasets": []}
         if not (args["force"] or args["rebuild"]):
-            from hypaware.maintain.due import all_due
-            from hypaware.maintain.resting import at_rest
+            from hypaware.maintain.due_datasets import find_due_datasets, idle_report
 
-            if not {each.name for each in selected} & set(all_due(home, config, opened.store, now, args["only"])):
-                return at_rest(home, config, opened.store, selected, now, args["only"])
+            if not {each.name for each in selected} & set(
+                find_due_datasets(home, config, opened.store, now, args["only"])
+            ):
+                return idle_report(home, config, opened.store, selected, now, args["only"])
         if dry_run:
-            from hypaware.maintain.foretold import would_do
+            from hypaware.maintain.jobs import dry_run_report
 
-            return would_do(home, config, opened.store, selected, args, now, output.note)
+            return dry_run_report(home, config, opened.store, selected, args, now, output.note)
     return run_job("maintain", args)
 
 
 def _datasets(home: Home, name: str | None, *, rebuild: bool) -> Sequence[Dataset]:
     """Return the selected datasets that have a table or, for a rebuild, at least data files."""
-    from hypaware.lake import metadata
+    from hypaware.iceberg import metadata
     from hypaware.model import datasets
 
-    named = [datasets.get(name)] if name else datasets.all()
-    present = {entry.name for entry in metadata.entries(home)}
+    named = [datasets.get(name)] if name else datasets.list_all()
+    present = {entry.name for entry in metadata.list_tables(home)}
     if rebuild:
-        from hypaware.maintain.generation import folders
+        from hypaware.maintain.generation import table_folders
 
-        return [each for each in named if each.name in present or folders(home, each.name)]
+        return [each for each in named if each.name in present or table_folders(home, each.name)]
     return [each for each in named if each.name in present]
 
 
-def _only(compact_only: bool, expire_only: bool, rebuild: bool) -> str | None:
-    from hypaware.errors import UsageError
-
-    if sum((compact_only, expire_only, rebuild)) > 1:
-        raise UsageError("--compact-only, --expire-only and --rebuild cannot be combined")
-    return "compact" if compact_only else "expire" if expire_only else None
-
-
-def _seconds(text: str | None) -> float | None:
-    from hypaware.config.values import DURATION
-    from hypaware.errors import UsageError
-
-    if text is None:
-        return None
-    try:
-        return float(DURATION.read(text))
-    except ValueError as error:
-        reason = f" ({error})" if str(error) else ""
-        raise UsageError(f"--budget {text!r}{reason}: expected {DURATION.expected}, such as 90s or 10m") from None
-
-
 def _finish(report: dict[str, Any], as_json: bool) -> None:
-    from hypaware.cli.failure import PartlyFailed
-
     failed = [each for each in report["datasets"] if each["errors"]]
     if failed:
-        raise PartlyFailed(
+        raise output.PartialFailure(
             "; ".join(f"{each['dataset']}: {error}" for each in failed for error in each["errors"]),
             report,
             kind="maintenance_failed",
@@ -144,3 +123,78 @@ def _finish(report: dict[str, Any], as_json: bool) -> None:
         )
     if as_json:
         output.emit_json(report)
+
+
+def show_maintenance(report: Mapping[str, Any], *, dry_run: bool) -> None:
+    if not report["datasets"]:
+        output.emit("the lake is empty")
+        return
+    dropped, expired = ("would drop", "would expire") if dry_run else ("rows dropped", "snapshots expired")
+    columns = ["dataset", "files", "MB", dropped, "rows held", expired]
+    output.emit_table(columns, [_dataset_row(each) for each in report["datasets"]])
+    for each in report["datasets"]:
+        output.emit(f"{each['dataset']}: {each['reason']}")
+        if dry_run:
+            _show_partitions(each)
+    for each in report["datasets"]:
+        _show_held(each)
+        if each["rows_without_time"]:
+            output.note(f"{each['dataset']}: {each['rows_without_time']:,} rows have no timestamp and are kept")
+        for path in each["set_aside"]:
+            output.warn(f"{each['dataset']}: unreadable file moved to {path}")
+
+
+def _dataset_row(each: Mapping[str, Any]) -> tuple[object, ...]:
+    return (
+        each["dataset"],
+        _before_after(f"{each['files_before']:,}", f"{each['files_after']:,}"),
+        _before_after(f"{each['bytes_before'] / 1e6:,.1f}", f"{each['bytes_after'] / 1e6:,.1f}"),
+        each["rows_expired"],
+        each["rows_held"],
+        each["snapshots_expired"],
+    )
+
+
+def _before_after(before: str, after: str) -> str:
+    return before if before == after else f"{before} → {after}"
+
+
+def _show_partitions(each: Mapping[str, Any]) -> None:
+    """Print the affected partitions with their current size; the size after a rewrite is not known before."""
+    parts = [("dropped", part) for part in each["dropped"]] + [("rewritten", part) for part in each["rewritten"]]
+    if not parts:
+        return
+    output.emit()
+    shown = [
+        (part["source"], part["day"], part["files"], f"{part['bytes'] / 1e6:,.1f}", f"would be {what}")
+        for what, part in parts[:_MAX_SHOWN_PARTITIONS]
+    ]
+    output.emit_table(["source", "day", "files", "MB", ""], shown)
+    if more := len(parts) - len(shown):
+        output.emit(f"and {more:,} more (use --json to see all)")
+    output.emit()
+
+
+def _show_held(each: Mapping[str, Any]) -> None:
+    if not each["held"]:
+        return
+    groups: defaultdict[tuple[Any, ...], list[Mapping[str, Any]]] = defaultdict(list)
+    by_sink: defaultdict[str, int] = defaultdict(int)
+    for part in each["held"]:
+        groups[part["source"], part["since"], part["until"], tuple(part["sinks"])].append(part)
+        for sink in part["sinks"]:
+            by_sink[sink] += part["rows"]
+    output.emit()
+    output.emit(f"{each['dataset']}: expired days that are held until a sink has received them")
+    columns = ["source", "days", "from", "to", "rows", "held for", "held since", "dropped on"]
+    output.emit_table(columns, [_held_row(key, parts) for key, parts in sorted(groups.items())])
+    for sink, count in sorted(by_sink.items()):
+        output.emit(f"{count:,} rows are held for {sink}; to deliver them: hyp export {sink}")
+    output.emit("to see why they are not delivered: hyp export status")
+
+
+def _held_row(key: tuple[Any, ...], parts: list[Mapping[str, Any]]) -> tuple[object, ...]:
+    source, since, until, sinks = key
+    days = sorted({part["day"] for part in parts})
+    rows = sum(part["rows"] for part in parts)
+    return (source, len(days), days[0], days[-1], rows, ", ".join(sinks), since, until)

@@ -1,47 +1,82 @@
 """Output of all commands: results go to stdout, everything else to stderr, with terminal escapes neutralised.
 
 With `--json` a command prints exactly one document. `emit_json` records that it was printed, so that a later error goes
-to stderr only.
+to stderr only. Errors are reported like this:
+
+| error | stderr | with --json, on stdout | exit code |
+|---|---|---|---|
+| HypError | `error:` and `try:` lines | `error:{kind, message, repair?}` | that of its class |
+| wrong usage | `error:`, `usage:`, `try:` | kind `usage` | 2 |
+| disk full | `error:` and `try:` lines | kind `disk_full` | 1 |
+| a file that cannot be read or written | `error:` with its name | kind `file_unavailable` | 1 |
+| Ctrl-C | `cancelled` | kind `cancelled` | 130 |
+| anything else | one line, with the path of the traceback | kind `internal` | 1 |
 """
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import os
 import sys
+import time
+import traceback
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, date, datetime
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import Any
 
-from hypaware.terminal import harmless, harmless_cell, harmless_json
+import click
+
+from hypaware import __version__
+from hypaware.errors import Cancelled, HypError, Retryable, UsageError
+from hypaware.home import Home
+from hypaware.text import escape, escape_cell, escape_json
 
 # Width of a table that is not printed on a terminal: no value is truncated.
 _UNBOUNDED = 1_000_000
+_LOG_LIMIT = 1 << 20
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+# Problems of permissions and file systems: not errors of the program.
+_FILE_ERRORS = {errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR}
 
-_emitted = False
+_document_printed = False
 
 
-def begin() -> None:
+class PartialFailure(HypError):
+    """A part of the work failed; the report covers the rest. With --json one document holds both."""
+
+    def __init__(
+        self,
+        message: str,
+        report: dict[str, Any],
+        *,
+        kind: str | None = None,
+        repair: str | Sequence[str] | None = None,
+    ) -> None:
+        super().__init__(message, kind=kind, repair=repair)
+        self.report = report
+
+
+def reset_document() -> None:
     """Reset the record of printed documents. Call it once per command."""
-    global _emitted
-    _emitted = False
-
-
-def emitted() -> bool:
-    return _emitted
+    global _document_printed
+    _document_printed = False
 
 
 def emit_json(document: Any) -> None:
-    global _emitted
+    """Print the one JSON document of the command."""
+    global _document_printed
     import json
 
     text = json.dumps(document, ensure_ascii=False, allow_nan=False, indent=2, default=_to_json)
-    write_bytes(harmless_json(text).encode() + b"\n")
-    _emitted = True
+    write_bytes(escape_json(text).encode() + b"\n")
+    _document_printed = True
 
 
 def emit(text: str = "") -> None:
     """Print a line, or a block of lines, of the result."""
-    sys.stdout.write(harmless(text) + "\n")
+    sys.stdout.write(escape(text) + "\n")
 
 
 def write_bytes(chunk: bytes) -> None:
@@ -80,9 +115,25 @@ def emit_fields(fields: Mapping[str, object]) -> None:
         emit(f"{name:<{widest}}  {_cell(value)}")
 
 
+def emit_result(document: Any, text: str, as_json: bool) -> None:
+    """Print the result as a JSON document or as text."""
+    if as_json:
+        emit_json(document)
+    else:
+        emit(text)
+
+
+def emit_report(report: Mapping[str, object], as_json: bool) -> None:
+    """Print a flat report as JSON or as fields."""
+    if as_json:
+        emit_json(report)
+    else:
+        emit_fields(report)
+
+
 def note(text: str) -> None:
     """Print a message for the user on stderr."""
-    sys.stderr.write(harmless(text) + "\n")
+    sys.stderr.write(escape(text) + "\n")
     sys.stderr.flush()
 
 
@@ -100,8 +151,8 @@ def _cell(value: object) -> str:
     if isinstance(value, Mapping | list | tuple):
         import json
 
-        return harmless_cell(json.dumps(value, ensure_ascii=False, default=_to_json))
-    return harmless_cell(str(value))
+        return escape_cell(json.dumps(value, ensure_ascii=False, default=_to_json))
+    return escape_cell(str(value))
 
 
 def _time(value: datetime | date) -> str:
@@ -120,3 +171,74 @@ def _to_json(value: object) -> object:
     if isinstance(value, Mapping):
         return dict(value)
     raise TypeError(f"cannot write a {type(value).__name__} as JSON")
+
+
+def show_error(error: BaseException, as_json: bool) -> int:
+    """Print the error and return the exit code of the process."""
+    if isinstance(error, click.exceptions.NoArgsIsHelpError) and not as_json:
+        error.show()
+        return error.exit_code
+    failure, usage = _to_hyp_error(error)
+    if as_json and not _document_printed:
+        report = failure.report if isinstance(failure, PartialFailure) else {}
+        emit_json({**report, "error": failure.as_json()})
+    else:
+        note("cancelled" if isinstance(failure, Cancelled) else f"error: {failure.message}")
+        if usage:
+            note(usage)
+        for command in failure.repair:
+            note(f"try: {command}")
+    return failure.exit_code
+
+
+def _to_hyp_error(error: BaseException) -> tuple[HypError, str | None]:
+    if isinstance(error, HypError):
+        return error, None
+    if isinstance(error, KeyboardInterrupt | click.Abort):
+        return Cancelled(), None
+    if isinstance(error, click.exceptions.NoArgsIsHelpError):
+        return UsageError("Missing subcommand.", repair=f"{error.ctx.command_path} --help"), None
+    if isinstance(error, click.UsageError):
+        context = error.ctx
+        repair = f"{context.command_path} --help" if context else "hyp --help"
+        usage = " ".join(context.get_usage().split()).replace("Usage:", "usage:", 1) if context else None
+        return UsageError(error.format_message(), repair=repair), usage
+    if isinstance(error, click.ClickException):
+        return UsageError(error.format_message()), None
+    if isinstance(error, OSError) and error.errno in _DISK_FULL:
+        where = f": cannot write {error.filename}" if error.filename else ""
+        return Retryable(f"the disk is full{where}", kind="disk_full", repair="hyp status"), None
+    if isinstance(error, OSError) and error.errno in _FILE_ERRORS:
+        what = f"{error.filename}: {error.strerror}" if error.filename else str(error.strerror)
+        return HypError(what, kind="file_unavailable", repair="hyp doctor"), None
+    return _internal_error(error), None
+
+
+def _internal_error(error: BaseException) -> HypError:
+    detail = "".join(traceback.format_exception(error))
+    what = f"{type(error).__name__}: {error}".strip(": ")
+    summary = f"unexpected {what.splitlines()[0][:300]}"
+    if os.environ.get("HYP_DEBUG") == "1":
+        sys.stderr.write(detail)
+        return HypError(summary, kind="internal")
+    if log := _log_traceback(detail):
+        return HypError(f"{summary} (details in {log})", kind="internal")
+    return HypError(f"{summary} (set HYP_DEBUG=1 to see the details)", kind="internal")
+
+
+def _log_traceback(detail: str) -> Path | None:
+    """Append the traceback to the log of an existing home and return the path; never create a home."""
+    home = Home.from_environment()
+    if not home.root.is_dir():
+        return None
+    path = home.logs / "cli.log"
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(mode=0o700, exist_ok=True)
+        if path.exists() and path.stat().st_size > _LOG_LIMIT:
+            path.replace(path.with_name("cli.log.1"))
+        stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        with os.fdopen(fd, "a", encoding="utf-8", errors="backslashreplace") as log:
+            log.write(f"{stamp} pid={os.getpid()} hypaware={__version__}\n{detail}\n")
+        return path
+    return None

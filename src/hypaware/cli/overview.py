@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TextIO
 
 from rich.cells import cell_len, set_cell_size
 
-from hypaware.terminal import harmless_cell
+from hypaware.text import escape_cell
 
 _SEPARATOR = "  "
 _BAR, _MIN_BAR = 12, 4
@@ -32,18 +32,17 @@ _EMPTY = """Nothing is recorded yet.
 To import the session history on this machine: hyp backfill"""
 _EMPTY_SINCE = """Nothing is recorded since {since}.
 To see all days: hyp query overview. To import the session history on this machine: hyp backfill"""
-
 Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Look:
+class OverviewStyle:
     width: int | None = None
     """Columns of the terminal; None means unlimited."""
     unicode: bool = True
 
     @classmethod
-    def of(cls, stream: TextIO) -> Look:
+    def of(cls, stream: TextIO) -> OverviewStyle:
         try:
             f"{_BLOCKS}…".encode(stream.encoding or "ascii")
         except (UnicodeEncodeError, LookupError):
@@ -53,7 +52,7 @@ class Look:
         return cls(shutil.get_terminal_size().columns if stream.isatty() else None, unicode)
 
 
-class Table(NamedTuple):
+class OverviewTable(NamedTuple):
     title: str
     name: str
     """The key of a row's name."""
@@ -63,47 +62,47 @@ class Table(NamedTuple):
     omitted: str = ""
 
 
-def draw(document: dict[str, Any], look: Look) -> str:
+def render_overview(document: dict[str, Any], look: OverviewStyle) -> str:
     if not document["totals"]["parts"]:
         since = document["since"]
         return _EMPTY if since is None else _EMPTY_SINCE.format(since=since)
-    return "\n\n".join([_head(document), *(_render(table, look) for table in _tables(document) if table.rows)])
+    return "\n\n".join([_totals_line(document), *(_render(table, look) for table in _tables(document) if table.rows)])
 
 
-def _head(document: dict[str, Any]) -> str:
+def _totals_line(document: dict[str, Any]) -> str:
     totals = document["totals"]
     counted = [(name.replace("_", " "), totals[name]) for name in ("sessions", "messages", "tool_calls")]
     days = " to ".join(dict.fromkeys((document["first_day"], document["last_day"])))
     return ", ".join([*(f"{number:,} {name if number != 1 else name[:-1]}" for name, number in counted), days])
 
 
-def _tables(document: dict[str, Any]) -> list[Table]:
+def _tables(document: dict[str, Any]) -> list[OverviewTable]:
     counts = {"messages": "messages", "sessions": "sessions", **_TOKENS}
     kinds = {**_TOKENS, **_REASONING}
     tokens = [{"kind": shown, "tokens": document["totals"][name]} for name, shown in kinds.items()]
     clients = document["clients"] if len(document["clients"]) > 1 else []
     days = document["days"]
     return [
-        Table("Tokens", "kind", {"tokens": ""}, tokens),
-        Table("Days", "day", counts, days[-_DAYS:], _more(days, _DAYS, "earlier days")),
-        _first("Projects", "cwd", counts, document["projects"]),
-        _first("Clients", "client", counts, clients),
-        _first("Models", "model", {"messages": "messages", **kinds}, document["models"]),
-        _first("Tools", "tool", {"calls": "calls", "errors": "errors"}, document["tools"]),
+        OverviewTable("Tokens", "kind", {"tokens": ""}, tokens),
+        OverviewTable("Days", "day", counts, days[-_DAYS:], _omitted_line(days, _DAYS, "earlier days")),
+        _top_rows("Projects", "cwd", counts, document["projects"]),
+        _top_rows("Clients", "client", counts, clients),
+        _top_rows("Models", "model", {"messages": "messages", **kinds}, document["models"]),
+        _top_rows("Tools", "tool", {"calls": "calls", "errors": "errors"}, document["tools"]),
     ]
 
 
-def _first(title: str, name: str, numbers: dict[str, str], rows: Sequence[Row]) -> Table:
-    return Table(title, name, numbers, rows[:_ROWS], _more(rows, _ROWS, f"more {title.lower()}"))
+def _top_rows(title: str, name: str, numbers: dict[str, str], rows: Sequence[Row]) -> OverviewTable:
+    return OverviewTable(title, name, numbers, rows[:_ROWS], _omitted_line(rows, _ROWS, f"more {title.lower()}"))
 
 
-def _more(rows: Sequence[Row], shown: int, what: str) -> str:
+def _omitted_line(rows: Sequence[Row], shown: int, what: str) -> str:
     return f"and {len(rows) - shown:,} {what} (see --json)" if len(rows) > shown else ""
 
 
-def _render(table: Table, look: Look) -> str:
+def _render(table: OverviewTable, look: OverviewStyle) -> str:
     columns = [_Column.of(name, head, table.rows) for name, head in table.numbers.items()]
-    names = ["(unknown)" if row[table.name] is None else harmless_cell(row[table.name]) for row in table.rows]
+    names = ["(unknown)" if row[table.name] is None else escape_cell(row[table.name]) for row in table.rows]
     side, bar = max(cell_len(name) for name in [table.title, *names]), _BAR
     if look.width is not None:
         columns, side, bar = _fit(columns, side, look.width)
@@ -129,7 +128,7 @@ class _Column:
     @classmethod
     def of(cls, name: str, head: str, rows: Sequence[Row]) -> _Column:
         above, _, below = head.rpartition(" ")
-        cells = [short(row[name]) if name.endswith("tokens") else f"{row[name]:,}" for row in rows]
+        cells = [format_short(row[name]) if name.endswith("tokens") else f"{row[name]:,}" for row in rows]
         width = max(map(len, (above, below, *cells)))
         return cls(above.rjust(width), below.rjust(width), [cell.rjust(width) for cell in cells])
 
@@ -163,7 +162,7 @@ def _shorten(name: str, room: int, unicode: bool) -> str:
     return mark + name if "/" in name else name + mark
 
 
-def short(value: int) -> str:
+def format_short(value: int) -> str:
     """Format a number with two or three digits and a unit: 999, 1.2k, 35k, 4.1M."""
     size = float(value)
     for unit in ("", "k", "M", "G", "T"):

@@ -8,45 +8,51 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
 
 from hypaware.cli import output
-from hypaware.terminal import harmless_cell
+from hypaware.text import escape_cell, format_duration
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
 _SECONDS_BETWEEN_LINES = 5.0
-
 Clock = Callable[[], float]
 
 
-class Display(Protocol):
+class ProgressDisplay(Protocol):
     def report(self, message: str, done: float | None = None, total: float | None = None, **facts: object) -> None: ...
 
     def clear(self) -> None:
         """Remove a partly drawn bar before other output; the next report draws it again."""
 
 
-def display() -> Display:
-    return Bar() if sys.stderr.isatty() else Lines()
+@contextmanager
+def open_progress() -> Iterator[ProgressDisplay]:
+    """Give a display for stderr, and clear it at the end."""
+    display = ProgressBar() if sys.stderr.isatty() else ProgressLines()
+    try:
+        yield display
+    finally:
+        display.clear()
 
 
-class Bar:
+class ProgressBar:
     """A progress bar on one line. It appears with the first report and disappears at the end."""
 
     def __init__(self, clock: Clock = time.monotonic) -> None:
-        self._pace = Pace(clock)
+        self._pace = Throughput(clock)
         self._drawn: tuple[Progress, TaskID] | None = None
 
     def report(self, message: str, done: float | None = None, total: float | None = None, **facts: object) -> None:
         pace = ", ".join(self._pace.describe(message, done, total, facts))
         if self._drawn is None:
-            self._drawn = _start_bar(harmless_cell(message))
+            self._drawn = _start_bar(escape_cell(message))
         progress, task = self._drawn
         # A bar without a total pulses. For `completed`, None would mean "unchanged" to rich.
-        progress.update(task, description=harmless_cell(message), completed=done or 0, total=total, pace=pace)
+        progress.update(task, description=escape_cell(message), completed=done or 0, total=total, pace=pace)
 
     def clear(self) -> None:
         if self._drawn is not None:
@@ -54,12 +60,12 @@ class Bar:
             self._drawn = None
 
 
-class Lines:
+class ProgressLines:
     """A line whenever the message changes, and every few seconds while it does not."""
 
     def __init__(self, clock: Clock = time.monotonic) -> None:
         self._clock = clock
-        self._pace = Pace(clock)
+        self._pace = Throughput(clock)
         self._message: str | None = None
         self._due = 0.0
 
@@ -76,7 +82,7 @@ class Lines:
         """Do nothing: lines are never partly drawn."""
 
 
-class Pace:
+class Throughput:
     """The speed of the work that a message names, and the time it still takes."""
 
     def __init__(self, clock: Clock) -> None:
@@ -101,7 +107,7 @@ class Pace:
         speed = progress / elapsed
         shown = [f"{(moved - self._bytes_at_start) / elapsed / 1e6:.1f} MB/s"]
         if total is not None and total > done:
-            shown.append(f"{_duration((total - done) / speed)} left")
+            shown.append(f"{format_duration((total - done) / speed)} left")
         return shown
 
 
@@ -113,14 +119,6 @@ def _counts(facts: Mapping[str, object]) -> list[str]:
     if isinstance(rows, int):
         shown.append(f"{rows:,} rows")
     return shown
-
-
-def _duration(seconds: float) -> str:
-    whole = max(1, round(seconds))
-    if whole < 60:
-        return f"{whole} s"
-    minutes = round(whole / 60)
-    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
 
 
 def _start_bar(message: str) -> tuple[Progress, TaskID]:

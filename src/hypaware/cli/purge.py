@@ -6,19 +6,22 @@ import re
 import shlex
 import sys
 from collections.abc import Sequence
+from datetime import UTC, datetime, time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from hypaware.cli import output
-from hypaware.cli.confirm import confirm, yes_option
-from hypaware.cli.group import Command, json_option
+from hypaware.cli.command import Command, json_option
+from hypaware.cli.jobs import run_job
+from hypaware.cli.progress import open_progress
+from hypaware.cli.prompts import confirm, yes_option
 from hypaware.errors import UsageError
+from hypaware.home import Home
 
 if TYPE_CHECKING:
-    from hypaware.home import Home
-    from hypaware.maintain.purge.selection import Selector
+    from hypaware.maintain.purge.selector import PurgeSelector
 
 _WINDOWS_PATH = re.compile(r"[A-Za-z]:[\\/]")
 _MAX_SHOWN_FILES = 10
@@ -69,52 +72,49 @@ def purge(
     home is searched for remains. Delivered copies are listed, not deleted. Client transcripts and backups are not
     touched.
     """
-    from hypaware.home import Home
-
     selector = _selector(sessions, sources, folders, before)
     home = Home.from_environment()
     if not dry_run:
         _confirm(home, selector, yes, allow_reimport)
-    if dry_run or not _exists(home):
+    has_data = home.state.is_file() or home.lake.is_dir() or home.spool.is_dir()
+    if dry_run or not has_data:
         report = _count(home, selector)
         report["dry_run"] = dry_run
         if not dry_run:
             output.note(f"nothing is recorded in {home.root}; no rows were deleted and no tombstone was written")
     else:
-        from hypaware.cli.jobs import run_job
-
         report = run_job("purge", {**selector.as_json(), "allow_reimport": allow_reimport})
     if not as_json:
         _show(report, allow_reimport)
     _finish(report, selector, as_json)
 
 
-def _selector(sessions: Sequence[str], sources: Sequence[str], folders: Sequence[str], before: str | None) -> Selector:
-    from hypaware.maintain.purge.selection import Selector
+def _selector(
+    sessions: Sequence[str], sources: Sequence[str], folders: Sequence[str], before: str | None
+) -> PurgeSelector:
+    from hypaware.maintain.purge.selector import PurgeSelector
 
-    given = [
-        made
-        for made in (
-            Selector("session", tuple(sessions)),
-            Selector("source", tuple(sources)),
-            Selector("cwd", tuple(_folder(each) for each in folders)),
-            Selector("before", (_moment(before),) if before is not None else ()),
-        )
-        if made.values
-    ]
+    selectors = (
+        PurgeSelector("session", tuple(sessions)),
+        PurgeSelector("source", tuple(sources)),
+        PurgeSelector("cwd", tuple(_normalize_folder(each) for each in folders)),
+        PurgeSelector("before", (_parse_before(before),) if before is not None else ()),
+    )
+    given = [each for each in selectors if each.values]
     if len(given) != 1:
         raise UsageError("pass exactly one of --session, --source, --cwd and --before")
-    if given[0].kind != "cwd" and not all(given[0].values):
-        raise UsageError(f"--{given[0].kind} is empty")
+    (selector,) = given
+    if selector.kind != "cwd" and not all(selector.values):
+        raise UsageError(f"--{selector.kind} is empty")
     try:
-        "".join(given[0].values).encode()
+        "".join(selector.values).encode()
     except UnicodeEncodeError:
         # Python turns such bytes of the command line into lone surrogates, which no row contains.
-        raise UsageError(f"--{given[0].kind} is not valid UTF-8") from None
-    return given[0]
+        raise UsageError(f"--{selector.kind} is not valid UTF-8") from None
+    return selector
 
 
-def _folder(text: str) -> str:
+def _normalize_folder(text: str) -> str:
     """Return the absolute path without a trailing slash; the root is "". A Windows path is kept unresolved."""
     if not text:
         raise UsageError("--cwd is empty")
@@ -125,25 +125,19 @@ def _folder(text: str) -> str:
     return os.path.normpath(Path(text).expanduser().absolute()).rstrip("/")
 
 
-def _moment(text: str) -> str:
-    from datetime import UTC, datetime, time
-
-    from hypaware.backfill.window import moment
-    from hypaware.model.columns import timestamp_text
+def _parse_before(text: str) -> str:
+    from hypaware.backfill.request import parse_date
+    from hypaware.model.columns import format_timestamp
 
     now = datetime.now(UTC)
-    instant = moment("--before", text, time.min, now)
+    instant = parse_date("--before", text, time.min, now)
     assert instant is not None
     if instant > now:
         raise UsageError(f"--before {text} is in the future; it would exclude rows that are recorded later")
-    return timestamp_text(instant)
+    return format_timestamp(instant)
 
 
-def _exists(home: Home) -> bool:
-    return home.state.is_file() or home.lake.is_dir() or home.spool.is_dir()
-
-
-def _confirm(home: Home, selector: Selector, yes: bool, allow_reimport: bool) -> None:
+def _confirm(home: Home, selector: PurgeSelector, yes: bool, allow_reimport: bool) -> None:
     """Ask the user to confirm, with the number of rows if there is a terminal."""
     what = f"Rows selected by {_selector_text(selector)} will be deleted permanently."
     if not yes and sys.stdin.isatty():
@@ -157,18 +151,14 @@ def _confirm(home: Home, selector: Selector, yes: bool, allow_reimport: bool) ->
     confirm(what, yes)
 
 
-def _count(home: Home, selector: Selector) -> dict[str, Any]:
-    from hypaware.cli.progress import display
-    from hypaware.maintain.purge.dry import count
+def _count(home: Home, selector: PurgeSelector) -> dict[str, Any]:
+    from hypaware.maintain.purge.run import plan_purge
 
-    bar = display()
-    try:
-        return count(home, selector, lambda message, done, total: bar.report(message, done, total or None))
-    finally:
-        bar.clear()
+    with open_progress() as bar:
+        return plan_purge(home, selector, lambda message, done, total: bar.report(message, done, total or None))
 
 
-def _selector_text(selector: Selector) -> str:
+def _selector_text(selector: PurgeSelector) -> str:
     named = selector.values[:3] + (("…",) if len(selector.values) > 3 else ())
     return f"--{selector.kind} " + ", ".join(value or "/" for value in named)
 
@@ -191,14 +181,15 @@ def _show(report: dict[str, Any], allow_reimport: bool) -> None:
     written = sum(each["files_rewritten"] for each in report["datasets"])
     dropped = sum(each["files_removed"] for each in report["datasets"])
     if rows and not dry:
-        output.emit(f"{written} data files rewritten, {dropped} deleted, {_files_examined(report)} examined")
+        examined = sum(each["files_looked_at"] for each in report["datasets"])
+        output.emit(f"{written} data files rewritten, {dropped} deleted, {examined} examined")
     for name in report["left_alone"]:
         output.note(f"{name} has no such column and was not searched")
     for each in report["datasets"]:
         if each["unattributed"]:
             output.note(_unattributed(each, report["selector"]["kind"]))
     for each in report["delivered"]:
-        output.warn(_delivered(each))
+        output.warn(_delivered_warning(each))
     for name in report["spool"]["held"]:
         output.note(f"{name} is still being written by another process")
     if report["again"] and not report["remaining"]:
@@ -215,10 +206,6 @@ def _note_reimport(report: dict[str, Any], allow_reimport: bool) -> None:
         output.note("imports will not restore them; to allow that, run the same command with --allow-reimport")
 
 
-def _files_examined(report: dict[str, Any]) -> int:
-    return sum(int(each["files_looked_at"]) for each in report["datasets"])
-
-
 def _unattributed(each: dict[str, Any], kind: str) -> str:
     """Describe rows that could not be attributed, and might repeat purged text."""
     from hypaware.model import datasets
@@ -231,7 +218,7 @@ def _unattributed(each: dict[str, Any], kind: str) -> str:
     )
 
 
-def _delivered(each: dict[str, Any]) -> str:
+def _delivered_warning(each: dict[str, Any]) -> str:
     rows = f"{each['rows']:,} of these rows were"
     if each["unknown"]:
         rows = "an unknown number of these rows was"
@@ -240,9 +227,7 @@ def _delivered(each: dict[str, Any]) -> str:
     return f"{rows} delivered to {each['destination']} ({each['sink']}, {each['source']}); delete them there"
 
 
-def _finish(report: dict[str, Any], selector: Selector, as_json: bool) -> None:
-    from hypaware.cli.failure import PartlyFailed
-
+def _finish(report: dict[str, Any], selector: PurgeSelector, as_json: bool) -> None:
     remaining = report["remaining"]
     if not remaining:
         if as_json:
@@ -255,12 +240,12 @@ def _finish(report: dict[str, Any], selector: Selector, as_json: bool) -> None:
     first = f"{remaining[0]['file']}: {remaining[0]['what']}"
     holding = [each for each in remaining if not each["what"].startswith("cannot be read")]
     if not holding:
-        raise PartlyFailed(
+        raise output.PartialFailure(
             f"purge incomplete: {len(remaining)} files could not be read, the others hold no purged rows ({first})",
             report,
             kind="purge_incomplete",
         )
-    raise PartlyFailed(
+    raise output.PartialFailure(
         f"purge incomplete: {len(holding)} files still hold purged rows ({first}); stop the processes that use them, "
         "then run the same command again",
         report,

@@ -11,10 +11,11 @@ from typing import Any
 import click
 
 from hypaware.cli import output
-from hypaware.cli.group import Command, Group, json_option
+from hypaware.cli.command import Command, Group, json_option
 from hypaware.cli.jobs import run_job
 from hypaware.errors import UsageError
-from hypaware.query.formats import FOR_EYES, FORMATS
+from hypaware.home import Home
+from hypaware.query.formats import FORMATS, TEXT_TABLES
 
 _MAX_TERMINAL_ROWS = 1000
 _MAX_DAYS = 36_500
@@ -60,7 +61,9 @@ class _SqlCommand(Command):
     ],
 )
 @click.argument("statement", metavar="SQL")
-@click.option("--format", "format_", type=click.Choice(FORMATS), help="Format of the result.  [default: table]")
+@click.option(
+    "--format", "format_", type=click.Choice(FORMATS), help="Write the result in this format.  [default: table]"
+)
 @click.option(
     "--output",
     "target",
@@ -71,6 +74,7 @@ class _SqlCommand(Command):
 @click.option(
     "--max-rows",
     type=click.IntRange(min=0),
+    metavar="N",
     help=f"Stop after this many rows; 0 means no limit.  [default: {_MAX_TERMINAL_ROWS} on a terminal, else 0]",
 )
 @json_option
@@ -86,12 +90,11 @@ def sql(
 
     Pass "-" to read the SQL from standard input. `hyp query schema` lists the datasets and their columns.
     """
-    from hypaware.home import Home
-    from hypaware.opening import identify
+    from hypaware.state.home_opener import read_identity
 
     if as_json and format_ not in (None, "json"):
         raise UsageError(f"--json means --format json and cannot be combined with --format {format_}")
-    identify(Home.from_environment())
+    read_identity(Home.from_environment())
     chosen = "json" if as_json else format_ or "table"
     on_terminal = (target is None or str(target) == "-") and sys.stdout.isatty()
     if on_terminal and chosen == "arrow":
@@ -111,24 +114,22 @@ def sql(
 
 
 @query.command("overview", examples=["hyp query overview", "hyp query overview --days 7", "hyp query overview --json"])
-@click.option("--days", type=click.IntRange(1, _MAX_DAYS), help="Only the last DAYS days, including today (UTC).")
+@click.option(
+    "--days", type=click.IntRange(1, _MAX_DAYS), metavar="N", help="Show only the last N days, including today (UTC)."
+)
 @_refresh_option
 @json_option
 def overview(days: int | None, refresh: str, as_json: bool) -> None:
     """Show sessions, messages, models, tokens and tools, by day and by project."""
-    from hypaware.cli.overview import Look, draw
-    from hypaware.home import Home
-    from hypaware.query.overview import empty, nothing_recorded
+    from hypaware.cli.overview import OverviewStyle, render_overview
+    from hypaware.query.overview import empty_overview, has_no_rows
 
     since = None if days is None else (datetime.now(UTC).date() - timedelta(days=days - 1)).isoformat()
-    if nothing_recorded(Home.from_environment()):
-        found = empty(since)
+    if has_no_rows(Home.from_environment()):
+        found = empty_overview(since)
     else:
         found = run_job("overview", {"since": since, "refresh": refresh})
-    if as_json:
-        output.emit_json(found)
-    else:
-        output.emit(draw(found, Look.of(sys.stdout)))
+    output.emit_result(found, render_overview(found, OverviewStyle.of(sys.stdout)), as_json)
 
 
 @query.command("schema", examples=["hyp query schema", "hyp query schema ai_gateway_messages --json"])
@@ -136,9 +137,7 @@ def overview(days: int | None, refresh: str, as_json: bool) -> None:
 @json_option
 def schema(dataset: str | None, as_json: bool) -> None:
     """Show the columns of DATASET, or of all datasets, with their meaning."""
-    from hypaware.query.schema import describe
-
-    found = describe(dataset)
+    found = describe_datasets(dataset)
     if as_json:
         output.emit_json(found)
         return
@@ -148,13 +147,42 @@ def schema(dataset: str | None, as_json: bool) -> None:
         output.emit_table(["column", "type", "nullable", "meaning"], columns)
 
 
+def describe_datasets(dataset: str | None = None) -> dict[str, Any]:
+    """Return `{datasets: [{name, about, columns: [{name, type, nullable, about}]}]}` for one or all datasets.
+
+    As in a query, the name is case-insensitive and may include the namespace.
+    """
+    from hypaware.iceberg.metadata import NAMESPACE
+    from hypaware.model import datasets
+
+    found = datasets.list_all() if dataset is None else (datasets.get(dataset.lower().removeprefix(f"{NAMESPACE}.")),)
+    return {
+        "datasets": [
+            {
+                "name": each.name,
+                "about": each.about,
+                "columns": [
+                    {
+                        "name": column.name,
+                        "type": str(column.type),
+                        "nullable": not column.required,
+                        "about": column.about,
+                    }
+                    for column in each.columns
+                ],
+            }
+            for each in found
+        ]
+    }
+
+
 def _terminal_args(on_terminal: bool, format_: str, max_rows: int | None) -> dict[str, Any]:
     """Return the arguments of the job that depend on the terminal."""
     if not on_terminal:
         return {"max_rows": max_rows or None}
     import shutil
 
-    if max_rows is None and format_ in FOR_EYES:
+    if max_rows is None and format_ in TEXT_TABLES:
         max_rows = _MAX_TERMINAL_ROWS
     color = "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
     return {"max_rows": max_rows or None, "width": shutil.get_terminal_size().columns, "color": color}
@@ -168,9 +196,9 @@ def _from_stdin() -> str:
 
 
 def _write_file(target: Path, args: dict[str, Any], as_json: bool) -> None:
-    from hypaware.query.output_file import replacing
+    from hypaware.query.output_file import open_output
 
-    with replacing(target) as write:
+    with open_output(target) as write:
         report = run_job("query", args, on_chunk=write)
     if as_json:
         output.emit_json({"output": str(target), **report})

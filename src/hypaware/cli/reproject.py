@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from hypaware.cli import output
-from hypaware.cli.group import Command, json_option
+from hypaware.cli.command import Command, json_option
 from hypaware.cli.jobs import run_job
+from hypaware.cli.progress import open_progress
+from hypaware.home import Home
 
 if TYPE_CHECKING:
-    from hypaware.backfill.pinned import Window
-    from hypaware.home import Home
+    from hypaware.clients.reader import TimeWindow
 
 
 @click.command(
@@ -21,10 +23,12 @@ if TYPE_CHECKING:
     examples=["hyp reproject", "hyp reproject --since 7d --dry-run", "hyp reproject --since 2026-11-01 --json"],
 )
 @click.option(
-    "--since", metavar="DATE", help="Only exchanges that started at or after it: 2026-11-15, 2026-11-15T08:00Z, 7d."
+    "--since",
+    metavar="DATE",
+    help="Decode only exchanges that started at or after it: 2026-11-15, 2026-11-15T08:00Z, 7d.",
 )
 @click.option(
-    "--until", metavar="DATE", help="Only exchanges that started at or before it; a date includes the whole day."
+    "--until", metavar="DATE", help="Decode only exchanges that started at or before it; a date includes the whole day."
 )
 @click.option("--dry-run", is_flag=True, help="Write nothing; count the rows that would be added.")
 @json_option
@@ -34,9 +38,9 @@ def reproject(since: str | None, until: str | None, dry_run: bool, as_json: bool
     It is safe to run at any time: existing messages are neither changed nor added again. Raw exchanges are kept for
     retention.datasets.ai_gateway_exchanges days. Ignored sessions and purged rows stay excluded.
     """
-    from hypaware.home import Home
+    from hypaware.backfill.request import resolve_window
 
-    window = _window(since, until)
+    window = resolve_window(since, until, 0, 0, datetime.now(UTC))
     home = Home.from_environment()
     if dry_run or not home.state.is_file():
         report = {**_count(home, window), "dry_run": dry_run}
@@ -48,26 +52,14 @@ def reproject(since: str | None, until: str | None, dry_run: bool, as_json: bool
         _show(report)
 
 
-def _window(since: str | None, until: str | None) -> Window:
-    from datetime import UTC, datetime
+def _count(home: Home, window: TimeWindow) -> dict[str, Any]:
+    from hypaware import config
+    from hypaware.reproject.dry_run import preview_reprojection
 
-    from hypaware.backfill.window import resolve
-
-    return resolve(since, until, 0, 0, datetime.now(UTC))
-
-
-def _count(home: Home, window: Window) -> dict[str, Any]:
-    from hypaware import config as configuration
-    from hypaware.cli.progress import display
-    from hypaware.reprojection.dry import count
-
-    bar = display()
-    try:
-        return count(
-            home, configuration.load(home), window, lambda message, done, total: bar.report(message, done, total)
+    with open_progress() as bar:
+        return preview_reprojection(
+            home, config.load(home), window, lambda message, done, total: bar.report(message, done, total)
         )
-    finally:
-        bar.clear()
 
 
 def _show(report: dict[str, Any]) -> None:

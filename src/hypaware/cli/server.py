@@ -8,8 +8,7 @@ from typing import Any
 import click
 
 from hypaware.cli import output
-from hypaware.cli.group import Group, json_option
-from hypaware.cli.runnable_group import RunnableGroup
+from hypaware.cli.command import Group, RunnableGroup, json_option, parse_duration
 from hypaware.home import Home
 
 _DEFAULT_LISTEN = "127.0.0.1:18522"
@@ -30,26 +29,26 @@ def server() -> None:
     default=_DEFAULT_LISTEN,
     show_default=True,
     metavar="ADDRESS:PORT",
-    help="Address to listen on; port 0 picks a free port.",
+    help="Listen on this address; port 0 picks a free port.",
 )
-@click.option("--tls-cert", type=_file, help="Certificate chain (PEM), for HTTPS.")
-@click.option("--tls-key", type=_file, help="Private key of the certificate (PEM).")
-@click.option("--no-flush", is_flag=True, help="Only receive; you run hyp flush and hyp maintain yourself.")
+@click.option("--tls-cert", type=_file, help="Serve HTTPS with this certificate chain (PEM).")
+@click.option("--tls-key", type=_file, help="Use this private key of the certificate (PEM).")
+@click.option("--no-flush", is_flag=True, help="Receive only; you run hyp flush and hyp maintain yourself.")
 def run(listen: str, tls_cert: Path | None, tls_key: Path | None, no_flush: bool) -> None:
     """Run the server in the foreground until it is stopped. Only one runs per home.
 
     A batch is acknowledged once it is durable. Received rows are committed to the lake every `flush.interval`, and the
     lake is maintained every `maintain.interval`. On SIGTERM or Ctrl-C, requests in progress are completed first.
     """
-    from hypaware import config as configuration
     from hypaware.server import run as process
 
     home = Home.from_environment()
     host, port = _listen(listen)
     if (tls_cert is None) != (tls_key is None):
         raise click.UsageError("--tls-cert and --tls-key must be given together")
-    options = process.Options(host, port, tls_cert, tls_key, flush=not no_flush)
-    process.run(home, configuration.load(home), options, _print_line)
+    options = process.ServerOptions(host, port, tls_cert, tls_key, flush=not no_flush)
+    # Print without buffering, because the parent process may wait for the line.
+    process.run_server(home, options, lambda line: output.write_bytes(f"{line}\n".encode()))
 
 
 @server.group("token", cls=Group, examples=["hyp server token create --label alice", "hyp server token list"])
@@ -58,28 +57,31 @@ def token() -> None:
 
 
 @token.command("create", examples=["hyp server token create --label alice", "hyp server token create --ttl 7d --json"])
-@click.option("--label", help="Name of the owner. Use the same label for a token that replaces another.")
-@click.option("--ttl", metavar="DURATION", help="How long machines can enrol with it: 12h, 7d.  [default: no limit]")
+@click.option("--label", help="Name the owner. Use the same label for a token that replaces another.")
+@click.option(
+    "--ttl", metavar="DURATION", help="Let machines enrol with it for this long: 12h, 7d.  [default: no limit]"
+)
 @json_option
 def create(label: str | None, ttl: str | None, as_json: bool) -> None:
     """Create a bootstrap token and print it. It cannot be shown again."""
-    from hypaware.server import tokens
+    from hypaware.server import admin
 
-    secret, made = tokens.create(Home.from_environment(), label, _seconds(ttl))
+    lifetime = None if ttl is None else parse_duration("--ttl", ttl)
+    secret, token = admin.create_token(Home.from_environment(), label, lifetime)
     if as_json:
-        output.emit_json({"token": secret, **tokens.as_json(made)})
+        output.emit_json({"token": secret, **admin.token_as_json(token)})
         return
     output.emit(secret)
-    output.note(f"{made.id}: save this token now; it cannot be shown again")
+    output.note(f"{token.id}: save this token now; it cannot be shown again")
 
 
 @token.command("list", examples=["hyp server token list", "hyp server token list --json"])
 @json_option
 def list_(as_json: bool) -> None:
     """List the bootstrap tokens, without their secrets."""
-    from hypaware.server import tokens
+    from hypaware.server import admin
 
-    found = [tokens.as_json(each) for each in tokens.listed(Home.from_environment())]
+    found = [admin.token_as_json(each) for each in admin.list_tokens(Home.from_environment())]
     if as_json:
         output.emit_json({"tokens": found})
         return
@@ -95,13 +97,10 @@ def list_(as_json: bool) -> None:
 @json_option
 def revoke(name: str, as_json: bool) -> None:
     """Revoke a token, or all tokens with a label, and every gateway that enrolled with them."""
-    from hypaware.server import tokens
+    from hypaware.server import admin
 
-    revoked = tokens.revoke(Home.from_environment(), name)
-    if as_json:
-        output.emit_json({"revoked": revoked})
-    else:
-        output.emit(f"revoked: {', '.join(revoked)}")
+    revoked = admin.revoke_token(Home.from_environment(), name)
+    output.emit_result({"revoked": revoked}, f"revoked: {', '.join(revoked)}", as_json)
 
 
 @server.group("gateways", cls=RunnableGroup, examples=["hyp server gateways", "hyp server gateways --json"])
@@ -110,9 +109,9 @@ def gateways(as_json: bool) -> None:
     """List the gateways that have enrolled or delivered."""
     from dataclasses import asdict
 
-    from hypaware.server import gateways as known
+    from hypaware.server import admin
 
-    found: list[dict[str, Any]] = [asdict(each) for each in known.listed(Home.from_environment())]
+    found: list[dict[str, Any]] = [asdict(each) for each in admin.list_gateways(Home.from_environment())]
     if as_json:
         output.emit_json({"gateways": found})
         return
@@ -128,13 +127,10 @@ def gateways(as_json: bool) -> None:
 @json_option
 def release(gateway_id: str, as_json: bool) -> None:
     """Release the id of a machine that lost its secret. The next machine that enrols with this id owns it."""
-    from hypaware.server import gateways as known
+    from hypaware.server import admin
 
-    known.release(Home.from_environment(), gateway_id)
-    if as_json:
-        output.emit_json({"released": gateway_id})
-    else:
-        output.emit(f"{gateway_id} can enrol again")
+    admin.release_gateway(Home.from_environment(), gateway_id)
+    output.emit_result({"released": gateway_id}, f"{gateway_id} can enrol again", as_json)
 
 
 def _listen(value: str) -> tuple[str, int]:
@@ -147,17 +143,3 @@ def _listen(value: str) -> tuple[str, int]:
             f"expected {LISTEN.expected}, for example {_DEFAULT_LISTEN}", param_hint="--listen"
         ) from None
     return host.strip("[]"), int(port)
-
-
-def _seconds(value: str | None) -> float | None:
-    from hypaware.config.values import DURATION
-
-    try:
-        return None if value is None else float(DURATION.read(value))
-    except ValueError:
-        raise click.BadParameter(f"expected {DURATION.expected}, for example 7d", param_hint="--ttl") from None
-
-
-def _print_line(line: str) -> None:
-    """Print without buffering, because the parent process may wait for the line."""
-    output.write_bytes(f"{line}\n".encode())

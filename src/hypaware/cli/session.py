@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from hypaware.cli import output
-from hypaware.cli.group import Group, json_option
+from hypaware.cli.command import Group, json_option
+from hypaware.errors import UsageError
 from hypaware.home import Home
 
 if TYPE_CHECKING:
-    from hypaware.capture.privacy import Privacy
-    from hypaware.capture.session_folders import Noted
+    from hypaware.home.session_context import SessionFolder
+    from hypaware.privacy.policy import PrivacyPolicy
 
-_EXAMPLE = "0dc91b82-3238-4907-98f3-ae0d1d845b97"
+_EXAMPLE_ID = "0dc91b82-3238-4907-98f3-ae0d1d845b97"
 _MAX_SHOWN_SESSIONS = 5
 _MAX_SHOWN_FOLDERS = 20
 
@@ -22,7 +25,7 @@ _MAX_SHOWN_FOLDERS = 20
 @click.group(
     "session",
     cls=Group,
-    examples=["hyp session status", "hyp session ignore", f"hyp session ignore {_EXAMPLE}"],
+    examples=["hyp session status", "hyp session ignore", f"hyp session ignore {_EXAMPLE_ID}"],
 )
 def session() -> None:
     """Exclude sessions from recording, and show which are excluded and why.
@@ -32,7 +35,7 @@ def session() -> None:
     """
 
 
-@session.command("ignore", examples=["hyp session ignore", f"hyp session ignore {_EXAMPLE}"])
+@session.command("ignore", examples=["hyp session ignore", f"hyp session ignore {_EXAMPLE_ID}"])
 @click.argument("session_id", metavar="[ID]", required=False)
 @json_option
 def ignore(session_id: str | None, as_json: bool) -> None:
@@ -40,26 +43,26 @@ def ignore(session_id: str | None, as_json: bool) -> None:
 
     It is no longer recorded, imported or exported. Rows that are already in the lake stay there until you purge them.
     """
-    from hypaware.capture import opt_outs
+    from hypaware.privacy import ignored_sessions
 
     home = Home.from_environment()
     chosen = _resolve(home, session_id)
-    _print(chosen, opt_outs.ignore(home, chosen), True, as_json)
+    _print(chosen, ignored_sessions.ignore_session(home, chosen), True, as_json)
 
 
-@session.command("unignore", examples=["hyp session unignore", f"hyp session unignore {_EXAMPLE}"])
+@session.command("unignore", examples=["hyp session unignore", f"hyp session unignore {_EXAMPLE_ID}"])
 @click.argument("session_id", metavar="[ID]", required=False)
 @json_option
 def unignore(session_id: str | None, as_json: bool) -> None:
     """Record session ID again, subject to the rules of its folder."""
-    from hypaware.capture import opt_outs
+    from hypaware.privacy import ignored_sessions
 
     home = Home.from_environment()
     chosen = _resolve(home, session_id)
-    _print(chosen, opt_outs.unignore(home, chosen), False, as_json)
+    _print(chosen, ignored_sessions.unignore_session(home, chosen), False, as_json)
 
 
-@session.command("status", examples=["hyp session status", f"hyp session status {_EXAMPLE} --json"])
+@session.command("status", examples=["hyp session status", f"hyp session status {_EXAMPLE_ID} --json"])
 @click.argument("session_id", metavar="[ID]", required=False)
 @json_option
 def status(session_id: str | None, as_json: bool) -> None:
@@ -68,23 +71,22 @@ def status(session_id: str | None, as_json: bool) -> None:
     Without ID, list the excluded sessions, the sessions in the current folder, and deleted folders that stay private.
     With ID, show the privacy class of that session and the rule that decides it.
     """
-    from hypaware.capture import opt_outs, seen_folders
+    from hypaware.privacy import folder_memory, ignored_sessions
 
     home = Home.from_environment()
     if session_id is not None:
-        opt_outs.check(session_id)
+        ignored_sessions.check_session_id(session_id)
         found = _describe(_privacy(home), home, session_id)
-        if as_json:
-            output.emit_json(found)
-        else:
-            output.emit_fields(found)
+        output.emit_report(found, as_json)
         return
-    listed = [{"session_id": name, **each} for name, each in sorted(opt_outs.read(home).items())]
+    listed = [
+        {"session_id": name, **each} for name, each in sorted(ignored_sessions.read_ignored_sessions(home).items())
+    ]
     privacy = _privacy(home)
     here = [{**_describe(privacy, home, each.session_id), "at": each.at} for each in _sessions_here(home)]
     gone = [
         {"folder": each.folder, "class": each.privacy_class.label, "last_seen_at": each.at}
-        for each in seen_folders.gone(home)
+        for each in folder_memory.list_missing_folders(home)
     ]
     if as_json:
         output.emit_json({"sessions": listed, "here": here, "folders_gone": gone})
@@ -113,10 +115,6 @@ def status(session_id: str | None, as_json: bool) -> None:
 
 def _resolve(home: Home, session_id: str | None) -> str:
     """Return the given id, or that of the only recent session in the current folder."""
-    from datetime import UTC, datetime, timedelta
-
-    from hypaware.errors import UsageError
-
     if session_id is not None:
         return session_id
     here = _sessions_here(home)
@@ -136,35 +134,33 @@ def _resolve(home: Home, session_id: str | None) -> str:
     return here[0].session_id
 
 
-def _sessions_here(home: Home) -> list[Noted]:
-    from pathlib import Path
-
-    from hypaware.capture.session_folders import SessionFolders
+def _sessions_here(home: Home) -> list[SessionFolder]:
+    from hypaware.home import session_context
 
     try:
-        return SessionFolders(home).sessions_around(Path.cwd())
+        return session_context.sessions_around(home, Path.cwd())
     except FileNotFoundError:
         # The current folder was deleted.
         return []
 
 
-def _describe(privacy: Privacy, home: Home, session_id: str) -> dict[str, Any]:
-    from hypaware.capture.session_folders import SessionFolders
+def _describe(privacy: PrivacyPolicy, home: Home, session_id: str) -> dict[str, Any]:
+    from hypaware.home import session_context
 
     verdict = privacy.decide(None, session_id)
     return {
         "session_id": session_id,
         "class": verdict.privacy_class.label,
         "why": verdict.reason,
-        "cwd": SessionFolders(home).working_directory(session_id),
+        "cwd": session_context.working_directory(home, session_id),
     }
 
 
-def _privacy(home: Home) -> Privacy:
+def _privacy(home: Home) -> PrivacyPolicy:
     from hypaware import config
-    from hypaware.capture.privacy import Privacy
+    from hypaware.privacy.policy import PrivacyPolicy
 
-    return Privacy.from_config(home, config.load(home).privacy)
+    return PrivacyPolicy.from_config(home, config.load(home).privacy)
 
 
 def _print(session_id: str, changed: bool, ignored: bool, as_json: bool) -> None:

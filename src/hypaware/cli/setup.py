@@ -1,29 +1,36 @@
-"""`hyp setup`: set up HypAware on this machine, or repair an existing setup."""
+"""`hyp setup`: set up HypAware on this machine, or repair an existing setup.
+
+It prints a line per step while it runs, then the import, an overview and example queries.
+"""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 from click.core import ParameterSource
 
 from hypaware.cli import output
-from hypaware.cli.group import Command, json_option
+from hypaware.cli.command import Command, json_option
+from hypaware.cli.jobs import event_handler
+from hypaware.cli.progress import open_progress
 from hypaware.errors import Cancelled, HypError, UsageError
-from hypaware.nearest import nearest
+from hypaware.home import Home, cache_dir
+from hypaware.text import did_you_mean, escape
 
 if TYPE_CHECKING:
-    from hypaware.cli.progress import Display
-    from hypaware.setup.choices import Choices
-    from hypaware.setup.finding import FoundClient
-    from hypaware.setup.plan import Listener, Plan
-    from hypaware.setup.run import Result
+    from hypaware.cli.progress import ProgressDisplay
+    from hypaware.setup.discovery import FoundClient
+    from hypaware.setup.plan import SetupChoices, SetupListener, SetupPlan, SetupStep
+    from hypaware.setup.run import SetupResult
 
 
-class _ExportParam(click.ParamType[tuple[str, str | None]]):
+class _ExportType(click.ParamType[tuple[str, str | None]]):
     """`keep-local`, `local-parquet` or `server`, optionally followed by a space and the destination."""
 
     name = "export"
@@ -32,11 +39,11 @@ class _ExportParam(click.ParamType[tuple[str, str | None]]):
         return "keep-local|local-parquet|server URL"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, str | None]:
-        from hypaware.setup.choices import EXPORTS
+        from hypaware.setup.plan import EXPORTS
 
         kind, _, place = str(value).strip().partition(" ")
         if kind not in EXPORTS:
-            self.fail(f"unknown export {kind!r}.{nearest(kind, EXPORTS)}", param, ctx)
+            self.fail(f"unknown export {kind!r}.{did_you_mean(kind, EXPORTS)}", param, ctx)
         return kind, place.strip() or None
 
 
@@ -58,11 +65,13 @@ class _ExportParam(click.ParamType[tuple[str, str | None]]):
 )
 @click.option(
     "--export",
-    type=_ExportParam(),
-    help="Where to deliver rows besides the local lake; local-parquet takes an optional FOLDER.",
+    type=_ExportType(),
+    help="Also deliver rows to this destination; local-parquet takes an optional FOLDER.",
 )
-@click.option("--token-file", metavar="FILE", help="File with the server's token, for --export server.")
-@click.option("--retention-days", type=click.IntRange(min=0), help="Keep rows for this many days; 0 means forever.")
+@click.option("--token-file", metavar="FILE", help="Read the server's token from this file, for --export server.")
+@click.option(
+    "--retention-days", type=click.IntRange(min=0), metavar="N", help="Keep rows for this many days; 0 means forever."
+)
 @click.option("--no-daemon", is_flag=True, help="Do not start the daemon, and do not attach clients.")
 @click.option("--no-attach", is_flag=True, help="Do not change the settings of clients.")
 @click.option("--no-backfill", is_flag=True, help="Do not import the session history.")
@@ -88,9 +97,9 @@ def setup(
     """Set up HypAware: write the config, install the engine, import history, start the daemon, attach clients.
 
     Without options it asks questions; with any option except --json it asks nothing. You can run it again at any time:
-    it keeps the config, adds and repairs what is missing, and imports new history.
+    it keeps the config, adds missing parts, repairs broken ones, and imports new history.
     """
-    from hypaware.setup.choices import Choices, export_of
+    from hypaware.setup.plan import SetupChoices, parse_export
 
     # `--json` alone is not a choice: it must not attach clients without a question.
     given = (name for name in context.params if context.get_parameter_source(name) is ParameterSource.COMMANDLINE)
@@ -100,9 +109,9 @@ def setup(
     kind, destination = export or (None, None)
     if place is not None and destination is not None:
         raise UsageError(f"--export has two destinations: {destination} and {place}")
-    choices = Choices(
+    choices = SetupChoices(
         clients=clients or None,
-        export=export_of(kind, destination or place, token_file),
+        export=parse_export(kind, destination or place, token_file),
         retention_days=retention_days,
         imports=not no_backfill,
         daemon=not no_daemon,
@@ -110,15 +119,15 @@ def setup(
         force=force,
     )
     if dry_run:
-        from hypaware.looking import without_trace
+        from hypaware.home.sqlite_readonly import immutable_reads
 
-        context.with_resource(without_trace())
+        context.with_resource(immutable_reads())
     plan = _plan(choices)
     _check_clients(clients, plan.found)
     if asks:
-        from hypaware.cli.setup_questions import ask
+        from hypaware.cli.setup_questions import ask_questions
 
-        plan = ask(plan)
+        plan = ask_questions(plan)
     try:
         result = _run(plan, dry_run, as_json)
     except Cancelled:
@@ -129,64 +138,48 @@ def setup(
     _finish(result, as_json)
 
 
-def _plan(choices: Choices) -> Plan:
-    from datetime import UTC, datetime
-    from pathlib import Path
-
+def _plan(choices: SetupChoices) -> SetupPlan:
     from hypaware import plugins
-    from hypaware.home import Home, cache_dir
-    from hypaware.setup import finding
-    from hypaware.setup.plan import Plan
+    from hypaware.setup import discovery
+    from hypaware.setup.plan import SetupPlan
 
-    for plugin, _ in plugins.inspect(plugins.CLIENTS):
+    for plugin, _ in plugins.inspect_group(plugins.CLIENTS):
         if plugin.error is not None:
             output.warn(f"cannot load the client {plugin.name} from {plugin.distribution}: {plugin.error}")
     home, now = Home.from_environment(), datetime.now(UTC)
     variables = {**os.environ, "HOME": os.environ.get("HOME") or str(Path.home())}
-    return Plan(home, cache_dir(), choices, finding.clients(home, variables, now), variables, now)
+    return SetupPlan(home, cache_dir(), choices, discovery.find_clients(home, variables, now), variables, now)
 
 
 def _check_clients(names: Sequence[str], found: Sequence[FoundClient]) -> None:
     known = [each.name for each in found]
     for name in names:
         if name not in known:
-            raise UsageError(f"unknown client {name!r}.{nearest(name, known)}", kind="unknown_client")
+            raise UsageError(f"unknown client {name!r}.{did_you_mean(name, known)}", kind="unknown_client")
 
 
-def _run(plan: Plan, dry_run: bool, as_json: bool) -> Result:
-    from hypaware.cli import setup_summary
-    from hypaware.cli.progress import display
-    from hypaware.setup import run
+def _run(plan: SetupPlan, dry_run: bool, as_json: bool) -> SetupResult:
+    from hypaware.setup.run import run_setup
 
-    bar = display()
-    try:
-        if dry_run:
-            result = run.foretell(plan, _listener(bar, print_steps=False))
-        else:
-            result = run.perform(plan, _listener(bar, print_steps=True))
-    finally:
-        bar.clear()
+    with open_progress() as bar:
+        result = run_setup(plan, _listener(bar, print_steps=not dry_run), dry_run=dry_run)
     if not as_json:
-        setup_summary.show(result, plan)
+        show_setup(result, plan)
     return result
 
 
-def _listener(bar: Display, *, print_steps: bool) -> Listener:
-    from hypaware.cli import setup_summary
-    from hypaware.cli.jobs import event_handler
-    from hypaware.setup.plan import Listener, Step
+def _listener(bar: ProgressDisplay, *, print_steps: bool) -> SetupListener:
+    from hypaware.setup.plan import SetupListener
 
-    def on_step(step: Step) -> None:
+    def on_step(step: SetupStep) -> None:
         bar.clear()
-        setup_summary.tell(step, sys.stderr)
+        print_step(step, sys.stderr)
 
-    event = event_handler(bar, output.write_bytes)
-    return Listener(on_step, bar.report, event) if print_steps else Listener(progress=bar.report, event=event)
+    event = event_handler(bar)
+    return SetupListener(on_step, bar.report, event) if print_steps else SetupListener(progress=bar.report, event=event)
 
 
-def _finish(result: Result, as_json: bool) -> None:
-    from hypaware.cli.failure import PartlyFailed
-
+def _finish(result: SetupResult, as_json: bool) -> None:
     if not result.failed:
         if as_json:
             output.emit_json(result.as_json())
@@ -195,7 +188,7 @@ def _finish(result: Result, as_json: bool) -> None:
     assert first is not None
     names = ", ".join(dict.fromkeys(step.name for step in result.failed))
     repair = dict.fromkeys(command for step in result.failed for command in step.commands)
-    failure = PartlyFailed(
+    failure = output.PartialFailure(
         f"setup is incomplete ({names}): {first.message}", result.as_json(), kind=first.kind, repair=tuple(repair)
     )
     failure.exit_code = first.exit_code
@@ -204,7 +197,7 @@ def _finish(result: Result, as_json: bool) -> None:
 
 def _with_repair(error: HypError, context: click.Context) -> HypError:
     """Suggest the same command with --force if the config would change."""
-    from hypaware.setup.configuring import WOULD_CHANGE
+    from hypaware.setup.config import WOULD_CHANGE
 
     if error.kind == WOULD_CHANGE:
         error.repair = (_command_line(context, "--force"), *error.repair)
@@ -230,3 +223,126 @@ def _command_line(context: click.Context, extra: str) -> str:
                     *(str(part) for part in (each if isinstance(each, tuple) else (each,)) if part),
                 ]
     return shlex.join([*words, extra])
+
+
+_MARKS = {
+    "done": ("+", "green"),
+    "would": ("+", "green"),
+    "unchanged": ("=", "dim"),
+    "skipped": ("-", "yellow"),
+    "failed": ("!", "bold red"),
+}
+EXAMPLE_QUERIES = {
+    "What did my agents do each day?": (
+        "SELECT date, count(DISTINCT session_id) AS sessions, count(DISTINCT message_id) AS messages "
+        "FROM ai_gateway_messages GROUP BY date ORDER BY date DESC LIMIT 14"
+    ),
+    "Which tools do they use?": (
+        "SELECT tool_name, count(*) AS calls FROM ai_gateway_messages "
+        "WHERE part_type = 'tool_call' GROUP BY tool_name ORDER BY calls DESC LIMIT 10"
+    ),
+    "Which messages mention errors?": (
+        "SELECT message_created_at, cwd, left(content_text, 80) AS text FROM ai_gateway_messages "
+        "WHERE content_text ILIKE '%error%' ORDER BY message_created_at DESC LIMIT 10"
+    ),
+}
+
+
+def print_step(step: SetupStep, stream: TextIO) -> None:
+    """Print one line for the step, then its notes and commands; in colour on a terminal."""
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(file=stream, highlight=False, soft_wrap=True)
+    mark, style = _MARKS[step.status]
+    line = Text(f"{mark} ", style=style) + Text(f"{step.name:<7} ", style="bold") + Text(escape(step.message))
+    console.print(line)
+    for note in step.notes:
+        console.print(Text(f"{'':10}{escape(note)}", style="dim"))
+    label = {"skipped": "later", "failed": "try"}.get(step.status)
+    for command in step.commands if label else ():
+        console.print(Text(f"{'':10}{label}: {escape(command)}", style="dim"))
+    stream.flush()
+
+
+def show_setup(result: SetupResult, plan: SetupPlan) -> None:
+    if result.dry_run:
+        _show_steps(result)
+    _show_import(result)
+    if result.dry_run:
+        output.note("dry run: nothing was changed")
+        return
+    if result.overview is not None:
+        from hypaware.cli.overview import OverviewStyle, render_overview
+
+        output.emit()
+        output.emit(render_overview(result.overview, OverviewStyle.of(sys.stdout)))
+        output.emit("\nTry these queries:\n")
+        for question, sql in EXAMPLE_QUERIES.items():
+            output.emit(f'# {question}\nhyp query sql "{sql}"\n')
+    for line in _next_steps(result, plan):
+        output.note(f"next: {line}")
+
+
+def _show_steps(result: SetupResult) -> None:
+    for step in result.steps:
+        print_step(step, sys.stdout)
+        if diff := step.facts.get("diff"):
+            output.emit("\n".join(f"    {line}" for line in str(diff).splitlines()))
+
+
+def _show_import(result: SetupResult) -> None:
+    from hypaware.cli import backfill
+
+    report = result.backfill
+    if report is None:
+        return
+    written = "would write" if result.dry_run else "written"
+    output.emit()
+    output.emit_table(
+        ["client", "status", "scanned", written, "skipped", "rejected", "from", "to"],
+        [
+            (
+                each["provider"],
+                each["status"],
+                *(f"{each[name]:,}" for name in ("items_seen", "rows_written", "rows_skipped", "rows_rejected")),
+                each["summary"]["first_day"],
+                each["summary"]["last_day"],
+            )
+            for each in report["providers"]
+        ],
+    )
+    for each in report["providers"]:
+        for line in backfill.skipped_lines(each):
+            output.emit(f"{each['provider']}: {line}")
+    for each in report["providers"]:
+        backfill.warn_about_provider(each, result.home, result.dry_run)
+
+
+def _next_steps(result: SetupResult, plan: SetupPlan) -> Iterator[str]:
+    """Yield the next steps for the user."""
+    from hypaware.backfill.request import is_enabled
+    from hypaware.clients import attach
+
+    merged = result.config
+    sink = merged.config.sinks.get(merged.sink) if merged.sink else None
+    if sink is not None and sink.kind == "forward":
+        yield from _token_steps(str(sink.options.get("token_file") or ""), merged.sink or "")
+    if sink is not None and sink.kind == "blob":
+        yield f"the daemon delivers rows to {sink.options['destination']}; to deliver now: hyp export"
+    if any("url" in change or "destination" in change for change in merged.changes):
+        yield f"{merged.sink} has a new destination: hyp export adopt {merged.sink}, or hyp export resend {merged.sink}"
+    for each in plan.found:
+        if not is_enabled(merged.config, each.name) and attach.read_record(plan.home, each.name):
+            yield f"{each.name} is disabled but still attached to the gateway: hyp client detach {each.name}"
+    if any(step.name == "daemon" and step.status == "done" for step in result.steps):
+        yield "to start the daemon with every login: hyp daemon install"
+    if any(step.name == "attach" and step.status == "done" for step in result.steps):
+        yield "running sessions are not recorded live; start a new one, then check: hyp status"
+
+
+def _token_steps(file: str, sink: str) -> Iterator[str]:
+    if not file:
+        yield f"if the server requires a token: hyp config set sinks.{sink}.token_file FILE"
+    elif not Path(file).expanduser().is_file():
+        yield f"put the server's token into {file} (the server's operator creates one with hyp server token create)"

@@ -1,45 +1,220 @@
-"""`hyp status`: show what is recorded and delivered, and any problems."""
+"""`hyp status`: print a line per topic, then each problem with the command that fixes it.
+
+Rendering is a pure function of the document, the time and the terminal's abilities. Stored text is escaped here, before
+colours, which are terminal escapes themselves, are added.
+"""
 
 from __future__ import annotations
+
+import os
+import shutil
+import sys
+import textwrap
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, TextIO
 
 import click
 
 from hypaware.cli import output
-from hypaware.cli.group import Command, json_option
+from hypaware.cli.command import Command, json_option
 from hypaware.home import Home
+from hypaware.text import escape_cell, format_ago, format_count, format_size
+
+_LABEL_WIDTH = 10
+_MAX_SOURCES = 6
+_COLOURS = {"ok": "green", "degraded": "yellow", "down": "red", "error": "red", "warning": "yellow", "info": "cyan"}
+_SEVERITY_LABELS = {"info": "note"}
+
+Document = dict[str, Any]
 
 
 @click.command("status", cls=Command, examples=["hyp status", "hyp status --json", "hyp status --check && echo fine"])
 @click.option("--check", is_flag=True, help='Exit 1 unless the status is "ok"; for scripts.')
 @json_option
 def status(check: bool, as_json: bool) -> None:
-    """Show what is recorded, pending, delivered and retained, and the command that fixes each problem.
+    """Show the recorded, pending, delivered and retained rows, and the command that fixes each problem.
 
     It only reads: it starts no Spark, changes nothing and creates no home. "down" means that nothing is being recorded,
     "degraded" that there is a problem or a decision for you to make.
     """
     import gc
-    import sys
-    from datetime import UTC, datetime
 
     # The status consists of thousands of small objects that all stay alive: garbage collection would only cost time.
     gc.disable()
     try:
-        from hypaware.cli.status_page import Look, draw
-        from hypaware.status.gathering import gather
+        from hypaware.status.snapshot import collect_snapshot
 
         now = datetime.now(UTC)
-        found = gather(Home.from_environment(), now=now)
+        found = collect_snapshot(Home.from_environment(), now=now)
         document = found.as_json()
         if not as_json:
-            page = "".join(f"{line}\n" for line in draw(document, now, Look.of(sys.stdout)))
+            page = "".join(f"{line}\n" for line in render_status(document, now, StatusStyle.of(sys.stdout)))
             output.write_bytes(page.encode(sys.stdout.encoding, "backslashreplace"))
     finally:
         gc.enable()
     if check and found.overall != "ok":
-        from hypaware.cli.failure import PartlyFailed
-
         problems = "; ".join(each.message for each in found.diagnostics if each.severity != "info")
-        raise PartlyFailed(f"{found.overall}: {problems}", document, kind=found.overall)
+        raise output.PartialFailure(f"{found.overall}: {problems}", document, kind=found.overall)
     if as_json:
         output.emit_json(document)
+
+
+@dataclass(frozen=True)
+class StatusStyle:
+    width: int | None = None
+    """Columns of the terminal; None means unlimited."""
+    colours: bool = False
+
+    @classmethod
+    def of(cls, stream: TextIO) -> StatusStyle:
+        if not stream.isatty():
+            return cls()
+        return cls(shutil.get_terminal_size().columns, "NO_COLOR" not in os.environ)
+
+
+def render_status(document: Document, now: datetime, look: StatusStyle) -> list[str]:
+    diagnostics = document["diagnostics"]
+    lines = [_headline(document, look)]
+    if not any(each["kind"] == "not_set_up" for each in diagnostics):
+        for label, text in _topics(document, now):
+            lines += _wrapped(label, escape_cell(text), look)
+    for each in diagnostics:
+        label = _SEVERITY_LABELS.get(each["severity"], each["severity"])
+        lines += ["", *_wrapped(label, escape_cell(each["message"]), look)]
+        lines += [
+            f"{'':<{_LABEL_WIDTH + 2}}{_styled(escape_cell(command), look, bold=True)}" for command in each["repair"]
+        ]
+    return lines
+
+
+def _headline(document: Document, look: StatusStyle) -> str:
+    overall = document["overall"]
+    problems = sum(each["severity"] != "info" for each in document["diagnostics"])
+    text = {
+        "ok": "everything is working",
+        "degraded": f"{format_count(problems, 'problem')} found",
+        "down": "nothing is recorded automatically",
+    }[overall]
+    home = escape_cell(str(document["home"].get("path")))
+    return f"{_styled(overall, look, fg=_COLOURS[overall], bold=True)}: {text} ({home})"
+
+
+def _topics(document: Document, now: datetime) -> Iterator[tuple[str, str]]:
+    is_relocated = document["home"].get("whereabouts") in ("moved", "copied")
+    yield "recorded", "unknown until the moved home is opened" if is_relocated else _recorded(document["lake"])
+    yield "pending", _pending(document["spool"], now)
+    yield "live", _live(document["clients"], now)
+    yield "daemon", _daemon(document, now)
+    if (server := document["server"]).get("state") == "running":
+        address = f", listening on {server['listen']}" if server["listen"] else ""
+        yield "server", f"running as process {server['pid']}{address}"
+    for sink in document["sinks"]:
+        if sink["status"] != "removed":
+            yield "delivered", f"{sink['sink']}: {_delivered(sink, now)}"
+    yield "retention", _retention(document["retention"])
+    if disk := document["disk"]:
+        used = disk["lake_bytes"] + disk["spool_bytes"] + disk["state_bytes"]
+        yield "disk", f"{format_size(used)} used, {format_size(disk['free_bytes'])} free"
+
+
+def _recorded(lake: Sequence[Document]) -> str:
+    """Describe each dataset: rows, days, size and largest sources."""
+    if not any(each["rows"] for each in lake):
+        return "nothing yet"
+    by_dataset: dict[str, list[Document]] = {}
+    for each in lake:
+        by_dataset.setdefault(each["dataset"], []).append(each)
+    return "; ".join(_dataset_text(name, each, show_name=len(by_dataset) > 1) for name, each in by_dataset.items())
+
+
+def _dataset_text(name: str, sources: list[Document], *, show_name: bool) -> str:
+    days = sorted(day for each in sources for day in (each["oldest"], each["newest"]) if day)
+    total, size = sum(each["rows"] for each in sources), sum(each["bytes"] for each in sources)
+    text = f"{format_count(total, 'row')}"
+    if days:
+        text += f" from {days[0]} to {days[-1]}" if days[0] != days[-1] else f" from {days[0]}"
+    largest = sorted(sources, key=lambda each: -each["rows"])
+    shown = [f"{each['source']} {each['rows']:,}" for each in largest[:_MAX_SOURCES]]
+    if len(largest) > _MAX_SOURCES:
+        shown.append(f"{len(largest) - _MAX_SOURCES:,} more")
+    return f"{name + ': ' if show_name else ''}{text}, {format_size(size)} ({', '.join(shown)})"
+
+
+def _pending(spool: Document, now: datetime) -> str:
+    if not spool["segments"]:
+        return "nothing"
+    since = f", the oldest {format_ago(spool['oldest_at'], now)}" if spool["oldest_at"] else ""
+    return f"{format_count(spool['rows'], 'row')} in the spool{since}"
+
+
+def _live(clients: Sequence[Document], now: datetime) -> str:
+    shown = [f"{each['client']} {_client_text(each, now)}" for each in clients if each["installed"]]
+    return ", ".join(shown) or "no client is installed"
+
+
+def _client_text(client: Document, now: datetime) -> str:
+    state = client["state"]
+    if state == "recording":
+        return f"is recording, last seen {format_ago(client['last_seen_at'], now)}"
+    return {
+        "detached": "is not attached",
+        "attached": "is attached, not seen yet",
+        "passing": "is attached but not recorded",
+        "broken": "cannot reach the gateway",
+        "changed": "no longer points to the gateway",
+    }.get(str(state), "state unknown")
+
+
+def _daemon(document: Document, now: datetime) -> str:
+    daemon = document["daemon"]
+    if daemon.get("state") != "running":
+        return "not running"
+    text = f"running as process {daemon.get('pid')}"
+    if daemon.get("started_at"):
+        text += f", started {format_ago(daemon['started_at'], now)}"
+    gateway: Document = next((each for each in document["sources"] if each.get("kind") == "live"), {})
+    if gateway.get("state") == "listening":
+        text += f", gateway on {gateway['listen']}: {format_count(gateway['exchanges'], 'exchange')}"
+    return text
+
+
+def _delivered(sink: Document, now: datetime) -> str:
+    delivered = format_count(sink["exported_rows"], "row")
+    last = f", last {format_ago(sink['last_success_at'], now)}" if sink["last_success_at"] else ""
+    behind = f"{'' if sink['lag_exact'] else 'up to '}{format_count(sink['lag_rows'], 'row')}"
+    if sink["status"] == "delivered":
+        return f"everything ({delivered}{last})" if sink["streams"] else "nothing to deliver yet"
+    if sink["status"] == "behind":
+        return f"{delivered}{last}; {behind} pending"
+    return f"{sink['status']}; {behind} pending ({delivered} so far{last})"
+
+
+def _retention(retention: Document) -> str:
+    def span(days: int) -> str:
+        return format_count(days, "day") if days else "forever"
+
+    if not retention:
+        return "unknown"
+    default = retention["default_days"]
+    others = [each for each in retention["datasets"] if each["days"] != default]
+    held = sum(each["rows_held"] for each in retention["datasets"])
+    text = "; ".join([span(default), *(f"{each['dataset']} {span(each['days'])}" for each in others)])
+    return f"{text}; {format_count(held, 'row')} held longer for sinks" if held else text
+
+
+def _wrapped(label: str, text: str, look: StatusStyle) -> list[str]:
+    severity = next((name for name, shown in _SEVERITY_LABELS.items() if shown == label), label)
+    head = (
+        _styled(f"{label:<{_LABEL_WIDTH}}", look, fg=_COLOURS[severity])
+        if severity in _COLOURS
+        else f"{label:<{_LABEL_WIDTH}}"
+    )
+    room = None if look.width is None else max(20, look.width - _LABEL_WIDTH - 1)
+    first, *rest = textwrap.wrap(text, room, break_long_words=False, break_on_hyphens=False) if room else [text]
+    return [f"{head} {first}", *(f"{'':<{_LABEL_WIDTH}} {line}" for line in rest)]
+
+
+def _styled(text: str, look: StatusStyle, **style: Any) -> str:
+    return click.style(text, **style) if look.colours else text

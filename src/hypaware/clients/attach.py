@@ -5,66 +5,102 @@
 3. Replace the file atomically, if it is still the file that was read; otherwise start again.
 
 If the process is killed after step 2, the file is unchanged, and the record recognizes it by its hash. After step 3
-nothing is left to do. Detach works in the opposite order: the file first, the record last. A file that nobody else
-changed gets its old bytes back. From a changed file, exactly our settings are removed and the previous values
+nothing is left to do. Detach works in the opposite order: the file first, the record last. A file that no other
+program changed gets its old bytes back. From a changed file, exactly our settings are removed and the previous values
 restored.
+
+The attach record is `<HYP_HOME>/clients/<name>/attach.json`, readable only by its owner:
+
+    {v, client, path, existed, original_sha256, written_sha256, splices: [[at, removed, inserted]…],
+     ours: {…}, before: {…}, base_url, upstream: {path_prefix, base_url} | null, at}
+
+It contains nothing of the file except the changed parts. `upstream` is the URL that the client used before, if it was
+not the provider's own: the gateway forwards the client's requests to it.
 
 @ref capture#attach
 """
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol
 
 from hypaware import faults
-from hypaware.clients import settings_file, splice, undo
-from hypaware.clients.settings_file import Changed, Refused, Snapshot, sha256
-from hypaware.clients.splice import Splice
-from hypaware.clients.undo import OwnUpstream, Record
+from hypaware.clients import settings_file
+from hypaware.clients.settings_file import SettingsChanged, SettingsRefused, SettingsSnapshot, Splice, hash_text
 from hypaware.errors import Retryable
-from hypaware.home import Home
+from hypaware.home import Home, durable_files
 
+CLAUDE_BASE = "/claude"
+CODEX_BASE = "/codex/v1"
+CODEX_CHATGPT_BASE = "/codex/backend-api/codex"
+VERSION = 1
 _ATTEMPTS = 3
-
-_after_record = faults.point("clients.attach.after-record", "the attach record is written, the client's file is not")
-_after_write = faults.point("clients.attach.after-write", "the client's file points at the gateway")
-_after_restore = faults.point(
+_after_record = faults.crash_point(
+    "clients.attach.after-record", "the attach record is written, the client's file is not"
+)
+_after_write = faults.crash_point("clients.attach.after-write", "the client's file points at the gateway")
+_after_restore = faults.crash_point(
     "clients.detach.after-restore", "the client's file is restored, the attach record still exists"
 )
-_after_forget = faults.point("clients.detach.after-forget", "the attach record is removed")
-
+_after_forget = faults.crash_point("clients.detach.after-forget", "the attach record is removed")
 Environment = Mapping[str, str]
 
 
 @dataclass(frozen=True)
-class Edit:
+class PreviousUpstream:
+    """Requests under the prefix are forwarded to this URL, without the prefix."""
+
+    path_prefix: str
+    base_url: str
+
+
+@dataclass(frozen=True)
+class AttachRecord:
+    client: str
+    path: str
+    existed: bool
+    original_sha256: str
+    written_sha256: str
+    splices: Sequence[Splice]
+    base_url: str
+    ours: Mapping[str, Any] = field(default_factory=dict)
+    """The values that the client's module wrote, to find them in a file that was changed since."""
+    before: Mapping[str, Any] = field(default_factory=dict)
+    """The values before attach."""
+    upstream: PreviousUpstream | None = None
+    at: str = ""
+
+
+@dataclass(frozen=True)
+class SettingsEdit:
     """A change to the text of a client's settings file."""
 
     splices: tuple[Splice, ...]
     base_url: str
     ours: Mapping[str, Any] = field(default_factory=dict)
     before: Mapping[str, Any] = field(default_factory=dict)
-    upstream: OwnUpstream | None = None
+    upstream: PreviousUpstream | None = None
     notes: tuple[str, ...] = ()
 
 
-class Settings(Protocol):
-    """Edits the text of a client's settings. The methods change no file; they raise Refused for an unknown form."""
+class ClientSettings(Protocol):
+    """Edits the text of a client's settings and changes no file. Methods raise SettingsRefused for unknown text."""
 
     name: str
 
     def path(self, environment: Environment) -> Path: ...
 
-    def attach(self, text: str, gateway: str, environment: Environment) -> Edit:
+    def attach(self, text: str, gateway: str, environment: Environment) -> SettingsEdit:
         """Return the change that routes the client through `gateway` (`http://host:port`), if it is not yet."""
         ...
 
-    def detach(self, text: str, record: Record | None) -> str:
+    def detach(self, text: str, record: AttachRecord | None) -> str:
         """Return the text without our settings, whatever else was changed in it.
 
         Without a record, remove only settings that can only be ours.
@@ -77,7 +113,7 @@ class Settings(Protocol):
 
 
 @dataclass(frozen=True)
-class Outcome:
+class AttachResult:
     client: str
     path: Path
     changed: bool
@@ -87,21 +123,23 @@ class Outcome:
     notes: tuple[str, ...] = ()
 
 
-def attach(home: Home, client: Settings, gateway: str, environment: Environment, *, dry_run: bool = False) -> Outcome:
+def attach_client(
+    home: Home, client: ClientSettings, gateway: str, environment: Environment, *, dry_run: bool = False
+) -> AttachResult:
     path = client.path(environment)
-    earlier = undo.read(home, client.name)
+    earlier = read_record(home, client.name)
     if earlier and earlier.path != os.path.realpath(path) and not dry_run:
         # The settings file has moved since the client was attached. There is one record, so detach the old file first.
-        detach(home, client, environment)
+        detach_client(home, client, environment)
 
-    def attempt() -> Outcome:
-        current = settings_file.read(path)
-        previous = record = undo.read(home, client.name)
+    def attempt() -> AttachResult:
+        current = settings_file.read_settings(path)
+        previous = record = read_record(home, client.name)
         if record and record.path != str(current.path):
             record = None
-        original = _restored(client, current, record)
+        original = _without_our_settings(client, current, record)
         edit = client.attach(original, gateway, environment)
-        new_text = splice.apply(original, edit.splices)
+        new_text = settings_file.apply_splices(original, edit.splices)
         # Our settings are complete, though moved within the file: leave a working file alone.
         if (
             record
@@ -109,118 +147,178 @@ def attach(home: Home, client: Settings, gateway: str, environment: Environment,
             and not client.attach(current.text, gateway, environment).splices
         ):
             new_text = current.text
-        outcome = _outcome(client, current, new_text, edit)
+        outcome = _make_result(client, current, new_text, edit)
         if dry_run:
             return outcome
         if new_text != current.text or record is None:
-            if splice.undo(new_text, edit.splices) != original or client.base_url(new_text) != edit.base_url:
-                raise Refused(f"{path} cannot be changed reversibly. Nothing was written")
-            undo.write(home, _record(client, current, original, new_text, edit, record))
+            if (
+                settings_file.undo_splices(new_text, edit.splices) != original
+                or client.base_url(new_text) != edit.base_url
+            ):
+                raise SettingsRefused(f"{path} cannot be changed reversibly. Nothing was written")
+            write_record(home, _make_record(client, current, original, new_text, edit, record))
             _after_record()
         if new_text != current.text:
             try:
-                settings_file.replace(current, new_text)
-            except (Refused, Changed):
+                settings_file.replace_settings(current, new_text)
+            except (SettingsRefused, SettingsChanged):
                 # The file was not changed, so restore its record too.
-                undo.put_back(home, client.name, previous)
+                restore_record(home, client.name, previous)
                 raise
             _after_write()
         return outcome
 
-    with settings_file.named(path):
-        return attempt() if dry_run else _guarded(path, attempt)
+    with settings_file.name_refused_file(path):
+        return attempt() if dry_run else _retry_locked(path, attempt)
 
 
-def detach(home: Home, client: Settings, environment: Environment, *, dry_run: bool = False) -> Outcome:
-    record = undo.read(home, client.name)
+def detach_client(
+    home: Home, client: ClientSettings, environment: Environment, *, dry_run: bool = False
+) -> AttachResult:
+    record = read_record(home, client.name)
     path = Path(record.path) if record else client.path(environment)
 
-    def attempt() -> Outcome:
-        current = settings_file.read(path)
-        record = undo.read(home, client.name)
-        new_text = _restored(client, current, record)
-        outcome = replace(_outcome(client, current, new_text, None), base_url=client.base_url(new_text))
+    def attempt() -> AttachResult:
+        current = settings_file.read_settings(path)
+        record = read_record(home, client.name)
+        new_text = _without_our_settings(client, current, record)
+        outcome = replace(_make_result(client, current, new_text, None), base_url=client.base_url(new_text))
         if dry_run:
             return outcome
         if new_text != current.text:
             if record and not record.existed and not new_text.strip():
-                settings_file.remove(current)
+                settings_file.remove_settings(current)
             else:
-                settings_file.replace(current, new_text)
+                settings_file.replace_settings(current, new_text)
             _after_restore()
-        undo.remove(home, client.name)
+        remove_record(home, client.name)
         _after_forget()
         return outcome
 
     if not path.parent.is_dir():
         if not dry_run:
-            undo.remove(home, client.name)
-        return Outcome(client.name, path, False, "", None)
-    with settings_file.named(path):
-        return attempt() if dry_run else _guarded(path, attempt)
+            remove_record(home, client.name)
+        return AttachResult(client.name, path, False, "", None)
+    with settings_file.name_refused_file(path):
+        return attempt() if dry_run else _retry_locked(path, attempt)
 
 
-def _restored(client: Settings, current: Snapshot, record: Record | None) -> str:
+def _without_our_settings(client: ClientSettings, current: SettingsSnapshot, record: AttachRecord | None) -> str:
     """Return the text without our settings."""
     if not current.exists:
         return ""
-    digest = sha256(current.text)
+    digest = hash_text(current.text)
     if record is not None and digest == record.original_sha256:
         return current.text
     if record is not None and digest == record.written_sha256:
         try:
-            original = splice.undo(current.text, record.splices)
-        except splice.NotThere:
+            original = settings_file.undo_splices(current.text, record.splices)
+        except settings_file.SpliceMismatch:
             original = ""
-        if sha256(original) == record.original_sha256:
+        if hash_text(original) == record.original_sha256:
             return original
     return client.detach(current.text, record)
 
 
-def _outcome(client: Settings, current: Snapshot, new_text: str, edit: Edit | None) -> Outcome:
-    return Outcome(
+def _make_result(
+    client: ClientSettings, current: SettingsSnapshot, new_text: str, edit: SettingsEdit | None
+) -> AttachResult:
+    return AttachResult(
         client.name,
         current.path,
         new_text != current.text,
-        settings_file.diff(current.path, current.text, new_text),
+        settings_file.diff_text(current.path, current.text, new_text),
         edit.base_url if edit else None,
         edit.upstream.base_url if edit and edit.upstream else None,
         edit.notes if edit else (),
     )
 
 
-def _record(
-    client: Settings, current: Snapshot, original: str, new_text: str, edit: Edit, earlier: Record | None
-) -> Record:
-    return Record(
+def _make_record(
+    client: ClientSettings,
+    current: SettingsSnapshot,
+    original: str,
+    new_text: str,
+    edit: SettingsEdit,
+    earlier: AttachRecord | None,
+) -> AttachRecord:
+    return AttachRecord(
         client=client.name,
         path=str(current.path),
         # If the user removed the file since the first attach, it did not exist before this one.
         existed=current.exists and (earlier is None or earlier.existed),
-        original_sha256=sha256(original),
-        written_sha256=sha256(new_text),
+        original_sha256=hash_text(original),
+        written_sha256=hash_text(new_text),
         splices=edit.splices,
         base_url=edit.base_url,
         # If the process is killed before it writes the file, the settings of the earlier attach are still in it.
-        ours={name: _both(value, earlier.ours.get(name) if earlier else None) for name, value in edit.ours.items()},
+        ours={
+            name: list(dict.fromkeys((*value, *(earlier.ours.get(name) or () if earlier else ()))))
+            for name, value in edit.ours.items()
+        },
         before=edit.before,
         upstream=edit.upstream,
         at=datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z"),
     )
 
 
-def _both(new: list[str], old: list[str] | None) -> list[str]:
-    return list(dict.fromkeys((*new, *(old or ()))))
-
-
-def _guarded(path: Path, attempt: Callable[[], Outcome]) -> Outcome:
-    with settings_file.alone(path):
+def _retry_locked(path: Path, attempt: Callable[[], AttachResult]) -> AttachResult:
+    with settings_file.lock_folder(path):
         for _ in range(_ATTEMPTS):
             try:
                 return attempt()
-            except Changed:
+            except SettingsChanged:
                 continue
     raise Retryable(
         f"another program keeps changing {path}. Nothing was written; close the client and try again",
         kind="client_settings_busy",
     )
+
+
+def record_path(home: Home, client: str) -> Path:
+    return home.root / "clients" / client / "attach.json"
+
+
+def left_upstream_path(record: Path) -> Path:
+    """Return the path of the file that detach leaves next to the attach record."""
+    return record.with_name("upstream.json")
+
+
+def read_record(home: Home, client: str) -> AttachRecord | None:
+    """Return the record; None if it does not exist or cannot be read. Detach then relies on the file alone."""
+    try:
+        found = json.loads(record_path(home, client).read_bytes())
+        if found.pop("v") != VERSION:
+            return None
+        upstream = found.pop("upstream")
+        splices = tuple(Splice(int(at), str(removed), str(inserted)) for at, removed, inserted in found.pop("splices"))
+        return AttachRecord(**found, splices=splices, upstream=PreviousUpstream(**upstream) if upstream else None)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def write_record(home: Home, record: AttachRecord) -> None:
+    path = record_path(home, record.client)
+    durable_files.make_dir(path.parent)
+    durable_files.write_atomic(path, json.dumps({"v": VERSION, **asdict(record)}, indent=1).encode())
+
+
+def restore_record(home: Home, client: str, earlier: AttachRecord | None) -> None:
+    """Restore the earlier record, or remove the current one if there was none."""
+    if earlier is None:
+        durable_files.remove_durably(record_path(home, client))
+    else:
+        write_record(home, earlier)
+
+
+def remove_record(home: Home, client: str) -> None:
+    """Remove the record, but keep its upstream in a file next to it: open sessions still call the gateway."""
+    path, left = record_path(home, client), left_upstream_path(record_path(home, client))
+    if not path.exists():
+        return
+    record = read_record(home, client)
+    if record and record.upstream:
+        durable_files.write_atomic(left, json.dumps({"client": client, "upstream": asdict(record.upstream)}).encode())
+    elif left.exists():
+        durable_files.remove_durably(left)
+    durable_files.remove_durably(path)

@@ -7,25 +7,25 @@ take two seconds; after three timeouts, git is not called again.
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
+from hypaware.text import strip_url_credentials
+
 _SECONDS = 2.0
 _MAX_TIMEOUTS = 3
-_USERINFO = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*://)[^/?#]*@")
 _QUIET = ("-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null", "-c", "credential.helper=")
 
 
-class GitFacts(NamedTuple):
+class Repository(NamedTuple):
     repo_root: str | None = None
     remote: str | None = None
     """Without credentials."""
 
 
-NOTHING = GitFacts()
+NO_REPOSITORY = Repository()
 
 
 class Head(NamedTuple):
@@ -34,28 +34,23 @@ class Head(NamedTuple):
     """None if no branch is checked out."""
 
 
-def facts(cwd: str) -> GitFacts:
+def find_repository(cwd: str) -> Repository:
     """Return the repository of a folder; empty if it does not exist, has no repository, or git is too slow."""
-    return _asked(cwd) if cwd.startswith("/") and "\0" not in cwd else NOTHING
+    return _find_repository(cwd) if cwd.startswith("/") and "\0" not in cwd else NO_REPOSITORY
 
 
-def head(cwd: str) -> Head:
+def read_head(cwd: str) -> Head:
     """Return the current commit and branch of a folder. Not cached."""
     if not cwd.startswith("/") or "\0" in cwd:
         return Head()
     try:
-        lines = (_git(cwd, "rev-parse", "HEAD", "--symbolic-full-name", "HEAD") or "").splitlines()
+        lines = (_run_git(cwd, "rev-parse", "HEAD", "--symbolic-full-name", "HEAD") or "").splitlines()
     except (OSError, ValueError):
         return Head()
     if len(lines) != 2:
         return Head()
     branch = lines[1].removeprefix("refs/heads/")
     return Head(lines[0], branch if branch != lines[1] else None)
-
-
-def without_userinfo(url: str) -> str:
-    """Remove credentials: `https://user:token@host/x` → `https://host/x`; `git@host:x` has none."""
-    return _USERINFO.sub(r"\1", url, count=1) if _USERINFO.match(url) else url
 
 
 class _Timeouts:
@@ -65,19 +60,19 @@ class _Timeouts:
 
 
 @cache
-def _asked(cwd: str) -> GitFacts:
+def _find_repository(cwd: str) -> Repository:
     try:
         if not Path(cwd).is_dir():
-            return NOTHING
-        root = _git(cwd, "rev-parse", "--show-toplevel")
+            return NO_REPOSITORY
+        root = _run_git(cwd, "rev-parse", "--show-toplevel")
         if not root:
-            return NOTHING
-        return GitFacts(root, _remote(_git(cwd, "config", "--get-regexp", r"^remote\..*\.url$") or ""))
+            return NO_REPOSITORY
+        return Repository(root, _choose_remote(_run_git(cwd, "config", "--get-regexp", r"^remote\..*\.url$") or ""))
     except (OSError, ValueError):
-        return NOTHING
+        return NO_REPOSITORY
 
 
-def _git(cwd: str, *arguments: str) -> str | None:
+def _run_git(cwd: str, *arguments: str) -> str | None:
     if _Timeouts.count >= _MAX_TIMEOUTS:
         return None
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
@@ -98,8 +93,8 @@ def _git(cwd: str, *arguments: str) -> str | None:
     return ran.stdout.decode("utf-8", "replace").rstrip("\n") if ran.returncode == 0 else None
 
 
-def _remote(listed: str) -> str | None:
+def _choose_remote(listed: str) -> str | None:
     """Return the URL of `origin`, or else of the first remote, from lines `remote.<name>.url <url>`."""
     urls = dict(reversed([line.split(" ", 1) for line in listed.splitlines() if " " in line]))
     url = urls.get("remote.origin.url") or next(reversed(urls.values()), None)
-    return without_userinfo(url) if url else None
+    return strip_url_credentials(url) if url else None

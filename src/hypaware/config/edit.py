@@ -1,38 +1,35 @@
-"""Changes one setting in `config.toml` and preserves comments, order and spacing.
+"""Changes one setting in `config.toml`, and renders the effective configuration.
 
-The new text is validated as a whole before it replaces the file atomically; an invalid change leaves the file
-unchanged. Concurrent changes wait for each other (a lock on the home's folder).
+A change preserves comments, order and spacing. The new text is validated as a whole before it replaces the file
+atomically; an invalid change leaves the file unchanged. Concurrent changes wait for each other (a lock on the home's
+folder). A rendered config includes the defaults and uses the notation of the file: `"2m"`, not 120.0.
 """
 
 from __future__ import annotations
 
 import copy
-import fcntl
-import os
 import tomllib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
 import tomlkit
 from tomlkit.exceptions import TOMLKitError
 
-from hypaware import durable
-from hypaware.config.load import as_error, parse, parse_toml, read_text
-from hypaware.config.read import Problem, read
-from hypaware.config.render import to_table
-from hypaware.config.schema import VERSION, Config
-from hypaware.config.where import dotted
+from hypaware.config.load import parse_config, parse_toml, read_config_text, to_config_error
+from hypaware.config.schema import SINK_COMMON, SINK_KINDS, VERSION, Config, Setting, SinkConfig
+from hypaware.config.validation import ConfigProblem, format_key, validate
 from hypaware.errors import ConfigError
-from hypaware.home import Home
+from hypaware.home import Home, durable_files
+from hypaware.home.locks import locked
 
 _NEW_FILE = f"version = {VERSION}\n"
 
 
 @dataclass(frozen=True)
-class Change:
+class ConfigChange:
     path: Path
     key: str
     before: Any
@@ -40,50 +37,22 @@ class Change:
     after: Any
 
 
-def set_value(home: Home, key: str, value: Any) -> Change:
+def set_value(home: Home, key: str, value: Any) -> ConfigChange:
     """Set a key such as `flush.interval`. Text is parsed as TOML if that is valid, and otherwise used as is."""
     path = _key_path(key)
-    durable.make_dir(home.root)
+    durable_files.make_dir(home.root)
     # A config that is a symbolic link, for example into dotfiles, stays a link.
     target = home.config.resolve()
-    with alone(home.root):
-        old = read_text(target)
+    with locked(home.root):
+        old = read_config_text(target)
         text = old if old is not None else _NEW_FILE
         parse_toml(text, home.config)
         new, config = _first_valid(text, path, value, home.config)
         if new != old:
-            durable.write_file(target, new.encode())
-    return Change(home.config, dotted(path), _lookup(_before(text, home.config), path), _lookup(to_table(config), path))
-
-
-def _first_valid(text: str, path: tuple[str, ...], value: Any, name: Path) -> tuple[str, Config]:
-    first_error: ConfigError | None = None
-    for candidate in _interpretations(value):
-        try:
-            new = with_value(text, path, candidate, name)
-            return new, read(parse_toml(new, name))
-        except ConfigError as error:
-            first_error = first_error or error
-        except Problem as problem:
-            first_error = first_error or _to_error(problem, path, new, name)
-    assert first_error is not None
-    raise first_error
-
-
-def _to_error(problem: Problem, path: tuple[str, ...], text: str, name: Path) -> ConfigError:
-    """Omit the line for a problem with the new value; include it for a problem elsewhere in the file."""
-    if problem.path[: len(path)] == path or path[: len(problem.path)] == problem.path:
-        return ConfigError(problem.message)
-    return as_error(problem, text, name)
-
-
-def _interpretations(value: Any) -> Iterator[Any]:
-    if isinstance(value, str):
-        with suppress(tomllib.TOMLDecodeError):
-            table = tomllib.loads(f"value = {value}")
-            if len(table) == 1:
-                yield table["value"]
-    yield value
+            durable_files.write_atomic(target, new.encode())
+    return ConfigChange(
+        home.config, format_key(path), _lookup(_before(text, home.config), path), _lookup(to_table(config), path)
+    )
 
 
 def _key_path(key: str) -> tuple[str, ...]:
@@ -102,7 +71,37 @@ def _key_path(key: str) -> tuple[str, ...]:
     return tuple(path)
 
 
-def with_value(text: str, path: tuple[str, ...], raw: Any, name: Path) -> str:
+def _first_valid(text: str, path: tuple[str, ...], value: Any, name: Path) -> tuple[str, Config]:
+    first_error: ConfigError | None = None
+    for candidate in _interpretations(value):
+        try:
+            new = replace_value(text, path, candidate, name)
+            return new, validate(parse_toml(new, name))
+        except ConfigError as error:
+            first_error = first_error or error
+        except ConfigProblem as problem:
+            first_error = first_error or _to_error(problem, path, new, name)
+    assert first_error is not None
+    raise first_error
+
+
+def _interpretations(value: Any) -> Iterator[Any]:
+    if isinstance(value, str):
+        with suppress(tomllib.TOMLDecodeError):
+            table = tomllib.loads(f"value = {value}")
+            if len(table) == 1:
+                yield table["value"]
+    yield value
+
+
+def _to_error(problem: ConfigProblem, path: tuple[str, ...], text: str, name: Path) -> ConfigError:
+    """Omit the line for a problem with the new value; include it for a problem elsewhere in the file."""
+    if problem.path[: len(path)] == path or path[: len(problem.path)] == problem.path:
+        return ConfigError(problem.message)
+    return to_config_error(problem, text, name)
+
+
+def replace_value(text: str, path: tuple[str, ...], raw: Any, name: Path) -> str:
     """Return the text with this key set. The result is checked, because a table that is inserted in the middle of a
     file would absorb the keys after it."""
     expected = _expected_table(text, path, raw, name)
@@ -111,31 +110,7 @@ def with_value(text: str, path: tuple[str, ...], raw: Any, name: Path) -> str:
             new = _render(text, path, raw, new_table)
             if tomllib.loads(new) == expected:
                 return new
-    raise ConfigError(f"{dotted(path)} cannot be set without changing other keys; edit {name}")
-
-
-def without(text: str, path: tuple[str, ...], name: Path) -> str:
-    """Return the text without this table. Enclosing tables that become empty may be removed too."""
-    document = tomlkit.parse(text)
-    _remove(document, path)
-    new = tomlkit.dumps(document)
-    expected = tomllib.loads(text)
-    _remove(expected, path)
-    if _without_empty(tomllib.loads(new)) != _without_empty(expected):
-        raise ConfigError(f"{dotted(path)} cannot be removed without changing other keys; edit {name}")
-    return new
-
-
-def _remove(table: Any, path: tuple[str, ...]) -> None:
-    for part in path[:-1]:
-        table = table[part]
-    del table[path[-1]]
-
-
-def _without_empty(table: dict[str, Any]) -> dict[str, Any]:
-    """Return the table without empty subtables, which have no meaning."""
-    cleaned = {key: _without_empty(value) if isinstance(value, dict) else value for key, value in table.items()}
-    return {key: value for key, value in cleaned.items() if value != {}}
+    raise ConfigError(f"{format_key(path)} cannot be set without changing other keys; edit {name}")
 
 
 def _render(text: str, path: tuple[str, ...], raw: Any, new_table: Callable[[], Any]) -> str:
@@ -157,15 +132,39 @@ def _expected_table(text: str, path: tuple[str, ...], raw: Any, name: Path) -> d
     for part in path[:-1]:
         node = node.setdefault(part, {})
         if not isinstance(node, dict):
-            raise ConfigError(f"{dotted(path)} cannot be set: {part} is not a table; edit {name}")
+            raise ConfigError(f"{format_key(path)} cannot be set: {part} is not a table; edit {name}")
     node[path[-1]] = copy.deepcopy(raw)
     return table
+
+
+def remove_table(text: str, path: tuple[str, ...], name: Path) -> str:
+    """Return the text without this table. Enclosing tables that become empty may be removed too."""
+    document = tomlkit.parse(text)
+    _remove(document, path)
+    new = tomlkit.dumps(document)
+    expected = tomllib.loads(text)
+    _remove(expected, path)
+    if _without_empty(tomllib.loads(new)) != _without_empty(expected):
+        raise ConfigError(f"{format_key(path)} cannot be removed without changing other keys; edit {name}")
+    return new
+
+
+def _remove(table: Any, path: tuple[str, ...]) -> None:
+    for part in path[:-1]:
+        table = table[part]
+    del table[path[-1]]
+
+
+def _without_empty(table: dict[str, Any]) -> dict[str, Any]:
+    """Return the table without empty subtables, which have no meaning."""
+    cleaned = {key: _without_empty(value) if isinstance(value, dict) else value for key, value in table.items()}
+    return {key: value for key, value in cleaned.items() if value != {}}
 
 
 def _before(text: str, name: Path) -> Any:
     """Return the settings before the change, or an empty table if the file was invalid."""
     try:
-        return to_table(parse(text, name))
+        return to_table(parse_config(text, name))
     except ConfigError:
         return {}
 
@@ -176,12 +175,42 @@ def _lookup(value: Any, path: tuple[str, ...]) -> Any:
     return value
 
 
-@contextmanager
-def alone(folder: Path) -> Iterator[None]:
-    """Hold the lock on a home's folder while its config is changed."""
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(fd)
+def to_table(config: Config) -> dict[str, Any]:
+    """Return the contents of a config.toml that sets every key."""
+    return _section(config)
+
+
+def to_toml(config: Config) -> str:
+    return tomlkit.dumps(to_table(config))
+
+
+def _section(value: Any) -> dict[str, Any]:
+    found = {}
+    for each in fields(value):
+        setting: Setting | None = each.metadata.get("setting")
+        inner = getattr(value, each.name)
+        found[each.name] = setting.kind.write(inner) if setting else _plain(inner)
+    return found
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, SinkConfig):
+        return _sink(value)
+    if is_dataclass(value):
+        return _section(value)
+    if isinstance(value, dict):
+        return {name: _plain(inner) for name, inner in value.items()}
+    if isinstance(value, tuple):
+        return [_plain(inner) for inner in value]
+    return value
+
+
+def _sink(sink: SinkConfig) -> dict[str, Any]:
+    kind = SINK_KINDS.get(sink.kind)
+    options = {
+        name: kind.options[name].kind.write(value) if kind else value
+        for name, value in sink.options.items()
+        if value is not None
+    }
+    datasets = SINK_COMMON["datasets"].kind.write(sink.datasets)
+    return {"kind": sink.kind, **options, "schedule": sink.schedule, "datasets": datasets}

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hypaware.config import values
-from hypaware.config.values import Kind
+from hypaware.config.values import ValueType
 
 VERSION = 1
 DEFAULT_DATASETS = ("ai_gateway_messages",)
@@ -22,17 +22,17 @@ LOCAL_DATASETS = ("ai_gateway_exchanges",)
 
 @dataclass(frozen=True)
 class Setting:
-    kind: Kind
+    kind: ValueType
     default: Any
     about: str
     required: bool = False
 
 
-def _setting(kind: Kind, default: Any, about: str) -> Any:
+def _setting(kind: ValueType, default: Any, about: str) -> Any:
     return field(default=default, metadata={"setting": Setting(kind, default, about)})
 
 
-def _required(kind: Kind, about: str) -> Any:
+def _required(kind: ValueType, about: str) -> Any:
     return field(metadata={"setting": Setting(kind, None, about, required=True)})
 
 
@@ -59,7 +59,7 @@ class ClientConfig:
 
 @dataclass(frozen=True)
 class EngineConfig:
-    master: str = _setting(values.FILLED, "local[*]", "Spark master: this machine, or a cluster")
+    master: str = _setting(values.NON_EMPTY, "local[*]", "Spark master: this machine, or a cluster")
     memory: str = _setting(values.MEMORY, "1g", "heap of the Spark driver")
     idle_timeout: float = _setting(values.DURATION, 900.0, "stop the engine after this time without a job")
 
@@ -76,15 +76,15 @@ class LakeConfig:
 class FlushConfig:
     interval: float = _setting(values.DURATION, 120.0, "time between commits of the spool while the engine runs")
     cold_interval: float = _setting(values.DURATION, 900.0, "time between commits if the engine must be started")
-    max_rows: int = _setting(values.whole(1), 100_000, "maximum number of rows in one commit")
+    max_rows: int = _setting(values.integer(1), 100_000, "maximum number of rows in one commit")
     max_bytes: int = _setting(values.SIZE, 128 * 2**20, "maximum size of the spool segments in one commit")
 
 
 @dataclass(frozen=True)
 class RetentionConfig:
-    default_days: int = _setting(values.whole(0), 0, "days to keep rows; 0 means forever")
+    default_days: int = _setting(values.integer(0), 0, "days to keep rows; 0 means forever")
     wait_for_sinks: bool = _setting(values.FLAG, True, "keep rows that a sink has not received")
-    max_hold_days: int = _setting(values.whole(0), 30, "maximum number of days to wait for a sink")
+    max_hold_days: int = _setting(values.integer(0), 30, "maximum number of days to wait for a sink")
     datasets: Mapping[str, int] = field(default_factory=lambda: {"ai_gateway_exchanges": 14})
 
 
@@ -94,7 +94,7 @@ class MaintainConfig:
         values.DURATION_OR_OFF, 3600.0, "how often the daemon and the server check whether maintenance is due"
     )
     budget: float = _setting(values.DURATION, 300.0, "start no further step after this time")
-    quiet_hours: str = _setting(values.HOURS, "", "no maintenance during this period, in local time")
+    quiet_hours: str = _setting(values.PERIOD, "", "no maintenance during this period, in local time")
     on_battery: bool = _setting(values.FLAG, False, "let the daemon run maintenance on battery power")
 
 
@@ -102,7 +102,7 @@ class MaintainConfig:
 class RedactionConfig:
     kept: bool = _setting(values.FLAG, False, "replace secrets in rows stored on this machine")
     exported: bool = _setting(values.FLAG, True, "replace secrets in exported rows")
-    rules_off: tuple[str, ...] = _setting(values.RULES, (), "names of disabled secret rules")
+    rules_off: tuple[str, ...] = _setting(values.SECRET_RULE_NAMES, (), "names of disabled secret rules")
 
 
 @dataclass(frozen=True)
@@ -157,7 +157,7 @@ SINK_KINDS: Mapping[str, SinkKind] = {
         "as files to a folder or an object store",
         schedule="*/5 * * * *",
         options={
-            "destination": Setting(values.FILLED, None, "folder, s3://, gs:// or az:// address", required=True),
+            "destination": Setting(values.NON_EMPTY, None, "folder, s3://, gs:// or az:// address", required=True),
             "encoder": Setting(values.NAME, "parquet", "file format: parquet, jsonl, jsonl-zstd, or a plugin's"),
             "endpoint": Setting(
                 values.TEXT, "", "s3: server address, unless Amazon's; https unless it starts with http://"
@@ -171,7 +171,7 @@ SINK_KINDS: Mapping[str, SinkKind] = {
         "into a table of another lake",
         schedule="*/5 * * * *",
         options={
-            "table": Setting(values.FILLED, None, "namespace.table", required=True),
+            "table": Setting(values.NON_EMPTY, None, "namespace.table", required=True),
             "catalog": Setting(values.CATALOG, None, "catalog of that table", required=True),
         },
         one_dataset=True,

@@ -1,6 +1,10 @@
 """The value types of settings: how each is parsed, written back, and described in an error message.
 
 `read` raises ValueError for an invalid value, with a reason if the expected type alone does not explain it.
+
+A schedule has five cron fields (minute, hour, day of month, month, day of week), in UTC. A field is `*`, a number, a
+range `a-b`, a step `*/n` or `a-b/n`, or a comma-separated list of these. Weekdays are 0 to 7; both 0 and 7 are Sunday.
+As in every cron, if neither day field is `*`, a day matches if either of them matches.
 """
 
 from __future__ import annotations
@@ -8,13 +12,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from datetime import UTC, date, datetime
+from datetime import UTC, date, datetime, time
 from typing import Any
 from urllib.parse import urlsplit
 
-from hypaware.capture.privacy_class import WORDS as PRIVACY_WORDS
-from hypaware.config import cron, hours
-from hypaware.nearest import nearest
+from hypaware.model.privacy_class import PRIVACY_CLASS_NAMES
+from hypaware.text import did_you_mean
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 _DURATION = re.compile(r"(\d{1,15})\s*(ms|s|m|h|d)")
@@ -26,16 +29,61 @@ _BYTES = {
 }  # fmt: skip
 _BYTES_ANY_CASE = {unit.upper(): count for unit, count in _BYTES.items()}
 _MEMORY = re.compile(r"[1-9]\d*[kmgt]", re.IGNORECASE)
+_PERIOD = re.compile(r"([0-9]{1,2}):([0-9]{2})\s*-\s*([0-9]{1,2}):([0-9]{2})")
+_CRON_FIELDS = (
+    ("minute", 0, 59),
+    ("hour", 0, 23),
+    ("day of month", 1, 31),
+    ("month", 1, 12),
+    ("day of week", 0, 7),
+)
+_LAST_DAY = {2: 29, 4: 30, 6: 30, 9: 30, 11: 30}
+_CRON_ITEM = re.compile(r"(?:\*|(\d{1,2})(?:-(\d{1,2}))?)(?:/(\d{1,4}))?")
+CATALOG_TYPES = ("rest", "jdbc", "glue", "hive")
+SECRET_RULES = (
+    "anthropic-key", "openrouter-key", "openai-key", "groq-key", "xai-key", "perplexity-key", "replicate-key",
+    "huggingface-token", "aws-key-id", "aws-bedrock-key", "gcp-key", "gcp-oauth-token", "gcp-oauth-secret",
+    "github-token", "gitlab-token", "slack-token", "slack-webhook", "stripe-key", "npm-token", "pypi-token",
+    "rubygems-key", "docker-token", "digitalocean-token", "databricks-token", "doppler-token", "vault-token",
+    "shopify-token", "sendgrid-key", "mailgun-key", "twilio-key", "sentry-token", "grafana-token", "linear-key",
+    "notion-token", "postman-key", "newrelic-key", "figma-token", "supabase-key", "planetscale-token", "fly-token",
+    "netlify-token", "pulumi-token", "artifactory-key", "atlassian-token", "telegram-token", "age-key", "jwt",
+    "bearer-token", "basic-credentials", "cookie", "azure-client-secret", "private-key", "url-password", "password",
+    "assigned-secret",
+)  # fmt: skip
+"""The names of the rules that find secrets, for `redaction.rules_off`. `secrets_rules` implements them."""
 
 
 @dataclass(frozen=True)
-class Kind:
+class ValueType:
     expected: str
     """Completes the sentence "expected ..."."""
     example: str
     """An example value in TOML."""
     read: Callable[[Any], Any]
     write: Callable[[Any], Any] = lambda value: value
+
+
+def integer(least: int) -> ValueType:
+    def read(raw: Any) -> int:
+        if isinstance(raw, bool) or not isinstance(raw, int) or not least <= raw < 2**63:
+            raise ValueError
+        return raw
+
+    return ValueType(f"an integer of at least {least}", str(max(least, 30)), read)
+
+
+def one_of(*allowed: str) -> ValueType:
+    def read(raw: Any) -> str:
+        if raw not in allowed:
+            raise ValueError(_suggestion(raw, allowed))
+        return str(raw)
+
+    return ValueType(f"one of {', '.join(allowed)}", f'"{allowed[0]}"', read)
+
+
+def _suggestion(raw: Any, known: Iterable[str]) -> str:
+    return did_you_mean(raw, known).strip() if isinstance(raw, str) else ""
 
 
 def _text(raw: Any) -> str:
@@ -46,7 +94,7 @@ def _text(raw: Any) -> str:
     return raw
 
 
-def _filled(raw: Any) -> str:
+def _non_empty(raw: Any) -> str:
     if not (value := _text(raw)).strip():
         raise ValueError("it is empty")
     return value
@@ -58,13 +106,19 @@ def _flag(raw: Any) -> bool:
     return raw
 
 
-def whole(least: int) -> Kind:
-    def read(raw: Any) -> int:
-        if isinstance(raw, bool) or not isinstance(raw, int) or not least <= raw < 2**63:
-            raise ValueError
-        return raw
+def _name(raw: Any) -> str:
+    if not _NAME.fullmatch(value := _text(raw)):
+        raise ValueError
+    return value
 
-    return Kind(f"an integer of at least {least}", str(max(least, 30)), read)
+
+def _names(raw: Any) -> tuple[str, ...]:
+    if not isinstance(raw, list | tuple) or not raw:
+        raise ValueError
+    names = tuple(_name(item) for item in raw)
+    if len(set(names)) < len(names):
+        raise ValueError("a name is repeated")
+    return names
 
 
 def _duration(raw: Any) -> float:
@@ -83,8 +137,10 @@ def _duration_or_off(raw: Any) -> float:
     return 0.0 if raw in ("off", "0") or (type(raw) is int and raw == 0) else _duration(raw)
 
 
-def _hours(raw: Any) -> str:
-    return str(hours.parse(text)) if (text := _text(raw).strip()) else ""
+def format_duration(seconds: float) -> str:
+    """Format a duration in the largest unit that divides it."""
+    count = round(seconds * 1000)
+    return next(f"{count // size}{unit}" for unit, size in _MILLISECONDS.items() if count % size == 0)
 
 
 def _moment(raw: Any) -> str:
@@ -94,12 +150,6 @@ def _moment(raw: Any) -> str:
         return ""
     moment = datetime.fromisoformat(text)
     return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).isoformat()
-
-
-def duration_text(seconds: float) -> str:
-    """Format a duration in the largest unit that divides it."""
-    count = round(seconds * 1000)
-    return next(f"{count // size}{unit}" for unit, size in _MILLISECONDS.items() if count % size == 0)
 
 
 def _size(raw: Any) -> int:
@@ -115,7 +165,7 @@ def _size(raw: Any) -> int:
     return count
 
 
-def size_text(count: int) -> str:
+def format_size(count: int) -> str:
     """Format a size in the largest unit that divides it, preferring binary units."""
     return next(f"{count // size}{unit}" for unit, size in _BYTES.items() if count % size == 0)
 
@@ -135,7 +185,7 @@ def _listen(raw: Any) -> str:
 
 
 def _url(raw: Any) -> str:
-    parts = urlsplit(value := _filled(raw))
+    parts = urlsplit(value := _non_empty(raw))
     if parts.scheme not in ("http", "https") or not parts.hostname or any(char.isspace() for char in value):
         raise ValueError
     if parts.query or parts.fragment:
@@ -155,38 +205,71 @@ def _prefix(raw: Any) -> str:
     return value
 
 
-def _name(raw: Any) -> str:
-    if not _NAME.fullmatch(value := _text(raw)):
-        raise ValueError
-    return value
+@dataclass(frozen=True)
+class DailyPeriod:
+    begin: time
+    end: time
+    """The period ends just before this time."""
+
+    def contains(self, moment: time) -> bool:
+        if self.begin <= self.end:
+            return self.begin <= moment < self.end
+        return moment >= self.begin or moment < self.end
+
+    def __str__(self) -> str:
+        return f"{self.begin:%H:%M}-{self.end:%H:%M}"
 
 
-def _names(raw: Any) -> tuple[str, ...]:
-    if not isinstance(raw, list | tuple) or not raw:
+def parse_period(text: str) -> DailyPeriod:
+    """Parse a period such as `22:00-07:00`. Raise ValueError if it is invalid."""
+    match = _PERIOD.fullmatch(text)
+    if not match:
         raise ValueError
-    names = tuple(_name(item) for item in raw)
-    if len(set(names)) < len(names):
-        raise ValueError("a name is repeated")
-    return names
+    begin, end = time(int(match[1]), int(match[2])), time(int(match[3]), int(match[4]))
+    if begin == end:
+        raise ValueError("it begins and ends at the same time")
+    return DailyPeriod(begin, end)
+
+
+def _period(raw: Any) -> str:
+    return str(parse_period(text)) if (text := _text(raw).strip()) else ""
 
 
 def _schedule(raw: Any) -> str:
     value = _text(raw)
-    cron.check(value)
+    check_schedule(value)
     return value
 
 
-def choice(*allowed: str) -> Kind:
-    def read(raw: Any) -> str:
-        if raw not in allowed:
-            raise ValueError(_suggestion(raw, allowed))
-        return str(raw)
+def check_schedule(schedule: str) -> None:
+    """Raise ValueError, with the invalid field and the reason, unless the schedule is valid."""
+    fields = schedule.split(" ")
+    if len(fields) != len(_CRON_FIELDS):
+        raise ValueError(f"it has {len(fields)} fields; expected 5, separated by single spaces")
+    _minutes, _hours, days, months, _weekdays = (
+        _cron_values(field, *limits) for field, limits in zip(fields, _CRON_FIELDS, strict=True)
+    )
+    if fields[4] == "*" and all(min(days) > _LAST_DAY.get(month, 31) for month in months):
+        raise ValueError("no date matches it")
 
-    return Kind(f"one of {', '.join(allowed)}", f'"{allowed[0]}"', read)
 
-
-def _suggestion(raw: Any, known: Iterable[str]) -> str:
-    return nearest(raw, known).strip() if isinstance(raw, str) else ""
+def _cron_values(field: str, name: str, low: int, high: int) -> set[int]:
+    values: set[int] = set()
+    for item in field.split(","):
+        match = _CRON_ITEM.fullmatch(item)
+        if not match:
+            raise ValueError(f"{item!r} is not a {name}")
+        first, last, step = match.groups()
+        if step is not None and first is not None and last is None:
+            raise ValueError(f"the step in {item!r} needs a range, such as */{step} or {first}-{high}/{step}")
+        start = int(first) if first else low
+        end = int(last or first) if first else high
+        if not low <= start <= end <= high:
+            raise ValueError(f"{item!r} is not a {name} from {low} to {high}")
+        if step is not None and int(step) == 0:
+            raise ValueError(f"the step in {item!r} is 0")
+        values.update(range(start, end + 1, int(step or 1)))
+    return values
 
 
 def _rules(raw: Any) -> tuple[str, ...]:
@@ -194,26 +277,10 @@ def _rules(raw: Any) -> tuple[str, ...]:
         raise ValueError
     for item in raw:
         if item not in SECRET_RULES:
-            raise ValueError(f"there is no rule {item!r}. {_suggestion(item, SECRET_RULES)}")
+            raise ValueError(f"unknown rule {item!r}. {_suggestion(item, SECRET_RULES)}")
     if len(set(raw)) < len(raw):
         raise ValueError("a name is repeated")
     return tuple(raw)
-
-
-SECRET_RULES = (
-    "anthropic-key", "openrouter-key", "openai-key", "groq-key", "xai-key", "perplexity-key", "replicate-key",
-    "huggingface-token", "aws-key-id", "aws-bedrock-key", "gcp-key", "gcp-oauth-token", "gcp-oauth-secret",
-    "github-token", "gitlab-token", "slack-token", "slack-webhook", "stripe-key", "npm-token", "pypi-token",
-    "rubygems-key", "docker-token", "digitalocean-token", "databricks-token", "doppler-token", "vault-token",
-    "shopify-token", "sendgrid-key", "mailgun-key", "twilio-key", "sentry-token", "grafana-token", "linear-key",
-    "notion-token", "postman-key", "newrelic-key", "figma-token", "supabase-key", "planetscale-token", "fly-token",
-    "netlify-token", "pulumi-token", "artifactory-key", "atlassian-token", "telegram-token", "age-key", "jwt",
-    "bearer-token", "basic-credentials", "cookie", "azure-client-secret", "private-key", "url-password", "password",
-    "assigned-secret",
-)  # fmt: skip
-"""The names of the rules that find secrets, for `redaction.rules_off`. `secrets_rules` implements them."""
-
-CATALOG_TYPES = ("rest", "jdbc", "glue", "hive")
 
 
 def _shared_catalog(raw: Any) -> dict[str, str]:
@@ -236,32 +303,31 @@ def _lake_catalog(raw: Any) -> str | dict[str, str]:
 
 
 _CATALOG_EXAMPLE = '{ type = "rest", uri = "https://catalog.example" }'
-
-TEXT = Kind("text in quotes", '"text"', _text)
-FILLED = Kind("text in quotes", '"text"', _filled)
-FLAG = Kind("true or false", "true", _flag)
-DURATION = Kind("a duration in ms, s, m, h or d", '"15m"', _duration, duration_text)
-DURATION_OR_OFF = Kind(
+TEXT = ValueType("text in quotes", '"text"', _text)
+NON_EMPTY = ValueType("text in quotes", '"text"', _non_empty)
+FLAG = ValueType("true or false", "true", _flag)
+DURATION = ValueType("a duration in ms, s, m, h or d", '"15m"', _duration, format_duration)
+DURATION_OR_OFF = ValueType(
     'a duration in ms, s, m, h or d, or "off"',
     '"1h"',
     _duration_or_off,
-    lambda value: duration_text(value) if value else "off",
+    lambda value: format_duration(value) if value else "off",
 )
-MOMENT = Kind("a date or a time, or empty", '"2026-11-15T08:00:00Z"', _moment)
-HOURS = Kind("a daily period, or empty", '"22:00-07:00"', _hours)
-SIZE = Kind("a number of bytes", '"128MiB"', _size, size_text)
-MEMORY = Kind("an amount of memory in k, m, g or t", '"1g"', _memory)
-LISTEN = Kind("an address and a port", '"127.0.0.1:18521"', _listen)
-URL = Kind("an http or https address", '"https://api.example"', _url)
-SERVER_URL = Kind("the server's http or https address", '"https://host.example"', _server_url)
-PREFIX = Kind("a path that starts with /", '"/v1"', _prefix)
-NAME = Kind("a name made of letters, digits, _ and -", '"anthropic"', _name)
-NAMES = Kind("a list of dataset names", '["ai_gateway_messages"]', _names, list)
-RULES = Kind("a list of rule names", '["password"]', _rules, list)
-PRIVACY_CLASS = choice(*PRIVACY_WORDS)
-SCHEDULE = Kind("five cron fields (minute, hour, day, month, weekday; UTC)", '"*/5 * * * *"', _schedule)
-CATALOG = Kind("a table with the catalog's type and uri", _CATALOG_EXAMPLE, _shared_catalog, dict)
-LAKE_CATALOG = Kind(
+MOMENT = ValueType("a date or a time, or empty", '"2026-11-15T08:00:00Z"', _moment)
+PERIOD = ValueType("a daily period, or empty", '"22:00-07:00"', _period)
+SIZE = ValueType("a number of bytes", '"128MiB"', _size, format_size)
+MEMORY = ValueType("an amount of memory in k, m, g or t", '"1g"', _memory)
+LISTEN = ValueType("an address and a port", '"127.0.0.1:18521"', _listen)
+URL = ValueType("an http or https address", '"https://api.example"', _url)
+SERVER_URL = ValueType("the server's http or https address", '"https://host.example"', _server_url)
+PREFIX = ValueType("a path that starts with /", '"/v1"', _prefix)
+NAME = ValueType("a name made of letters, digits, _ and -", '"anthropic"', _name)
+NAMES = ValueType("a list of dataset names", '["ai_gateway_messages"]', _names, list)
+SECRET_RULE_NAMES = ValueType("a list of rule names", '["password"]', _rules, list)
+PRIVACY_CLASS = one_of(*PRIVACY_CLASS_NAMES)
+SCHEDULE = ValueType("five cron fields (minute, hour, day, month, weekday; UTC)", '"*/5 * * * *"', _schedule)
+CATALOG = ValueType("a table with the catalog's type and uri", _CATALOG_EXAMPLE, _shared_catalog, dict)
+LAKE_CATALOG = ValueType(
     '"embedded", or a table with the catalog\'s type and uri',
     f'"embedded" or {_CATALOG_EXAMPLE}',
     _lake_catalog,

@@ -13,7 +13,7 @@ import shlex
 import time
 from pathlib import Path
 
-from hypaware.daemon import command_line, detached, supervisor
+from hypaware.daemon import log_file, supervisor
 from hypaware.home import Home
 
 _ATTEMPTS = 20
@@ -27,28 +27,32 @@ class Launchd:
 
     def __init__(self, home: Home) -> None:
         self._home = home
-        suffix = supervisor.suffix(home)
+        suffix = supervisor.service_suffix(home)
         self.name = f"io.hypaware.daemon.{suffix}" if suffix else "io.hypaware.daemon"
         self.path = Path.home() / "Library" / "LaunchAgents" / f"{self.name}.plist"
-        self.log_command = f"tail -n 50 {shlex.quote(str(detached.start_log(home)))}"
+        self.log_command = f"tail -n 50 {shlex.quote(str(log_file.start_log_path(home)))}"
         self._domain = f"gui/{os.getuid()}"
         self._service = f"{self._domain}/{self.name}"
 
     def text(self) -> bytes:
-        output = str(detached.start_log(self._home))
+        output = str(log_file.start_log_path(self._home))
         # An agent does not have the PATH of the user's shell, which finds Java and git.
-        settings = {"HYP_HOME": str(self._home.root), "PATH": os.environ.get("PATH", ""), **command_line.folders()}
+        settings = {
+            "HYP_HOME": str(self._home.root),
+            "PATH": os.environ.get("PATH", ""),
+            **supervisor.folder_variables(),
+        }
         return plistlib.dumps(
             {
                 "Label": self.name,
-                "ProgramArguments": command_line.hyp("daemon", "run", "--quiet"),
+                "ProgramArguments": supervisor.hyp_command("daemon", "run", "--quiet"),
                 "EnvironmentVariables": settings,
                 "WorkingDirectory": "/",
                 "Umask": 0o077,
                 "RunAtLoad": True,
                 "KeepAlive": {"SuccessfulExit": False},
                 "ThrottleInterval": 10,
-                "ExitTimeOut": supervisor.STOP_SECONDS,
+                "ExitTimeOut": supervisor.KILL_AFTER_SECONDS,
                 # The daemon starts the engine, which outlives it.
                 "AbandonProcessGroup": True,
                 "StandardOutPath": output,
@@ -66,12 +70,12 @@ class Launchd:
         return command if is_ours and "hypaware.cli" in command else None
 
     def unavailable_reason(self) -> str | None:
-        done = supervisor.ask("launchctl", "print", self._domain)
+        done = supervisor.run_command("launchctl", "print", self._domain)
         return None if done.returncode == 0 else done.stderr.strip() or "launchctl does not answer"
 
     def enable(self) -> None:
         """Enable the agent. launchd loads it from its folder at each login."""
-        supervisor.tell("launchctl", "enable", self._service)
+        supervisor.require_command("launchctl", "enable", self._service)
 
     def disable(self) -> None:
         self._call("bootout")
@@ -81,14 +85,14 @@ class Launchd:
 
     def start(self) -> None:
         if self._call("print").returncode == 0:
-            supervisor.tell("launchctl", "kickstart", self._service)
+            supervisor.require_command("launchctl", "kickstart", self._service)
             return
         # An agent that is still being unloaded cannot be loaded yet.
         for _ in range(_ATTEMPTS):
-            if supervisor.ask("launchctl", "bootstrap", self._domain, str(self.path)).returncode == 0:
+            if supervisor.run_command("launchctl", "bootstrap", self._domain, str(self.path)).returncode == 0:
                 return
             time.sleep(_PAUSE_SECONDS)
-        supervisor.tell("launchctl", "bootstrap", self._domain, str(self.path))
+        supervisor.require_command("launchctl", "bootstrap", self._domain, str(self.path))
 
     def stop(self) -> None:
         """Unload the agent. An "operation in progress" answer is not a failure."""
@@ -103,7 +107,7 @@ class Launchd:
         match = _LAST_EXIT.search(description)
         if match is None or _PID.search(description):
             return None
-        return f"exit code {match[1]}\n{detached.last_words(self._home)}".strip()
+        return f"exit code {match[1]}\n{log_file.read_tail(log_file.start_log_path(self._home))}".strip()
 
-    def _call(self, verb: str) -> supervisor.Answer:
-        return supervisor.ask("launchctl", verb, self._service)
+    def _call(self, verb: str) -> supervisor.CommandResult:
+        return supervisor.run_command("launchctl", verb, self._service)

@@ -2,6 +2,9 @@
 
 A supervisor has one service file per home and is controlled through its own command. If that command does not work, as
 in a container or after a bare `su`, the supervisor is treated as absent.
+
+The command that starts the daemon names the current interpreter by its path, so that it does not depend on PATH, a
+symbolic link or the working directory.
 """
 
 from __future__ import annotations
@@ -10,19 +13,29 @@ import hashlib
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
 from hypaware.errors import Retryable
 from hypaware.home import Home
 
-_CALL_SECONDS = 60.0
-Tell = Callable[[str], None]
-Answer = subprocess.CompletedProcess[str]
+Notify = Callable[[str], None]
+CommandResult = subprocess.CompletedProcess[str]
 
 # How long a supervisor waits for the daemon to end before it kills it; a clean stop takes less.
-STOP_SECONDS = 120
+KILL_AFTER_SECONDS = 120
+_CALL_SECONDS = 60.0
+# Variables of a terminal or shell: wrong in a process that outlives both.
+_TERMINAL_VARIABLES = frozenset(
+    (
+        *("TERM", "COLORTERM", "COLUMNS", "LINES", "WINDOWID", "VTE_VERSION", "TMUX", "TMUX_PANE", "STY"),
+        *("SSH_TTY", "SSH_CLIENT", "SSH_CONNECTION", "SHLVL", "PWD", "OLDPWD", "_", "_HYP_COMPLETE"),
+    )
+)
+_TERMINAL_PREFIXES = ("TERM_", "ITERM_", "KITTY_", "WEZTERM_")
+# Variables that name folders. They are made absolute, because the daemon has another working directory.
+FOLDER_VARIABLES = ("HYP_CACHE", "JAVA_HOME", "CLAUDE_CONFIG_DIR", "CODEX_HOME")
 
 
 class Supervisor(Protocol):
@@ -54,7 +67,7 @@ class Supervisor(Protocol):
         """Stop starting the daemon at login. The daemon itself is already stopped."""
 
     def clean_up(self) -> None:
-        """Remove what is left after the service file was removed, even if the supervisor does not answer."""
+        """Remove the leftovers of a removed service file, even if the supervisor does not answer."""
 
     def start(self) -> None: ...
 
@@ -72,48 +85,18 @@ class Supervisor(Protocol):
         """The command that shows the daemon's output."""
 
 
-def unheard(_: str) -> None:
+def ignore_notice(_: str) -> None:
     pass
 
 
-def of_this_machine(home: Home) -> Supervisor:
-    if sys.platform == "darwin":
-        from hypaware.daemon.launchd import Launchd
-
-        return Launchd(home)
-    from hypaware.daemon.systemd import Systemd
-
-    return Systemd(home)
-
-
-def text_of(service: Supervisor) -> bytes | None:
-    """Return the contents of the service file, or None if it does not exist."""
-    try:
-        return service.path.read_bytes()
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-
-
-def in_charge(home: Home, notify: Tell) -> Supervisor | None:
-    """Return the supervisor that the daemon is installed with, or None. Notify the user if it does not answer."""
-    service = of_this_machine(home)
-    text = text_of(service)
-    if text is None or service.parse_command(text) is None:
-        return None
-    if (why := service.unavailable_reason()) is not None:
-        notify(f"the daemon is installed as {service.name}, but {service.kind} does not answer ({why}); not using it")
-        return None
-    return service
-
-
-def suffix(home: Home) -> str:
+def service_suffix(home: Home) -> str:
     """Return a suffix that distinguishes the service files of several homes; empty for the default home."""
     if home.root == (Path.home() / ".hyp").resolve():
         return ""
     return hashlib.sha256(os.fsencode(home.root)).hexdigest()[:8]
 
 
-def ask(*command: str) -> Answer:
+def run_command(*command: str) -> CommandResult:
     """Run a command in the C locale. A missing command or a timeout counts as a failed command."""
     try:
         return subprocess.run(
@@ -132,9 +115,45 @@ def ask(*command: str) -> Answer:
         return subprocess.CompletedProcess(command, 124, "", f"{command[0]} does not answer")
 
 
-def tell(*command: str) -> None:
+def require_command(*command: str) -> None:
     """Run a command; raise Retryable if it fails."""
-    done = ask(*command)
+    done = run_command(*command)
     if done.returncode:
         reason = done.stderr.strip() or done.stdout.strip() or f"exit code {done.returncode}"
         raise Retryable(f"`{' '.join(command)}` failed: {reason}", kind="supervisor_failed")
+
+
+def hyp_command(*args: str) -> list[str]:
+    """Return a `hyp` command line with this interpreter and this installation."""
+    return [sys.executable, "-P", "-m", "hypaware.cli", *args]
+
+
+def is_current_command(command: Sequence[str]) -> bool:
+    """Return whether the command runs this program with this interpreter, under any of the interpreter's names."""
+    expected = hyp_command()
+    there, here = Path(command[0]) if command else Path(), Path(expected[0])
+    try:
+        return list(command[1:4]) == expected[1:] and there.parent == here.parent and there.samefile(here)
+    except OSError:
+        return False
+
+
+def background_environment(home: Home) -> dict[str, str]:
+    """Return this process's environment without the variables that belong to its terminal."""
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in _TERMINAL_VARIABLES and not name.startswith(_TERMINAL_PREFIXES)
+    }
+    if path := kept.get("PYTHONPATH"):
+        kept["PYTHONPATH"] = os.pathsep.join(_absolute(part) for part in path.split(os.pathsep) if part)
+    return {**kept, **folder_variables(), "HYP_HOME": str(home.root)}
+
+
+def folder_variables() -> dict[str, str]:
+    """Return the variables of `FOLDER_VARIABLES` that are set, as absolute paths."""
+    return {name: _absolute(value) for name in FOLDER_VARIABLES if (value := os.environ.get(name))}
+
+
+def _absolute(path: str) -> str:
+    return str(Path(path).expanduser().absolute())

@@ -11,14 +11,12 @@ import os
 import shlex
 from pathlib import Path
 
-from hypaware.daemon import command_line, supervisor
+from hypaware.daemon import supervisor
 from hypaware.home import Home
 
-_MARK = "# Written by `hyp daemon install`, removed by `hyp daemon uninstall`."
-
+_HEADER = "# Written by `hyp daemon install`, removed by `hyp daemon uninstall`."
 # The exit code of `systemctl stop` for a unit that is not loaded, and so does not run.
 _NOT_LOADED = 5
-
 _UNIT = """\
 {mark}
 # To change settings, run: systemctl --user edit {name}
@@ -52,7 +50,7 @@ class Systemd:
 
     def __init__(self, home: Home) -> None:
         self._home = home
-        suffix = supervisor.suffix(home)
+        suffix = supervisor.service_suffix(home)
         self.name = f"hypaware-{suffix}.service" if suffix else "hypaware.service"
         config = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
         self.path = Path(config).absolute() / "systemd" / "user" / self.name
@@ -60,20 +58,24 @@ class Systemd:
 
     def text(self) -> bytes:
         # A service does not have the PATH of the user's shell, which finds Java and git.
-        settings = {"HYP_HOME": str(self._home.root), "PATH": os.environ.get("PATH", ""), **command_line.folders()}
+        settings = {
+            "HYP_HOME": str(self._home.root),
+            "PATH": os.environ.get("PATH", ""),
+            **supervisor.folder_variables(),
+        }
         unit = _UNIT.format(
-            mark=_MARK,
+            mark=_HEADER,
             name=self.name,
             home=" ".join(str(self._home.root).split("\n")).replace("%", "%%"),
-            command=" ".join(_quoted(word).replace("$", "$$") for word in command_line.hyp("daemon", "run")),
-            environment="\n".join(f"Environment={_quoted(f'{key}={value}')}" for key, value in settings.items()),
-            stop_seconds=supervisor.STOP_SECONDS,
+            command=" ".join(_quote(word).replace("$", "$$") for word in supervisor.hyp_command("daemon", "run")),
+            environment="\n".join(f"Environment={_quote(f'{key}={value}')}" for key, value in settings.items()),
+            stop_seconds=supervisor.KILL_AFTER_SECONDS,
         )
         return unit.encode(errors="surrogateescape")
 
     def parse_command(self, text: bytes) -> tuple[str, ...] | None:
         lines = text.decode(errors="surrogateescape").splitlines()
-        if _MARK not in lines or f"Environment={_quoted(f'HYP_HOME={self._home.root}')}" not in lines:
+        if _HEADER not in lines or f"Environment={_quote(f'HYP_HOME={self._home.root}')}" not in lines:
             return None
         for line in lines:
             if line.startswith("ExecStart="):
@@ -119,26 +121,26 @@ class Systemd:
     def failure(self) -> str | None:
         if self._show("ActiveState") != "failed" and self._show("SubState") != "auto-restart":
             return None
-        journal = supervisor.ask("journalctl", "--user", "-u", self.name, "-n", "20", "--no-pager", "-o", "cat")
+        journal = supervisor.run_command("journalctl", "--user", "-u", self.name, "-n", "20", "--no-pager", "-o", "cat")
         return f"{self._show('Result')}, {self._show('ExecMainStatus')}\n{journal.stdout.strip()}".strip()
 
     def _show(self, name: str) -> str:
         return self._call("show", f"--property={name}", "--value", self.name).stdout.strip()
 
-    def _call(self, *args: str) -> supervisor.Answer:
-        return supervisor.ask("systemctl", "--user", *args)
+    def _call(self, *args: str) -> supervisor.CommandResult:
+        return supervisor.run_command("systemctl", "--user", *args)
 
     def _require(self, *args: str) -> None:
-        supervisor.tell("systemctl", "--user", *args)
+        supervisor.require_command("systemctl", "--user", *args)
 
 
-def lingers() -> bool | None:
+def is_lingering() -> bool | None:
     """Return whether the user's services run without a login, or None if that is unknown."""
-    done = supervisor.ask("loginctl", "show-user", str(os.getuid()), "--property=Linger", "--value")
+    done = supervisor.run_command("loginctl", "show-user", str(os.getuid()), "--property=Linger", "--value")
     return done.stdout.strip() == "yes" if done.returncode == 0 else None
 
 
-def _quoted(text: str) -> str:
+def _quote(text: str) -> str:
     """Quote one word for a unit file."""
     escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n").replace("%", "%%")
     return f'"{escaped}"'

@@ -16,13 +16,14 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from hypaware import telemetry
-from hypaware.engine import launch, singleton
-from hypaware.engine.call import HandedOver, NotAccepted, call
-from hypaware.engine.jobs import OnEvent, unheard
-from hypaware.engine.launch import Engine
-from hypaware.engine.protocol import Message, speaks_our_version
+from hypaware.engine import launcher
+from hypaware.engine.job_call import HandedOver, NotAccepted, call_job
+from hypaware.engine.jobs import OnEvent, ignore_events
+from hypaware.engine.launcher import Engine
+from hypaware.engine.protocol import Message, is_same_version
 from hypaware.errors import Cancelled, NotReady, Retryable, UsageError
 from hypaware.home import Home
+from hypaware.home.locks import is_locked, lock_holder
 
 if TYPE_CHECKING:
     from hypaware.config import Config
@@ -37,7 +38,7 @@ def run_job(
     config: Config,
     name: str,
     args: dict[str, Any],
-    on_event: OnEvent = unheard,
+    on_event: OnEvent = ignore_events,
     *,
     engine: Engine | None = None,
 ) -> dict[str, Any]:
@@ -60,50 +61,52 @@ def run_job(
     raise _never_accepted(home, name)
 
 
-def status(home: Home) -> dict[str, Any]:
+def engine_status(home: Home) -> dict[str, Any]:
     """Return `{"state": "running", pid, version, jobs, ...}` or `{"state": "stopped" | "not_answering"}`."""
     try:
-        found = launch.connect(home)
+        found = launcher.connect_engine(home)
         if found is None:
             return {"state": "stopped"}
         connection, greeting = found
         with connection:
-            connection.socket.settimeout(launch.ANSWER_SECONDS)
+            connection.socket.settimeout(launcher.ANSWER_SECONDS)
             connection.send({"type": "status"})
             answer = connection.receive()
     except ConnectionError:
         return {"state": "stopped"}
     except (NotReady, TimeoutError):
-        return {"state": "not_answering", "pid": singleton.holder(home)}
+        return {"state": "not_answering", "pid": lock_holder(home.engine_lock)}
     if not isinstance(answer, dict):
         return {"state": "stopped"}
     return {"state": "running", "pid": greeting["pid"], **answer["status"]}
 
 
-def start(home: Home, config: Config, on_event: OnEvent = unheard, *, engine: Engine | None = None) -> dict[str, Any]:
+def start_engine(
+    home: Home, config: Config, on_event: OnEvent = ignore_events, *, engine: Engine | None = None
+) -> dict[str, Any]:
     """Start the engine if it is not running, and open Spark in it, so that the next job starts fast."""
     engine = engine or Engine(home)
     request = {"type": "job", "job": "warm", "args": {}}
     for _ in range(ATTEMPTS):
         with suppress(NotAccepted):
             _run_in_engine(engine, config, "warm", request, on_event)
-            return status(home)
+            return engine_status(home)
     raise _never_accepted(home, "warm")
 
 
-def stop(home: Home) -> bool:
+def stop_engine(home: Home) -> bool:
     """Stop the engine and wait until it has ended. Kill it if it does not react. Return False if none was running."""
-    if not home.engine_lock.exists() or singleton.is_free(home):
+    if not is_locked(home.engine_lock):
         return False
     asked: int | None = None
     deadline = time.monotonic() + STOP_SECONDS
-    while not singleton.is_free(home):
+    while is_locked(home.engine_lock):
         if asked is None:
-            asked = _ask_to_stop(home)
-        elif singleton.holder(home) != asked:
+            asked = _request_stop(home)
+        elif lock_holder(home.engine_lock) != asked:
             return True
         if time.monotonic() > deadline:
-            _kill(home, asked or singleton.holder(home))
+            _kill(home, asked or lock_holder(home.engine_lock))
         time.sleep(_POLL_SECONDS)
     return True
 
@@ -116,35 +119,35 @@ def _is_inline() -> bool:
 
 
 def _run_in_engine(engine: Engine, config: Config, name: str, request: Message, on_event: OnEvent) -> dict[str, Any]:
-    with launch.ensure(engine, on_event) as connection:
-        return call(connection, name, request, on_event)
+    with launcher.ensure_engine(engine, on_event) as connection:
+        return call_job(connection, name, request, on_event)
 
 
 def _run_inline(engine: Engine, config: Config, name: str, request: Message, on_event: OnEvent) -> dict[str, Any]:
     from hypaware.engine import inline
 
     # An engine would wait forever for a lake that this process owns.
-    if not inline.owns_lake(engine.home) and (found := launch.connect(engine.home)) is not None:
+    if not inline.owns_lake(engine.home) and (found := launcher.connect_engine(engine.home)) is not None:
         connection, greeting = found
         with connection:
-            if speaks_our_version(greeting):
-                inline.close()
-                return call(connection, name, request, on_event)
-            launch.retire(connection)
-    return inline.run(engine, config, name, request, on_event)
+            if is_same_version(greeting):
+                inline.close_inline()
+                return call_job(connection, name, request, on_event)
+            launcher.ask_to_stop(connection)
+    return inline.run_inline(engine, config, name, request, on_event)
 
 
-def _ask_to_stop(home: Home) -> int | None:
+def _request_stop(home: Home) -> int | None:
     """Ask the engine to stop and return its pid, even if it does not answer. None while it is starting or ending."""
     try:
-        found = launch.connect(home)
+        found = launcher.connect_engine(home)
     except NotReady:
-        return singleton.holder(home)
+        return lock_holder(home.engine_lock)
     if found is None:
         return None
     connection, greeting = found
     with connection, suppress(ConnectionError):
-        connection.send({"type": "stop", "grace": launch.GRACE_SECONDS})
+        connection.send({"type": "stop", "grace": launcher.GRACE_SECONDS})
     return int(greeting["pid"])
 
 
@@ -157,6 +160,6 @@ def _kill(home: Home, pid: int | None) -> None:
 
 def _never_accepted(home: Home, job: str) -> Retryable:
     return Retryable(
-        f"the engine of {home.root} repeatedly ended before it accepted {job}; see {launch.log_file(home)}",
+        f"the engine of {home.root} repeatedly ended before it accepted {job}; see {launcher.engine_log(home)}",
         kind="engine_failed",
     )

@@ -18,63 +18,62 @@ from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hypaware import durable
-from hypaware.engine import launch
-from hypaware.engine.call import HandedOver, call
-from hypaware.engine.driver import Driver, Spark, spark_opener
-from hypaware.engine.jobs import JobTable, OnEvent, load_table
-from hypaware.engine.protocol import Connection, Message, speaks_our_version
-from hypaware.engine.server import LOG_FORMAT, Server, log
-from hypaware.home import Home
+from hypaware.engine import launcher
+from hypaware.engine.job_call import HandedOver, call_job
+from hypaware.engine.jobs import JobTable, OnEvent, load_job_table
+from hypaware.engine.lake_owner import LakeOwner, SparkHandle, make_spark_opener
+from hypaware.engine.protocol import JobConnection, Message, is_same_version
+from hypaware.engine.server import LOG_FORMAT, JobServer, log
+from hypaware.home import Home, durable_files
 
 if TYPE_CHECKING:
     from hypaware.config import Config
 
 
-class Inline:
+class InlineEngine:
     """The job server of this process and its Spark session."""
 
     def __init__(
-        self, home: Home, config: Config, jobs: JobTable, open_spark: Callable[[], Spark] | None = None
+        self, home: Home, config: Config, jobs: JobTable, open_spark: Callable[[], SparkHandle] | None = None
     ) -> None:
         self.home = home
         self.config = config
-        self.driver = Driver(
+        self.lake_owner = LakeOwner(
             home,
-            open_spark or spark_opener(home, config.engine),
+            open_spark or make_spark_opener(home, config.engine),
             jobs.on_open,
             should_yield=self._engine_is_alive,
         )
-        self._server = Server(home, jobs, lambda: self.config, self.driver, launch.log_file(home))
+        self._server = JobServer(home, jobs, lambda: self.config, self.lake_owner, launcher.engine_log(home))
         self._log = _LogFile(home)
 
     def run(self, job: str, request: Message, on_event: OnEvent) -> dict[str, Any]:
         """Run a job. Raise HandedOver if it must be sent to the engine instead."""
         client_end, server_end = socket.socketpair()
-        with Connection(client_end) as connection:
+        with JobConnection(client_end) as connection:
             self._server.attach(server_end)
             connection.receive()
-            return call(connection, job, request, on_event)
+            return call_job(connection, job, request, on_event)
 
     def close(self) -> None:
         self._server.drain(grace=0.0, cancel_seconds=0.0)
-        self.driver.close()
+        self.lake_owner.close()
         self._log.close()
 
     def _engine_is_alive(self) -> bool:
-        found = launch.connect(self.home)
+        found = launcher.connect_engine(self.home)
         if found is None:
             return False
         connection, greeting = found
         connection.close()
-        return speaks_our_version(greeting)
+        return is_same_version(greeting)
 
 
 class _LogFile(logging.FileHandler):
     """Writes the tracebacks of failed jobs to the engine's log, which is created on the first write."""
 
     def __init__(self, home: Home) -> None:
-        super().__init__(launch.log_file(home), encoding="utf-8", delay=True)
+        super().__init__(launcher.engine_log(home), encoding="utf-8", delay=True)
         self.setFormatter(logging.Formatter(LOG_FORMAT))
         self.setLevel(logging.WARNING)
         log.addHandler(self)
@@ -82,7 +81,7 @@ class _LogFile(logging.FileHandler):
 
     def _open(self) -> TextIOWrapper:
         path = Path(self.baseFilename)
-        durable.make_dir(path.parent)
+        durable_files.make_dir(path.parent)
         return open(path, "a", encoding="utf-8", opener=lambda name, flags: os.open(name, flags, 0o600))
 
     def close(self) -> None:
@@ -90,29 +89,31 @@ class _LogFile(logging.FileHandler):
         super().close()
 
 
-_current: Inline | None = None
+_current: InlineEngine | None = None
 
 
-def run(engine: launch.Engine, config: Config, job: str, request: Message, on_event: OnEvent) -> dict[str, Any]:
+def run_inline(
+    engine: launcher.Engine, config: Config, job: str, request: Message, on_event: OnEvent
+) -> dict[str, Any]:
     """Run a job. Close Spark and raise HandedOver if an engine of this home has started."""
     global _current
     if _current is None or _current.home != engine.home:
-        close()
+        close_inline()
         engine.check()
-        _current = Inline(engine.home, config, load_table(engine.jobs))
+        _current = InlineEngine(engine.home, config, load_job_table(engine.jobs))
     _current.config = config
     try:
         return _current.run(job, request, on_event)
     except HandedOver:
-        close()
+        close_inline()
         raise
 
 
 def owns_lake(home: Home) -> bool:
-    return _current is not None and _current.home == home and _current.driver.owns_lake
+    return _current is not None and _current.home == home and _current.lake_owner.owns_lake
 
 
-def close() -> None:
+def close_inline() -> None:
     """Close Spark in this process, and release the lake."""
     global _current
     if _current is not None:
@@ -124,4 +125,4 @@ def close() -> None:
 def _close_at_exit() -> None:
     # A second Ctrl-C stops waiting. The JVM exits when this process has ended.
     with suppress(KeyboardInterrupt):
-        close()
+        close_inline()

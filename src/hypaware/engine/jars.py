@@ -4,34 +4,47 @@ They are in `<cache>/jars/<key>/`. The key is a hash of their versions and hashe
 records the size and mtime of each file when its hash was verified. The folder is renamed into place after all files are
 verified and durable, so it is complete or absent. A lock on `<cache>/jars/.lock` serializes installations.
 
+Downloads use the Apache Ivy that PySpark includes, and Ivy's default repository. The user's Ivy configuration applies:
+`~/.ivy2/ivysettings.xml` (mirrors, credentials) is used if it exists, and an existing `~/.ivy2` is used as the cache.
+Otherwise the cache is a temporary folder. Proxies are taken from the usual environment variables.
+
 @ref engine#start
 """
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
-import os
 import shutil
+import subprocess
 import tempfile
+import threading
+import time
 import tomllib
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+import urllib.parse
+import urllib.request
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache as once
 from importlib import resources
 from pathlib import Path
+from xml.sax.saxutils import quoteattr
 
-from hypaware import durable
-from hypaware.engine import ivy
+from hypaware.engine import jvm
+from hypaware.engine.jvm import spark_jars_folder
 from hypaware.errors import NotReady
+from hypaware.home import durable_files
+from hypaware.home.locks import locked
 
 Progress = Callable[[str, float, float], None]
 """Called with a message, the bytes done and the total bytes."""
-
-_STAMP = "verified.json"
+_STAMP_NAME = "verified.json"
 _STAGING = ".staging-"
+_POLL_SECONDS = 0.2
+_CONNECT_MS, _READ_MS = 20_000, 60_000
+# Delays before retries, for a busy mirror or a lost connection.
+_RETRY_DELAYS = (1.0, 5.0)
+_NO_NETWORK = "UnknownHost"
 
 
 @dataclass(frozen=True)
@@ -52,27 +65,27 @@ Fetch = Callable[[Sequence[Jar], Path, Progress], None]
 
 
 @dataclass(frozen=True)
-class Installed:
+class InstalledJars:
     paths: tuple[Path, ...]
     fetched: bool
     """False if all of them were already installed."""
 
 
 @once
-def locked() -> tuple[Jar, ...]:
+def locked_jars() -> tuple[Jar, ...]:
     text = resources.files("hypaware.engine").joinpath("jars.lock.toml").read_text(encoding="utf-8")
     return tuple(Jar(**entry) for entry in tomllib.loads(text)["jar"])
 
 
-def folder(cache: Path, jars: Sequence[Jar]) -> Path:
+def jar_folder(cache: Path, jars: Sequence[Jar]) -> Path:
     pinned = "\n".join(f"{jar.organisation}:{jar.name}:{jar.version}:{jar.sha256}" for jar in jars)
     return cache / "jars" / hashlib.sha256(pinned.encode()).hexdigest()[:16]
 
 
-def installed(cache: Path, jars: Sequence[Jar] | None = None) -> tuple[Path, ...]:
+def find_installed_jars(cache: Path, jars: Sequence[Jar] | None = None) -> tuple[Path, ...]:
     """Return the installed jars, without network access. Only files changed since verification are hashed."""
-    jars = locked() if jars is None else jars
-    where = folder(cache, jars)
+    jars = locked_jars() if jars is None else jars
+    where = jar_folder(cache, jars)
     problems = _unverified(where, jars)
     if problems:
         raise NotReady(
@@ -83,36 +96,36 @@ def installed(cache: Path, jars: Sequence[Jar] | None = None) -> tuple[Path, ...
     return tuple(where / jar.file_name for jar in jars)
 
 
-def install(
+def install_jars(
     cache: Path, progress: Progress, *, fetch: Fetch | None = None, jars: Sequence[Jar] | None = None
-) -> Installed:
+) -> InstalledJars:
     """Download and verify missing jars. A damaged installation is replaced."""
-    jars = locked() if jars is None else jars
-    durable.make_dir(cache / "jars")
-    with _locked(cache / "jars" / ".lock"):
-        where = folder(cache, jars)
+    jars = locked_jars() if jars is None else jars
+    durable_files.make_dir(cache / "jars")
+    with locked(cache / "jars" / ".lock"):
+        where = jar_folder(cache, jars)
         if not _unverified(where, jars):
-            return Installed(tuple(where / jar.file_name for jar in jars), fetched=False)
+            return InstalledJars(tuple(where / jar.file_name for jar in jars), fetched=False)
         _sweep(cache / "jars")
         staging = Path(tempfile.mkdtemp(prefix=_STAGING, dir=cache / "jars"))
         try:
-            (fetch or ivy.fetch)(jars, staging, progress)
-            verify(staging, jars)
+            (fetch or fetch_with_ivy)(jars, staging, progress)
+            verify_jars(staging, jars)
             for jar in jars:
-                durable.fsync_file(staging / jar.file_name)
+                durable_files.fsync_file(staging / jar.file_name)
             shutil.rmtree(staging / ".ivy", ignore_errors=True)
-            _stamp(staging, jars)
+            _write_stamp(staging, jars)
             if where.exists():
                 where.rename(Path(tempfile.mkdtemp(prefix=_STAGING, dir=cache / "jars")))
-            durable.rename(staging, where)
+            durable_files.rename_durably(staging, where)
         finally:
             _sweep(cache / "jars")
     total = float(sum(jar.size for jar in jars))
     progress("jars verified", total, total)
-    return Installed(tuple(where / jar.file_name for jar in jars), fetched=True)
+    return InstalledJars(tuple(where / jar.file_name for jar in jars), fetched=True)
 
 
-def verify(where: Path, jars: Sequence[Jar]) -> None:
+def verify_jars(where: Path, jars: Sequence[Jar]) -> None:
     """Compare the hash of every jar with the lock file."""
     for jar in jars:
         path = where / jar.file_name
@@ -136,7 +149,7 @@ def verify(where: Path, jars: Sequence[Jar]) -> None:
 def _unverified(where: Path, jars: Sequence[Jar]) -> list[str]:
     """Return a description of each missing or damaged jar. A file that matches the stamp is not hashed."""
     try:
-        stamp = json.loads((where / _STAMP).read_bytes())
+        stamp = json.loads((where / _STAMP_NAME).read_bytes())
     except (OSError, ValueError):
         stamp = {}
     problems = []
@@ -153,10 +166,10 @@ def _unverified(where: Path, jars: Sequence[Jar]) -> list[str]:
     return problems
 
 
-def _stamp(where: Path, jars: Sequence[Jar]) -> None:
+def _write_stamp(where: Path, jars: Sequence[Jar]) -> None:
     seen = {jar.file_name: (where / jar.file_name).stat() for jar in jars}
     body = {name: [stat.st_size, stat.st_mtime_ns] for name, stat in seen.items()}
-    durable.write_file(where / _STAMP, json.dumps(body, indent=1).encode())
+    durable_files.write_atomic(where / _STAMP_NAME, json.dumps(body, indent=1).encode())
 
 
 def _sha256(path: Path) -> str:
@@ -170,11 +183,144 @@ def _sweep(parent: Path) -> None:
         shutil.rmtree(leftover, ignore_errors=True)
 
 
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(fd)
+def fetch_with_ivy(jars: Sequence[Jar], into: Path, progress: Progress, *, settings: Path | None = None) -> None:
+    """Download the jars into the folder `into`, under their file names, without verifying them."""
+    work = into / ".ivy"
+    work.mkdir()
+    (work / "ivy.xml").write_text(_ivy_module(jars), encoding="utf-8")
+    user_ivy = Path.home() / ".ivy2"
+    if settings is None and (user_ivy / "ivysettings.xml").is_file():
+        settings = user_ivy / "ivysettings.xml"
+    command = [
+        str(jvm.find_java().executable),
+        f"-Duser.home={Path.home()}",
+        f"-Dsun.net.client.defaultConnectTimeout={_CONNECT_MS}",
+        f"-Dsun.net.client.defaultReadTimeout={_READ_MS}",
+        *proxy_options(urllib.request.getproxies()),
+        *("-cp", str(_ivy_jar()), "org.apache.ivy.Main"),
+        *(("-settings", str(settings)) if settings else ()),
+        *(() if user_ivy.is_dir() else ("-cache", str(work / "cache"))),
+        *("-ivy", str(work / "ivy.xml"), "-types", "jar", "-warn"),
+        *("-retrieve", f"{_require_literal(into)}/[artifact]-[revision].[ext]"),
+    ]
+    for pause in (*_RETRY_DELAYS, None):
+        code, output = _run_ivy(command, jars, into, progress)
+        if code == 0:
+            return
+        if pause is None or _NO_NETWORK in output:
+            break
+        progress("retrying the download of the engine's jars", _bytes_arrived(into), _total_size(jars))
+        time.sleep(pause)
+    raise NotReady(
+        f"the engine's jars could not be downloaded: {ivy_failure(output)}. This needs network access once; behind a "
+        "proxy set HTTPS_PROXY, or configure a mirror in ~/.ivy2/ivysettings.xml",
+        kind="jars_unavailable",
+        repair="hyp engine install",
+    )
+
+
+def _ivy_module(jars: Sequence[Jar]) -> str:
+    dependencies = "".join(
+        f"<dependency org={quoteattr(jar.organisation)} name={quoteattr(jar.name)} rev={quoteattr(jar.version)} "
+        'transitive="false" conf="*->master"/>\n'
+        for jar in jars
+    )
+    return (
+        '<ivy-module version="2.0"><info organisation="hypaware" module="engine"/>\n'
+        f"<dependencies>\n{dependencies}</dependencies></ivy-module>\n"
+    )
+
+
+def _ivy_jar() -> Path:
+    for found in sorted(spark_jars_folder().glob("ivy-*.jar")):
+        return found
+    raise NotReady(
+        f"Ivy is missing in {spark_jars_folder()}",
+        kind="pyspark_missing",
+        repair="pip install --force-reinstall pyspark",
+    )
+
+
+def _require_literal(path: Path) -> str:
+    """Reject a path with brackets, which have a special meaning in Ivy patterns."""
+    text = str(path)
+    if any(sign in text for sign in "[]()"):
+        raise NotReady(
+            f"the path of the cache folder {text} must not contain brackets",
+            kind="jars_unavailable",
+            repair="export HYP_CACHE=…",
+        )
+    return text
+
+
+def _run_ivy(command: Sequence[str], jars: Sequence[Jar], into: Path, progress: Progress) -> tuple[int, str]:
+    total = _total_size(jars)
+    # In its own session, so that Ctrl-C reaches only this process, which then ends Ivy.
+    with subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        cwd=into,
+        start_new_session=True,
+    ) as process:
+        output: list[str] = []
+        assert process.stdout is not None
+        reader = threading.Thread(target=lambda pipe: output.append(pipe.read()), args=(process.stdout,), daemon=True)
+        reader.start()
+        try:
+            while True:
+                progress("downloading the engine's jars", min(_bytes_arrived(into), total), total)
+                try:
+                    code = process.wait(_POLL_SECONDS)
+                    break
+                except subprocess.TimeoutExpired:
+                    continue
+        except BaseException:
+            process.kill()
+            raise
+        reader.join()
+    return code, "".join(output)
+
+
+def _total_size(jars: Sequence[Jar]) -> float:
+    return float(sum(jar.size for jar in jars))
+
+
+def _bytes_arrived(into: Path) -> float:
+    """Return the bytes downloaded so far. Partial jars are in Ivy's cache as `.jar.part`."""
+    size = 0
+    for path in (into / ".ivy").rglob("*.jar*"):
+        try:
+            size += path.stat().st_size
+        except FileNotFoundError:
+            continue
+    return float(size)
+
+
+def ivy_failure(output: str) -> str:
+    """Extract the error from Ivy's output."""
+    lines = [line.strip(" \t:") for line in output.splitlines()]
+    errors = [
+        line
+        for line in lines
+        if any(sign in line for sign in ("not found", "UnknownHost", "Exception", "refused", "timed out"))
+    ]
+    return "; ".join(dict.fromkeys(errors[:3])) or "Ivy gave no reason"
+
+
+def proxy_options(proxies: dict[str, str]) -> list[str]:
+    options = []
+    for scheme in ("http", "https"):
+        proxy = urllib.parse.urlsplit(proxies.get(scheme, ""))
+        if proxy.hostname:
+            options.append(f"-D{scheme}.proxyHost={proxy.hostname}")
+            options.append(f"-D{scheme}.proxyPort={proxy.port or (443 if proxy.scheme == 'https' else 80)}")
+    if exceptions := proxies.get("no"):
+        hosts = (host.strip() for host in exceptions.split(","))
+        options.append(
+            "-Dhttp.nonProxyHosts=" + "|".join(f"*{host}" if host.startswith(".") else host for host in hosts if host)
+        )
+    return options

@@ -7,11 +7,10 @@ acquired and before the lake is read. The caller receives the events of a job in
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
-
-from hypaware.engine import importing
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -20,6 +19,11 @@ if TYPE_CHECKING:
     from hypaware.home import Home
 
 JOBS_MODULE = "hypaware.jobs"
+
+# Held while a job imports modules in its thread. A package that imports its own submodules, as PySpark does, must not
+# be imported by two threads at once: Python detects the deadlock and gives one of them a partially initialized module.
+# The lock is reentrant, because an import can trigger further imports.
+import_lock = threading.RLock()
 
 
 class JobContext(Protocol):
@@ -53,15 +57,12 @@ class JobContext(Protocol):
 
 Job = Callable[[JobContext, dict[str, Any]], dict[str, Any]]
 """A job. Its arguments and its result are JSON."""
-
-
 Event = Mapping[str, Any] | bytes
 """`{"event": "progress", "message", "done", "total", ...}`, `{"event": "note", "message"}`, or result bytes."""
-
 OnEvent = Callable[[Event], None]
 
 
-def unheard(event: Event) -> None:
+def ignore_events(event: Event) -> None:
     """Ignore events, for callers that need only the result."""
 
 
@@ -71,12 +72,12 @@ class JobTable:
     on_open: Callable[[JobContext], None]
 
 
-def load_table(module: str) -> JobTable:
+def load_job_table(module: str) -> JobTable:
     """Return the jobs of a module, which is imported when the first job arrives. Until then the engine stays small."""
     from importlib import import_module
 
     def resolve(name: str) -> Job:
-        with importing.alone:
+        with import_lock:
             job: Job = import_module(module).resolve(name)
         return job
 

@@ -1,8 +1,13 @@
-"""Starts and stops the driver JVM without spark-submit, whose shell script and launcher JVM take a second.
+"""The driver JVM: finds Java and Spark's jars, and starts and stops the JVM.
 
-The JVM runs PySpark's gateway and exits when its standard input closes, so it ends with this process even if this
-process is killed. It runs in its own session, so Ctrl-C in the terminal does not reach it. Its output is written to a
-log file. Its working folder and its temporary files are in `scratch`, which is removed afterwards.
+It is started without spark-submit, whose shell script and launcher JVM take a second. The JVM runs PySpark's gateway
+and exits when its standard input closes, so it ends with this process even if this process is killed. It runs in its
+own session, so Ctrl-C in the terminal does not reach it. Its output is written to a log file. Its working folder and
+its temporary files are in `scratch`, which is removed afterwards.
+
+Java is searched in `JAVA_HOME`, in `PATH` and, on macOS, in the system's registry. Its version is read from the
+`release` file of the JDK or JRE, because running `java -version` starts a JVM. Spark's jars are located without
+importing PySpark, which takes half a second.
 
 @ref engine#lock
 """
@@ -10,26 +15,32 @@ log file. Its working folder and its temporary files are in `scratch`, which is 
 from __future__ import annotations
 
 import os
+import platform
 import re
+import shutil
 import struct
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from importlib import resources
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 from hypaware import faults
-from hypaware.engine.java import Java
-from hypaware.errors import ConfigError, Retryable
+from hypaware.errors import ConfigError, NotReady, Retryable
 
 if TYPE_CHECKING:
     from py4j.java_gateway import JavaGateway
 
-MAIN = "org.apache.spark.api.python.PythonGatewayServer"
 
+OLDEST_JAVA = 17
+# Java 23 removed Subject.getSubject, which Hadoop in Spark 4.1 calls for every file system.
+NEWEST_JAVA = 22
+MAIN = "org.apache.spark.api.python.PythonGatewayServer"
 # The options of Spark's launcher (org.apache.spark.launcher.JavaModuleOptions; a test compares them), without the
 # incubating vector module, which only MLlib uses.
 MODULE_OPTIONS = (
@@ -55,7 +66,6 @@ MODULE_OPTIONS = (
     "-Dio.netty.handler.ssl.defaultEndpointVerificationAlgorithm=NONE",
     "--enable-native-access=ALL-UNNAMED",
 )
-
 # Measured (docs/performance.md): the serial collector starts fastest and uses the least memory. C1 alone halves the
 # work of the first minutes, and scans, which are bound by zstd and Parquet, are hardly faster with C2.
 _RUNTIME_OPTIONS = (
@@ -73,7 +83,8 @@ _RUNTIME_OPTIONS = (
     "-Djava.awt.headless=true",
     "-Djava.net.preferIPv4Stack=true",
 )
-
+# MLlib registers functions in every session with Scala reflection, which takes half a second.
+_EXCLUDED_JAR = "spark-mllib_"
 _POLL_SECONDS = 0.005
 _START_SECONDS = 120.0
 EXIT_SECONDS = 20.0
@@ -81,7 +92,148 @@ _LOG_LIMIT = 8 * 1024 * 1024
 
 
 @dataclass(frozen=True)
-class Launch:
+class Java:
+    executable: Path
+    version: str
+    build: str
+    """Vendor and exact build. A class archive is valid only for the build that wrote it."""
+
+    @property
+    def major(self) -> int:
+        return major_version(self.version)
+
+
+def find_java(environment: Mapping[str, str] = os.environ) -> Java:
+    """Return the first usable Java. The error names the unusable ones and the install command."""
+    unusable: list[Java] = []
+    for executable in _candidates(environment):
+        java = describe_java(executable)
+        if java is None:
+            continue
+        if OLDEST_JAVA <= java.major <= NEWEST_JAVA:
+            return java
+        unusable.append(java)
+    if unusable:
+        found = ", ".join(f"{java.version} at {java.executable}" for java in unusable)
+        raise NotReady(
+            f"Spark requires Java 17 or 21, but found only {found}",
+            kind="java_unsupported",
+            repair=java_install_command(),
+        )
+    raise NotReady(
+        "Spark requires Java 17 or 21, but none was found in JAVA_HOME or PATH",
+        kind="java_missing",
+        repair=java_install_command(),
+    )
+
+
+def _candidates(environment: Mapping[str, str]) -> Iterator[Path]:
+    if home := environment.get("JAVA_HOME"):
+        yield Path(home).expanduser() / "bin" / "java"
+    if on_path := shutil.which("java", path=environment.get("PATH", "")):
+        yield Path(on_path)
+    if sys.platform == "darwin":
+        yield from _registered_on_macos()
+
+
+def _registered_on_macos() -> Iterator[Path]:
+    for wanted in ("17", "21"):
+        asked = subprocess.run(
+            ["/usr/libexec/java_home", "-F", "-v", wanted], capture_output=True, text=True, check=False
+        )
+        if asked.returncode == 0 and asked.stdout.strip():
+            yield Path(asked.stdout.strip()) / "bin" / "java"
+
+
+def describe_java(executable: Path) -> Java | None:
+    """Return the Java, or None if it does not work (on macOS /usr/bin/java may only offer an installer)."""
+    executable = executable.resolve()
+    try:
+        release = (executable.parent.parent / "release").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return _run_java_version(executable)
+    facts = dict(re.findall(r'^(\w+)="?(.*?)"?$', release, re.MULTILINE))
+    version = facts.get("JAVA_VERSION")
+    if not version or not executable.is_file():
+        return _run_java_version(executable)
+    runtime = facts.get("JAVA_RUNTIME_VERSION", version)
+    return Java(executable, version, f"{facts.get('IMPLEMENTOR', 'unknown')} {runtime}")
+
+
+def _run_java_version(executable: Path) -> Java | None:
+    try:
+        asked = subprocess.run(
+            [executable, "-XshowSettings:properties", "-version"],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            check=False,
+            timeout=60,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    facts = dict(re.findall(r"^\s+(java\.[\w.]+) = (.*)$", asked.stdout + asked.stderr, re.MULTILINE))
+    version = facts.get("java.version")
+    if asked.returncode != 0 or not version:
+        return None
+    runtime = facts.get("java.runtime.version", version)
+    return Java(executable, version, f"{facts.get('java.vendor', 'unknown')} {runtime}")
+
+
+def major_version(version: str) -> int:
+    """Return 17 for "17.0.15+6", 21 for "21-ea", 8 for "1.8.0_292", and 0 if it is unknown."""
+    numbers = [int(number) for number in re.findall(r"\d+", version)[:2]]
+    if numbers[:1] == [1] and len(numbers) == 2:
+        return numbers[1]
+    return numbers[0] if numbers else 0
+
+
+def java_install_command(system: str | None = None, os_release: Mapping[str, str] | None = None) -> str:
+    system = system or platform.system()
+    if system == "Darwin":
+        return "brew install openjdk@17 && export JAVA_HOME=$(brew --prefix openjdk@17)"
+    if system == "Linux":
+        facts = _os_release() if os_release is None else os_release
+        family = {facts.get("ID", ""), *facts.get("ID_LIKE", "").split()}
+        if family & {"debian", "ubuntu"}:
+            return f"sudo apt-get install -y openjdk-{_debian_package(facts)}-jre-headless"
+        if family & {"fedora", "rhel", "centos"}:
+            return "sudo dnf install -y java-21-openjdk-headless"
+    return "Install Java 17 or 21 (any vendor) and set JAVA_HOME to it"
+
+
+def _debian_package(facts: Mapping[str, str]) -> int:
+    """Return the Java version to install: Debian 13 has no Java 17, and Debian 12 has only 17."""
+    debian_major = major_version(facts.get("VERSION_ID", ""))
+    return 21 if facts.get("ID") == "debian" and debian_major >= 13 else 17
+
+
+def _os_release() -> Mapping[str, str]:
+    try:
+        return platform.freedesktop_os_release()
+    except OSError:
+        return {}
+
+
+@cache
+def spark_jars_folder() -> Path:
+    """Return the folder of Spark's jars. The user's SPARK_HOME is another Spark and is ignored."""
+    spec = find_spec("pyspark")
+    if spec is None or spec.origin is None:
+        raise NotReady("PySpark is not installed", kind="pyspark_missing", repair="pip install hypaware")
+    return Path(spec.origin).parent / "jars"
+
+
+def build_class_path(own_jars: Sequence[Path]) -> tuple[Path, ...]:
+    """Return the engine's jars followed by Spark's, sorted, because a class archive is valid only for the same list."""
+    return (
+        *own_jars,
+        *(jar for jar in sorted(spark_jars_folder().glob("*.jar")) if not jar.name.startswith(_EXCLUDED_JAR)),
+    )
+
+
+@dataclass(frozen=True)
+class JvmCommand:
     """The parameters with which the JVM is started."""
 
     java: Java
@@ -97,7 +249,7 @@ class Launch:
         logging = resources.files("hypaware.engine").joinpath("log4j2.properties")
         return [
             str(self.java.executable),
-            f"-Xmx{heap(self.memory)}",
+            f"-Xmx{parse_heap_size(self.memory)}",
             *_RUNTIME_OPTIONS,
             *MODULE_OPTIONS,
             *self.archive_options,
@@ -107,6 +259,16 @@ class Launch:
             os.pathsep.join(map(str, self.class_path)),
             MAIN,
         ]
+
+
+def parse_heap_size(memory: str) -> str:
+    """Convert the setting `engine.memory` to the form of -Xmx."""
+    if not re.fullmatch(r"[1-9]\d*[kmgt]", memory, re.IGNORECASE):
+        raise ConfigError(
+            f'engine.memory = "{memory}" is not a valid Java heap size; use an integer with k, m or g, such as "1g"',
+            repair="hyp config set engine.memory 1g",
+        )
+    return memory.lower()
 
 
 class Jvm:
@@ -141,7 +303,7 @@ class Jvm:
             time.sleep(_POLL_SECONDS)
         port, secret = _read_connection(self._connection.read_bytes())
         self._connection.unlink()
-        return _gateway(port, secret)
+        return _connect_gateway(port, secret)
 
     def close(self, timeout: float = EXIT_SECONDS) -> None:
         """Ask the JVM to exit and wait. Kill it if it does not exit in time."""
@@ -151,19 +313,37 @@ class Jvm:
             self._process.wait(timeout)
         except subprocess.TimeoutExpired:
             self.kill()
-        faults.spare(self._process.pid)
+        faults.forget_child(self._process.pid)
 
     def kill(self) -> None:
         self._process.kill()
         self._process.wait()
-        faults.spare(self._process.pid)
+        faults.forget_child(self._process.pid)
 
     def _first_log_lines(self) -> str:
         lines = self._log.read_bytes()[self._log_start :].decode(errors="replace").splitlines()
         return " / ".join(line.strip() for line in lines[:3]) or f"no output in {self._log}"
 
 
-def start(launch: Launch) -> Jvm:
+def _read_connection(body: bytes) -> tuple[int, str]:
+    """Parse the file that the gateway wrote: its port, and its secret with the length before it."""
+    port, length = struct.unpack(">ii", body[:8])
+    return port, body[8 : 8 + length].decode()
+
+
+def _connect_gateway(port: int, secret: str) -> JavaGateway:
+    from pyspark.java_gateway import launch_gateway
+
+    names = {"PYSPARK_GATEWAY_PORT": str(port), "PYSPARK_GATEWAY_SECRET": secret}
+    os.environ.update(names)
+    try:
+        return launch_gateway()
+    finally:
+        for name in names:
+            del os.environ[name]
+
+
+def start_jvm(launch: JvmCommand) -> Jvm:
     """Start the JVM and return at once, so that PySpark can be imported while the JVM starts."""
     connection = launch.scratch / "gateway"
     with _open_log(launch.log) as log:
@@ -179,18 +359,8 @@ def start(launch: Launch) -> Jvm:
             umask=0o077,
             pass_fds=tuple(launch.keep_open),
         )
-    faults.kill_with_us(process.pid)
+    faults.also_kill(process.pid)
     return Jvm(process, connection, launch.log, log_start)
-
-
-def heap(memory: str) -> str:
-    """Convert the setting `engine.memory` to the form of -Xmx."""
-    if not re.fullmatch(r"[1-9]\d*[kmgt]", memory, re.IGNORECASE):
-        raise ConfigError(
-            f'engine.memory = "{memory}" is not a valid Java heap size; use an integer with k, m or g, such as "1g"',
-            repair="hyp config set engine.memory 1g",
-        )
-    return memory.lower()
 
 
 def _environment(environ: Mapping[str, str]) -> dict[str, str]:
@@ -210,24 +380,6 @@ def _environment(environ: Mapping[str, str]) -> dict[str, str]:
         # Java derives the encoding of file names from the locale.
         kept["LC_ALL"] = "C.UTF-8"
     return kept
-
-
-def _read_connection(body: bytes) -> tuple[int, str]:
-    """Parse the file that the gateway wrote: its port, and its secret with the length before it."""
-    port, length = struct.unpack(">ii", body[:8])
-    return port, body[8 : 8 + length].decode()
-
-
-def _gateway(port: int, secret: str) -> JavaGateway:
-    from pyspark.java_gateway import launch_gateway
-
-    names = {"PYSPARK_GATEWAY_PORT": str(port), "PYSPARK_GATEWAY_SECRET": secret}
-    os.environ.update(names)
-    try:
-        return launch_gateway()
-    finally:
-        for name in names:
-            del os.environ[name]
 
 
 def _open_log(path: Path) -> BinaryIO:

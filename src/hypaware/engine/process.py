@@ -19,13 +19,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from hypaware import telemetry
-from hypaware.engine import endpoint, singleton
-from hypaware.engine.driver import Driver, spark_opener
-from hypaware.engine.jobs import JOBS_MODULE, load_table
-from hypaware.engine.launch import GRACE_SECONDS, log_file, pid_file
-from hypaware.engine.server import LOG_FORMAT, Server, log
+from hypaware.engine import protocol
+from hypaware.engine.jobs import JOBS_MODULE, load_job_table
+from hypaware.engine.lake_owner import LakeOwner, make_spark_opener
+from hypaware.engine.launcher import GRACE_SECONDS, engine_log, engine_pid_file
+from hypaware.engine.server import LOG_FORMAT, JobServer, log
 from hypaware.errors import HypError
 from hypaware.home import Home
+from hypaware.home.locks import is_file_at, try_lock, write_pid
 
 _POLL_SECONDS = 1.0
 
@@ -35,21 +36,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     home = Home(args.home)
     os.umask(0o077)
     if args.lock_fd is None:
-        lock = singleton.take(home)
+        lock = try_lock(home.engine_lock, with_pid=False)
         if lock is None:
             return 0
     else:
         # Inherited from the parent. Spark's JVM must not inherit it, because it may exit slightly later.
         lock = args.lock_fd
         os.set_inheritable(lock, False)
-    singleton.sign(lock)
+    write_pid(lock)
     _log_to_stderr()
     telemetry.configure(home.telemetry)
     stopper = Stopper()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopper.stop(GRACE_SECONDS))
     try:
-        run(home, lock, args.jobs, stopper)
+        serve_jobs(home, lock, args.jobs, stopper)
     except HypError as error:
         log.error("%s", error.message)
         return 1
@@ -57,32 +58,34 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def run(home: Home, lock: int, jobs_module: str, stopper: Stopper) -> None:
-    from hypaware.config.current import CurrentConfig
+def serve_jobs(home: Home, lock: int, jobs_module: str, stopper: Stopper) -> None:
+    from hypaware.config.load import CurrentConfig
 
     config = CurrentConfig(home)
     engine = config().engine
-    jobs = load_table(jobs_module)
-    driver = Driver(home, spark_opener(home, engine), jobs.on_open)
-    server = Server(home, jobs, config, driver, log_file(home), stopper.stop)
-    listener = endpoint.listen(home)
+    jobs = load_job_table(jobs_module)
+    lake_owner = LakeOwner(home, make_spark_opener(home, engine), jobs.on_open)
+    server = JobServer(home, jobs, config, lake_owner, engine_log(home), stopper.stop)
+    listener = protocol.listen_on_socket(home)
     try:
-        pid_file(home).write_text(f"{os.getpid()}\n")
+        engine_pid_file(home).write_text(f"{os.getpid()}\n")
         log.info("the engine of %s is listening on %s", home.root, home.engine_socket)
-        grace = _accept_until_end(listener, server, stopper, engine.idle_timeout, lambda: singleton.holds(home, lock))
+        grace = _accept_until_end(
+            listener, server, stopper, engine.idle_timeout, lambda: is_file_at(home.engine_lock, lock)
+        )
     finally:
         listener.close()
         # A new home at the same path may have its own engine.
-        if singleton.holds(home, lock):
-            endpoint.remove(home)
-            pid_file(home).unlink(missing_ok=True)
+        if is_file_at(home.engine_lock, lock):
+            protocol.remove_socket(home)
+            engine_pid_file(home).unlink(missing_ok=True)
     server.drain(grace)
-    driver.close()
+    lake_owner.close()
 
 
 def _accept_until_end(
     listener: socket.socket,
-    server: Server,
+    server: JobServer,
     stopper: Stopper,
     idle_timeout: float,
     is_home_unchanged: Callable[[], bool],
@@ -99,7 +102,7 @@ def _accept_until_end(
         if not is_home_unchanged():
             log.warning("the home was removed or replaced")
             return 0.0
-        if server.driver.lost:
+        if server.lake_owner.lost:
             log.error("Spark's JVM died")
             return GRACE_SECONDS
         if server.end_if_idle(idle_timeout):

@@ -11,18 +11,28 @@ A frame is one type byte, four bytes of length (big endian) and the payload: `J`
 
 `hello`, `status` and `stop` are the same in every protocol version, so that a newer program can stop an engine that an
 older one started. An error is sent with the name of its class in `hypaware.errors`.
+
+The engine that holds the home's lock creates the Unix socket. It is in the home or, if the path of the home is too long
+for a socket address, in a folder in `/tmp`. Any user can create files there, so that folder is used only if it is
+private to this user.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import socket
+import stat
 import struct
 import threading
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 from typing import Any, Final
 
 from hypaware import __version__, errors
+from hypaware.errors import NotReady
+from hypaware.home import Home, durable_files
 
 PROTOCOL: Final = 1
 MAX_FRAME: Final = 64 * 1024 * 1024
@@ -31,7 +41,7 @@ _RECEIVE: Final = 256 * 1024
 _HEADER: Final = struct.Struct(">cI")
 _JSON: Final = b"J"
 _BYTES: Final = b"B"
-
+_BACKLOG = 128
 Message = dict[str, Any]
 
 
@@ -43,7 +53,7 @@ def _no_wait() -> None:
     pass
 
 
-class Connection:
+class JobConnection:
     """Sends and receives frames over a stream socket. Any thread may send; only one thread may receive."""
 
     def __init__(self, sock: socket.socket) -> None:
@@ -52,7 +62,7 @@ class Connection:
         self._received = bytearray()
 
     def send(self, message: Message) -> None:
-        self.send_frame(frame(message))
+        self.send_frame(encode_frame(message))
 
     def send_frame(self, data: bytes) -> None:
         with self._sending:
@@ -81,7 +91,7 @@ class Connection:
             return None
         payload = bytes(memoryview(self._received)[_HEADER.size : _HEADER.size + length])
         del self._received[: _HEADER.size + length]
-        return payload if kind == _BYTES else _parse(payload)
+        return payload if kind == _BYTES else _decode_message(payload)
 
     def _fill(self, size: int, wait: Callable[[], None]) -> bool:
         while len(self._received) < size:
@@ -105,14 +115,14 @@ class Connection:
     def close(self) -> None:
         self.socket.close()
 
-    def __enter__(self) -> Connection:
+    def __enter__(self) -> JobConnection:
         return self
 
     def __exit__(self, *failure: object) -> None:
         self.close()
 
 
-def frame(message: Message) -> bytes:
+def encode_frame(message: Message) -> bytes:
     """Encode a message. Raise TypeError or ValueError if it is not valid JSON, ProtocolError if it is too large."""
     payload = json.dumps(message, separators=(",", ":")).encode()
     if len(payload) > MAX_FRAME:
@@ -120,7 +130,7 @@ def frame(message: Message) -> bytes:
     return _HEADER.pack(_JSON, len(payload)) + payload
 
 
-def _parse(payload: bytes) -> Message:
+def _decode_message(payload: bytes) -> Message:
     try:
         message = json.loads(payload)
     except ValueError as error:
@@ -130,20 +140,20 @@ def _parse(payload: bytes) -> Message:
     return message
 
 
-def hello(pid: int) -> Message:
+def hello_message(pid: int) -> Message:
     return {"type": "hello", "protocol": PROTOCOL, "version": __version__, "pid": pid}
 
 
-def speaks_our_version(greeting: Message) -> bool:
+def is_same_version(greeting: Message) -> bool:
     return greeting.get("protocol") == PROTOCOL and greeting.get("version") == __version__
 
 
-def error_message(error: errors.HypError) -> Message:
+def encode_error(error: errors.HypError) -> Message:
     known = next(cls for cls in type(error).__mro__ if cls.__module__ == errors.__name__)
     return {"type": "error", "class": known.__name__, "exit_code": error.exit_code, **error.as_json()}
 
 
-def error_from(message: Message) -> errors.HypError:
+def decode_error(message: Message) -> errors.HypError:
     """Return the error that the job raised, as its class or the nearest base class in `hypaware.errors`."""
     error_class = getattr(errors, str(message.get("class")), errors.HypError)
     if not (isinstance(error_class, type) and issubclass(error_class, errors.HypError)):
@@ -153,3 +163,79 @@ def error_from(message: Message) -> errors.HypError:
     error: errors.HypError = error_class(message["message"], kind=message["kind"], repair=message.get("repair"))
     error.exit_code = message["exit_code"]
     return error
+
+
+def listen_on_socket(home: Home) -> socket.socket:
+    """Create the socket. The caller must hold the home's lock, so an existing socket is that of a dead engine."""
+    path = home.engine_socket
+    _make_folder(home, path.parent)
+    path.unlink(missing_ok=True)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        listener.bind(str(path))
+        path.chmod(0o600)
+        listener.listen(_BACKLOG)
+    except BaseException:
+        listener.close()
+        raise
+    return listener
+
+
+def remove_socket(home: Home) -> None:
+    home.engine_socket.unlink(missing_ok=True)
+    if not _in_home(home):
+        with suppress(OSError):
+            home.engine_socket.parent.rmdir()
+
+
+def connect_socket(home: Home, timeout: float) -> socket.socket | None:
+    """Connect to the engine, or return None if it is not listening."""
+    path = home.engine_socket
+    if not _in_home(home):
+        try:
+            _require_private(path.parent)
+        except FileNotFoundError:
+            return None
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    sock.settimeout(timeout)
+    try:
+        sock.connect(str(path))
+    except (FileNotFoundError, ConnectionError, BlockingIOError):
+        sock.close()
+        return None
+    except PermissionError:
+        sock.close()
+        raise NotReady(
+            f"no permission to open the engine's socket {path}; was the engine started by another user?",
+            kind="engine_socket_unsafe",
+            repair=f"ls -l {path}",
+        ) from None
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def _in_home(home: Home) -> bool:
+    return home.engine_socket.parent == home.engine
+
+
+def _make_folder(home: Home, folder: Path) -> None:
+    if _in_home(home):
+        durable_files.make_dir(folder)
+        return
+    try:
+        folder.mkdir(mode=0o700)
+    except FileExistsError:
+        _require_private(folder)
+
+
+def _require_private(folder: Path) -> None:
+    status = folder.lstat()
+    if stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & 0o077:
+        return
+    raise NotReady(
+        f"{folder}, the folder of the engine's socket, is not private to you; remove it",
+        kind="engine_socket_unsafe",
+        repair=f"ls -ld {folder}",
+    )

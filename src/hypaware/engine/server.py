@@ -20,56 +20,58 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hypaware import __version__, crash_points, faults, telemetry
-from hypaware.engine.context import Context
-from hypaware.engine.driver import Driver, GiveWay, died
+from hypaware import __version__, faults, telemetry
 from hypaware.engine.jobs import Job, JobContext, JobTable
-from hypaware.engine.protocol import Connection, Message, ProtocolError, error_message, frame, hello
-from hypaware.errors import Cancelled, HypError
+from hypaware.engine.lake_owner import LakeOwner, YieldToEngine, engine_died
+from hypaware.engine.protocol import JobConnection, Message, ProtocolError, encode_error, encode_frame, hello_message
+from hypaware.errors import Cancelled, HypError, NotReady
 from hypaware.home import Home
 
 if TYPE_CHECKING:
-    from hypaware.config import Config
+    from pyspark.sql import SparkSession
+
+    from hypaware.config import Config, LakeConfig
+
 
 log = logging.getLogger("hypaware.engine")
 LOG_FORMAT = "%(asctime)s %(process)d %(levelname)s %(message)s"
-
 CANCEL_SECONDS = 10.0
 _FIRST_JOB_SECONDS = 10.0
+_JSON_SCALARS = (str, int, float, bool, type(None))
 
 
 @dataclass(frozen=True, eq=False)
-class Run:
+class JobRun:
     """One job that is running."""
 
     id: str
     name: str
-    connection: Connection
+    connection: JobConnection
     began: float = field(default_factory=time.monotonic)
     cancelled: threading.Event = field(default_factory=threading.Event)
     done: threading.Event = field(default_factory=threading.Event)
     """Set when only the result remains to be sent."""
 
 
-class Server:
+class JobServer:
     def __init__(
         self,
         home: Home,
         jobs: JobTable,
         config: Callable[[], Config],
-        driver: Driver,
+        lake_owner: LakeOwner,
         log_file: Path,
         on_stop: Callable[[float | None], None] = lambda grace: None,
     ) -> None:
         self.home = home
-        self.driver = driver
+        self.lake_owner = lake_owner
         self._jobs = jobs
         self._config = config
         self._log_file = log_file
         self._on_stop = on_stop
         self._changed = threading.Condition()
-        self._runs: dict[str, Run] = {}
-        self._connections: set[Connection] = set()
+        self._runs: dict[str, JobRun] = {}
+        self._connections: set[JobConnection] = set()
         self._idle_since = time.monotonic()
         self._served = False
         self._ending = False
@@ -77,7 +79,7 @@ class Server:
 
     def attach(self, sock: socket.socket) -> None:
         """Serve one connection in its own thread."""
-        connection = Connection(sock)
+        connection = JobConnection(sock)
         threading.Thread(target=self._serve, args=(connection,), name="connection", daemon=True).start()
 
     def end_if_idle(self, seconds: float) -> bool:
@@ -121,17 +123,17 @@ class Server:
             "uptime_seconds": round(now - self._began, 3),
             "idle_seconds": idle,
             "jobs": runs,
-            "jvm_pid": self.driver.jvm_pid,
-            "owns_lake": self.driver.owns_lake,
+            "jvm_pid": self.lake_owner.jvm_pid,
+            "owns_lake": self.lake_owner.owns_lake,
             "log": str(self._log_file),
         }
 
-    def _serve(self, connection: Connection) -> None:
-        run: Run | None = None
+    def _serve(self, connection: JobConnection) -> None:
+        run: JobRun | None = None
         with self._changed:
             self._connections.add(connection)
         try:
-            connection.send(hello(os.getpid()))
+            connection.send(hello_message(os.getpid()))
             while isinstance(message := connection.receive(), dict):
                 match message:
                     case {"type": "job"} if run is None:
@@ -155,8 +157,8 @@ class Server:
                 self._connections.discard(connection)
             connection.close()
 
-    def _accept(self, connection: Connection, request: Message) -> Run | None:
-        run = Run(secrets.token_hex(6), str(request.get("job")), connection)
+    def _accept(self, connection: JobConnection, request: Message) -> JobRun | None:
+        run = JobRun(secrets.token_hex(6), str(request.get("job")), connection)
         with self._changed:
             if self._ending:
                 connection.send({"type": "refused"})
@@ -170,7 +172,7 @@ class Server:
         threading.Thread(target=self._run, args=(run, request), name=f"{run.name} {run.id}", daemon=True).start()
         return run
 
-    def _run(self, run: Run, request: Message) -> None:
+    def _run(self, run: JobRun, request: Message) -> None:
         log.info("%s %s started", run.name, run.id)
         try:
             outcome = self._outcome(run, request)
@@ -183,51 +185,113 @@ class Server:
             self._forget(run)
             telemetry.flush()
 
-    def _outcome(self, run: Run, request: Message) -> bytes:
+    def _outcome(self, run: JobRun, request: Message) -> bytes:
         """Run the job and return its last frame. A result that cannot be encoded is a failure of the job."""
         try:
             crash_at = request.get("crash_at")
-            with faults.armed(crash_at), telemetry.joined_to(request.get("run_id")):
-                context = Context(
-                    run.id, run.name, self.home, self._config(), self.driver, run.connection, run.cancelled
-                )
+            with faults.arm(crash_at), telemetry.use_run_id(request.get("run_id")):
+                context = JobRunContext(run, self.home, self._config(), self.lake_owner)
                 job = self._resolve(run.name)
                 if crash_at:
-                    crash_points.check(crash_at)
+                    faults.check_spec(crash_at)
                 result = job(context, request.get("args") or {})
-            return frame({"type": "result", "result": result})
-        except GiveWay:
-            return frame({"type": "handover"})
+            return encode_frame({"type": "result", "result": result})
+        except YieldToEngine:
+            return encode_frame({"type": "handover"})
         except BaseException as error:
-            return frame(error_message(self._failure(run, error)))
+            return encode_frame(encode_error(self._failure(run, error)))
 
     def _resolve(self, name: str) -> Job:
-        return _BUILT_IN.get(name) or self._jobs.resolve(name)
+        return _BUILT_IN_JOBS.get(name) or self._jobs.resolve(name)
 
-    def _failure(self, run: Run, error: BaseException) -> HypError:
+    def _failure(self, run: JobRun, error: BaseException) -> HypError:
         """Return the error for the caller. Only an unexpected error is logged with its traceback."""
         if run.cancelled.is_set():
             return Cancelled(f"{run.name} was cancelled")
         if isinstance(error, HypError):
             return error
         log.error("%s %s failed", run.name, run.id, exc_info=error)
-        if self.driver.confirm_lost():
-            return died()
+        if self.lake_owner.confirm_lost():
+            return engine_died()
         return HypError(
             f"{run.name} failed with an unexpected {type(error).__name__}; see {self._log_file}",
             kind="internal",
         )
 
-    def _cancel(self, run: Run) -> None:
+    def _cancel(self, run: JobRun) -> None:
         run.cancelled.set()
-        self.driver.cancel(run.id)
+        self.lake_owner.cancel(run.id)
 
-    def _forget(self, run: Run) -> None:
+    def _forget(self, run: JobRun) -> None:
         with self._changed:
             del self._runs[run.id]
             self._served = True
             self._idle_since = time.monotonic()
             self._changed.notify_all()
+
+
+class JobRunContext:
+    """The `JobContext` of one run. If the caller disconnects, the job is cancelled."""
+
+    def __init__(self, run: JobRun, home: Home, config: Config, lake_owner: LakeOwner) -> None:
+        self.home = home
+        self.config = config
+        self._run = run
+        self._lake_owner = lake_owner
+        self._spark: SparkSession | None = None
+
+    @property
+    def spark(self) -> SparkSession:
+        if self._spark is None:
+            _require_embedded_lake(self.config.lake)
+            self._spark = self._lake_owner.spark(self)
+            try:
+                # The job group applies to this thread, which py4j pins to a thread of the JVM.
+                self._spark.sparkContext.setJobGroup(self._run.id, self._run.name)
+                self._lake_owner.activate_session()
+                self.check_cancelled()
+                self._lake_owner.recover(self)
+            except BaseException:
+                self._spark = None
+                raise
+        return self._spark
+
+    def progress(self, message: str, done: float | None = None, total: float | None = None, **facts: object) -> None:
+        fields = {name: fact if isinstance(fact, _JSON_SCALARS) else str(fact) for name, fact in facts.items()}
+        self._send_message({"type": "progress", "message": message, "done": done, "total": total, **fields})
+
+    def emit(self, chunk: bytes) -> None:
+        self._send(lambda: self._run.connection.send_bytes(chunk))
+
+    def note(self, message: str) -> None:
+        self._send_message({"type": "note", "message": message})
+
+    def check_cancelled(self) -> None:
+        if self._run.cancelled.is_set():
+            raise Cancelled(f"{self._run.name} was cancelled")
+
+    def _send_message(self, message: Message) -> None:
+        self._send(lambda: self._run.connection.send(message))
+
+    def _send(self, send: Callable[[], None]) -> None:
+        self.check_cancelled()
+        try:
+            send()
+        except OSError:
+            self._run.cancelled.set()
+            self.check_cancelled()
+
+
+def _require_embedded_lake(lake: LakeConfig) -> None:
+    """Reject unsupported settings instead of ignoring them, so that rows are never stored in an unexpected place."""
+    for name, value, supported in (("catalog", lake.catalog, "embedded"), ("warehouse", lake.warehouse, "")):
+        if value != supported:
+            raise NotReady(
+                f"lake.{name} is set, but this version supports only the embedded catalog below the home; "
+                "rows stay in the spool until this is fixed",
+                kind="lake_elsewhere",
+                repair=f"hyp config set lake.{name} '{supported}'",
+            )
 
 
 def _ping(context: JobContext, args: dict[str, Any]) -> dict[str, Any]:
@@ -239,4 +303,4 @@ def _warm(context: JobContext, args: dict[str, Any]) -> dict[str, Any]:
     return {"pid": os.getpid(), "spark": context.spark.version}
 
 
-_BUILT_IN: dict[str, Job] = {"ping": _ping, "warm": _warm}
+_BUILT_IN_JOBS: dict[str, Job] = {"ping": _ping, "warm": _warm}

@@ -1,38 +1,61 @@
-"""The Spark session of a home: it uses the embedded catalog, listens only on loopback, and writes only to the home."""
+"""The Spark session of a home: it uses the embedded catalog, listens only on loopback, and writes only to the home.
+
+If `engine.master` is a cluster, the jobs are the same. Executors fetch the jars from the driver. The engine's Python
+with hypaware, and the home, must be available on the executors under the same paths: tasks write data files, and the
+driver fsyncs and commits them.
+
+The temporary files of a session are in `<home>/engine/tmp/spark-*`. The folder is locked (flock) through a descriptor
+that this process and its JVM share, so it stays locked while either of them runs. The next session removes folders that
+are not locked.
+
+@ref engine#cluster
+"""
 
 from __future__ import annotations
 
+import os
+import shutil
 import signal
+import socket
 import sys
+import tempfile
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
-from urllib.parse import quote
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote, urlsplit
 
-from hypaware import durable
-from hypaware.engine import archive, cluster, importing, jars, java, spark_home
-from hypaware.engine.jvm import EXIT_SECONDS, Jvm, Launch
-from hypaware.engine.jvm import start as start_jvm
-from hypaware.engine.scratch import Scratch
-from hypaware.home import Home, cache_dir
+from py4j.protocol import Py4JError, Py4JJavaError
+
+from hypaware.engine import class_archive, jars, jobs, jvm
+from hypaware.engine.jvm import EXIT_SECONDS, Jvm, JvmCommand, start_jvm
+from hypaware.errors import HypError, NotReady
+from hypaware.home import Home, cache_dir, durable_files
+from hypaware.home.locks import lock_fd
 
 if TYPE_CHECKING:
     from py4j.java_gateway import JVMView
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
+
 CATALOG = "hyp"
 NAMESPACE = "hypaware"
+_STANDALONE = "spark"
+_MASTER_PORT = 7077
+_CONNECT_SECONDS = 10.0
+_LOCK_POLL_SECONDS = 0.05
 
 
 @dataclass
 class EngineSession:
     spark: SparkSession
     process: Jvm
-    _scratch: Scratch
+    _home: Home
+    _scratch: ScratchFolder
     _closed: bool = False
 
     @property
@@ -40,9 +63,20 @@ class EngineSession:
         return self.process.pid
 
     @property
+    def alive(self) -> bool:
+        return self.process.alive
+
+    @property
     def jvm(self) -> JVMView:
         """The py4j view of the JVM's classes."""
         return self.spark.sparkContext._jvm
+
+    def own_lake(self, wait: Callable[[float], None]) -> None:
+        acquire_lake_lock(self.jvm, self._home.lake_lock, wait)
+
+    def make_active(self) -> None:
+        """Set the active session of the JVM thread that belongs to this thread."""
+        self.jvm.org.apache.spark.sql.classic.SparkSession.setActiveSession(self.spark._jsparkSession)
 
     def close(self, timeout: float = EXIT_SECONDS) -> None:
         """Stop the JVM, which releases the lake lock. Can be called twice, and after the JVM has died."""
@@ -71,17 +105,17 @@ def open_session(
         raise RuntimeError("this process already has a Spark session; PySpark supports only one for each process")
     cache = cache_dir() if cache is None else cache
     home = Home(home.root.absolute())
-    java_found = java.find()
-    own_jars = jars.installed(cache)
-    master_settings = cluster.settings(master, own_jars, memory)
-    class_path = spark_home.class_path(own_jars)
+    java_found = jvm.find_java()
+    own_jars = jars.find_installed_jars(cache)
+    master_settings = cluster_settings(master, own_jars, memory)
+    class_path = jvm.build_class_path(own_jars)
     if archive_options is None:
-        archive_options = archive.options(archive.locate(cache, java_found, class_path))
+        archive_options = class_archive.archive_options(class_archive.locate_archive(cache, java_found, class_path))
     for folder in (home.engine / "tmp", home.warehouse):
-        durable.make_dir(folder)
-    scratch = Scratch.create(home.engine / "tmp")
+        durable_files.make_dir(folder)
+    scratch = ScratchFolder.create(home.engine / "tmp")
     process = start_jvm(
-        Launch(
+        JvmCommand(
             java=java_found,
             class_path=class_path,
             memory=memory,
@@ -92,24 +126,24 @@ def open_session(
         )
     )
     settings = {
-        **settings_for(home, scratch.path),
+        **session_settings(home, scratch.path),
         **master_settings,
         "spark.master": master,
         "spark.app.name": app_name,
         **(extra or {}),
     }
     try:
-        with cluster.reaching(master):
+        with reporting_master(master):
             spark = _connect(process, settings)
     except BaseException:
         process.kill()
         _reset_pyspark(alive=False)
         scratch.remove()
         raise
-    return EngineSession(spark, process, scratch)
+    return EngineSession(spark, process, home, scratch)
 
 
-def settings_for(home: Home, scratch: Path) -> dict[str, str]:
+def session_settings(home: Home, scratch: Path) -> dict[str, str]:
     catalog = f"spark.sql.catalog.{CATALOG}"
     database = quote(str(home.catalog), safe="/")
     return {
@@ -143,7 +177,7 @@ def settings_for(home: Home, scratch: Path) -> dict[str, str]:
 
 
 def _connect(process: Jvm, settings: Mapping[str, str]) -> SparkSession:
-    with importing.alone:
+    with jobs.import_lock:
         from pyspark import SparkConf, SparkContext
         from pyspark.sql import SparkSession
 
@@ -178,7 +212,7 @@ def _disable_checksum_files(context: SparkContext) -> None:
 
 
 def _has_session() -> bool:
-    with importing.alone:
+    with jobs.import_lock:
         loaded = sys.modules.get("pyspark")
     return loaded is not None and loaded.SparkContext._active_spark_context is not None
 
@@ -197,3 +231,127 @@ def _reset_pyspark(alive: bool) -> None:
         SparkContext._gateway.shutdown()
     SparkContext._gateway = SparkContext._jvm = SparkContext._active_spark_context = None
     SparkSession._instantiatedSession = SparkSession._activeSession = None
+
+
+def is_local(master: str) -> bool:
+    return master.startswith("local")
+
+
+def cluster_settings(master: str, jars: Sequence[Path], memory: str) -> dict[str, str]:
+    if is_local(master):
+        return {}
+    here = _address_towards(master)
+    return {
+        "spark.jars": ",".join(jar.as_uri() for jar in jars),
+        "spark.executor.memory": memory,
+        "spark.driver.host": here,
+        "spark.driver.bindAddress": here,
+    }
+
+
+def _address_towards(master: str) -> str:
+    """Return this machine's address on the network of the master, for executors to connect to.
+
+    Fails early if the master does not answer, because Spark would retry for a minute and then end the JVM.
+    """
+    url = urlsplit(master.partition(",")[0])
+    if url.scheme != _STANDALONE or not url.hostname:
+        return socket.getfqdn()
+    try:
+        with socket.create_connection((url.hostname, url.port or _MASTER_PORT), timeout=_CONNECT_SECONDS) as sock:
+            return str(sock.getsockname()[0])
+    except (OSError, ValueError) as error:
+        raise _unreachable(master, error) from error
+
+
+@contextmanager
+def reporting_master(master: str) -> Iterator[None]:
+    """Raise NotReady, which names the master, if the master cannot be used."""
+    try:
+        yield
+    except (Py4JError, OSError) as error:
+        if is_local(master):
+            raise
+        raise _unreachable(master, error) from error
+
+
+def _unreachable(master: str, error: Exception) -> HypError:
+    # Read the exception while the JVM is still running.
+    lines = str(error.java_exception if isinstance(error, Py4JJavaError) else error).strip().splitlines()
+    return NotReady(
+        f"cannot use the Spark master {master}: {lines[0] if lines else type(error).__name__}",
+        kind="master_unreachable",
+        repair="hyp config set engine.master 'local[*]'",
+    )
+
+
+@dataclass(frozen=True)
+class ScratchFolder:
+    path: Path
+    fd: int
+
+    @classmethod
+    def create(cls, parent: Path) -> ScratchFolder:
+        _remove_unlocked(parent)
+        while True:
+            path = Path(tempfile.mkdtemp(prefix="spark-", dir=parent))
+            with suppress(FileNotFoundError):
+                fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+                lock_fd(fd)
+                # Another session may have removed it before it was locked.
+                if path.exists():
+                    return cls(path, fd)
+                os.close(fd)
+
+    def remove(self) -> None:
+        shutil.rmtree(self.path, ignore_errors=True)
+        os.close(self.fd)
+
+
+def _remove_unlocked(parent: Path) -> None:
+    for path in parent.glob("spark-*"):
+        with suppress(FileNotFoundError):
+            fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                with suppress(BlockingIOError):
+                    lock_fd(fd, wait=False)
+                    shutil.rmtree(path, ignore_errors=True)
+            finally:
+                os.close(fd)
+
+
+@dataclass(frozen=True)
+class LakeLock:
+    path: Path
+    _channel: Any
+    _lock: Any
+
+
+_held_locks: dict[tuple[int, Path], LakeLock] = {}
+
+
+def acquire_lake_lock(view: JVMView, path: Path, wait: Callable[[float], None]) -> LakeLock:
+    """Acquire the lock for the rest of the JVM's lifetime, or return the one that the JVM already holds.
+
+    The JVM that commits holds the lock, not Python, so it is released exactly when that JVM cannot commit any more. It
+    is a `FileChannel` lock (POSIX, per process). Closing any second handle on the file within the JVM would release it
+    silently. So each JVM opens the file once, and keeps the channel open for its lifetime. The channel is referenced in
+    `_held_locks`, because the garbage collector would close it otherwise.
+
+    While another JVM holds it, `wait` is called repeatedly with the seconds waited so far, and may raise to stop.
+    """
+    owner = (int(view.java.lang.ProcessHandle.current().pid()), path)
+    if owner in _held_locks:
+        return _held_locks[owner]
+    durable_files.make_dir(path.parent)
+    channel = view.java.io.RandomAccessFile(str(path), "rw").getChannel()
+    began = time.monotonic()
+    try:
+        while (lock := channel.tryLock()) is None:
+            wait(time.monotonic() - began)
+            time.sleep(_LOCK_POLL_SECONDS)
+    except BaseException:
+        channel.close()
+        raise
+    _held_locks[owner] = LakeLock(path, channel, lock)
+    return _held_locks[owner]

@@ -15,8 +15,8 @@ WARM = (
     "pyarrow.json",
     "pyarrow.parquet",
     "orjson",
-    "hypaware.lake.slices",
-    "hypaware.lake.thin",
+    "hypaware.lake.build",
+    "hypaware.lake.prepare",
     "hypaware.backfill.workers",
 )
 

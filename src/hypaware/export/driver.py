@@ -3,37 +3,35 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from hypaware import telemetry
 from hypaware.config import Config
 from hypaware.errors import Cancelled, HypError
-from hypaware.export import bearings, clearance, configured, guarded, locks, status, waiting
+from hypaware.export import privacy_gate, sink_registry, status, stream_destination
 from hypaware.export.report import SinkReport, StreamReport
-from hypaware.export.round import Round
-from hypaware.export.sink import Denied, Destination, OnSpark, Sink
-from hypaware.export.standing import Standing, standings
-from hypaware.export.waiting import GaveUp, Patience
-from hypaware.state.stream_key import StreamKey
+from hypaware.export.retry import DeliveryStopped, RetryBudget, call_sink, time_after
+from hypaware.export.round import StreamRound
+from hypaware.export.sink import Destination, DestinationDenied, Sink, SparkRunner
+from hypaware.export.status import StreamState, read_stream_states
 
 if TYPE_CHECKING:
-    from hypaware.export.rows import Lake
+    from hypaware.export.rows import RowReader
     from hypaware.home import Home
-    from hypaware.opening import OpenHome
+    from hypaware.state.home_opener import OpenHome
 
 T = TypeVar("T")
-
 # Each of them holds one or two pages of rows in memory.
 _CONCURRENT_STREAMS = 4
 
 
 @dataclass(frozen=True)
-class Terms:
+class DeliveryOptions:
     """How a delivery is run."""
 
     max_wait: float = 60.0
@@ -43,26 +41,7 @@ class Terms:
     """Whether to skip a stream until its destination's retry time. A user's command tries at once."""
 
 
-async def _all_of(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """Gather the results when all have ended, even if one failed: none continues alone while it holds a lock."""
-    results = await asyncio.gather(*coroutines, return_exceptions=True)
-    for result in results:
-        if isinstance(result, BaseException):
-            raise result
-    return [result for result in results if not isinstance(result, BaseException)]
-
-
-def _asked_for_time(state: Standing) -> StreamReport | None:
-    """Return the report of a stream that must not be tried before its retry time; None if it may be tried now."""
-    now = datetime.now(UTC)
-    due = state.due_at(now, config_changed=True)
-    if due is None or due <= now or state.stream is None:
-        return None
-    error = {"kind": "waiting", "message": f"next attempt at {due.isoformat()}: {state.stream.last_error}"}
-    return StreamReport(state.key, state.watermark, state.watermark, error=error)
-
-
-def _unheard(_sink: str, _rows: int, _bytes: int) -> None:
+def _ignore_rows(_sink: str, _rows: int, _bytes: int) -> None:
     return None
 
 
@@ -70,26 +49,26 @@ def _unheard(_sink: str, _rows: int, _bytes: int) -> None:
 class Driver:
     opened: OpenHome
     config: Config
-    lake: Lake
-    options: Terms = Terms()
-    on_spark: OnSpark | None = None
-    on_rows: Callable[[str, int, int], None] = _unheard
+    lake: RowReader
+    options: DeliveryOptions = DeliveryOptions()
+    on_spark: SparkRunner | None = None
+    on_rows: Callable[[str, int, int], None] = _ignore_rows
 
     @cached_property
-    def gate(self) -> clearance.Clearance:
+    def gate(self) -> privacy_gate.PrivacyGate:
         """The privacy gate of this driver's config. No delivery bypasses it."""
-        return clearance.of(self.home, self.config)
+        return privacy_gate.make_gate(self.home, self.config)
 
     async def deliver(self, sinks: Sequence[str]) -> list[SinkReport]:
-        return await _all_of(self._deliver_to_sink(name) for name in sinks)
+        return await _gather_all(self._deliver_to_sink(name) for name in sinks)
 
     async def _deliver_to_sink(self, name: str) -> SinkReport:
         report = SinkReport(name)
-        due: list[Standing] = []
+        due: list[StreamState] = []
         with telemetry.span("sink.tick", component="export", operation="tick", sink=name) as span:
             try:
                 await self._deliver_streams(name, report, due)
-            except (Denied, GaveUp) as error:
+            except (DestinationDenied, DeliveryStopped) as error:
                 repair = {"repair": [error.repair]} if error.repair else {}
                 report.error = {"kind": error.kind, "message": str(error), **repair}
             except Cancelled:
@@ -118,19 +97,19 @@ class Driver:
             return
         # Only the delivery itself fails on a lake that cannot be read; a measurement does not.
         with suppress(HypError, OSError):
-            for each in status.report(self.home, self.config, self.opened.store, datetime.now(UTC), [name]):
+            for each in status.read_statuses(self.home, self.config, self.opened.store, datetime.now(UTC), [name]):
                 key = each.state.key
                 telemetry.gauge(
                     "hyp_sink_lag_rows", each.lag_rows, sink=name, hyp_dataset=key.dataset, source=key.source
                 )
 
-    async def _deliver_streams(self, name: str, report: SinkReport, due: list[Standing]) -> None:
+    async def _deliver_streams(self, name: str, report: SinkReport, due: list[StreamState]) -> None:
         """Deliver the streams of one sink. Fills `due` with those that have something to deliver."""
-        for state in standings(self.home, self.config, self.opened.store, [name]):
+        for state in read_stream_states(self.home, self.config, self.opened.store, [name]):
             if state.error:
                 raise state.error
             if not state.is_idle:
-                if self.options.patient and (skipped := _asked_for_time(state)):
+                if self.options.patient and (skipped := _skip_until_retry_time(state)):
                     report.streams.append(skipped)
                 else:
                     due.append(state)
@@ -138,36 +117,25 @@ class Driver:
                 report.streams.append(StreamReport(state.key, state.watermark, state.watermark))
         if not due:
             return
-        async with self.create_sink(name) as sink:
+        async with sink_registry.create_sink(self.home, self.config, self.opened.identity, name, self.on_spark) as sink:
             destination = await self._connect(sink, due)
-            rounds = Round(
-                self.home, self.opened.store, self.opened.identity, self.lake, self.gate, sink, destination,
-                self._configured_addresses(), self.options.max_wait, self.options.budget,
-                asyncio.Semaphore(_CONCURRENT_STREAMS), lambda rows, sent: self.on_rows(name, rows, sent),
+            addresses, slots = self._configured_addresses(), asyncio.Semaphore(_CONCURRENT_STREAMS)
+            make_round = partial(
+                StreamRound, self.home, self.opened.store, self.opened.identity, self.lake, self.gate, sink,
+                destination, addresses, self.options.max_wait, self.options.budget, slots, self.on_rows,
             )  # fmt: skip
-            report.streams += await _all_of(self._run_locked(rounds, state.key) for state in due)
+            report.streams += await _gather_all(make_round(state.key).run() for state in due)
 
-    @asynccontextmanager
-    async def create_sink(self, name: str) -> AsyncIterator[Sink]:
-        """Create the configured sink, not opened yet, and close it at the end."""
-        kind = configured.kind_of(self.config.sinks[name].kind)
-        settings = configured.settings(self.home, self.config, self.opened.identity, name, self.on_spark)
-        sink = guarded.made(kind, settings)
-        try:
-            yield sink
-        finally:
-            await sink.close()
-
-    async def _connect(self, sink: Sink, due: Sequence[Standing]) -> Destination:
+    async def _connect(self, sink: Sink, due: Sequence[StreamState]) -> Destination:
         """Open the sink. If its destination is unreachable, record the failure with each of its streams."""
-        retries = Patience(self.options.max_wait, max(each.stream.attempts if each.stream else 0 for each in due))
+        retries = RetryBudget(self.options.max_wait, max(each.stream.attempts if each.stream else 0 for each in due))
         try:
-            return await retries.retry(sink.open)
-        except (Denied, GaveUp, HypError) as error:
-            wait = error.retry_after if isinstance(error, GaveUp) else None
-            retry_at = waiting.time_after(wait) if wait else None
+            return await retries.retry(lambda: call_sink(sink.open()))
+        except (DestinationDenied, DeliveryStopped, HypError) as error:
+            wait = error.retry_after if isinstance(error, DeliveryStopped) else None
+            retry_at = time_after(wait) if wait else None
             keys = [each.key for each in due]
-            bearings.remember_failure(
+            stream_destination.record_failure(
                 self.opened.store, keys, self._configured_addresses(), str(error), retry_at, retries.failures
             )
             raise
@@ -177,24 +145,29 @@ class Driver:
         for name, sink_config in self.config.sinks.items():
             address: str | None = None
             with suppress(HypError):
-                address = configured.address(self.home, self.config, self.opened.identity, name)
+                address = sink_registry.sink_address(self.home, self.config, self.opened.identity, name)
             addresses |= {(name, dataset): address for dataset in sink_config.datasets}
         return addresses
-
-    async def _run_locked(self, rounds: Round, key: StreamKey) -> StreamReport:
-        """Run one round of the stream under its lock; wait up to `max_wait` for another round to release it."""
-        try:
-            lock = await locks.waited_for(self.home, key, self.options.max_wait)
-            if lock is None:
-                return StreamReport(key, error=locks.busy(self.home, key).as_json())
-            with lock:
-                return await rounds.run(key)
-        except Cancelled:
-            raise
-        except HypError as error:
-            # The failure could not be recorded: the disk is full, or the state is missing.
-            return StreamReport(key, error=error.as_json())
 
     @property
     def home(self) -> Home:
         return self.opened.home
+
+
+def _skip_until_retry_time(state: StreamState) -> StreamReport | None:
+    """Return the report of a stream that must not be tried before its retry time; None if it may be tried now."""
+    now = datetime.now(UTC)
+    due = state.due_at(now, config_changed=True)
+    if due is None or due <= now or state.stream is None:
+        return None
+    error = {"kind": "waiting", "message": f"next attempt at {due.isoformat()}: {state.stream.last_error}"}
+    return StreamReport(state.key, state.watermark, state.watermark, error=error)
+
+
+async def _gather_all(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """Gather the results when all have ended, even if one failed: none continues alone while it holds a lock."""
+    results = await asyncio.gather(*coroutines, return_exceptions=True)
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+    return [result for result in results if not isinstance(result, BaseException)]

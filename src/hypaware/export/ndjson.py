@@ -25,10 +25,10 @@ import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from hypaware.export.payload import Lines
-from hypaware.model.columns import Type, coercer
+from hypaware.export.sink import LinesPayload
+from hypaware.model.columns import ColumnType, get_coercer
 
-MAX_SAFE = 2**53 - 1
+MAX_SAFE_INTEGER = 2**53 - 1
 # Encoded in blocks that fit the processor's cache and the 2 GiB limit of an Arrow byte array.
 _BLOCK_ROWS = 4096
 _BLOCK_BYTES = 64 << 20
@@ -37,7 +37,7 @@ _ESCAPED_ALIKE = bytes.maketrans(bytes(_CONTROLS) + b'"\\', b"\0" * 34)
 _CONTROLS_AND_DIGITS_ALIKE = bytes.maketrans(bytes(_CONTROLS) + b"0123456789", b"\0" * 32 + b"0" * 10)
 # The number of digits of the first integer beyond MAX_SAFE.
 _LONG_NUMBER = b"0" * 16
-_as_json_column = coercer(Type.JSON)
+_as_json_column = get_coercer(ColumnType.JSON)
 
 
 @dataclass(frozen=True)
@@ -48,18 +48,18 @@ class _Column:
     after: bytes
 
 
-def encode(rows: pa.Table, json_columns: Collection[str]) -> Lines:
+def encode_ndjson(rows: pa.Table, json_columns: Collection[str]) -> LinesPayload:
     """Encode each row as one line. `json_columns` are the columns whose text is canonical JSON."""
     step = max(1, min(_BLOCK_ROWS, len(rows) * _BLOCK_BYTES // max(rows.nbytes, 1)))
     lines: list[bytes] = []
     for start in range(0, len(rows), step):
-        lines += _block(rows.slice(start, step), json_columns)
-    return Lines(lines)
+        lines += _encode_block(rows.slice(start, step), json_columns)
+    return LinesPayload(lines)
 
 
-def _block(rows: pa.Table, json_columns: Collection[str]) -> list[bytes]:
+def _encode_block(rows: pa.Table, json_columns: Collection[str]) -> list[bytes]:
     columns = [
-        _column(name, values.combine_chunks(), name in json_columns)
+        _encode_column(name, values.combine_chunks(), name in json_columns)
         for name, values in zip(rows.column_names, rows.columns, strict=True)
         if values.null_count < len(values)
     ]
@@ -77,27 +77,27 @@ def _block(rows: pa.Table, json_columns: Collection[str]) -> list[bytes]:
             between = column.after
     if columns and not columns[0].values.null_count:
         pieces[0] = b"{" + pieces[0][1:]
-        line = _joined(*pieces, between + b"}\n")
+        line = _join(*pieces, between + b"}\n")
     else:
         # The position of the first comma differs from row to row.
-        inside = _joined(*pieces, between, pa.nulls(len(rows), pa.binary()))
-        line = _joined(b"{", pc.binary_replace_slice(inside, 0, 1, b""), b"}\n")
+        inside = _join(*pieces, between, pa.nulls(len(rows), pa.binary()))
+        line = _join(b"{", pc.binary_replace_slice(inside, 0, 1, b""), b"}\n")
     lines: list[bytes] = line.to_pylist()
     return lines
 
 
-def _joined(*pieces: Any) -> Any:
+def _join(*pieces: Any) -> Any:
     return pc.binary_join_element_wise(*pieces, b"", null_handling="skip")
 
 
-def _column(name: str, values: Any, is_json: bool) -> _Column:
+def _encode_column(name: str, values: Any, is_json: bool) -> _Column:
     key = orjson.dumps(name) + b":"
     kind = values.type
     if pa.types.is_string(kind) or pa.types.is_large_string(kind):
         text = values.cast(pa.string()).cast(pa.binary())
-        return _Column(key, _json(text), b"") if is_json else _Column(key + b'"', _escaped(text), b'"')
+        return _Column(key, _json_values(text), b"") if is_json else _Column(key + b'"', _escaped(text), b'"')
     if pa.types.is_timestamp(kind):
-        return _Column(key + b'"', _moments(values), b'Z"')
+        return _Column(key + b'"', _timestamps(values), b'Z"')
     if pa.types.is_integer(kind):
         return _Column(key, _numbers(values), b"")
     if pa.types.is_boolean(kind):
@@ -113,10 +113,10 @@ def _escaped(values: Any) -> Any:
     # One call for all values: a call for each takes twenty times as long. An escaped string contains no line feed, so
     # line ends separate them.
     written = orjson.dumps(present.cast(pa.string()).to_pylist(), option=orjson.OPT_INDENT_2)
-    return _put(values, values.is_valid(), written[len('[\n  "') : -len('"\n]')].split(b'",\n  "'))
+    return _replace_where(values, values.is_valid(), written[len('[\n  "') : -len('"\n]')].split(b'",\n  "'))
 
 
-def _moments(values: Any) -> Any:
+def _timestamps(values: Any) -> Any:
     text = values.cast(pa.timestamp("us")).cast(pa.string()).cast(pa.binary())
     return pc.binary_join_element_wise(pc.binary_slice(text, 0, 10), pc.binary_slice(text, 11, 26), b"T")
 
@@ -125,11 +125,11 @@ def _numbers(values: Any) -> Any:
     text = values.cast(pa.string()).cast(pa.binary())
     if values.type.bit_width < 64:
         return text
-    beyond = pc.fill_null(pc.or_(pc.greater(values, MAX_SAFE), pc.less(values, -MAX_SAFE)), False)
+    beyond = pc.fill_null(pc.or_(pc.greater(values, MAX_SAFE_INTEGER), pc.less(values, -MAX_SAFE_INTEGER)), False)
     return pc.if_else(beyond, pc.binary_join_element_wise(b'"', text, b'"', b""), text) if beyond.true_count else text
 
 
-def _json(values: Any) -> Any:
+def _json_values(values: Any) -> Any:
     classes = _bytes_of(values).translate(_CONTROLS_AND_DIGITS_ALIKE)
     suspect = pc.or_(pc.starts_with(values, b'"'), pc.equal(values, b"null"))
     if b"\0" in classes or _LONG_NUMBER in classes:
@@ -137,10 +137,10 @@ def _json(values: Any) -> Any:
     suspect = pc.fill_null(suspect, False)
     if not suspect.true_count:
         return values
-    return _put(values, suspect, [_json_on_the_wire(text) for text in values.filter(suspect).to_pylist()])
+    return _replace_where(values, suspect, [_wire_json(text) for text in values.filter(suspect).to_pylist()])
 
 
-def _json_on_the_wire(text: bytes) -> bytes:
+def _wire_json(text: bytes) -> bytes:
     """Return the value itself if it survives parsing unchanged, otherwise text in JSON notation."""
     try:
         value = orjson.loads(text)
@@ -166,12 +166,12 @@ def _holds_unsafe(value: Any) -> bool:
             pending.extend(item.values())
         elif isinstance(item, list):
             pending.extend(item)
-        elif isinstance(item, int | float) and not -MAX_SAFE <= item <= MAX_SAFE:
+        elif isinstance(item, int | float) and not -MAX_SAFE_INTEGER <= item <= MAX_SAFE_INTEGER:
             return True
     return False
 
 
-def _put(values: Any, where: Any, replaced: list[bytes]) -> Any:
+def _replace_where(values: Any, where: Any, replaced: list[bytes]) -> Any:
     return pc.replace_with_mask(values, where, pa.array(replaced, pa.binary()))
 
 

@@ -1,16 +1,23 @@
-"""The report of a round, for commands and telemetry."""
+"""The reports of rounds, for commands and telemetry: of a round, an idle round and a dry run."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from hypaware import telemetry
-from hypaware.state.stream_key import StreamKey
+from hypaware.config import Config
+from hypaware.export import status
+from hypaware.export.status import StreamState
+from hypaware.home import Home
+from hypaware.state.streams import StreamKey
 
 if TYPE_CHECKING:
-    from hypaware.export.clearance import Audit
+    from hypaware.export.privacy_gate import GateReport
+    from hypaware.state.store import StateStore
 
 OK, PARTIAL, FAILED, HELD = "ok", "partial", "failed", "held"
 
@@ -33,7 +40,7 @@ class StreamReport:
     drained: bool = True
     """Whether no row was left to deliver; a budget may end a round earlier."""
 
-    def add_gate_report(self, gate_report: Audit) -> None:
+    def add_gate_report(self, gate_report: GateReport) -> None:
         """Count the withheld rows and redactions of rows that were delivered or passed."""
         rules = gate_report.rules
         self.withheld += len(gate_report.withheld)
@@ -96,3 +103,35 @@ class SinkReport:
         if self.error:
             body["error"] = self.error
         return body
+
+
+def idle_report(sinks: Sequence[str], idle_streams: Sequence[StreamState]) -> dict[str, Any]:
+    """Return the report of a round whose streams have nothing to deliver."""
+    reports = {sink: SinkReport(sink) for sink in sinks}
+    for state in idle_streams:
+        if not state.removed:
+            reports[state.key.sink].streams.append(_stream_report(state, 0))
+    return {"sinks": [report.as_json() for report in reports.values()]}
+
+
+def dry_run_report(
+    home: Home, config: Config, store: StateStore | None, sinks: Sequence[str], now: datetime
+) -> dict[str, Any]:
+    """Return the report of a dry run, from state and metadata. No row is read, so bytes and chunks are 0."""
+    reports = {sink: SinkReport(sink) for sink in sinks}
+    for found in status.read_statuses(home, config, store, now, sinks) if store else ():
+        state = found.state
+        if state.removed:
+            continue
+        report = reports[state.key.sink]
+        report.streams.append(_stream_report(state, found.lag_rows))
+        if state.error:
+            report.error = state.error.as_json()
+    return {"sinks": [report.as_json() for report in reports.values()]}
+
+
+def _stream_report(state: StreamState, rows: int) -> StreamReport:
+    report = StreamReport(state.key, after=state.watermark, last=state.high_water, rows=rows)
+    if state.held is not None and state.stream is not None:
+        report.held, report.error = True, {"kind": "held", "message": state.stream.last_error or state.held}
+    return report

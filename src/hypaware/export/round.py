@@ -1,120 +1,188 @@
 """One round of one stream, under its lock: finish the pending intent, then plan and deliver until nothing is new.
 
+Each chunk of an intent is acknowledged, split, or buried as a dead letter, in sequence order. If a chunk may have been
+stored (the intent was left by another round, or a response was lost), the destination is queried first. The same id may
+always be sent again; a different id only if the first chunk is known not to have arrived. Otherwise the stream is held
+for the user; delivery never guesses.
+
+Before each attempt the privacy gate is checked again, because a folder may have been excluded since. Without the
+excluded rows it is still the same chunk under the same id.
+
 @ref delivery#stream
+@ref delivery#ship
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import datetime
+from functools import partial
 from typing import TYPE_CHECKING
 
-from hypaware import faults
+from hypaware import faults, telemetry
 from hypaware.errors import Cancelled, HypError
-from hypaware.export import bearings, plan
-from hypaware.export.clearance import Clearance
+from hypaware.export import dead_letter_rows, stream_destination, stream_locks
+from hypaware.export.chunks import cut_chunks, halve_chunk, missing_chunks, to_chunk
+from hypaware.export.privacy_gate import GateReport, PrivacyGate
 from hypaware.export.report import StreamReport
-from hypaware.export.shipping import Held, Shipping
-from hypaware.export.sink import Denied, Destination, Sink
-from hypaware.export.supply import Supply, ready
-from hypaware.export.waiting import GaveUp, Patience, time_after
-from hypaware.state import flushes, intents, mirror, streams
-from hypaware.state.identity import Identity
-from hypaware.state.intents import Intent
-from hypaware.state.stream_key import StreamKey
-from hypaware.state.streams import Stream
+from hypaware.export.retry import DeliveryStopped, RetryBudget, StreamHeld, call_sink, time_after
+from hypaware.export.rows import PreparedRows, prepare_rows
+from hypaware.export.sink import (
+    ChunkRefused,
+    Destination,
+    DestinationDenied,
+    DestinationUnreachable,
+    RangeOverlap,
+    Sink,
+)
+from hypaware.home.identity import Identity
+from hypaware.state import dead_letters, flushes, intents, mirror, streams
+from hypaware.state.intents import Intent, PlannedChunk
+from hypaware.state.streams import Stream, StreamKey
 
 if TYPE_CHECKING:
-    from hypaware.export.rows import Lake
+    from hypaware.export.rows import RowReader
     from hypaware.home import Home
-    from hypaware.state.store import Store
+    from hypaware.state.store import StateStore
 
 _PAGE_ROWS = 50_000
+# A destination that refuses everything is broken or not the intended one: stop before the dead letters pile up.
+MAX_LETTERS_PER_ROUND = 100
 
-_before_plan = faults.point("export.plan.before-commit", "chunks are cut, no intent is recorded")
-_after_plan = faults.point("export.plan.after-commit", "an intent is recorded in the state, not in the mirror")
-_after_mirror = faults.point("export.plan.after-mirror", "state and mirror hold the intent, nothing is sent")
+_before_plan = faults.crash_point("export.plan.before-commit", "chunks are cut, no intent is recorded")
+_after_plan = faults.crash_point("export.plan.after-commit", "an intent is recorded in the state, not in the mirror")
+_after_mirror = faults.crash_point("export.plan.after-mirror", "state and mirror hold the intent, nothing is sent")
+_before_send = faults.crash_point("export.ship.before-send", "a chunk is planned, nothing of it is sent")
+_after_answer = faults.crash_point("export.ship.after-answer", "the destination has a chunk, the state does not know")
+_after_ack = faults.crash_point("export.ack.after-commit", "a chunk is acknowledged, its intent is not finished")
+_after_split = faults.crash_point("export.split.after-commit", "a refused chunk is split, neither half is sent")
+_after_bury = faults.crash_point("export.bury.after-commit", "a refused row is a dead letter")
+_after_finish = faults.crash_point("export.finish.after-commit", "an intent is delivered, the watermark has risen")
+
+
+class _RowsExcluded(Exception):
+    """Some of the rows have been excluded from export since they were read."""
 
 
 @dataclass
-class Round:
+class _Doubt:
+    """Whether the destination may have a chunk without our knowledge."""
+
+    uncertain: bool
+    inherited: bool
+    """Whether another round planned the chunk, whose record may be older than it seems."""
+
+
+@dataclass
+class StreamRound:
     home: Home
-    store: Store
+    store: StateStore
     identity: Identity
-    lake: Lake
-    gate: Clearance
+    lake: RowReader
+    gate: PrivacyGate
     sink: Sink
     destination: Destination
-    addresses: bearings.Declared
+    addresses: stream_destination.ConfiguredAddresses
     max_wait: float
     budget: int | None
     """Intents that the round may finish; None for no limit."""
     slots: asyncio.Semaphore
     """A stream takes a slot for each intent, so that a long backlog does not block the other streams."""
-    on_rows: Callable[[int, int], None]
+    on_rows: Callable[[str, int, int], None]
+    key: StreamKey
 
-    async def run(self, key: StreamKey) -> StreamReport:
-        report = StreamReport(key)
-        retries = Patience(self.max_wait)
+    def __post_init__(self) -> None:
+        self._report = StreamReport(self.key)
+        self._retries = RetryBudget(self.max_wait)
+
+    async def run(self) -> StreamReport:
+        """Run the round under the stream's lock; wait up to `max_wait` for another round to release it."""
         try:
-            await self._deliver(key, report, retries)
-        except Held as hold:
-            report.held = True
-            report.error = {"kind": "held", "message": str(hold)}
-            with self.store.transaction() as connection:
-                streams.hold(connection, key, hold.why, str(hold))
-        except GaveUp as end:
-            self._record_failure(report, retries, end.kind, str(end), end.retry_after, end.repair)
-        except Denied as denial:
-            self._record_failure(report, retries, denial.kind, str(denial), None, denial.repair)
+            lock = await stream_locks.acquire_lock(self.home, self.key, self.max_wait)
+            if lock is None:
+                raise stream_locks.busy_error(self.home, self.key)
+            with lock:
+                try:
+                    await self._deliver()
+                except Cancelled:
+                    raise
+                except Exception as error:
+                    # An error of a plugin or of a damaged lake does not stop the other streams.
+                    self._record_failure(error)
         except Cancelled:
             raise
         except HypError as error:
-            self._record_failure(report, retries, error.kind, error.message, None, next(iter(error.repair), None))
-        except Exception as error:
-            # An error of a plugin or of a damaged lake does not stop the other streams.
-            self._record_failure(report, retries, "failed", f"{type(error).__name__}: {error}", None, None)
-        return report
+            # The stream is busy, or the failure could not be recorded: the disk is full, or the state is missing.
+            return StreamReport(self.key, error=error.as_json())
+        return self._report
 
-    async def _deliver(self, key: StreamKey, report: StreamReport, retries: Patience) -> None:
-        stream = bearings.known_stream(self.home, self.store, key, self.destination, self.addresses)
-        retries.failures = stream.attempts
-        report.after = report.last = stream.watermark
-        bearings.check_binding(self.home, self.store, stream, self.destination)
-        high_water = self._high_water(key)
+    def _record_failure(self, error: Exception) -> None:
+        retry_at: datetime | None = None
+        match error:
+            case StreamHeld():
+                self._report.held = True
+                self._report.error = {"kind": "held", "message": str(error)}
+                with self.store.transaction() as connection:
+                    streams.hold_stream(connection, self.key, error.why, str(error))
+                return
+            case DeliveryStopped():
+                kind, message, repair = error.kind, str(error), error.repair
+                retry_at = time_after(error.retry_after) if error.retry_after else None
+            case DestinationDenied():
+                kind, message, repair = error.kind, str(error), error.repair
+            case HypError():
+                kind, message, repair = error.kind, error.message, next(iter(error.repair), None)
+            case _:
+                kind, message, repair = "failed", f"{type(error).__name__}: {error}", None
+        self._report.error = {"kind": kind, "message": message, **({"repair": [repair]} if repair else {})}
+        with self.store.transaction() as connection:
+            streams.record_failure(connection, self.key, message, retry_at, self._retries.failures)
+
+    async def _deliver(self) -> None:
+        stream = stream_destination.resolve_stream(self.home, self.store, self.key, self.destination, self.addresses)
+        self._retries.failures = stream.attempts
+        self._report.after = self._report.last = stream.watermark
+        stream_destination.check_binding(self.home, self.store, stream, self.destination)
+        dataset, source = self.key.dataset, self.key.source
+        with self.store.reading() as connection:
+            high_water = flushes.load_high_water(connection, dataset).get(dataset, {}).get(source, 0)
         # With a pending intent the watermark has been found before; it rises when the intent is finished.
-        if stream.watermark is None and self._load_stream(key)[1] is None:
-            report.after = report.last = await bearings.find_watermark(
-                self.store, self.lake, self.gate, self.sink, self.identity, stream, high_water, retries
+        if stream.watermark is None and self._load_stream()[1] is None:
+            self._report.after = self._report.last = await stream_destination.find_watermark(
+                self.store, self.lake, self.gate, self.sink, self.identity, stream, high_water, self._retries
             )
-        shipping = Shipping(
-            self.home, self.store, self.sink, self.lake, self.gate, self.identity, key, report, retries, self.on_rows
-        )
-        prefetch = _Ahead(self.lake, self.gate, self.sink, key, high_water)
+        prefetch = _Prefetch(self.lake, self.gate, self.sink, self.key, high_water)
         finished = 0
         try:
             while self.budget is None or finished < self.budget:
                 async with self.slots:
-                    if not await self._deliver_next(shipping, prefetch, high_water):
+                    if not await self._deliver_next(prefetch, high_water):
                         break
                 finished += 1
             else:
-                report.drained = False
+                self._report.drained = False
         finally:
             await prefetch.close()
         with self.store.transaction() as connection:
-            streams.succeeded(connection, key)
+            streams.record_success(connection, self.key)
 
-    async def _deliver_next(self, shipping: Shipping, prefetch: _Ahead, high_water: int) -> bool:
+    def _load_stream(self) -> tuple[Stream, Intent | None]:
+        with self.store.reading() as connection:
+            stream, intent = streams.load_stream(connection, self.key), intents.load_intent(connection, self.key)
+        assert stream is not None
+        return stream, intent
+
+    async def _deliver_next(self, prefetch: _Prefetch, high_water: int) -> bool:
         """Deliver the pending or the next intent. Returns False if there was none."""
-        key = shipping.key
-        stream, intent = self._load_stream(key)
+        stream, intent = self._load_stream()
         watermark = stream.watermark or 0
-        prepared: Supply | None = None
+        prepared: PreparedRows | None = None
         if intent is None:
             if watermark > high_water:
-                raise GaveUp(
+                raise DeliveryStopped(
                     "lake_behind_watermark",
                     f"rows up to {watermark} were delivered, but the lake ends at {high_water}: it was rolled back or "
                     "restored without its state",
@@ -123,54 +191,183 @@ class Round:
             if watermark == high_water:
                 return False
             prepared = await prefetch.take(watermark)
-            intent = self._plan(key, watermark, prepared)
+            chunks = cut_chunks(
+                self.key, self.identity, watermark, prepared.reached, prepared.seqs, prepared.payload, self.sink.limits
+            )
+            intent = Intent(self.key, watermark, prepared.reached, tuple(chunks))
+            _before_plan()
+            with self.store.transaction() as connection:
+                intents.save_intent(connection, intent)
+            _after_plan()
+            # Before the first byte leaves: if the state is lost, the mirror must know the ids that may have been sent.
+            mirror.write_mirror(self.home.mirror, self.store)
+            _after_mirror()
             prefetch.start(prepared.reached)
-        await shipping.finish(intent, prepared, watermark)
-        shipping.report.last = intent.last
+        await self._deliver_intent(intent, prepared, watermark)
         return True
 
-    def _plan(self, key: StreamKey, after: int, prepared: Supply) -> Intent:
-        chunks = plan.cut(
-            key, self.identity, after, prepared.reached, prepared.seqs, prepared.payload, self.sink.limits
-        )
-        intent = Intent(key, after, prepared.reached, tuple(chunks))
-        _before_plan()
+    async def _deliver_intent(self, intent: Intent, prepared: PreparedRows | None, acked_to: int) -> None:
+        """Deliver the intent. `prepared` is None if another round left the intent and may have sent parts of it."""
+        uncertain = self._uncertain_chunks(intent) if prepared is None else frozenset()
+        due = deque(intent.due)
+        while due:
+            chunk = due.popleft()
+            # The replacements of a chunk come next: chunks are sent in order.
+            replacements = await self._deliver_chunk(chunk, prepared, acked_to, uncertain=chunk.id in uncertain)
+            due.extendleft(reversed(replacements))
+        if prepared and not intent.chunks:
+            self._report.add_gate_report(prepared.gate_report)
         with self.store.transaction() as connection:
-            intents.plan(connection, intent)
-        _after_plan()
-        # Before the first byte leaves: if the state is lost, the mirror must know the ids that may have been sent.
-        mirror.write(self.home.mirror, self.store)
-        _after_mirror()
-        return intent
+            intents.finish_intent(connection, self.key)
+        _after_finish()
+        self._report.last = intent.last
 
-    def _load_stream(self, key: StreamKey) -> tuple[Stream, Intent | None]:
-        with self.store.reading() as connection:
-            stream, intent = streams.load(connection, key), intents.pending(connection, key)
-        assert stream is not None
-        return stream, intent
+    def _uncertain_chunks(self, intent: Intent) -> frozenset[str]:
+        """Return the ids of the chunks of an inherited intent that may have arrived.
 
-    def _high_water(self, key: StreamKey) -> int:
-        with self.store.reading() as connection:
-            return flushes.high_water(connection, key.dataset).get(key.dataset, {}).get(key.source, 0)
+        Chunks are sent one at a time and in order, so those after the first due chunk were never sent. A restored
+        state, however, has lost the acknowledgements made since its backup.
+        """
+        due = intent.due
+        restored = {each.id for each in due if each.incarnation != self.identity.incarnation}
+        first = {each.id for each in due[:1] if not each.unsent}
+        return frozenset(restored | first)
 
-    def _record_failure(
-        self, report: StreamReport, retries: Patience, kind: str, message: str, wait: float | None, repair: str | None
-    ) -> None:
-        report.error = {"kind": kind, "message": message, **({"repair": [repair]} if repair else {})}
-        retry_at = time_after(wait) if wait else None
+    async def _deliver_chunk(
+        self, chunk: PlannedChunk, prepared: PreparedRows | None, acked_to: int, *, uncertain: bool
+    ) -> Sequence[PlannedChunk]:
+        """Deliver the chunk. Returns the chunks that replace it, if it was split."""
+        if uncertain:
+            has_chunk = await self._retries.retry(lambda: self._has_chunk(chunk))
+            if has_chunk:
+                return self._acknowledge(chunk, chunk.rows, 0, GateReport())
+            uncertain = has_chunk is None
+        doubt = _Doubt(uncertain, inherited=prepared is None)
+        rows = prepared.slice(chunk) if prepared and prepared.contains(chunk) else await self._read(chunk)
+        # No rows left after a purge or the privacy gate: there is nothing to send, and nothing can be missing.
+        while rows.seqs:
+            if chunk.unsent:
+                with self.store.transaction() as connection:
+                    intents.mark_sending(connection, self.key, chunk)
+                mirror.write_mirror(self.home.mirror, self.store)
+            try:
+                sent = await self._retries.retry(partial(self._send, chunk, rows, acked_to, doubt))
+            except _RowsExcluded:
+                rows = await self._read(chunk)
+            except ChunkRefused as reason:
+                return self._split_or_bury(chunk, rows, str(reason))
+            except RangeOverlap as overlap:
+                return self._replan(chunk, rows, overlap)
+            except (DeliveryStopped, DestinationDenied):
+                if not doubt.uncertain:
+                    self._mark_unsent(chunk)
+                raise
+            else:
+                return self._acknowledge(chunk, len(rows.seqs), sent, rows.gate_report)
+        return self._acknowledge(chunk, 0, 0, rows.gate_report)
+
+    async def _read(self, chunk: PlannedChunk) -> PreparedRows:
+        table = await self.lake.between(self.key.dataset, self.key.source, chunk.after, chunk.last)
+        return await prepare_rows(self.gate, self.sink, self.key, table, chunk.after, chunk.last)
+
+    async def _send(self, chunk: PlannedChunk, rows: PreparedRows, acked_to: int, doubt: _Doubt) -> int:
+        """Make one attempt to send the rows under this chunk's id. Returns the bytes accepted."""
+        if not await asyncio.to_thread(self.gate.still_allowed, rows.table):
+            raise _RowsExcluded
+        try:
+            with telemetry.span(
+                "sink.export_batch", component="export", operation="ship", sink=self.key.sink,
+                hyp_dataset=self.key.dataset, row_count=chunk.rows,
+            ):  # fmt: skip
+                _before_send()
+                ship = self.sink.ship(to_chunk(self.key, self.identity.gateway_id, chunk), rows.payload, acked_to)
+                sent = await call_sink(ship, ChunkRefused, RangeOverlap)
+                _after_answer()
+                return sent
+        except ChunkRefused:
+            # Query for every chunk of an inherited intent, certain or not: the state may be older than it seems.
+            has_chunk = await self._has_chunk(chunk) if doubt.uncertain or doubt.inherited else False
+            if has_chunk:
+                return 0
+            if has_chunk is None and doubt.uncertain:
+                raise StreamHeld(
+                    streams.HELD_OUTCOME_UNKNOWN,
+                    "the destination refuses a chunk that it may already have stored, and it cannot be queried: "
+                    f"`hyp export adopt {self.key.sink}` skips the chunk and keeps it as a dead letter",
+                ) from None
+            raise
+        except DestinationUnreachable:
+            doubt.uncertain = True
+            telemetry.count("hyp_sink_export_failures_total", 1, status="failed", sink=self.key.sink)
+            raise
+
+    async def _has_chunk(self, chunk: PlannedChunk) -> bool | None:
+        return await call_sink(self.sink.has_chunk(to_chunk(self.key, self.identity.gateway_id, chunk)))
+
+    def _mark_unsent(self, chunk: PlannedChunk) -> None:
         with self.store.transaction() as connection:
-            streams.failed(connection, report.key, message, retry_at, retries.failures)
+            intents.mark_unsent(connection, self.key, chunk)
+
+    def _acknowledge(self, chunk: PlannedChunk, rows: int, sent: int, gate_report: GateReport) -> tuple[()]:
+        with self.store.transaction() as connection:
+            intents.acknowledge_chunk(connection, self.key, chunk, rows)
+        _after_ack()
+        self._report.chunks += 1
+        self._report.rows += rows
+        self._report.bytes += sent
+        self._report.add_gate_report(gate_report)
+        telemetry.count("hyp_sink_exports_total", 1, sink=self.key.sink)
+        telemetry.count("hyp_sink_export_bytes", sent, sink=self.key.sink)
+        self.on_rows(self.key.sink, rows, sent)
+        return ()
+
+    def _split_or_bury(self, chunk: PlannedChunk, rows: PreparedRows, reason: str) -> Sequence[PlannedChunk]:
+        if len(rows.seqs) > 1:
+            return self._replace_chunk(chunk, halve_chunk(self.key, self.identity.gateway_id, chunk, rows.seqs))
+        if self._report.dead_letters >= MAX_LETTERS_PER_ROUND:
+            self._mark_unsent(chunk)
+            raise DeliveryStopped(
+                "too_many_refused",
+                f"the destination refused {MAX_LETTERS_PER_ROUND} rows in this round, most recently with: {reason}. "
+                "The next round continues from here",
+                repair="hyp export dead-letters list",
+            )
+        letter = dead_letter_rows.make_letter(self.key, chunk, reason)
+        with self.store.transaction() as connection:
+            dead_letters.add_letter(connection, letter, dead_letter_rows.pack_rows(rows.table))
+            intents.finish_unsent_chunk(connection, self.key, chunk)
+        mirror.write_mirror(self.home.mirror, self.store)
+        _after_bury()
+        self._report.dead_letters += 1
+        return ()
+
+    def _replan(self, chunk: PlannedChunk, rows: PreparedRows, overlap: RangeOverlap) -> Sequence[PlannedChunk]:
+        """Replace a chunk that the destination has in part by the ranges that it lacks."""
+        missing = missing_chunks(self.key, self.identity.gateway_id, chunk, rows.seqs, overlap.covered)
+        if any(each.id == chunk.id for each in missing):
+            raise DeliveryStopped(
+                "destination_contradicts",
+                f"the destination reports that it has a part of ({chunk.after}, {chunk.last}] and that it has none",
+            )
+        return self._replace_chunk(chunk, missing)
+
+    def _replace_chunk(self, chunk: PlannedChunk, parts: Sequence[PlannedChunk]) -> Sequence[PlannedChunk]:
+        with self.store.transaction() as connection:
+            intents.replace_chunk(connection, self.key, chunk, parts)
+        mirror.write_mirror(self.home.mirror, self.store)
+        _after_split()
+        return parts
 
 
-class _Ahead:
+class _Prefetch:
     """Reads, gates and encodes the next page while the last one is sent; never more than one page.
 
     The first page holds about one chunk, so that a backlog starts to flow at once. Each further page is twice as large.
     """
 
-    def __init__(self, lake: Lake, gate: Clearance, sink: Sink, key: StreamKey, until: int) -> None:
+    def __init__(self, lake: RowReader, gate: PrivacyGate, sink: Sink, key: StreamKey, until: int) -> None:
         self._lake, self._gate, self._sink, self._key, self._until = lake, gate, sink, key, until
-        self._task: asyncio.Task[Supply] | None = None
+        self._task: asyncio.Task[PreparedRows] | None = None
         self._after = -1
         self._page_rows = min(sink.limits.rows, _PAGE_ROWS)
 
@@ -178,7 +375,7 @@ class _Ahead:
         if after < self._until:
             self._after, self._task = after, asyncio.create_task(self._read(after))
 
-    async def take(self, after: int) -> Supply:
+    async def take(self, after: int) -> PreparedRows:
         if self._task and self._after == after:
             task, self._task = self._task, None
             return await task
@@ -194,7 +391,7 @@ class _Ahead:
             if not task.cancelled():
                 task.exception()
 
-    async def _read(self, after: int) -> Supply:
+    async def _read(self, after: int) -> PreparedRows:
         rows, self._page_rows = self._page_rows, min(2 * self._page_rows, _PAGE_ROWS)
         page = await self._lake.page(self._key.dataset, self._key.source, after, self._until, rows)
-        return await ready(self._gate, self._sink, self._key.dataset, page.table, page.after, page.reached)
+        return await prepare_rows(self._gate, self._sink, self._key, page.rows, after, page.reached)

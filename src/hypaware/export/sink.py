@@ -11,17 +11,20 @@ A plugin registers a `SinkType` by an entry point in the group `hypaware.sinks`.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from hypaware.state.stream_key import StreamKey
+import orjson
+
+from hypaware.state.streams import StreamKey
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import SparkSession
 
-    from hypaware.export.payload import Payload
     from hypaware.home import Home
 
 T = TypeVar("T")
@@ -39,6 +42,16 @@ class Chunk:
     last: int
 
 
+def make_chunk(stream: StreamKey, gateway_id: str, incarnation: str, after: int, last: int) -> Chunk:
+    """Return the chunk of a range with its id.
+
+    The id depends neither on a position within a round nor on bytes or paths: new rows, compaction, a purge or a
+    relocated home change all of these and would turn the same rows into a new chunk.
+    """
+    parts = [gateway_id, incarnation, stream.sink, stream.dataset, stream.source, after, last]
+    return Chunk(sha256(orjson.dumps(parts)).hexdigest()[:32], stream, gateway_id, incarnation, after, last)
+
+
 @dataclass(frozen=True)
 class Destination:
     """The place that receives the rows: `address` as configured, `id` as the destination reports it."""
@@ -54,7 +67,7 @@ class Destination:
 
 
 @dataclass(frozen=True)
-class Delivered:
+class StreamCoverage:
     """The rows of one stream and one incarnation that a destination reports to have."""
 
     last: int
@@ -62,20 +75,30 @@ class Delivered:
     """Ranges (after, last] below `last` that are missing, including the range below the first chunk. Chunks arrive in
     order, so a hole was refused, or a user skipped it. The driver sends holes again."""
 
+    @classmethod
+    def from_ranges(cls, ranges: Iterable[tuple[int, int]]) -> StreamCoverage:
+        """Return the coverage of ranges (after, last], in any order, overlapping or not."""
+        last, holes = 0, []
+        for after, through in sorted(ranges):
+            if after > last:
+                holes.append((last, after))
+            last = max(last, through)
+        return cls(last, tuple(holes))
+
 
 @dataclass(frozen=True)
-class Limits:
+class ChunkLimits:
     """Maximum size of a chunk. A single row may exceed it."""
 
     rows: int
     bytes: int
 
 
-class Refused(Exception):
+class ChunkRefused(Exception):
     """The destination will never accept this chunk. Nothing of it was stored."""
 
 
-class Busy(Exception):
+class DestinationBusy(Exception):
     """The destination asks to wait. Nothing was stored. `after` is the requested delay in seconds, if any."""
 
     def __init__(self, message: str, after: float | None = None) -> None:
@@ -83,11 +106,11 @@ class Busy(Exception):
         self.after = after
 
 
-class Unreachable(Exception):
+class DestinationUnreachable(Exception):
     """No response, or one that does not say whether the chunk was stored."""
 
 
-class Denied(Exception):
+class DestinationDenied(Exception):
     """A user must act before anything can be delivered: wrong token, no permission, no such bucket."""
 
     def __init__(self, message: str, *, kind: str = "denied", repair: str | None = None) -> None:
@@ -96,16 +119,16 @@ class Denied(Exception):
         self.repair = repair
 
 
-class Overlap(Exception):
+class RangeOverlap(Exception):
     """The destination does not know the chunk's id but has rows in its range. Nothing was stored by this attempt."""
 
-    def __init__(self, covered: Delivered) -> None:
+    def __init__(self, covered: StreamCoverage) -> None:
         super().__init__(f"already delivered up to {covered.last}")
         self.covered = covered
 
 
 class Sink(ABC):
-    limits: Limits
+    limits: ChunkLimits
     wants_sequence = False
     """Whether tables passed to `encode` begin with the sequence (`_hyp_ingest_seq`); otherwise public columns only."""
 
@@ -118,7 +141,7 @@ class Sink(ABC):
         """Return whether the destination has exactly this chunk, or None if it cannot answer."""
 
     @abstractmethod
-    async def coverage(self, stream: StreamKey, gateway_id: str, incarnation: str) -> Delivered | None:
+    async def coverage(self, stream: StreamKey, gateway_id: str, incarnation: str) -> StreamCoverage | None:
         """Return everything the destination has of the stream under that incarnation, or None if it cannot answer."""
 
     @abstractmethod
@@ -130,14 +153,64 @@ class Sink(ABC):
         """Send the chunk and return the number of bytes accepted. The chunk is durable when this returns.
 
         `acked_to`: the client will never query again for a sequence at or below it.
-        Raises Refused, Busy, Unreachable, Denied or Overlap. Any other exception counts as Unreachable.
+        Raises ChunkRefused, RangeOverlap, DestinationBusy, DestinationUnreachable or DestinationDenied. Any other
+        exception counts as DestinationUnreachable.
         """
 
     @abstractmethod
     async def close(self) -> None: ...
 
 
-class OnSpark(Protocol):
+class Payload(Protocol):
+    @property
+    def sizes(self) -> Sequence[int]:
+        """Bytes of each row, as `ChunkLimits.bytes` counts them."""
+        ...
+
+    def slice(self, start: int, stop: int) -> Payload: ...
+
+
+@dataclass(frozen=True)
+class LinesPayload:
+    """One encoded row per line, line end included."""
+
+    lines: Sequence[bytes]
+
+    @cached_property
+    def sizes(self) -> Sequence[int]:
+        return [len(line) for line in self.lines]
+
+    def slice(self, start: int, stop: int) -> LinesPayload:
+        return LinesPayload(self.lines[start:stop])
+
+
+@dataclass(frozen=True)
+class TablePayload:
+    """A table that is encoded as a whole. Sizes are those of its values in memory."""
+
+    table: pa.Table
+
+    @cached_property
+    def sizes(self) -> Sequence[int]:
+        # Imported here: commands that only look at the configured sinks must not load Arrow.
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        total = pa.array([0] * len(self.table), pa.int64())
+        for column in self.table.columns:
+            if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
+                lengths = pc.cast(pc.fill_null(pc.binary_length(column), 0), pa.int64())
+                total = pc.add(total, lengths.combine_chunks())
+            elif column.null_count < len(column):
+                total = pc.add(total, 8)
+        sizes: list[int] = total.to_pylist()
+        return sizes
+
+    def slice(self, start: int, stop: int) -> TablePayload:
+        return TablePayload(self.table.slice(start, stop - start))
+
+
+class SparkRunner(Protocol):
     def __call__(self, work: Callable[[SparkSession], T]) -> Awaitable[T]:
         """Run the work on the thread that owns the Spark session."""
         ...
@@ -153,7 +226,7 @@ class SinkSettings:
     datasets: tuple[str, ...]
     gateway_id: str
     incarnation: str
-    on_spark: OnSpark | None = field(default=None, compare=False)
+    on_spark: SparkRunner | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
 """Build: write rows to Parquet files. Runs in Spark tasks and touches only the task's own files.
 
-An input yields rows with their sequences and is deterministic: lines of a segment (`slices`), or the rows of an import
-(`backfill`). A task adds the internal columns, writes one fsynced file per (source, day), and returns the files, the
-dedupe keys and the rejects. The driver then finds the duplicates; `thin` removes them from the files.
+A piece yields rows with their sequences, and the same ones each time: lines of a segment (`SegmentSlice`), or the rows
+of a source of an import. A task adds the internal columns, writes one fsynced file per (source, day), and returns the
+files, the keys and the rejects. The driver then finds purged rows and duplicates and removes them (`prepare`).
 
 @ref flush#build
 """
@@ -10,41 +10,60 @@ dedupe keys and the rejects. The driver then finds the duplicates; `thin` remove
 from __future__ import annotations
 
 import gc
+import itertools
+import threading
 from array import array
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from hashlib import sha256
+from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from hypaware.lake import late_facts
-from hypaware.lake.closed import NOTHING, Closed
-from hypaware.lake.meetings import Meetings, noting
-from hypaware.lake.partitions import BuiltFile, PartitionWriter, Place
+from hypaware.home import Home, session_context
+from hypaware.lake.parquet import BuiltFile, OutputPaths, PartitionWriter
+from hypaware.lake.row_keys import MatchKeys, hash_row_key, match_recorder
+from hypaware.lake.tombstones import NO_PURGES, PurgeFilter
 from hypaware.model import datasets
-from hypaware.model.datasets import GATEWAY, Dataset, Row
+from hypaware.model.datasets import Dataset, Row, RowRejected
+from hypaware.spool import segments
 
-KEY_BYTES = 16
+if TYPE_CHECKING:
+    from pyspark import SparkContext
+
+_WATCH_SECONDS = 0.25
+
+SessionFactsById = Mapping[str, Mapping[str, str]]
+"""Session id → columns."""
+BuildWatcher = Callable[[int, int, int], None]
+"""Receives (bytes, pieces, rows) of the finished tasks of the current run."""
 
 
-class Piece(Protocol):
+class BuildPiece(Protocol):
     @property
     def first_seq(self) -> int:
-        """The lowest sequence that a row of this input can have."""
+        """The lowest sequence that a row of this piece can have."""
 
     @property
     def blamed_segments(self) -> tuple[str, ...]:
-        """The segments to blame if this input cannot be built."""
+        """The segments to blame if this piece cannot be built."""
 
-    def rows(self, dataset: Dataset, built: Built) -> Iterator[tuple[int, Row]]:
+    def rows(self, dataset: Dataset, built: BuildResult) -> Iterator[tuple[int, Row]]:
         """Yield (sequence, coerced row). Add rejects and reports to `built`."""
+
+
+class RowWriter(Protocol):
+    def add(self, row: Row, seq: int) -> None: ...
+
+    def close(self) -> list[BuiltFile]: ...
+
+    def discard(self) -> None: ...
 
 
 class Task(Protocol):
     """A unit of work for an executor."""
 
-    def run(self) -> Built: ...
+    def run(self) -> BuildResult: ...
 
 
 @dataclass(frozen=True)
@@ -56,19 +75,19 @@ class Reject:
 
 
 @dataclass
-class Built:
+class BuildResult:
     files: list[BuiltFile] = field(default_factory=list)
     rejects: list[Reject] = field(default_factory=list)
     seqs: array[int] = field(default_factory=lambda: array("q"))
     keys: bytearray = field(default_factory=bytearray)
     """The key hash of each row in `seqs`, KEY_BYTES bytes each. Rows without a key are in neither."""
     reports: list[Any] = field(default_factory=list)
-    """Values that inputs and tasks pass back to their creator."""
+    """Values that pieces and tasks pass back to their creator."""
     withdrawn: list[range] = field(default_factory=list)
-    """Sequences of rows that an input yielded and then withdrew. They are removed from the files again."""
+    """Sequences of rows that a piece yielded and then withdrew. They are removed from the files again."""
     purged: array[int] = field(default_factory=lambda: array("q"))
     """Sequences of purged rows, which were not written."""
-    match_keys: Meetings = field(default_factory=Meetings)
+    match_keys: MatchKeys = field(default_factory=MatchKeys)
     """Match keys: what live and native rows of the same part share."""
 
     @property
@@ -79,7 +98,7 @@ class Built:
 @dataclass(frozen=True)
 class BuildTask:
     dataset: str
-    pieces: tuple[Piece, ...]
+    pieces: tuple[BuildPiece, ...]
     flush_id: str
     data_root: Path
     field_ids: Mapping[str, int]
@@ -87,34 +106,37 @@ class BuildTask:
     """Bytes to read, for progress reports."""
     own_gateway: str | None = None
     """The gateway id of this home. Rows of other gateways are deduplicated separately."""
-    purge_filter: Closed = NOTHING
+    purge_filter: PurgeFilter = NO_PURGES
     """Purged sessions and periods. Their rows are counted and not written."""
     match_native: bool = False
-    """Whether `Built.match_keys` also covers native rows."""
-    facts: late_facts.Facts = field(default_factory=dict)
+    """Whether `BuildResult.match_keys` also covers native rows."""
+    facts: SessionFactsById = field(default_factory=dict)
     """Facts about sessions that became known after their rows were recorded."""
 
     @property
     def blamed_segments(self) -> tuple[str, ...]:
         return tuple(name for piece in self.pieces for name in piece.blamed_segments)
 
-    def run(self) -> Built:
+    def run(self) -> BuildResult:
+        paths = OutputPaths(self.data_root, self.flush_id, self.pieces[0].first_seq)
+        return self.build(PartitionWriter(datasets.get(self.dataset), paths, self.field_ids))
+
+    def build(self, writer: RowWriter) -> BuildResult:
+        """Read the inputs and pass their rows to the writer. A dry run only counts them."""
         dataset = datasets.get(self.dataset)
-        built = Built()
-        place = Place(self.data_root, self.flush_id, self.pieces[0].first_seq)
-        writer = PartitionWriter(dataset, place, self.field_ids)
+        built = BuildResult()
         is_purged = self.purge_filter.predicate(dataset)
-        record_match_keys = noting(dataset, self.own_gateway, self.match_native, built.match_keys)
+        record_match_keys = match_recorder(dataset, self.own_gateway, self.match_native, built.match_keys)
         try:
-            with _no_garbage_collection():
+            with _pause_garbage_collection():
                 for piece in self.pieces:
                     for seq, row in piece.rows(dataset, built):
                         if is_purged is not None and is_purged(row):
                             built.purged.append(seq)
                             continue
                         if self.facts:
-                            late_facts.fill(dataset, row, self.facts)
-                        if (key := row_key(dataset, row, self.own_gateway)) is not None:
+                            fill_session_facts(dataset, row, self.facts)
+                        if (key := hash_row_key(dataset, row, self.own_gateway)) is not None:
                             built.seqs.append(seq)
                             built.keys += key
                         if record_match_keys is not None:
@@ -137,36 +159,17 @@ class BuildFailure:
     """The segment whose file could not be read."""
 
 
-class Unreadable(Exception):
+class SegmentUnreadable(Exception):
     def __init__(self, segment: str, error: OSError) -> None:
         super().__init__(f"segment {segment} cannot be read: {error}")
         self.segment = segment
 
 
-def row_key(dataset: Dataset, row: Mapping[str, Any], own_gateway: str | None) -> bytes | None:
-    """Hash a row's dedupe key. Return None for a row without one, which is never dropped.
-
-    The hash of a row from another gateway includes that gateway's id, so that no gateway can claim or hide another's
-    rows. If `own_gateway` is None, every row counts as the home's own.
-    """
-    if (key := dataset.key_of(row)) is None:
-        return None
-    gateway = row.get(GATEWAY)
-    return key_hash(dataset.name, key, None if own_gateway is None or gateway == own_gateway else gateway)
-
-
-def key_hash(dataset: str, key: str, gateway: str | None = None) -> bytes:
-    """Hash a dedupe key to half a sha256, which Spark SQL can compute over the lake's rows too."""
-    # No dataset name contains an @, and the length marks the end of the gateway id.
-    scope = dataset if gateway is None else f"{dataset}@{len(gateway)}:{gateway}"
-    return sha256(f"{scope}:{key}".encode()).digest()[:KEY_BYTES]
-
-
-def run_or_say_why(task: Task) -> Built | BuildFailure:
+def run_catching(task: Task) -> BuildResult | BuildFailure:
     """Run a task in an executor. Return a failure as a result, so that it does not fail the other tasks."""
     try:
         return task.run()
-    except Unreadable as error:
+    except SegmentUnreadable as error:
         return BuildFailure(str(error), is_environmental=True, segment=error.segment)
     except (OSError, MemoryError) as error:
         return BuildFailure(f"{type(error).__name__}: {error}", is_environmental=True)
@@ -174,13 +177,13 @@ def run_or_say_why(task: Task) -> Built | BuildFailure:
         return BuildFailure(f"{type(error).__name__}: {error}")
 
 
-def workers_run(_: object) -> bool:
+def confirm_worker(_: object) -> bool:
     """Return True in an executor, which proves that workers start and can import this module."""
     return True
 
 
 @contextmanager
-def _no_garbage_collection() -> Iterator[None]:
+def _pause_garbage_collection() -> Iterator[None]:
     """Disable the cycle collector. Reference counting frees rows; scanning millions of them doubles the time."""
     was_on = gc.isenabled()
     gc.disable()
@@ -189,3 +192,87 @@ def _no_garbage_collection() -> Iterator[None]:
     finally:
         if was_on:
             gc.enable()
+
+
+@dataclass(frozen=True)
+class SegmentSlice:
+    """Lines [start, stop) of a segment whose first row has the sequence `base`."""
+
+    segment: str
+    path: Path
+    base: int
+    start: int
+    stop: int
+
+    @property
+    def first_seq(self) -> int:
+        return self.base + self.start
+
+    @property
+    def blamed_segments(self) -> tuple[str, ...]:
+        return (self.segment,)
+
+    def rows(self, dataset: Dataset, built: BuildResult) -> Iterator[tuple[int, Row]]:
+        for ordinal, line in self.lines():
+            try:
+                row = segments.decode_line(dataset, line, ordinal)
+            except RowRejected as reason:
+                built.rejects.append(Reject(self.segment, ordinal, str(reason), line))
+                continue
+            yield self.base + ordinal, row
+
+    def lines(self) -> Iterator[tuple[int, bytes]]:
+        try:
+            with open(self.path, "rb") as file:
+                yield from itertools.islice(enumerate(file), self.start, self.stop)
+        except OSError as error:
+            raise SegmentUnreadable(self.segment, error) from error
+
+
+def read_session_facts(home: Home) -> SessionFactsById:
+    """Read the working directory and git facts of all sessions, as client hooks have noted them.
+
+    Hooks often write them after the first exchange, so deferred rows get them when they are built. The first note of a
+    session counts. A file that cannot be read is skipped: rows do not wait for it.
+    """
+    return session_context.all_session_columns(home.root)
+
+
+def fill_session_facts(dataset: Dataset, row: Row, facts: SessionFactsById) -> None:
+    """Fill the empty columns of a live row. A native row already has all facts that its client knew."""
+    known = facts.get(row.get("session_id", ""))
+    if known and not row.get("cwd") and dataset.match_rules is not None and dataset.match_rules.may_be_live(row):
+        for name, value in known.items():
+            if name in dataset.coercers and not row.get(name):
+                row[name] = value
+
+
+@contextmanager
+def watch_build(spark: SparkContext, watcher: BuildWatcher) -> Iterator[Callable[[Task], BuildResult | BuildFailure]]:
+    """Yield a function that runs a task in an executor and counts its results. Call the watcher periodically."""
+    counts = [spark.accumulator(0) for _ in range(3)]
+    stopped = threading.Event()
+
+    def report() -> None:
+        while not stopped.wait(_WATCH_SECONDS):
+            try:
+                watcher(*(count.value for count in counts))
+            except Exception:
+                # The client has disconnected; the job itself detects and reports that.
+                return
+
+    reporter = threading.Thread(target=report, name="watching", daemon=True)
+    reporter.start()
+    try:
+        yield partial(_run_counted, counts)
+    finally:
+        stopped.set()
+        reporter.join()
+
+
+def _run_counted(counts: list[Any], task: Task) -> BuildResult | BuildFailure:
+    result = run_catching(task)
+    if isinstance(task, BuildTask) and isinstance(result, BuildResult):
+        for count, done in zip(counts, (task.bytes, len(task.pieces), result.rows), strict=True):
+            count.add(done)
+    return result

@@ -10,26 +10,25 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
-from hypaware import durable, faults, telemetry
+from hypaware import telemetry
 from hypaware.errors import Retryable
-from hypaware.home import Home
-from hypaware.lake import isolate, late_facts, recover
-from hypaware.lake.build import BuildTask
-from hypaware.lake.committer import Lake, LakeTable
-from hypaware.lake.landing import Landing
-from hypaware.lake.prepare import Ready, RowsAtFault, prepare
-from hypaware.lake.slices import Slice
+from hypaware.home import Home, durable_files
+from hypaware.lake import build, commit, prepare
+from hypaware.lake.build import BuildTask, SegmentSlice
+from hypaware.lake.prepare import PoisonRows, prepare_flush
+from hypaware.lake.table import LakeBackend, OpenTable
 from hypaware.model.datasets import Dataset
-from hypaware.spool import reader, repair, segments
+from hypaware.model.row_counts import RowCounts
+from hypaware.spool import active, reader, segments
 from hypaware.spool.segments import Segment
 from hypaware.state import flushes
-from hypaware.state.flushes import Flush, Outcome
-from hypaware.state.store import Store
-
-_after_reserve = faults.point("lake.reserve.after-commit", "a sequence range is reserved, nothing is built")
+from hypaware.state.flushes import Flush, FlushOutcome
+from hypaware.state.store import StateStore
 
 _MAX_SEGMENTS = 200
 _SLICE_BYTES = 8 << 20
@@ -37,7 +36,7 @@ _WAIT_FOR_PRODUCERS = 5.0
 
 
 @dataclass(frozen=True)
-class Limits:
+class FlushLimits:
     """The maximum size of one flush; a larger spool takes several."""
 
     max_rows: int = 100_000
@@ -45,51 +44,47 @@ class Limits:
 
 
 @dataclass
-class Report:
+class FlushReport:
     dataset: str
     segments: int = 0
-    rows_written: int = 0
-    rows_duplicate: int = 0
-    rows_rejected: int = 0
-    rows_settled: int = 0
-    rows_purged: int = 0
+    rows: RowCounts = field(default_factory=RowCounts)
     seq_after: int | None = None
     seq_last: int | None = None
     flush_id: str | None = None
     still_active: list[str] = field(default_factory=list)
 
-    @property
-    def done(self) -> int:
-        """Rows that this flush has dealt with."""
-        excluded = self.rows_rejected + self.rows_purged
-        return self.rows_written + self.rows_duplicate + self.rows_settled + excluded
-
-    def add(self, flush: Flush, outcome: Outcome) -> None:
+    def add(self, flush: Flush, outcome: FlushOutcome) -> None:
         self.segments += len(flush.segments)
-        self.rows_written += outcome.rows_written
-        self.rows_duplicate += outcome.rows_duplicate
-        self.rows_rejected += outcome.rows_rejected
-        self.rows_purged += outcome.rows_purged
-        self.rows_settled += outcome.rows_settled
+        self.rows.add(outcome.rows)
         self.seq_after = flush.after if self.seq_after is None else self.seq_after
         self.seq_last = flush.last
         self.flush_id = flush.id
 
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "dataset": self.dataset,
+            "segments": self.segments,
+            **self.rows.as_json(),
+            "seq_after": self.seq_after,
+            "seq_last": self.seq_last,
+            "flush_id": self.flush_id,
+        }
 
-def _quiet(*_: object) -> None:
+
+def _ignore(*_: object) -> None:
     return None
 
 
 @dataclass(frozen=True)
 class Flusher:
     home: Home
-    store: Store
-    lake: Lake
-    limits: Limits = Limits()
-    progress: Callable[[str, int, int], None] = _quiet
-    check_cancelled: Callable[[], None] = _quiet
+    store: StateStore
+    lake: LakeBackend
+    limits: FlushLimits = FlushLimits()
+    progress: Callable[[str, int, int], None] = _ignore
+    check_cancelled: Callable[[], None] = _ignore
 
-    def flush(self, dataset: Dataset, wait: float = _WAIT_FOR_PRODUCERS, *, skip_deferred: bool = False) -> Report:
+    def flush(self, dataset: Dataset, wait: float = _WAIT_FOR_PRODUCERS, *, skip_deferred: bool = False) -> FlushReport:
         """Commit all rows of a dataset that are in the spool now, except for deferred ones if `skip_deferred`."""
         try:
             return self._flush(dataset, wait, skip_deferred)
@@ -97,62 +92,56 @@ class Flusher:
             message = f"{dataset.name}: {error}; the rows remain in the spool and the next flush retries them"
             raise Retryable(message, kind="flush_failed") from error
 
-    def _flush(self, dataset: Dataset, wait: float, skip_deferred: bool) -> Report:
-        report = Report(dataset.name)
-        folder = segments.folder(self.home, dataset.name)
+    def _flush(self, dataset: Dataset, wait: float, skip_deferred: bool) -> FlushReport:
+        report = FlushReport(dataset.name)
+        folder = segments.spool_folder(self.home, dataset.name)
         folder.create()
-        unsealed = repair.wait_until_sealed(folder, wait)
+        unsealed = active.wait_until_sealed(folder, wait)
         report.still_active = [path.name for path in unsealed]
-        session = Landing(self.home, self.store, self.lake)
-        with session.open_table(dataset) as target:
+        with commit.open_table(self.home, self.store, self.lake, dataset) as target:
             # Only segments that exist now: constant producers must not keep this flush from ending.
             now = time.time()
             due = {
                 segment.name: segment.rows
-                for segment in self._waiting(dataset.name)
+                for segment in self._uncommitted(dataset.name)
                 if not (skip_deferred and segment.is_deferred(now))
             }
             total = sum(due.values())
-            while chosen := self._choose([each for each in self._waiting(dataset.name) if each.name in due]):
+            while chosen := self._choose([each for each in self._uncommitted(dataset.name) if each.name in due]):
                 self.check_cancelled()
-                self._flush_once(session, target, dataset.name, chosen, report)
-                self.progress(f"committing {dataset.name}", report.done, max(total, report.done))
+                self._flush_once(target, chosen, report)
+                self.progress(f"committing {dataset.name}", report.rows.total, max(total, report.rows.total))
         return report
 
-    def _flush_once(self, session: Landing, target: Ready, dataset: str, chosen: list[Segment], report: Report) -> None:
+    def _flush_once(self, target: OpenTable, chosen: list[Segment], report: FlushReport) -> None:
+        dataset = target.dataset.name
         with telemetry.span("cache.flush", component="lake", operation="flush", hyp_dataset=dataset) as span:
             started = time.monotonic()
-            sizes = [(segment.name, segment.rows) for segment in chosen]
-            with self.store.transaction() as connection:
-                flush = flushes.reserve(connection, dataset, sizes, above=target.table.floor)
-            _after_reserve()
+            flush = commit.reserve_segments(target, [(segment.name, segment.rows) for segment in chosen])
             try:
-                paths = {segment.name: segment.path for segment in chosen}
-                prepared = prepare(self.home, self.lake, target, flush, _tasks(self.home, target.table, flush, paths))
-            except RowsAtFault as error:
+                with commit.discard_on_error(target, flush):
+                    tasks = _make_tasks(target, flush, {segment.name: segment.path for segment in chosen})
+                    prepared = prepare_flush(target, flush, tasks)
+            except PoisonRows:
                 # The segments stay in the spool. After the second failure, the next try isolates the poison rows.
-                recover.burn(self.home, self.store, target.table, flush, blamed=error.segments)
                 span.status("degraded")
                 return
-            except Exception:
-                recover.burn(self.home, self.store, target.table, flush, blamed=())
-                raise
-            outcome = session.commit(target, flush, prepared)
+            outcome = commit.commit_flush(target, flush, prepared)
             report.add(flush, outcome)
             telemetry.record("hyp_flush_seconds", time.monotonic() - started, hyp_dataset=dataset)
-            telemetry.gauge("hyp_spool_bytes", reader.waiting(self.home, dataset).bytes, hyp_dataset=dataset)
-            span.set(row_count=outcome.rows_written, rows_rejected=outcome.rows_rejected)
-            telemetry.count("hyp_rows_written", outcome.rows_written, hyp_dataset=dataset)
-            telemetry.count("hyp_rows_rejected", outcome.rows_rejected, hyp_dataset=dataset)
+            telemetry.gauge("hyp_spool_bytes", reader.summarize_spool(self.home, dataset).bytes, hyp_dataset=dataset)
+            span.set(row_count=outcome.rows.written, rows_rejected=outcome.rows.rejected)
+            telemetry.count("hyp_rows_written", outcome.rows.written, hyp_dataset=dataset)
+            telemetry.count("hyp_rows_rejected", outcome.rows.rejected, hyp_dataset=dataset)
 
-    def _waiting(self, dataset: str) -> list[Segment]:
+    def _uncommitted(self, dataset: str) -> list[Segment]:
         """Return the uncommitted sealed segments, oldest first. Remove the files of committed ones."""
-        sealed = segments.sealed_segments(segments.folder(self.home, dataset))
+        sealed = segments.list_sealed_segments(segments.spool_folder(self.home, dataset))
         with self.store.reading() as connection:
             committed = flushes.committed_segments(connection, dataset, [segment.name for segment in sealed])
         for segment in sealed:
             if segment.name in committed:
-                durable.remove(segment.path)
+                durable_files.remove_durably(segment.path)
         return [segment for segment in sealed if segment.name not in committed]
 
     def _choose(self, waiting: list[Segment]) -> list[Segment]:
@@ -160,13 +149,13 @@ class Flusher:
         if not waiting:
             return []
         with self.store.reading() as connection:
-            attempts = flushes.attempts_of(connection, waiting[0].dataset)
-        trusted = [segment for segment in waiting if attempts.get(segment.name, 0) < isolate.PATIENCE]
+            attempts = flushes.segment_attempts(connection, waiting[0].dataset)
+        trusted = [segment for segment in waiting if attempts.get(segment.name, 0) < prepare.MAX_SHARED_ATTEMPTS]
         if not trusted:
-            return [_counted(waiting[0])]
+            return [_with_actual_rows(waiting[0])]
         chosen: list[Segment] = []
         rows = size = 0
-        for segment in map(_counted, trusted[:_MAX_SEGMENTS]):
+        for segment in map(_with_actual_rows, trusted[:_MAX_SEGMENTS]):
             rows, size = rows + segment.rows, size + segment.bytes
             if chosen and (rows > self.limits.max_rows or size > self.limits.max_bytes):
                 break
@@ -174,9 +163,9 @@ class Flusher:
         return chosen
 
 
-def _tasks(home: Home, table: LakeTable, flush: Flush, paths: dict[str, Path]) -> list[BuildTask]:
+def _make_tasks(target: OpenTable, flush: Flush, paths: dict[str, Path]) -> list[BuildTask]:
     """Split segments into tasks of about equal bytes; large segments are divided, small ones share a task."""
-    groups: list[list[Slice]] = [[]]
+    groups: list[list[SegmentSlice]] = [[]]
     filled = 0
     for segment in flush.segments:
         path = paths[segment.name]
@@ -186,19 +175,21 @@ def _tasks(home: Home, table: LakeTable, flush: Flush, paths: dict[str, Path]) -
             if filled >= _SLICE_BYTES:
                 groups.append([])
                 filled = 0
-            groups[-1].append(Slice(segment.name, path, segment.base, start, stop))
+            groups[-1].append(SegmentSlice(segment.name, path, segment.base, start, stop))
             filled += size // slices
-    field_ids = dict(table.field_ids)
-    own = table.gateway_id
-    facts = late_facts.read(home) if any(segments.may_wait(segment.name) for segment in flush.segments) else {}
-    return [
-        BuildTask(flush.dataset, tuple(group), flush.id, table.data_root, field_ids, own_gateway=own, facts=facts)
-        for group in groups
-        if group
-    ]
+    has_deferrable = any(segments.is_deferrable(segment.name) for segment in flush.segments)
+    make_task = partial(
+        BuildTask,
+        flush_id=flush.id,
+        data_root=target.table.data_root,
+        field_ids=dict(target.table.field_ids),
+        own_gateway=target.table.gateway_id,
+        facts=build.read_session_facts(target.home) if has_deferrable else {},
+    )
+    return [make_task(flush.dataset, tuple(group)) for group in groups if group]
 
 
-def _counted(segment: Segment) -> Segment:
+def _with_actual_rows(segment: Segment) -> Segment:
     """Return the segment with its actual row count: sequences are reserved for rows, not for the count in its name."""
     try:
         return replace(segment, rows=segments.count_lines(segment.path))

@@ -1,45 +1,53 @@
-"""Prepare a flush for its commit: build the files, store the rejects, and remove duplicates.
+"""Prepare a flush for its commit: build the files, store the rejects, and remove purged rows and duplicates.
 
 No table references the files yet. If a step fails, the flush is discarded and its rows stay where they are.
+
+Rows that make a build fail are called poison. A segment may fail MAX_SHARED_ATTEMPTS times together with others. The
+next time it is built alone and bisected until the poison rows are found. They become rejects with the reason, and the
+other rows are committed. A crash also counts as a failed attempt of the segment, because the rows may have caused it,
+but a row is rejected only after an observed failure.
+
+A build skips rows of purged sessions and periods while it reads them. `find_purged` finds the other purged rows: those
+whose part was purged under any session, and rejects that would otherwise be kept with their text.
+
+@ref flush#build
 """
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
 from hypaware import faults
 from hypaware.errors import HypError, Retryable
-from hypaware.home import Home
-from hypaware.lake import barred, isolate, keyring, meeting, rejects, settlement_files, tombstones
-from hypaware.lake.build import BuildFailure, BuildTask, Built
-from hypaware.lake.committer import Lake, LakeTable
-from hypaware.lake.keys import KeyIndex, pairs
-from hypaware.lake.meetings import Met
-from hypaware.lake.partitions import BuiltFile, Place
-from hypaware.lake.thin import ThinTask, without_keys
+from hypaware.lake import dedupe, health, rejects, settlements, tombstones
+from hypaware.lake.build import BuildFailure, BuildResult, BuildTask, Reject, SegmentSlice
+from hypaware.lake.parquet import BuiltFile, DataFileWriter, OutputPaths
+from hypaware.lake.row_keys import KEY_BYTES, MatchKey, hash_row_key, unpack_keys
+from hypaware.lake.table import LakeBackend, OpenTable
+from hypaware.lake.tombstones import Tombstones
 from hypaware.model import datasets
-from hypaware.model.datasets import Dataset
-from hypaware.state.flushes import Flush, Outcome
+from hypaware.model.datasets import SEQ, Dataset
+from hypaware.model.row_counts import RowCounts
+from hypaware.state.flushes import Flush, FlushOutcome
 
-_after_build = faults.point("lake.build.after-write", "data files are written, no table references them")
-_after_thin = faults.point(
+_after_build = faults.crash_point("lake.build.after-write", "data files are written, no table references them")
+_after_drop = faults.crash_point(
     "lake.thin.after-write", "files with duplicates are rewritten without them, settlements are stored"
 )
 
-
-@dataclass(frozen=True)
-class Ready:
-    """A table that is ready for writing, and its key index, caught up with it."""
-
-    table: LakeTable
-    index: KeyIndex
+MAX_SHARED_ATTEMPTS = 2
 
 
 @dataclass(frozen=True)
-class Prepared:
+class PreparedFlush:
     files: list[BuiltFile]
     keys: list[tuple[bytes, int]]
     """Keys of the rows, and of matched rows that were dropped, with the sequence of the row that was kept."""
@@ -51,19 +59,24 @@ class Prepared:
     purged_rejects: int = 0
     settled: frozenset[int] = frozenset()
     """Sequences of native rows that settle live rows of the lake and do not become rows themselves."""
-    match_keys: list[Met] = field(default_factory=list)
+    match_keys: list[MatchKey] = field(default_factory=list)
     matched: list[int] = field(default_factory=list)
 
-    def outcome(self) -> Outcome:
+    def outcome(self) -> FlushOutcome:
         high_water: dict[str, int] = {}
         for file in self.files:
             high_water[file.source] = max(file.max_seq, high_water.get(file.source, 0))
-        rows = sum(file.rows for file in self.files)
-        purged = len(self.purged) + self.purged_rejects
-        return Outcome(high_water, rows, len(self.duplicates), self.rejected, purged, len(self.settled))
+        counts = RowCounts(
+            written=sum(file.rows for file in self.files),
+            duplicate=len(self.duplicates),
+            rejected=self.rejected,
+            settled=len(self.settled),
+            purged=len(self.purged) + self.purged_rejects,
+        )
+        return FlushOutcome(high_water, counts)
 
 
-class RowsAtFault(HypError):
+class PoisonRows(HypError):
     """A build failed because of its rows, which are in the given segments as far as is known."""
 
     def __init__(self, reason: str, segments: tuple[str, ...]) -> None:
@@ -71,110 +84,252 @@ class RowsAtFault(HypError):
         self.segments = segments
 
 
-def prepare(home: Home, lake: Lake, target: Ready, flush: Flush, tasks: Sequence[BuildTask]) -> Prepared:
-    stones, dataset = tombstones.read(home), datasets.get(flush.dataset)
-    tasks = [
-        replace(
-            task,
-            purge_filter=stones.purge_filter,
-            match_native=stones.has_parts or target.index.has_match_keys(dataset.name),
-        )
-        for task in tasks
-    ]
-    built = _noted(home, lake, target, dataset, [_without_withdrawn(each) for each in _build(lake, flush, tasks)])
+def prepare_flush(target: OpenTable, flush: Flush, tasks: Sequence[BuildTask]) -> PreparedFlush:
+    index, dataset, marks = target.index, target.dataset, tombstones.read_tombstones(target.home)
+    match_native = marks.has_parts or index.has_match_keys(dataset.name)
+    tasks = [replace(task, purge_filter=marks.purge_filter, match_native=match_native) for task in tasks]
+    built = [drop_withdrawn(result) for result in _build_files(target.lake, flush, tasks)]
+    if any(result.match_keys.has_live for result in built) and not index.has_match_keys(dataset.name):
+        # The first live rows of the table.
+        dedupe.enable_matching(target.home, target.lake, index, target.table, dataset)
+        built = dedupe.add_native_keys(target.lake, target.table, dataset, built)
     _after_build()
-    purged = barred.settle(stones, dataset, tasks[0].own_gateway if tasks else None, built)
-    rejects.write(home, flush, purged.rejects)
-    duplicates = keyring.duplicates(target.index, built) - purged.written
-    matches = meeting.settled(target.index, built, duplicates | purged.written)
+    purged = find_purged(marks, dataset, tasks[0].own_gateway if tasks else None, built)
+    rejects.write_rejects(target.home, flush, purged.rejects)
+    duplicates = dedupe.find_duplicates(index, built) - purged.written
+    matches = dedupe.find_matches(index, built, duplicates | purged.written)
     kept_seqs = {**matches.superseded, **matches.upgrades}
-    aliases = [(key, kept_seqs[seq]) for key, seq in _pairs(built) if seq in kept_seqs]
+    aliases = [(key, kept_seqs[seq]) for key, seq in _all_keys(built) if seq in kept_seqs]
     drop = duplicates.union(purged.written, matches.superseded, matches.upgrades)
-    if drop or any(each.withdrawn for each in built):
-        built = _without(home, lake, tasks[0], built, drop, matches.upgrades)
-        _after_thin()
-    return Prepared(
-        files=[file for each in built for file in each.files],
-        keys=[*_pairs(built), *aliases],
+    if drop or any(result.withdrawn for result in built):
+        built = _drop_rows(target, flush, built, drop, matches.upgrades)
+        _after_drop()
+    keeps_match_keys = index.has_match_keys(dataset.name)
+    return PreparedFlush(
+        files=[file for result in built for file in result.files],
+        keys=[*_all_keys(built), *aliases],
         duplicates=duplicates.union(matches.superseded),
         rejected=len(purged.rejects),
-        reports=[report for each in built for report in each.reports],
+        reports=[report for result in built for report in result.reports],
         purged=purged.all,
         purged_rejects=purged.purged_rejects,
         settled=frozenset(matches.upgrades),
-        match_keys=[key for each in built for key in each.match_keys]
-        if target.index.has_match_keys(dataset.name)
-        else [],
+        match_keys=[key for result in built for key in result.match_keys] if keeps_match_keys else [],
         matched=matches.matched,
     )
 
 
-def _noted(home: Home, lake: Lake, target: Ready, dataset: Dataset, built: list[Built]) -> list[Built]:
-    """Enable matching if this is the first flush of the table that contains live rows."""
-    if not any(each.match_keys.has_live for each in built) or target.index.has_match_keys(dataset.name):
-        return built
-    meeting.keep(home, lake, target.index, target.table, dataset)
-    return meeting.noted(lake, target.table, dataset, built)
+def _all_keys(built: Sequence[BuildResult]) -> Iterator[tuple[bytes, int]]:
+    return (pair for result in built for pair in unpack_keys(result.keys, result.seqs))
 
 
-def _pairs(built: Sequence[Built]) -> Iterator[tuple[bytes, int]]:
-    return (pair for each in built for pair in pairs(each.keys, each.seqs))
-
-
-def _build(lake: Lake, flush: Flush, tasks: Sequence[BuildTask]) -> list[Built]:
-    if any(segment.attempts > isolate.PATIENCE for segment in flush.segments):
-        return isolate.build_apart(lake, tasks)
-    built: list[Built] = []
-    failed: list[tuple[BuildTask, BuildFailure]] = []
-    for task, result in zip(tasks, lake.run(tasks), strict=True):
-        if isinstance(result, BuildFailure):
-            failed.append((task, result))
-        else:
-            built.append(result)
+def _build_files(lake: LakeBackend, flush: Flush, tasks: Sequence[BuildTask]) -> list[BuildResult]:
+    if any(segment.attempts > MAX_SHARED_ATTEMPTS for segment in flush.segments):
+        single = [replace(task, pieces=(piece,)) for task in tasks for piece in task.pieces]
+        return [built for task in single for built in _bisect_poison(lake, task)]
+    results = lake.run(tasks)
+    failed = [(task, each) for task, each in zip(tasks, results, strict=True) if isinstance(each, BuildFailure)]
     for task, failure in failed:
         if failure.is_environmental and failure.segment is None:
-            raise isolate.surroundings_failed(task, failure)
+            raise _environment_error(task, failure)
     if failed:
-        raise RowsAtFault(failed[0][1].reason, tuple(name for each in failed for name in _suspects(*each)))
-    return built
+        blamed = [
+            name
+            for task, failure in failed
+            for name in ((failure.segment,) if failure.segment else task.blamed_segments)
+        ]
+        raise PoisonRows(failed[0][1].reason, tuple(blamed))
+    return [result for result in results if isinstance(result, BuildResult)]
 
 
-def _suspects(task: BuildTask, failure: BuildFailure) -> tuple[str, ...]:
-    return (failure.segment,) if failure.segment else task.blamed_segments
+def _bisect_poison(lake: LakeBackend, task: BuildTask) -> list[BuildResult]:
+    """Build the task's only slice, or its halves if that fails. Reject a single line that fails."""
+    (result,) = lake.run([task])
+    if isinstance(result, BuildResult):
+        return [result]
+    if result.is_environmental:
+        raise _environment_error(task, result)
+    (piece,) = task.pieces
+    assert isinstance(piece, SegmentSlice)
+    if piece.stop - piece.start == 1:
+        rejected = [Reject(piece.segment, ordinal, result.reason, line) for ordinal, line in piece.lines()]
+        return [BuildResult(rejects=rejected)]
+    middle = (piece.start + piece.stop) // 2
+    halves = (replace(piece, stop=middle), replace(piece, start=middle))
+    return [built for half in halves for built in _bisect_poison(lake, replace(task, pieces=(half,)))]
 
 
-def _without_withdrawn(built: Built) -> Built:
+def _environment_error(task: BuildTask, failure: BuildFailure) -> Retryable:
+    """Return the error for a failure such as a full disk, for which no row is to blame."""
+    return Retryable(
+        f"{task.dataset}: could not write the rows ({failure.reason}); no row is lost, the next run retries them",
+        kind="build_failed",
+    )
+
+
+def drop_withdrawn(built: BuildResult) -> BuildResult:
     """Drop the keys of withdrawn rows: they must not count as duplicates or as purged."""
     if not built.withdrawn:
         return built
     purged = array("q", (seq for seq in built.purged if not any(seq in each for each in built.withdrawn)))
     withdrawn = {seq for each in built.withdrawn for seq in built.seqs if seq in each}
-    return replace(without_keys(built, withdrawn) if withdrawn else built, purged=purged)
+    return replace(drop_keys(built, withdrawn) if withdrawn else built, purged=purged)
 
 
-def _without(
-    home: Home, lake: Lake, task: BuildTask, built: list[Built], unwanted: frozenset[int], upgrades: Mapping[int, int]
-) -> list[Built]:
+@dataclass(frozen=True)
+class PurgedRows:
+    written: frozenset[int]
+    """Sequences of rows that the built files contain and that must be removed from them."""
+    skipped: frozenset[int]
+    """Sequences of rows that the build did not write."""
+    rejects: list[Reject]
+    """Rejects that were not purged."""
+    purged_rejects: int
+    """Number of rejects that were purged."""
+
+    @property
+    def all(self) -> frozenset[int]:
+        return self.written | self.skipped
+
+
+def find_purged(
+    marks: Tombstones, dataset: Dataset, own_gateway: str | None, built: Sequence[BuildResult]
+) -> PurgedRows:
+    """Find the purged rows of a build. Changes nothing, so a dry run calls it too."""
+    written: set[int] = set()
+    if marks.has_parts:
+        found = [pair for each in built for pair in unpack_keys(each.keys, each.seqs)]
+        purged = marks.find({key for key, _ in found})
+        written = {seq for key, seq in found if key in purged} | _find_purged_by_match_key(marks, built)
+    rejects = [reject for each in built for reject in each.rejects]
+    kept = [reject for reject in rejects if not is_purged(marks, dataset, own_gateway, reject.line)]
+    skipped = frozenset(seq for each in built for seq in each.purged)
+    return PurgedRows(frozenset(written), skipped, kept, len(rejects) - len(kept))
+
+
+def _find_purged_by_match_key(marks: Tombstones, built: Sequence[BuildResult]) -> set[int]:
+    """Find other records of purged parts by match key.
+
+    A text that is equal to a purged one is kept if it was said after the purge.
+    """
+    match_keys = [each for result in built for each in result.match_keys]
+    purged_at = marks.purged_at({each.tombstone_hash for each in match_keys})
+    return {
+        each.seq
+        for each in match_keys
+        if (at := purged_at.get(each.tombstone_hash)) is not None
+        and (each.is_exact or each.is_time_uncertain or each.at <= at)
+    }
+
+
+def is_purged(marks: Tombstones, dataset: Dataset, own_gateway: str | None, line: bytes) -> bool:
+    """Tell whether a rejected line belongs to a purge, as far as the line can be parsed."""
+    is_in_purged_range = marks.purge_filter.predicate(dataset)
+    if is_in_purged_range is None and not marks.has_parts:
+        return False
+    row = rejects.coerce_leniently(dataset, rejects.extract_row(line))
+    if is_in_purged_range is not None and is_in_purged_range(row):
+        return True
+    key = hash_row_key(dataset, row, own_gateway)
+    return key is not None and bool(marks.find({key}))
+
+
+def _drop_rows(
+    target: OpenTable,
+    flush: Flush,
+    built: list[BuildResult],
+    unwanted: frozenset[int],
+    upgrades: Mapping[int, int],
+) -> list[BuildResult]:
     """Rewrite the files that contain unwanted or withdrawn rows."""
     results = list(built)
-    work: list[tuple[int, ThinTask]] = []
+    work: list[tuple[int, DropRowsTask]] = []
     for index, each in enumerate(built):
         drop = unwanted.intersection(each.seqs)
         settles = {seq: upgrades[seq] for seq in drop if seq in upgrades}
         if drop and len(drop) == each.rows and not each.withdrawn and not settles:
             for file in each.files:
                 file.path.unlink(missing_ok=True)
-            results[index] = without_keys(each, drop)
+            results[index] = drop_keys(each, drop)
             results[index].files = []
         elif drop or each.withdrawn:
-            output = Place(task.data_root, task.flush_id, min(each.seqs, default=0))
-            folder = settlement_files.folder(home, task.dataset)
-            settlement = folder / f"{task.flush_id}-{min(settles, default=0)}.parquet"
-            work.append((index, ThinTask(task.dataset, each, output, drop, settles, settlement)))
-    for (index, _), result in zip(work, lake.run([each for _, each in work]), strict=True):
+            output = OutputPaths(target.table.data_root, flush.id, min(each.seqs, default=0))
+            folder = health.settlements_folder(target.home, flush.dataset)
+            settlement = folder / f"{flush.id}-{min(settles, default=0)}.parquet"
+            work.append((index, DropRowsTask(flush.dataset, each, output, drop, settles, settlement)))
+    for (index, _), result in zip(work, target.lake.run([each for _, each in work]), strict=True):
         if isinstance(result, BuildFailure):
             raise Retryable(
-                f"{task.dataset}: could not remove duplicates from the new files: {result.reason}", kind="build_failed"
+                f"{flush.dataset}: could not remove duplicates from the new files: {result.reason}", kind="build_failed"
             )
         results[index] = result
     return results
+
+
+@dataclass(frozen=True)
+class DropRowsTask:
+    dataset: str
+    built: BuildResult
+    output: OutputPaths
+    drop: frozenset[int]
+    settles: Mapping[int, int] = field(default_factory=dict)
+    """Dropped native row → the live row of the lake that it settles."""
+    settlement: Path | None = None
+    """The file to store the settling rows in."""
+
+    def run(self) -> BuildResult:
+        if self.settles:
+            assert self.settlement is not None
+            settlements.write_settlements(
+                self.settlement, [self._read_settling(file) for file in self.built.files], self.settles
+            )
+        files = [self._drop(file) for file in self.built.files]
+        kept = drop_keys(self.built, self.drop)
+        return replace(kept, files=[file for file in files if file is not None], withdrawn=[])
+
+    def _drop(self, file: BuiltFile) -> BuiltFile | None:
+        with pq.ParquetFile(file.path) as source_file:
+            seqs = source_file.read([SEQ]).column(SEQ)
+            kept = pc.filter(seqs, self._wanted(seqs))
+            if len(kept) == file.rows:
+                return file
+            rewritten = self._rewrite(file, source_file) if len(kept) else None
+        file.path.unlink(missing_ok=True)
+        return rewritten
+
+    def _read_settling(self, file: BuiltFile) -> pa.Table:
+        rows = pq.read_table(file.path, partitioning=None)
+        return rows.filter(pc.is_in(rows.column(SEQ), value_set=pa.array(self.settles, pa.int64())))
+
+    def _wanted(self, seqs: Any) -> Any:
+        unwanted = pc.is_in(seqs, value_set=pa.array(self.drop, pa.int64()))
+        for withdrawn in self.built.withdrawn:
+            inside = pc.and_(pc.greater_equal(seqs, withdrawn.start), pc.less(seqs, withdrawn.stop))
+            unwanted = pc.or_(unwanted, inside)
+        return pc.invert(unwanted)
+
+    def _rewrite(self, file: BuiltFile, source_file: pq.ParquetFile) -> BuiltFile:
+        path = self.output.new_file(datasets.get(self.dataset), file.source, file.day)
+        writer = DataFileWriter(path, source_file.schema_arrow.remove_metadata())
+        try:
+            for group in range(source_file.num_row_groups):
+                rows = source_file.read_row_group(group)
+                rows = rows.filter(self._wanted(rows.column(SEQ)))
+                if rows.num_rows:
+                    writer.write(rows)
+            writer.close()
+        except BaseException:
+            writer.discard()
+            raise
+        return writer.built(file.source, file.day)
+
+
+def drop_keys(built: BuildResult, drop: Container[int]) -> BuildResult:
+    """Return a build result without the keys of dropped rows."""
+    kept = replace(built, seqs=built.seqs[:0], keys=bytearray(), match_keys=built.match_keys.without(drop))
+    packed = bytes(built.keys)
+    for index, seq in enumerate(built.seqs):
+        if seq not in drop:
+            kept.seqs.append(seq)
+            kept.keys += packed[index * KEY_BYTES : (index + 1) * KEY_BYTES]
+    return kept

@@ -1,109 +1,280 @@
-"""Read the public columns of a dataset through Spark: all rows, or those after a sequence.
+"""Read or count the rows in a range of sequences, directly from the data files, without Spark.
 
-A read covers the sequences `(since, until]`, in order, with an optional source as partition filter, and is pruned by
-file and row-group statistics. Rows without a sequence (of an adopted table) come first, and only if requested. A page
-covers a bounded window of sequences, so neither side holds more than one page.
+Manifests tell which files of a source can contain such rows, and footers tell which row groups; only those are read, so
+per file at most one row group on each side of the range is read in vain. Arrow reads a row at a sixth of the cost of
+Spark (docs/decisions/0017). Files never change; if one is missing, another job has rewritten the table, and the read is
+repeated with the newest metadata.
+
+A page is a window of sequences that contains a limited number of rows and bytes. How the rows of a file or row group (a
+span) are distributed over its range is unknown, but each sequence belongs to one row. So up to any end a span has at
+most as many rows as there are sequences, and at most all of its rows. Files that a window reaches are replaced by their
+row groups, so that only a row group can be overestimated, not a file. Stored bytes measure the cost of a read, not its
+size in memory, because a text that every row repeats is stored once; so rows in memory have a limit of their own.
 """
 
 from __future__ import annotations
 
-import io
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
-from hypaware.lake import metadata, tables, windows
+from hypaware.errors import LakeError
+from hypaware.home import Home
+from hypaware.iceberg import metadata
+from hypaware.iceberg.metadata import CatalogEntry, DataFile
+from hypaware.lake import health, parquet
+from hypaware.lake.parquet import RowGroup
+from hypaware.lake.schema import page_schema
 from hypaware.model import datasets
-from hypaware.model.datasets import SEQ, SOURCE
+from hypaware.model.datasets import SEQ
 
-if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
-
-    from hypaware.engine.jobs import JobContext
-
-_PAGE_ROWS = 50_000
-# Compressed size on disk; rows in memory take several times as much.
-_PAGE_BYTES = 4 << 20
-_BATCH_ROWS = 5_000
-_FAR = 2**63 - 1
+_MAX_UNPACKED_BYTES = 64 << 20
+_T = TypeVar("_T")
+PAGE_ROWS = 50_000
+# Compressed size on disk. Rows in memory take several times as much, and each active stream holds two pages.
+PAGE_BYTES = 8 << 20
 
 
 @dataclass(frozen=True)
-class Range:
-    dataset: str
-    source: str | None = None
-    since: int = 0
-    until: int | None = None
-    include_legacy: bool = False
+class RowPage:
+    """All rows in (after, reached], ordered by sequence, which is the first column."""
+
+    rows: pa.Table
+    reached: int
+    scanned: int
+    """Number of rows in the row groups that were read."""
 
 
-def page(context: JobContext, wanted: Range) -> dict[str, Any]:
-    """Emit the first window of a range as Arrow IPC. Return `{rows, next}`; `next` is None at the end."""
-    from hypaware.lake.spark_table import SparkTable
+def read_page_after(
+    home: Home, dataset: str, source: str, after: int, until: int, max_rows: int = PAGE_ROWS
+) -> RowPage:
+    """Read the next rows, at most `max_rows`, limited by memory. Advances by at least one sequence."""
 
-    spark = context.spark
-    if not tables.exists(spark, datasets.get(wanted.dataset).name):
-        return {"rows": 0, "next": None}
-    known = SparkTable(spark, datasets.get(wanted.dataset)).metadata
-    files = [file for file in metadata.remembered_files(known) if wanted.source in (None, file.source)]
-    # A table has no rows above its floor.
-    last = min(known.floor, wanted.until if wanted.until is not None else _FAR)
-    since = wanted.since
+    def read(files: list[DataFile]) -> RowPage:
+        end = find_window_end(files, after, until, rows=max_rows, bytes=PAGE_BYTES)
+        return _read_files(dataset, files, after, end)
+
+    return _retry_on_rewrite(home, dataset, source, until, read)
+
+
+def read_between(home: Home, dataset: str, source: str, after: int, last: int) -> RowPage:
+    return _retry_on_rewrite(home, dataset, source, last, lambda files: _read_files(dataset, files, after, last))
+
+
+def _retry_on_rewrite(home: Home, dataset: str, source: str, through: int, read: Callable[[list[DataFile]], _T]) -> _T:
+    # A lake that was rolled back lacks recorded rows: that must not pass for "nothing to deliver".
+    health.check_floor(home, dataset, through)
+    entry = metadata.find_table(home, dataset)
     while True:
-        end = windows.next_end(files, since, last, rows=_PAGE_ROWS, bytes=_PAGE_BYTES)
-        found = rows_since(spark, replace(wanted, since=since, until=end))
-        if found.num_rows or end >= last:
-            _emit(context, found)
-            return {"rows": found.num_rows, "next": end if end < last else None}
-        since = end
+        if entry is None:
+            return read([])
+        try:
+            return read(_source_files(entry, source))
+        except FileNotFoundError as missing:
+            previous, entry = entry, metadata.find_table(home, dataset)
+            if entry == previous:
+                raise LakeError(
+                    f"table {dataset}: a data file is missing ({missing}); "
+                    "restore a backup with hyp restore, or rebuild the table from its files",
+                    kind="lake_damaged",
+                    repair=f"hyp maintain {dataset} --rebuild",
+                ) from missing
 
 
-def rows_since(spark: SparkSession, wanted: Range) -> pa.Table:
-    """Return the rows of a range, ordered by sequence, which is the first column. Legacy rows come first."""
-    from pyspark.sql import functions as F
-
-    dataset = datasets.get(wanted.dataset)
-    in_range = _in_range(wanted)
-    if wanted.include_legacy:
-        in_range |= F.col(SEQ).isNull()
-    public = [column.name for column in dataset.columns]
-    # A window is small. Sorting it here saves a shuffle, for which Spark would read the files twice.
-    found = _of_source(spark, wanted).where(in_range).select(SEQ, *public).toArrow()
-    return found.take(pc.sort_indices(pc.fill_null(found.column(SEQ), -1)))
+def _source_files(entry: CatalogEntry, source: str) -> list[DataFile]:
+    known = metadata.read_metadata(entry.metadata)
+    if known.current and any(manifest.deletes for manifest in metadata.read_manifests(known.current)):
+        raise LakeError(
+            f"table {entry.name} has delete files, which another program wrote; compact the table with that program "
+            "before its rows can be delivered",
+            kind="delete_files",
+        )
+    return [file for file in metadata.iter_cached_files(known) if file.source == source]
 
 
-def read_page(chunks: bytes) -> Iterator[tuple[dict[str, Any], int | None]]:
-    """Yield (row, sequence) of a page that `page` emitted."""
-    if chunks:
-        with pa.ipc.open_stream(chunks) as reader:
-            for batch in reader:
-                for row in batch.to_pylist():
-                    yield row, row.pop(SEQ)
+def _read_files(dataset: str, files: list[DataFile], after: int, last: int) -> RowPage:
+    schema = page_schema(datasets.get(dataset))
+    parts, scanned = [schema.empty_table()], 0
+    for file in files:
+        if _may_hold(file.min_seq, file.max_seq, after, last):
+            groups = [
+                group.index
+                for group in parquet.read_row_groups(file.path)
+                if group.sequenced and _may_hold(group.min_seq, group.max_seq, after, last)
+            ]
+            part = _read_groups(schema, file, groups) if groups else schema.empty_table()
+            scanned += len(part)
+            seqs = part.column(SEQ)
+            parts.append(part.filter(pc.and_(pc.greater(seqs, after), pc.less_equal(seqs, last))))
+    found = pa.concat_tables(parts)
+    return RowPage(found.take(pc.sort_indices(found.column(SEQ))), last, scanned)
 
 
-def _of_source(spark: SparkSession, wanted: Range) -> DataFrame:
-    from pyspark.sql import functions as F
-
-    found = spark.table(tables.full_name(wanted.dataset))
-    return found if wanted.source is None else found.where(F.col(SOURCE) == F.lit(wanted.source))
-
-
-def _in_range(wanted: Range) -> Column:
-    from pyspark.sql import functions as F
-
-    inside = F.col(SEQ) > F.lit(wanted.since)
-    return inside if wanted.until is None else inside & (F.col(SEQ) <= F.lit(wanted.until))
+def _read_groups(schema: pa.Schema, file: DataFile, groups: list[int]) -> pa.Table:
+    """Read row groups of a file. Columns that the file lacks are null."""
+    with pq.ParquetFile(file.path) as source_file:
+        names = set(source_file.schema_arrow.names)
+        rows = source_file.read_row_groups(groups, columns=[name for name in schema.names if name in names])
+    return parquet.conform_rows(rows, schema)
 
 
-def _emit(context: JobContext, table: pa.Table) -> None:
-    buffer = io.BytesIO()
-    with pa.ipc.new_stream(buffer, table.schema) as writer:
-        for batch in table.to_batches(max_chunksize=_BATCH_ROWS):
-            writer.write_batch(batch)
-            context.emit(buffer.getvalue())
-            buffer.seek(0)
-            buffer.truncate()
-    context.emit(buffer.getvalue())
+def _may_hold(lowest: int | None, highest: int | None, after: int, last: int) -> bool:
+    """Tell whether rows can be in the range. True if the bounds are unknown."""
+    if lowest is None or highest is None:
+        return True
+    return highest > after and lowest <= last
+
+
+def find_window_end(files: Sequence[DataFile], since: int, until: int, *, rows: int, bytes: int) -> int:
+    """Return the largest end <= until such that (since, end] contains at most so many rows and stored bytes.
+
+    All files are of one source. The end is at least one above `since`, however large that row is. Gaps cost nothing.
+    """
+    limit = _WindowLimit(rows, bytes)
+    due = [file for file in files if file.max_seq is None or file.max_seq > since]
+    group_spans: dict[Path, list[_Span]] = {}
+    while True:
+        whole = [file for file in due if file.path not in group_spans]
+        spans = [
+            _make_span(file.min_seq, file.max_seq, file.sequenced, file.bytes, file.bytes, since, until)
+            for file in whole
+        ]
+        end = _bisect_end(sorted(chain(spans, *group_spans.values())), since, until, limit)
+        touched = [file for file in whole if file.min_seq is None or file.min_seq <= end]
+        if not touched:
+            return end
+        for file in touched:
+            group_spans[file.path] = _group_spans(file, since, until)
+
+
+def _group_spans(file: DataFile, since: int, until: int) -> list[_Span]:
+    return [
+        _make_span(group.min_seq, group.max_seq, group.sequenced, group.bytes, group.unpacked, since, until)
+        for group in parquet.read_row_groups(file.path)
+        if group.max_seq is None or group.max_seq > since
+    ]
+
+
+def _make_span(
+    lowest: int | None, highest: int | None, sequenced: int, stored: int, unpacked: int, since: int, until: int
+) -> _Span:
+    """Return a span. Without statistics its rows can have any sequence."""
+    first = max(since + 1, lowest if lowest is not None else 0)
+    last = highest if highest is not None else until
+    count = max(sequenced, 1)
+    return _Span(first, last, max(0, min(sequenced, last - first + 1)), stored / count, unpacked / count)
+
+
+def _bisect_end(spans: Sequence[_Span], since: int, until: int, limit: _WindowLimit) -> int:
+    """Find the end by bisection over the spans that the window can reach."""
+    near = spans[: bisect_right(spans, limit.reach(spans), key=lambda span: span.first)]
+    low, high = min(since + 1, until), until
+    while low < high:
+        middle = (low + high + 1) // 2
+        if limit.fits(near, middle):
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+@dataclass(frozen=True, order=True)
+class _Span:
+    """The rows that a file or row group can have above `since`: from `first` on, none above `last`."""
+
+    first: int
+    last: int
+    rows: int
+    bytes_per_row: float
+    unpacked_per_row: float
+
+    @property
+    def full_at(self) -> int:
+        """The sequence at which all rows have been counted."""
+        return self.first + self.rows - 1
+
+    def rows_until(self, end: int) -> int:
+        return max(0, min(self.rows, end - self.first + 1))
+
+
+@dataclass(frozen=True)
+class _WindowLimit:
+    rows: int
+    bytes: int
+
+    def fits(self, spans: Iterable[_Span], end: int) -> bool:
+        rows, stored, unpacked = 0, 0.0, 0.0
+        for span in spans:
+            found = span.rows_until(end)
+            rows += found
+            stored += found * span.bytes_per_row
+            unpacked += found * span.unpacked_per_row
+            if rows > self.rows or stored > self.bytes or unpacked > _MAX_UNPACKED_BYTES:
+                return False
+        return True
+
+    def reach(self, spans: Iterable[_Span]) -> int:
+        """Return a sequence at which the first spans alone exceed the limit. Spans are sorted by `first`."""
+        reach, seen = 0, 0
+        for span in spans:
+            reach, seen = max(reach, span.full_at), seen + span.rows
+            if seen > self.rows:
+                break
+        return reach
+
+
+def count_rows_between(home: Home, dataset: str, source: str, after: int, last: int) -> int:
+    """Count the live rows of a source with a sequence in (after, last]. Return 0 if there is no table."""
+    table = metadata.find_table(home, dataset)
+    while table is not None and last > after:
+        try:
+            files = metadata.iter_cached_files(metadata.read_metadata(table.metadata))
+            return sum(_count_file(file, after, last) for file in files if file.source == source)
+        except FileNotFoundError:
+            # A purge removes files immediately; the table then has a new metadata file.
+            previous, table = table, metadata.find_table(home, dataset)
+            if table == previous:
+                raise
+    return 0
+
+
+def _count_file(file: DataFile, after: int, last: int) -> int:
+    inside = _count_if_whole(file.min_seq, file.max_seq, file.sequenced, after, last)
+    if inside is not None:
+        return inside
+    counted = 0
+    cut = []
+    for group in parquet.read_row_groups(file.path):
+        inside = _count_if_whole(group.min_seq, group.max_seq, group.sequenced, after, last) if group.exact else None
+        counted += inside or 0
+        if inside is None:
+            cut.append(group)
+    return counted + (_count_groups(file, cut, after, last) if cut else 0)
+
+
+def _count_if_whole(lowest: int | None, highest: int | None, sequenced: int, after: int, last: int) -> int | None:
+    """Return the count if all or none are inside the range; None if the range splits them or bounds are unknown."""
+    if sequenced == 0:
+        return 0
+    if lowest is None or highest is None:
+        return None
+    if highest <= after or lowest > last:
+        return 0
+    return sequenced if after < lowest and highest <= last else None
+
+
+def _count_groups(file: DataFile, groups: list[RowGroup], after: int, last: int) -> int:
+    counted = 0
+    with pq.ParquetFile(file.path) as source_file:
+        for group in groups:
+            seqs = source_file.read_row_group(group.index, columns=[SEQ]).column(SEQ)
+            inside = pc.and_(pc.greater(seqs, after), pc.less_equal(seqs, last))
+            counted += pc.sum(inside).as_py() or 0
+    return counted

@@ -2,6 +2,7 @@
 
 A line is `{"segment", "ordinal", "reason", "line"}`. `line` is the segment's line as text; a line that is not UTF-8 is
 stored as `line_base64`. The file is durable before the flush commits, so a recorded flush never loses its rejects.
+`extract_row` and `coerce_leniently` parse a rejected line far enough to tell which session and part it belongs to.
 
 @ref flush#rejects
 """
@@ -9,53 +10,86 @@ stored as `line_base64`. The file is durable before the flush commits, so a reco
 from __future__ import annotations
 
 import base64
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import orjson
 
-from hypaware import durable, faults
-from hypaware.home import Home
+from hypaware import faults
+from hypaware.home import Home, durable_files
 from hypaware.lake.build import Reject
+from hypaware.model import canonical
+from hypaware.model.datasets import GATEWAY, Dataset
 from hypaware.spool import segments
 from hypaware.state.flushes import Flush
 
-_before_write = faults.point("lake.rejects.before-write", "rows were rejected, they are only in their segment")
-_after_write = faults.point("lake.rejects.after-write", "rejects are stored, the flush is not committed")
+_before_write = faults.crash_point("lake.rejects.before-write", "rows were rejected, they are only in their segment")
+_after_write = faults.crash_point("lake.rejects.after-write", "rejects are stored, the flush is not committed")
 
 
-def path_of(home: Home, flush: Flush) -> Path:
-    return segments.folder(home, flush.dataset).rejected / f"{flush.id}.jsonl"
-
-
-def write(home: Home, flush: Flush, rejects: Sequence[Reject]) -> None:
+def write_rejects(home: Home, flush: Flush, rejects: Sequence[Reject]) -> None:
     if not rejects:
         return
     _before_write()
-    durable.write_file(path_of(home, flush), b"".join(map(_line, rejects)))
+    durable_files.write_atomic(rejects_path(home, flush), b"".join(map(_encode_reject, rejects)))
     _after_write()
 
 
-def count(home: Home, flush: Flush) -> int:
-    path = path_of(home, flush)
-    return segments.count_lines(path) if path.is_file() else 0
+def rejects_path(home: Home, flush: Flush) -> Path:
+    return segments.spool_folder(home, flush.dataset).rejected / f"{flush.id}.jsonl"
 
 
-def total(home: Home, dataset: str) -> int:
-    folder = segments.folder(home, dataset).rejected
-    return sum(segments.count_lines(path) for path in folder.glob("*.jsonl"))
-
-
-def discard(home: Home, flush: Flush) -> None:
-    """Remove the rejects of a flush that was not committed; its segments still contain the rows."""
-    if path_of(home, flush).exists():
-        durable.remove(path_of(home, flush))
-
-
-def _line(reject: Reject) -> bytes:
+def _encode_reject(reject: Reject) -> bytes:
     kept: dict[str, object] = {"segment": reject.segment, "ordinal": reject.ordinal, "reason": reject.reason}
     try:
         kept["line"] = reject.line.decode().removesuffix("\n")
     except UnicodeDecodeError:
         kept["line_base64"] = base64.b64encode(reject.line).decode()
     return orjson.dumps(kept) + b"\n"
+
+
+def count_rejects(home: Home, flush: Flush) -> int:
+    path = rejects_path(home, flush)
+    return segments.count_lines(path) if path.is_file() else 0
+
+
+def count_all_rejects(home: Home, dataset: str) -> int:
+    folder = segments.spool_folder(home, dataset).rejected
+    return sum(segments.count_lines(path) for path in folder.glob("*.jsonl"))
+
+
+def discard_rejects(home: Home, flush: Flush) -> None:
+    """Remove the rejects of a flush that was not committed; its segments still contain the rows."""
+    if rejects_path(home, flush).exists():
+        durable_files.remove_durably(rejects_path(home, flush))
+
+
+def extract_row(line: bytes | str) -> Mapping[str, Any]:
+    """Return the row of an envelope, or the line if it is a row itself, or an empty mapping."""
+    try:
+        found = canonical.loads(line.encode("utf-8", "surrogatepass") if isinstance(line, str) else line)
+    except (ValueError, RecursionError):
+        return {}
+    if isinstance(found, dict) and isinstance(found.get("row"), dict):
+        found = found["row"]
+    return found if isinstance(found, dict) else {}
+
+
+def coerce_leniently(dataset: Dataset, row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the valid columns of a row, coerced, and the columns derived from them."""
+    valid: dict[str, Any] = {}
+    for name, value in row.items():
+        if name in dataset.coercers and value is not None:
+            try:
+                valid[name] = dataset.coercers[name](value)
+            except (ValueError, RecursionError):
+                continue
+    try:
+        derived = dict(dataset.derive(valid, str(valid.get(GATEWAY, ""))))
+    except Exception:
+        # A plugin's rule may fail on an incomplete row.
+        derived = {}
+    # The gateway cannot be derived; without one the row is our own.
+    derived.pop(GATEWAY, None)
+    return {**derived, **valid}

@@ -19,104 +19,105 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from hypaware import durable, faults
+from hypaware import faults
 from hypaware.errors import LakeError
-from hypaware.home import Home
-from hypaware.lake.build import row_key
-from hypaware.lake.coerced import coerced_rows
-from hypaware.lake.settlement_files import folder
+from hypaware.home import Home, durable_files
+from hypaware.lake.health import settlements_folder
+from hypaware.lake.parquet import to_producer_rows
+from hypaware.lake.row_keys import hash_row_key
 from hypaware.model import datasets
 from hypaware.model.datasets import GATEWAY, INTERNAL, SEQ, Dataset, Row
 from hypaware.state.flushes import Flush
 
-_before_remove = faults.point(
+_before_remove = faults.crash_point(
     "lake.settlements.before-remove", "settled rows are committed, their settlements still exist"
 )
-_after_remove = faults.point("lake.settlements.after-remove", "applied settlements are removed")
+_after_remove = faults.crash_point("lake.settlements.after-remove", "applied settlements are removed")
+TARGET_COLUMN = "_hyp_settles"
 
-TARGET = "_hyp_settles"
 
-
-class Damaged(LakeError):
+class DamagedSettlement(LakeError):
     """A settlement that cannot be read. Its rows come from transcripts, which can be imported again."""
 
     kind = "settlement_damaged"
 
 
-def write(path: Path, rows: Sequence[pa.Table], settles: Mapping[int, int]) -> None:
+def write_settlements(path: Path, rows: Sequence[pa.Table], settles: Mapping[int, int]) -> None:
     """Write rows of a build with the sequence of the row that each settles. Runs in a task."""
     settling = pa.concat_tables(rows)
     targets = pa.array([settles[seq] for seq in settling.column(SEQ).to_pylist()], pa.int64())
-    durable.make_dir(path.parent.parent)
-    durable.make_dir(path.parent)
-    _store(path, settling.append_column(TARGET, targets))
+    durable_files.make_dir(path.parent.parent)
+    durable_files.make_dir(path.parent)
+    _store_settlements(path, settling.append_column(TARGET_COLUMN, targets))
 
 
-def _store(path: Path, rows: pa.Table) -> None:
+def _store_settlements(path: Path, rows: pa.Table) -> None:
     temporary = path.with_suffix(".tmp")
     pq.write_table(rows, temporary, compression="zstd")
     temporary.chmod(0o600)
-    durable.fsync_file(temporary)
-    durable.rename(temporary, path)
+    durable_files.fsync_file(temporary)
+    durable_files.rename_durably(temporary, path)
 
 
-def discard(home: Home, flush: Flush) -> None:
+def discard_settlements(home: Home, flush: Flush) -> None:
     """Remove the settlements of a flush that was not committed; its rows are built again."""
-    found = list(folder(home, flush.dataset).glob(f"{flush.id}-*"))
+    found = list(settlements_folder(home, flush.dataset).glob(f"{flush.id}-*"))
     for path in found:
         path.unlink(missing_ok=True)
     if found:
-        durable.fsync_dir(folder(home, flush.dataset))
+        durable_files.fsync_dir(settlements_folder(home, flush.dataset))
 
 
-def remove(paths: Sequence[Path]) -> None:
+def remove_settlements(paths: Sequence[Path]) -> None:
     """Remove applied settlements."""
     _before_remove()
     for path in paths:
         path.unlink(missing_ok=True)
     for parent in {path.parent for path in paths}:
-        durable.fsync_dir(parent)
+        durable_files.fsync_dir(parent)
     _after_remove()
 
 
-def targets(dataset: Dataset, path: Path) -> dict[int, str]:
+def read_targets(dataset: Dataset, path: Path) -> dict[int, str]:
     """Return the sequences of the rows that a file settles, and the keys they will have."""
-    found = _read(path, [TARGET, dataset.key_column])
-    return dict(zip(found.column(TARGET).to_pylist(), found.column(dataset.key_column).to_pylist(), strict=True))
+    found = _read_settlements(path, [TARGET_COLUMN, dataset.key_column])
+    return dict(zip(found.column(TARGET_COLUMN).to_pylist(), found.column(dataset.key_column).to_pylist(), strict=True))
 
 
-def keys(dataset: Dataset, path: Path, own_gateway: str | None) -> Iterator[tuple[bytes, int]]:
+def read_settlement_keys(dataset: Dataset, path: Path, own_gateway: str | None) -> Iterator[tuple[bytes, int]]:
     """Yield the additional dedupe keys of the rows that a file settles, with their sequences."""
-    wanted = dict.fromkeys([TARGET, GATEWAY, dataset.key_column, *dataset.key_parts])
-    for row in _read(path, list(wanted)).to_pylist():
-        if (key := row_key(dataset, row, own_gateway)) is not None:
-            yield key, row[TARGET]
+    wanted = dict.fromkeys([TARGET_COLUMN, GATEWAY, dataset.key_column, *dataset.key_parts])
+    for row in _read_settlements(path, list(wanted)).to_pylist():
+        if (key := hash_row_key(dataset, row, own_gateway)) is not None:
+            yield key, row[TARGET_COLUMN]
 
 
-def native_rows(dataset: Dataset, path: Path, wanted: Container[int]) -> list[Row]:
+def read_native_rows(dataset: Dataset, path: Path, wanted: Container[int]) -> list[Row]:
     """Return the native rows of some targets in producer form."""
-    rows = _read(path)
-    selected = pa.array([target in wanted for target in rows.column(TARGET).to_pylist()], pa.bool_())
+    rows = _read_settlements(path)
+    selected = pa.array([target in wanted for target in rows.column(TARGET_COLUMN).to_pylist()], pa.bool_())
     public = [column.name for column in dataset.columns if column.name in rows.column_names]
-    return [row for batch in rows.filter(selected).select(public).to_batches() for row in coerced_rows(dataset, batch)]
+    return [
+        row for batch in rows.filter(selected).select(public).to_batches() for row in to_producer_rows(dataset, batch)
+    ]
 
 
-def keep_only(path: Path, kept: Container[int]) -> None:
+def retain_targets(path: Path, kept: Container[int]) -> None:
     """Drop the settlements of all but some targets; the others were applied."""
-    rows = _read(path)
-    selected = pa.array([target in kept for target in rows.column(TARGET).to_pylist()], pa.bool_())
-    _store(path, rows.filter(selected))
+    rows = _read_settlements(path)
+    selected = pa.array([target in kept for target in rows.column(TARGET_COLUMN).to_pylist()], pa.bool_())
+    _store_settlements(path, rows.filter(selected))
 
 
-def _read(path: Path, columns: list[str] | None = None) -> pa.Table:
+def _read_settlements(path: Path, columns: list[str] | None = None) -> pa.Table:
     try:
         return pq.read_table(path, columns=columns, partitioning=None)
     except (OSError, pa.ArrowException) as error:
-        raise Damaged(f"{path} cannot be read: {error}") from error
+        raise DamagedSettlement(f"{path} cannot be read: {error}") from error
 
 
 @dataclass(frozen=True)
-class Amendment:
+class SettlementPatch:
     """Applies settlements to rows that are rewritten. A plain value that is sent to tasks."""
 
     dataset: str
@@ -142,8 +143,8 @@ class Amendment:
     def _native(self, seqs: Any) -> dict[int, dict[str, Any]]:
         found: dict[int, dict[str, Any]] = {}
         for path in filter(Path.exists, self.paths):
-            rows = _read(path)
-            for row in rows.filter(pc.is_in(rows.column(TARGET), value_set=seqs.combine_chunks())).to_pylist():
-                target = row.pop(TARGET)
+            rows = _read_settlements(path)
+            for row in rows.filter(pc.is_in(rows.column(TARGET_COLUMN), value_set=seqs.combine_chunks())).to_pylist():
+                target = row.pop(TARGET_COLUMN)
                 found.setdefault(target, {name: value for name, value in row.items() if name not in INTERNAL})
         return found

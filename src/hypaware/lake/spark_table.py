@@ -1,4 +1,4 @@
-"""A table through Iceberg's Java API: its metadata and its commits.
+"""The lake on Spark, and its tables through Iceberg's Java API.
 
 Tasks write the Parquet files. The driver commits them in one Iceberg transaction together with table properties, which
 Spark's DataFrame writer cannot do.
@@ -6,58 +6,140 @@ Spark's DataFrame writer cannot do.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from datetime import date
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from py4j.protocol import Py4JJavaError
+from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.errors.exceptions.captured import CapturedException
 from pyspark.sql import SparkSession
 
 from hypaware.errors import Retryable
-from hypaware.lake import expiry, metadata, scan, tables
-from hypaware.lake.committer import Change, Landed, NotCommitted
-from hypaware.lake.metadata import (
-    FLOOR,
-    FLUSH_ID,
-    FORKS,
-    GATEWAY_ID,
-    INCARNATION,
-    PARENTS,
-    REBUILT_FROM,
-    SEGMENTS,
+from hypaware.home import Home
+from hypaware.home.identity import Identity
+from hypaware.iceberg import fsync, metadata
+from hypaware.iceberg.metadata import (
+    FLOOR_PROPERTY,
+    FLUSH_ID_PROPERTY,
+    FORKS_PROPERTY,
+    GATEWAY_ID_PROPERTY,
+    INCARNATION_PROPERTY,
+    PARENTS_PROPERTY,
+    REBUILT_FROM_PROPERTY,
+    SEGMENTS_PROPERTY,
     DataFile,
-    Metadata,
+    TableMetadata,
     local_path,
 )
-from hypaware.lake.partitions import BuiltFile
+from hypaware.lake import schema, snapshots
+from hypaware.lake.build import (
+    BuildFailure,
+    BuildResult,
+    BuildTask,
+    BuildWatcher,
+    Task,
+    confirm_worker,
+    run_catching,
+    watch_build,
+)
+from hypaware.lake.parquet import BuiltFile
+from hypaware.lake.table import FlushContents, NotCommitted, TableChange
+from hypaware.model import datasets
 from hypaware.model.datasets import BATCH_ID, GATEWAY, SEQ, SOURCE, Dataset
 from hypaware.state.flushes import Flush
-from hypaware.state.identity import Identity
 
 _EPOCH = date(1970, 1, 1)
 _MAX_SNAPSHOTS = 100
 _THREADS = 4
-_WORTH_THREADS = 8
+_PARALLEL_FROM_FILES = 8
+
+
+class SparkLake:
+    def __init__(
+        self,
+        home: Home,
+        spark: SparkSession,
+        identity: Identity,
+        check_cancelled: Callable[[], None],
+        watch: BuildWatcher | None = None,
+    ) -> None:
+        self._home = home
+        self.spark = spark
+        self.identity = identity
+        self._check_cancelled = check_cancelled
+        self._watch = watch
+
+    def table(self, dataset: Dataset) -> SparkTable:
+        name = dataset.name
+        if not schema.table_exists(self.spark, name):
+            schema.create_table(self.spark, dataset, self.identity)
+            fsync.fsync_commit(self._home, name)
+        table = SparkTable(self.spark, dataset)
+        if schema.evolve_table(table.iceberg, self.spark._jvm, dataset, table.metadata.fields):
+            fsync.fsync_commit(self._home, name)
+            table = SparkTable(self.spark, dataset)
+        return table
+
+    def run(self, tasks: Sequence[Task]) -> list[BuildResult | BuildFailure]:
+        if not tasks:
+            return []
+        spark = self.spark.sparkContext
+        try:
+            if self._watch is not None and isinstance(tasks[0], BuildTask):
+                with watch_build(spark, self._watch) as run:
+                    return list(spark.parallelize(tasks, len(tasks)).map(run).collect())
+            return list(spark.parallelize(tasks, len(tasks)).map(run_catching).collect())
+        except (Py4JJavaError, CapturedException) as error:
+            self._check_cancelled()
+            # A worker died and the guilty rows are unknown, so all tasks fail. If no worker can start at all, the
+            # environment is to blame.
+            reason = f"a Spark task failed: {_task_error_message(error)}"
+            return [BuildFailure(reason, is_environmental=not self._workers_run())] * len(tasks)
+        except (Py4JError, OSError) as error:
+            raise jvm_lost_error(error) from error
+
+    def warm_up(self) -> None:
+        """Start the Python workers in the background. If they fail, the first task reports it."""
+        threading.Thread(target=self._workers_run, name="warm-up", daemon=True).start()
+
+    def _workers_run(self) -> bool:
+        try:
+            spark = self.spark.sparkContext
+            return all(spark.parallelize([None] * 2, 2).map(confirm_worker).collect())
+        except Exception:
+            return False
+
+
+def _task_error_message(error: Exception) -> str:
+    message = error.java_exception.getMessage() if isinstance(error, Py4JJavaError) else str(error)
+    return (str(message).splitlines() or [type(error).__name__])[0]
+
+
+def list_stored_datasets(home: Home) -> list[Dataset]:
+    """Return the registered datasets that have a table."""
+    present = {entry.name for entry in metadata.list_tables(home)}
+    return [dataset for dataset in datasets.list_all() if dataset.name in present]
 
 
 class SparkTable:
     def __init__(self, spark: SparkSession, dataset: Dataset, namespace: str = metadata.NAMESPACE) -> None:
         self._spark = spark
         self._dataset = dataset
-        self._name = tables.full_name(dataset.name, namespace)
+        self._name = schema.full_table_name(dataset.name, namespace)
         self._jvm: Any = spark._jvm
         self.iceberg: Any = self._jvm.org.apache.iceberg.spark.Spark3Util.loadIcebergTable(
             spark._jsparkSession, self._name
         )
 
     @property
-    def metadata(self) -> Metadata:
+    def metadata(self) -> TableMetadata:
         """The table's metadata, read from its file: cheaper than hundreds of calls into the JVM."""
-        return metadata.read(local_path(str(self.iceberg.operations().current().metadataFileLocation())))
+        return metadata.read_metadata(local_path(str(self.iceberg.operations().current().metadataFileLocation())))
 
     @property
     def uuid(self) -> str:
@@ -65,15 +147,15 @@ class SparkTable:
 
     @property
     def floor(self) -> int:
-        return int(self.iceberg.properties().get(FLOOR) or 0)
+        return int(self.iceberg.properties().get(FLOOR_PROPERTY) or 0)
 
     @property
     def gateway_id(self) -> str | None:
-        return self.iceberg.properties().get(GATEWAY_ID) or None
+        return self.iceberg.properties().get(GATEWAY_ID_PROPERTY) or None
 
     @property
     def rebuilt_from(self) -> str | None:
-        return self.iceberg.properties().get(REBUILT_FROM) or None
+        return self.iceberg.properties().get(REBUILT_FROM_PROPERTY) or None
 
     @property
     def field_ids(self) -> Mapping[str, int]:
@@ -83,61 +165,68 @@ class SparkTable:
     def data_root(self) -> Path:
         return local_path(str(self.iceberg.location())) / "data"
 
-    def find_flush(self, flush: Flush) -> Landed | None:
+    def find_flush(self, flush: Flush) -> FlushContents | None:
         """Query the rows, because snapshots expire, and match the flush id, because another flush may use the range."""
         found = self._spark.sql(
             f"SELECT {SOURCE}, max({SEQ}), count(*) FROM {self._name}"
             f" WHERE {SEQ} > {flush.after} AND {SEQ} <= {flush.last} AND {BATCH_ID} = '{flush.id}' GROUP BY {SOURCE}"
         ).collect()
-        return Landed({row[0]: (row[1], row[2]) for row in found}) if found else None
+        return FlushContents({row[0]: (row[1], row[2]) for row in found}) if found else None
 
     def commit(self, flush: Flush, files: Sequence[BuiltFile]) -> None:
-        try:
-            transaction = self.iceberg.newTransaction()
+        with self._committing(lambda: self.find_flush(flush) is not None) as transaction:
             append = transaction.newAppend()
             for data_file in self._data_files(files):
                 append = append.appendFile(data_file)
-            append = append.set(FLUSH_ID, flush.id).set("hyp.seq-range", f"{flush.after}-{flush.last}")
-            append.set(SEGMENTS, ",".join(segment.name for segment in flush.segments)).commit()
-            transaction.updateProperties().set(FLOOR, str(flush.last)).commit()
-            transaction.commitTransaction()
-            self.iceberg.refresh()
-        except Exception as error:
-            # Without a response of the JVM the commit may still be running: leave the check to recovery.
-            if not isinstance(error, Py4JJavaError | CapturedException):
-                raise jvm_lost(error) from error
-            # The commit may have succeeded before the exception was raised.
-            if not self._was_committed(flush):
-                raise NotCommitted(f"table {self._dataset.name}: the commit failed: {first_line(error)}") from error
+            append = append.set(FLUSH_ID_PROPERTY, flush.id).set("hyp.seq-range", f"{flush.after}-{flush.last}")
+            append.set(SEGMENTS_PROPERTY, ",".join(segment.name for segment in flush.segments)).commit()
+            transaction.updateProperties().set(FLOOR_PROPERTY, str(flush.last)).commit()
 
-    def replace_files(self, change: Change) -> None:
-        gone = {file.path for file in change.removed}
-        missing = gone - {file.path for file in metadata.remembered_files(self.metadata)}
+    def replace_files(self, change: TableChange) -> None:
+        removed = {file.path for file in change.removed}
+        missing = removed - {file.path for file in metadata.iter_cached_files(self.metadata)}
         if missing:
             raise NotCommitted(f"table {self._dataset.name}: {min(missing)} is no longer part of it")
-        try:
-            transaction = self.iceberg.newTransaction()
+        with self._committing(lambda: self._has_change(change)) as transaction:
             if change.removed or change.added:
                 rewrite = self._rewriting(transaction) if change.operation == "compact" else transaction.newOverwrite()
                 for old in self._live(change.removed):
                     rewrite = rewrite.deleteFile(old)
                 for data_file in self._data_files(change.added):
                     rewrite = rewrite.addFile(data_file)
-                for key, value in change.summary.items():
-                    rewrite = rewrite.set(key, value)
-                rewrite.commit()
+                _set_all(rewrite, change.summary).commit()
             if change.properties:
-                update = transaction.updateProperties()
-                for key, value in change.properties.items():
-                    update = update.set(key, value)
-                update.commit()
+                _set_all(transaction.updateProperties(), change.properties).commit()
+
+    @contextmanager
+    def _committing(self, is_committed: Callable[[], bool]) -> Iterator[Any]:
+        """Commit one Iceberg transaction. Raise NotCommitted only if the table confirms that it did not happen."""
+        try:
+            transaction = self.iceberg.newTransaction()
+            yield transaction
             transaction.commitTransaction()
             self.iceberg.refresh()
+        except (Py4JJavaError, CapturedException) as error:
+            # The commit may have succeeded before the exception was raised.
+            try:
+                self.iceberg.refresh()
+                succeeded = is_committed()
+            except Exception as lost:
+                raise jvm_lost_error(lost) from lost
+            if not succeeded:
+                message = f"table {self._dataset.name}: the commit failed: {summarize_jvm_error(error)}"
+                raise NotCommitted(message) from error
         except Exception as error:
-            if not isinstance(error, Py4JJavaError | CapturedException):
-                raise jvm_lost(error) from error
-            if not self._was_changed(change):
-                raise NotCommitted(f"table {self._dataset.name}: the commit failed: {first_line(error)}") from error
+            # Without a response of the JVM the commit may still be running: leave the check to recovery.
+            raise jvm_lost_error(error) from error
+
+    def _has_change(self, change: TableChange) -> bool:
+        """Tell whether this change was committed. Another change may have removed the same files."""
+        known = self.metadata
+        live = {file.path for file in metadata.iter_live_files(known)}
+        replaced = live.isdisjoint(file.path for file in change.removed)
+        replaced = replaced and live.issuperset(file.path for file in change.added)
+        return replaced and all(known.properties.get(key) == value for key, value in change.properties.items())
 
     def _rewriting(self, transaction: Any) -> Any:
         """Start a rewrite. By default, Iceberg checks for deletes since the first snapshot, which may have expired."""
@@ -147,8 +236,8 @@ class SparkTable:
 
     def expire(self, horizon: float, keep: int = 1) -> int:
         known = self.metadata
-        oldest_kept = expiry.current_at(known, horizon)
-        if oldest_kept is None or not expiry.expirable(known, horizon, keep):
+        oldest_kept = snapshots.find_snapshot_at(known, horizon)
+        if oldest_kept is None or not snapshots.list_expirable(known, horizon, keep):
             return 0
         try:
             expiring = self.iceberg.expireSnapshots().expireOlderThan(round(oldest_kept.at * 1000)).retainLast(keep)
@@ -156,10 +245,10 @@ class SparkTable:
             self.iceberg.refresh()
         except (Py4JJavaError, CapturedException) as error:
             # Expiry never changes rows, whether or not it was committed.
-            message = f"table {self._dataset.name}: old snapshots could not be removed: {first_line(error)}"
+            message = f"table {self._dataset.name}: old snapshots could not be removed: {summarize_jvm_error(error)}"
             raise Retryable(message, kind="expiry_failed") from error
         except Exception as error:
-            raise jvm_lost(error) from error
+            raise jvm_lost_error(error) from error
         return len(known.snapshots) - len(self.metadata.snapshots)
 
     def trim(self) -> bool:
@@ -167,44 +256,18 @@ class SparkTable:
         known = self.metadata
         if len(known.snapshots) <= _MAX_SNAPSHOTS:
             return False
-        return self.expire(expiry.horizon(known), keep=_MAX_SNAPSHOTS // 2) > 0
-
-    def _was_changed(self, change: Change) -> bool:
-        """Tell whether this change was committed. Another change may have removed the same files."""
-        try:
-            self.iceberg.refresh()
-            known = self.metadata
-            live = {file.path for file in metadata.live_files(known)}
-        except Exception as error:
-            raise jvm_lost(error) from error
-        replaced = live.isdisjoint(file.path for file in change.removed)
-        replaced = replaced and live.issuperset(file.path for file in change.added)
-        return replaced and all(known.properties.get(key) == value for key, value in change.properties.items())
-
-    def _was_committed(self, flush: Flush) -> bool:
-        try:
-            self.iceberg.refresh()
-            return self.find_flush(flush) is not None
-        except Exception as error:
-            raise jvm_lost(error) from error
-
-    def key_hashes(self, after: int) -> Iterator[Iterable[tuple[bytes, int]]]:
-        files = metadata.live_files(self.metadata)
-        return scan.key_hashes(self._spark.sparkContext, self._dataset.name, files, after, self.gateway_id)
+        return self.expire(snapshots.expiry_horizon(known), keep=_MAX_SNAPSHOTS // 2) > 0
 
     def store_identity(self, identity: Identity) -> bool:
         """Store the home's incarnation in the table, in case state and mirror are lost. Tell whether it changed."""
         properties = {
-            INCARNATION: identity.incarnation,
-            PARENTS: ",".join(identity.parents),
-            FORKS: ",".join(map(str, identity.forks)),
+            INCARNATION_PROPERTY: identity.incarnation,
+            PARENTS_PROPERTY: ",".join(identity.parents),
+            FORKS_PROPERTY: ",".join(map(str, identity.forks)),
         }
         if all(self.metadata.properties.get(key, "") == value for key, value in properties.items()):
             return False
-        change = self.iceberg.updateProperties()
-        for key, value in properties.items():
-            change = change.set(key, value)
-        change.commit()
+        _set_all(self.iceberg.updateProperties(), properties).commit()
         return True
 
     def _live(self, files: Sequence[DataFile]) -> list[Any]:
@@ -242,13 +305,19 @@ class SparkTable:
             builder = builders.builder(spec).withInputFile(opened).withFormat("parquet").withPartition(partition)
             return builder.withMetrics(parquet.fileMetrics(opened, metrics_config)).build()
 
-        if len(files) < _WORTH_THREADS:
+        if len(files) < _PARALLEL_FROM_FILES:
             return [data_file(file) for file in files]
         with ThreadPoolExecutor(_THREADS) as threads:
             return list(threads.map(data_file, files))
 
 
-def key_sql(dataset: Dataset) -> str:
+def _set_all(update: Any, values: Mapping[str, str]) -> Any:
+    for key, value in values.items():
+        update = update.set(key, value)
+    return update
+
+
+def dedupe_key_sql(dataset: Dataset) -> str:
     """Return the SQL expression of a row's dedupe key: `Dataset.key_of` with the gateway."""
     key = f"nullif({dataset.key_column}, '')"
     if dataset.key_parts:
@@ -259,12 +328,12 @@ def key_sql(dataset: Dataset) -> str:
     return f"concat(length(coalesce({GATEWAY}, '')), ':', coalesce({GATEWAY}, ''), ':', {key})"
 
 
-def first_line(error: Exception) -> str:
+def summarize_jvm_error(error: Exception) -> str:
     """Return the message of a JVM exception without its stack trace."""
     message = error.java_exception.toString() if isinstance(error, Py4JJavaError) else str(error)
     return (str(message).splitlines() or [type(error).__name__])[0]
 
 
-def jvm_lost(error: Exception) -> Retryable:
+def jvm_lost_error(error: Exception) -> Retryable:
     message = f"the engine's JVM does not respond ({error}); no row is lost, run the command again"
     return Retryable(message, kind="engine_died")

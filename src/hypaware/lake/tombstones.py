@@ -4,33 +4,39 @@
 session, one of the kind `before` excludes everything before its time. `parts` has the key hash (as in `keys.db`) of
 each purged row, so that a copy of it in another session does not come back either. `words` holds the command that
 finishes an unfinished purge and is erased when the purge is done. The file is part of the lake, so it survives the loss
-of state and key index.
+of state and key index. It cannot be rebuilt: if it cannot be read, no row may enter the lake.
 
-It cannot be rebuilt: if it cannot be read, no row may enter the lake.
+A `PurgeFilter` holds the purged sessions and the time before which everything is purged, as a small value that is sent
+to tasks. It applies to every dataset: it checks a row's `session_id`, if the dataset has that column, and its time.
 """
 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from datetime import datetime
+from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
-from hypaware import durable, faults
+from hypaware import faults
 from hypaware.errors import LakeError
-from hypaware.home import Home
-from hypaware.lake.closed import NOTHING, Closed, mark_of
-from hypaware.looking import has_table, look_into
+from hypaware.home import Home, durable_files
+from hypaware.home.sqlite_readonly import has_table, open_readonly
+from hypaware.model.datasets import Dataset
 
-_before_commit = faults.point("lake.tombstones.before-commit", "tombstones are written and not durable")
-_after_commit = faults.point("lake.tombstones.after-commit", "tombstones are durable")
-
-_LOOKUP = 500
+SESSION_COLUMN = "session_id"
+PURGE_HASH_BYTES = 16
+RowPredicate = Callable[[Mapping[str, Any]], bool]
+"""Tells whether a coerced row is purged."""
+_before_commit = faults.crash_point("lake.tombstones.before-commit", "tombstones are written and not durable")
+_after_commit = faults.crash_point("lake.tombstones.after-commit", "tombstones are durable")
+_LOOKUP_SIZE = 500
 # Above this number of keys, load all tombstones if they fit into memory.
-_WORTH_ALL = 20_000
-_ALL_FIT = 1_000_000
+_LOAD_ALL_ABOVE = 20_000
+_MAX_LOADED = 1_000_000
 _SCHEMA = (
     """CREATE TABLE IF NOT EXISTS purges (
         id INTEGER PRIMARY KEY, kind TEXT NOT NULL, mark BLOB NOT NULL, before TEXT, words TEXT, at TEXT NOT NULL,
@@ -41,7 +47,42 @@ _SCHEMA = (
 
 
 @dataclass(frozen=True)
-class Stone:
+class PurgeFilter:
+    sessions: frozenset[bytes] = frozenset()
+    before: str | None = None
+    """In the form of `timestamp_text`, which sorts by time."""
+
+    def predicate(self, dataset: Dataset) -> RowPredicate | None:
+        """Return the check for rows of a dataset, or None if it has nothing to check."""
+        sessions = self.sessions if SESSION_COLUMN in dataset.coercers else frozenset[bytes]()
+        before, time_column = self.before, dataset.time_column
+        if not sessions and before is None:
+            return None
+        # Rows of a session are adjacent: hash each session once, not each row.
+        known: dict[Any, bool] = {}
+
+        def is_purged(row: Mapping[str, Any]) -> bool:
+            if sessions:
+                session = row.get(SESSION_COLUMN)
+                if session not in known:
+                    known[session] = hash_purged_value("session", str(session)) in sessions
+                if known[session]:
+                    return True
+            return before is not None and (at := row.get(time_column)) is not None and at < before
+
+        return is_purged
+
+
+NO_PURGES = PurgeFilter()
+
+
+def hash_purged_value(kind: str, value: str) -> bytes:
+    """Hash the value that a purge names; only the hash is stored."""
+    return sha256(f"{kind}:{value}".encode("utf-8", "surrogatepass")).digest()[:PURGE_HASH_BYTES]
+
+
+@dataclass(frozen=True)
+class Tombstone:
     """A purged value: a session, a source, a folder or a time."""
 
     kind: str
@@ -51,7 +92,7 @@ class Stone:
 
     @property
     def value_hash(self) -> bytes:
-        return mark_of(self.kind, self.value)
+        return hash_purged_value(self.kind, self.value)
 
     @property
     def before(self) -> str | None:
@@ -63,102 +104,95 @@ class Tombstones:
     """The current tombstones. Reading them leaves no trace on disk."""
 
     path: Path
-    purge_filter: Closed = NOTHING
+    purge_filter: PurgeFilter = NO_PURGES
     has_parts: bool = False
 
     def find(self, hashes: Collection[bytes]) -> set[bytes]:
         """Return the key hashes that were purged."""
         if not self.has_parts or not hashes:
             return set()
-        with _looking(self.path) as db:
-            if len(hashes) > _WORTH_ALL:
-                loaded = {bytes(row[0]) for row in db.execute("SELECT hash FROM parts LIMIT ?", (_ALL_FIT + 1,))}
-                if len(loaded) <= _ALL_FIT:
+        with _open_readonly(self.path) as db:
+            if len(hashes) > _LOAD_ALL_ABOVE:
+                loaded = {bytes(row[0]) for row in db.execute("SELECT hash FROM parts LIMIT ?", (_MAX_LOADED + 1,))}
+                if len(loaded) <= _MAX_LOADED:
                     return loaded.intersection(hashes)
-            return set(_lookup(db, sorted(set(hashes))))
+            return set(_lookup_parts(db, sorted(set(hashes))))
 
     def purged_at(self, hashes: Collection[bytes]) -> dict[bytes, float]:
         """Return the hashes that were purged, with the time of the purge as a timestamp."""
         purged = sorted(self.find(hashes))
         found: dict[bytes, float] = {}
         if purged:
-            with _looking(self.path) as db:
+            with _open_readonly(self.path) as db:
                 for hash_ in purged:
-                    found[hash_] = _when(db, hash_)
+                    found[hash_] = _purge_time(db, hash_)
         return found
 
 
-def _when(db: sqlite3.Connection, hash_: bytes) -> float:
-    (at,) = db.execute(
-        "SELECT max(at) FROM parts JOIN purges ON purges.id = parts.purge WHERE hash = ?", (hash_,)
-    ).fetchone()
-    return datetime.fromisoformat(at).timestamp()
-
-
-def read(home: Home) -> Tombstones:
+def read_tombstones(home: Home) -> Tombstones:
     if not home.tombstones.is_file():
         return Tombstones(home.tombstones)
-    with _looking(home.tombstones) as db:
+    with _open_readonly(home.tombstones) as db:
         if not has_table(db, "parts"):
             return Tombstones(home.tombstones)
         active = db.execute("SELECT kind, mark, before FROM purges WHERE lifted_at IS NULL").fetchall()
         has_parts = db.execute("SELECT 1 FROM parts LIMIT 1").fetchone() is not None
     sessions = frozenset(bytes(mark) for kind, mark, _ in active if kind == "session")
-    purge_filter = Closed(sessions, max((before for *_, before in active if before), default=None))
+    purge_filter = PurgeFilter(sessions, max((before for *_, before in active if before), default=None))
     return Tombstones(home.tombstones, purge_filter, has_parts)
 
 
-def unfinished(home: Home) -> list[str]:
+def list_unfinished_purges(home: Home) -> list[str]:
     """Return the commands that finish unfinished purges."""
     if not home.tombstones.is_file():
         return []
-    with _looking(home.tombstones) as db:
+    with _open_readonly(home.tombstones) as db:
         if not has_table(db, "purges"):
             return []
         return [words for (words,) in db.execute("SELECT words FROM purges WHERE words IS NOT NULL ORDER BY id")]
 
 
-def set_up(home: Home, stones: Sequence[Stone], at: str) -> list[int]:
+def create_tombstones(home: Home, stones: Sequence[Tombstone], at: str) -> list[int]:
     """Create tombstones that exclude rows from now on. Durable. Existing ones are reactivated. Return their ids."""
-    with _changing(home) as db:
+    with _transaction(home) as db:
         for stone in stones:
             db.execute(
                 "INSERT INTO purges (kind, mark, before, words, at) VALUES (?, ?, ?, ?, ?) ON CONFLICT (kind, mark)"
                 " DO UPDATE SET words = excluded.words, lifted_at = NULL",
                 (stone.kind, stone.value_hash, stone.before, stone.command, at),
             )
-        return [_id_of(db, stone.kind, stone.value_hash) for stone in stones]
+        return [_purge_id(db, stone.kind, stone.value_hash) for stone in stones]
 
 
-def bury(home: Home, purge: int, hashes: Iterable[bytes]) -> None:
+def add_parts(home: Home, purge: int, hashes: Iterable[bytes]) -> None:
     """Add key hashes of purged rows to a purge. Durable."""
-    with _changing(home) as db:
+    with _transaction(home) as db:
         db.executemany("INSERT OR IGNORE INTO parts VALUES (?, ?)", sorted((each, purge) for each in hashes))
 
 
-def finish(home: Home, purges: Iterable[int], rows: int, at: str) -> None:
+def finish_purges(home: Home, purges: Iterable[int], rows: int, at: str) -> None:
     """Mark purges as done and erase their commands. Their hashes stay."""
-    with _changing(home) as db:
+    with _transaction(home) as db:
         for purge in purges:
             db.execute("UPDATE purges SET words = NULL, done_at = ?, rows = rows + ? WHERE id = ?", (at, rows, purge))
 
 
-def standing(home: Home, stones: Sequence[Stone]) -> bool:
+def has_active(home: Home, stones: Sequence[Tombstone]) -> bool:
     """Tell whether any of the tombstones is active."""
     if not home.tombstones.is_file():
         return False
-    with _looking(home.tombstones) as db:
-        return has_table(db, "purges") and any(_standing(db, stone) for stone in stones)
+    with _open_readonly(home.tombstones) as db:
+        return has_table(db, "purges") and any(_active_purges(db, stone) for stone in stones)
 
 
-def lift(home: Home, stones: Sequence[Stone], at: str) -> int:
+def revoke(home: Home, stones: Sequence[Tombstone], at: str) -> int:
     """Revoke tombstones, so that their rows may return. A time revokes all earlier times too. Return their number."""
     if not home.tombstones.is_file():
         return 0
     revoked = 0
-    with _changing(home) as db:
+    with _transaction(home) as db:
         for stone in stones:
-            found = _standing(db, stone)
+            found = _active_purges(db, stone)
             for purge in found:
                 db.execute("DELETE FROM parts WHERE purge = ?", (purge,))
                 db.execute("UPDATE purges SET words = NULL, lifted_at = ? WHERE id = ?", (at, purge))
@@ -166,7 +200,7 @@ def lift(home: Home, stones: Sequence[Stone], at: str) -> int:
     return revoked
 
 
-def _standing(db: sqlite3.Connection, stone: Stone) -> list[int]:
+def _active_purges(db: sqlite3.Connection, stone: Tombstone) -> list[int]:
     found = db.execute(
         "SELECT id FROM purges WHERE lifted_at IS NULL AND kind = ? AND (mark = ? OR before <= ?)",
         (stone.kind, stone.value_hash, stone.before),
@@ -174,27 +208,46 @@ def _standing(db: sqlite3.Connection, stone: Stone) -> list[int]:
     return [int(purge) for (purge,) in found]
 
 
-def parts(home: Home, limit: int | None = None) -> list[bytes]:
+def list_parts(home: Home, limit: int | None = None) -> list[bytes]:
     """Return the excluded key hashes, at most `limit`."""
-    with _looking(home.tombstones) as db:
+    with _open_readonly(home.tombstones) as db:
         return [
             bytes(found) for (found,) in db.execute("SELECT hash FROM parts LIMIT ?", (-1 if limit is None else limit,))
         ]
 
 
-def count(home: Home) -> int:
+def count_parts(home: Home) -> int:
     """Count the excluded key hashes."""
     if not home.tombstones.is_file():
         return 0
-    with _looking(home.tombstones) as db:
+    with _open_readonly(home.tombstones) as db:
         return int(db.execute("SELECT count(DISTINCT hash) FROM parts").fetchone()[0])
 
 
+def _purge_time(db: sqlite3.Connection, hash_: bytes) -> float:
+    (at,) = db.execute(
+        "SELECT max(at) FROM parts JOIN purges ON purges.id = parts.purge WHERE hash = ?", (hash_,)
+    ).fetchone()
+    return datetime.fromisoformat(at).timestamp()
+
+
+def _purge_id(db: sqlite3.Connection, kind: str, mark: bytes) -> int:
+    return int(db.execute("SELECT id FROM purges WHERE kind = ? AND mark = ?", (kind, mark)).fetchone()[0])
+
+
+def _lookup_parts(db: sqlite3.Connection, hashes: Sequence[bytes]) -> Iterator[bytes]:
+    for start in range(0, len(hashes), _LOOKUP_SIZE):
+        some = hashes[start : start + _LOOKUP_SIZE]
+        marks = ",".join("?" * len(some))
+        for (found,) in db.execute(f"SELECT hash FROM parts WHERE hash IN ({marks})", some):
+            yield bytes(found)
+
+
 @contextmanager
-def _changing(home: Home) -> Iterator[sqlite3.Connection]:
+def _transaction(home: Home) -> Iterator[sqlite3.Connection]:
     """Run one transaction. It is durable when it returns, and so is the file's directory entry."""
     path = home.tombstones
-    durable.make_dir(path.parent)
+    durable_files.make_dir(path.parent)
     # Create the file first, so that SQLite's side files inherit its mode.
     path.touch(mode=0o600)
     try:
@@ -209,34 +262,22 @@ def _changing(home: Home) -> Iterator[sqlite3.Connection]:
             db.execute("COMMIT")
             # The command of a finished purge must not remain in the write-ahead log.
             db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-        durable.fsync_dir(path.parent)
+        durable_files.fsync_dir(path.parent)
         _after_commit()
     except sqlite3.Error as error:
-        raise _unusable(path, error) from error
+        raise _unusable_error(path, error) from error
 
 
 @contextmanager
-def _looking(path: Path) -> Iterator[sqlite3.Connection]:
+def _open_readonly(path: Path) -> Iterator[sqlite3.Connection]:
     try:
-        with look_into(path) as db:
+        with open_readonly(path) as db:
             yield db
     except sqlite3.Error as error:
-        raise _unusable(path, error) from error
+        raise _unusable_error(path, error) from error
 
 
-def _lookup(db: sqlite3.Connection, hashes: Sequence[bytes]) -> Iterator[bytes]:
-    for start in range(0, len(hashes), _LOOKUP):
-        some = hashes[start : start + _LOOKUP]
-        marks = ",".join("?" * len(some))
-        for (found,) in db.execute(f"SELECT hash FROM parts WHERE hash IN ({marks})", some):
-            yield bytes(found)
-
-
-def _id_of(db: sqlite3.Connection, kind: str, mark: bytes) -> int:
-    return int(db.execute("SELECT id FROM purges WHERE kind = ? AND mark = ?", (kind, mark)).fetchone()[0])
-
-
-def _unusable(path: Path, error: sqlite3.Error) -> LakeError:
+def _unusable_error(path: Path, error: sqlite3.Error) -> LakeError:
     return LakeError(
         f"the tombstones {path} cannot be read ({error}); no rows are added to the lake, so that purged rows do not "
         "return; restore the file from a backup",

@@ -1,11 +1,17 @@
 """`hyp backup`: make a consistent copy of a home while the home is in use.
 
-A backup is laid out like a home. The state, the catalog and the spool are copied at one moment, while no commit can
-happen. The data files that the tables reference at that moment never change; they are copied afterwards, while no job
-may remove files. The copied state records that it has no location, so a backup that is opened, with or without `hyp
-restore`, is treated as a copy and gets its own incarnation.
+A backup is laid out like a home. State, catalog and spool are copied at one moment, while no commit can happen. The
+data files that the tables reference at that moment never change; they are copied afterwards, while no job may remove
+files. The copied state records that it has no location, so a backup that is opened, with or without `hyp restore`, is
+treated as a copy and gets its own incarnation. Left out are locks and directories that a home recreates: `engine/`,
+`run/`, `logs/`, `telemetry/`.
 
-Directories that a home recreates are left out: `engine/`, `run/`, `logs/`, `telemetry/`. So are locks.
+Of each table only the current snapshot is copied: earlier ones hold rows that were rewritten or removed. `keys.db` is
+included, because only it knows the keys of rows that retention has dropped. The copied table metadata keeps the paths
+of the original home; opening the copy relocates it.
+
+Spool files move from `active` and `incoming` to `sealed` at any time. They are listed and copied in this order. If a
+file has moved before it could be copied, the listing starts again, so that no file is missed.
 
 @ref keeping#backup
 """
@@ -13,7 +19,9 @@ Directories that a home recreates are left out: `engine/`, `run/`, `logs/`, `tel
 from __future__ import annotations
 
 import fcntl
+import json
 import os
+import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
@@ -21,82 +29,79 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from hypaware import __version__, durable, faults
+from hypaware import __version__, faults
 from hypaware.engine.jobs import JobContext
-from hypaware.errors import HypError
-from hypaware.home import Home
-from hypaware.lake import metadata, standing, turns
-from hypaware.maintain import contents, lake_copy, spool_copy, staging
-from hypaware.maintain.contents import Contents
-from hypaware.maintain.copying import Copier
+from hypaware.errors import HypError, LakeError
+from hypaware.home import Home, durable_files
+from hypaware.home.identity import NO_INODE, Identity
+from hypaware.home.sqlite_readonly import has_table
+from hypaware.iceberg import metadata
+from hypaware.iceberg.metadata import CATALOG, NAMESPACE, CatalogEntry, TableMetadata
+from hypaware.iceberg.relocate import LakeLocations
+from hypaware.lake import health, locks
+from hypaware.maintain import backup_folder
+from hypaware.maintain.backup_folder import BackupManifest, FileCopier
 from hypaware.model import datasets
-from hypaware.opening import open_home
-from hypaware.spool import segments
-from hypaware.state import flushes, mirror, whose
-from hypaware.state.identity import NOWHERE, Identity
-from hypaware.state.store import Store
+from hypaware.spool import active, segments
+from hypaware.state import flushes, mirror, store
+from hypaware.state.home_opener import open_home
+from hypaware.state.store import StateStore
 
-_after_moment = faults.point(
+CATALOG_NAME = "lake/catalog.db"
+_SPOOL_PREFIX = "spool/"
+_TRANSIENT = ("active", "incoming")
+# Producers seal a second after their first row.
+_SEAL_SECONDS = 3.0
+_after_moment = faults.crash_point(
     "maintain.backup.after-moment", "state, catalog and spool are copied, the tables are not yet"
 )
-_after_copy = faults.point("maintain.backup.after-copy", "everything is copied, the manifest is not written yet")
-_before_rename = faults.point(
+_after_copy = faults.crash_point("maintain.backup.after-copy", "everything is copied, the manifest is not written yet")
+_before_rename = faults.crash_point(
     "maintain.backup.before-rename", "the backup is complete and still has its temporary name"
 )
-_after_rename = faults.point("maintain.backup.after-rename", "the backup has its final name")
-
+_after_rename = faults.crash_point("maintain.backup.after-rename", "the backup has its final name")
 _RECREATED = ("engine", "run", "logs", "telemetry")
 _COPIED_SEPARATELY = ("spool", "lake")
+_STATE_FILES = ("state.db", "state.mirror.json")
+_EXCLUDED_SUFFIXES = (".lock", ".tmp")
 # Directory entries and links take some space too.
 _MARGIN = 1.02
-
-Progress = Callable[..., None]
-Check = Callable[[], None]
-
-
-@dataclass(frozen=True)
-class Hold:
-    """The locks of a backup: `keep_files` while data files are copied, `block_commits` for the moment of the copy."""
-
-    keep_files: Callable[[], AbstractContextManager[None]]
-    block_commits: Callable[[], AbstractContextManager[None]]
+ProgressCallback = Callable[..., None]
+CheckCancelled = Callable[[], None]
+LockCallback = Callable[[], AbstractContextManager[None]]
 
 
-def backup(context: JobContext, args: dict[str, Any]) -> dict[str, Any]:
+def run_backup(context: JobContext, args: dict[str, Any]) -> dict[str, Any]:
     """Run the job `backup`. args: `to`, an absolute path."""
     # A Spark session means that this engine owns the lake.
     assert context.spark is not None
-    check = context.check_cancelled
 
-    def hold_all(lock: Callable[[str, Check], AbstractContextManager[None]]) -> AbstractContextManager[None]:
-        return _hold_all(lock, _every_dataset(context.home), check)
+    @contextmanager
+    def lock_all(lock: Callable[[str, CheckCancelled], AbstractContextManager[None]]) -> Iterator[None]:
+        with ExitStack() as held:
+            # In a fixed order, including datasets whose first flush has yet to create a table.
+            present = {entry.name for entry in metadata.list_tables(context.home)}
+            spooled = segments.list_spooled_datasets(context.home)
+            for name in sorted(present.union(datasets.list_names(), spooled)):
+                held.enter_context(lock(name, context.check_cancelled))
+            yield
 
-    backup_locks = Hold(lambda: hold_all(turns.keeping), lambda: hold_all(turns.changing))
-    return make(context.home, Path(args["to"]), backup_locks, context.progress, check)
-
-
-@contextmanager
-def _hold_all(
-    lock: Callable[[str, Check], AbstractContextManager[None]], names: list[str], check: Check
-) -> Iterator[None]:
-    with ExitStack() as held:
-        for name in names:
-            held.enter_context(lock(name, check))
-        yield
-
-
-def _every_dataset(home: Home) -> list[str]:
-    """Return all datasets in a fixed order, including those whose first flush has yet to create a table."""
-    present = {entry.name for entry in metadata.entries(home)}
-    return sorted(present | set(datasets.names()) | set(segments.datasets_with_spool(home)))
+    return make_backup(
+        context.home,
+        Path(args["to"]),
+        context.progress,
+        context.check_cancelled,
+        keep_files=lambda: lock_all(locks.maintenance_lock),
+        block_commits=lambda: lock_all(locks.commit_lock),
+    )
 
 
-def without_engine(home: Home, to: Path, progress: Progress) -> dict[str, Any] | None:
+def backup_without_engine(home: Home, to: Path, progress: ProgressCallback) -> dict[str, Any] | None:
     """Back up a home whose lake has no table, under the lake's lock so that no engine can create one.
 
     Return None if a table exists or a JVM holds the lake: the job must make the backup then.
     """
-    durable.make_dir(home.lake)
+    durable_files.make_dir(home.lake)
     fd = os.open(home.lake_lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         try:
@@ -104,52 +109,63 @@ def without_engine(home: Home, to: Path, progress: Progress) -> dict[str, Any] |
             fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except (BlockingIOError, PermissionError):
             return None
-        if metadata.entries(home):
+        if metadata.list_tables(home):
             return None
-        return make(home, to, Hold(nullcontext, nullcontext), progress, lambda: None)
+        return make_backup(home, to, progress, lambda: None)
     finally:
         os.close(fd)
 
 
-def make(home: Home, to: Path, backup_locks: Hold, progress: Progress, check: Check) -> dict[str, Any]:
-    """Write the backup to `to` and return its report."""
-    _refuse_own_folder(home, to)
+def make_backup(
+    home: Home,
+    to: Path,
+    progress: ProgressCallback,
+    check_cancelled: CheckCancelled,
+    *,
+    keep_files: LockCallback = nullcontext,
+    block_commits: LockCallback = nullcontext,
+) -> dict[str, Any]:
+    """Write the backup to `to` and return its report.
+
+    `keep_files` locks the tables against the removal of files while they are copied, `block_commits` against commits
+    for the moment of the copy.
+    """
+    root, target = home.root.resolve(), to.resolve()
+    if target == root or target.is_relative_to(root) or root.is_relative_to(target):
+        raise HypError(f"{to} overlaps the home {home.root}; choose a directory outside the home", kind="in_home")
     open_home(home).store.close()
-    standing.check_tables(home)
+    health.check_tables(home)
     progress("waiting for running maintenance")
-    with staging.staged(to) as folder, backup_locks.keep_files():
+    with backup_folder.staged_folder(to) as folder, keep_files():
         progress("measuring the files to copy")
-        spool_copy.seal(home)
-        total = _size(home)
-        staging.require_space(to.parent, int(total * _MARGIN))
-        done = 0
-
-        def copied(count: int) -> None:
-            nonlocal done
-            done += count
-            progress("copying", min(done, total), total, unit="bytes")
-
-        copier = Copier(folder, check, copied)
-        _other_files(home, copier)
+        # Seal orphaned segments and give producers time to seal theirs; segments still active are copied unsealed.
+        for dataset in segments.list_spooled_datasets(home):
+            active.wait_until_sealed(segments.spool_folder(home, dataset), _SEAL_SECONDS)
+        total = _home_size(home)
+        backup_folder.require_space(to.parent, int(total * _MARGIN))
+        copier = FileCopier(folder, total, progress, check_cancelled)
+        # Files without special handling: config, tokens, the secrets of sinks and server.
+        for path in _other_paths(home.root, top=True):
+            with suppress(FileNotFoundError):
+                copier.copy(path, path.relative_to(home.root).as_posix())
         # Copy most of the spool now, so that little is left to copy while commits are blocked.
-        spool_copy.copy(home, copier)
-        with backup_locks.block_commits():
+        _copy_spool(home, copier)
+        with block_commits():
             made_at = datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
             copier.copy_database(home.state, "state.db")
-            lake_copy.databases(home, copier)
-            lake_copy.waiting_settlements(home, copier)
-            tables = lake_copy.tables(home)
-            spool_copy.copy(home, copier)
+            _copy_lake_databases(home, copier)
+            tables = _read_tables(home)
+            _copy_spool(home, copier)
         _after_moment()
-        rows = {table.entry.name: lake_copy.copy_table(home, table, copier) for table in tables}
-        lake_copy.forget_the_rest(copier)
-        identity, next_seq = _disown(folder, copier)
+        rows = {table.entry.name: copy_table(home, table, copier) for table in tables}
+        _remove_other_entries(copier)
+        identity, next_seq = _clear_location(folder, copier)
         _after_copy()
-        manifest = Contents(
+        manifest = BackupManifest(
             made_at, __version__, str(home.root), identity.gateway_id, identity.incarnation, next_seq, copier.files
         )
-        durable.write_file(folder / contents.NAME, contents.as_text(manifest))
-        staging.publish(folder, to, _before_rename, _after_rename)
+        durable_files.write_atomic(folder / backup_folder.MANIFEST_NAME, backup_folder.encode_manifest(manifest))
+        backup_folder.publish_folder(folder, to, _before_rename, _after_rename)
     return {
         "backup": str(to),
         "made_at": made_at,
@@ -163,50 +179,160 @@ def make(home: Home, to: Path, backup_locks: Hold, progress: Progress, check: Ch
     }
 
 
-def _refuse_own_folder(home: Home, to: Path) -> None:
-    root, target = home.root.resolve(), to.resolve()
-    if target == root or target.is_relative_to(root) or root.is_relative_to(target):
-        raise HypError(f"{to} overlaps the home {home.root}; choose a directory outside the home", kind="in_home")
-
-
-def _other_files(home: Home, copier: Copier) -> None:
-    """Copy the files without special handling: config, tokens, the secrets of sinks and server."""
-    for path in _others(home.root, top=True):
+def _home_size(home: Home) -> int:
+    paths = [home.state, home.catalog, *_other_paths(home.root, top=True)]
+    paths += [path for _, path in _spool_files(home)]
+    paths += [path for table in _read_tables(home) for path, _ in _table_files(home, table)]
+    total = 0
+    for path in paths:
         with suppress(FileNotFoundError):
-            copier.copy(path, path.relative_to(home.root).as_posix())
-
-
-def _others(folder: Path, top: bool = False) -> Iterator[Path]:
-    for path in sorted(folder.iterdir()):
-        if path.is_dir() and not path.is_symlink():
-            if not top or path.name not in (*_RECREATED, *_COPIED_SEPARATELY):
-                yield from _others(path)
-        elif path.is_file() and not _is_passing(path.name):
-            yield path
-
-
-def _is_passing(name: str) -> bool:
-    """Return whether the file is a lock, a temporary file, or part of the state, which is copied separately."""
-    return name.endswith((".lock", ".tmp")) or name.startswith(("state.db", "state.mirror.json"))
-
-
-def _size(home: Home) -> int:
-    fixed = [home.state, home.catalog, *_others(home.root, top=True)]
-    total = spool_copy.size(home) + sum(path.stat().st_size for path in fixed if path.is_file())
-    for table in lake_copy.tables(home):
-        total += sum(path.stat().st_size for path, _ in lake_copy.files(home, table) if path.is_file())
+            total += path.stat().st_size
     return total
 
 
-def _disown(folder: Path, copier: Copier) -> tuple[Identity, int]:
+def _other_paths(folder: Path, top: bool = False) -> Iterator[Path]:
+    for path in sorted(folder.iterdir()):
+        if path.is_dir() and not path.is_symlink():
+            if not top or path.name not in (*_RECREATED, *_COPIED_SEPARATELY):
+                yield from _other_paths(path)
+        elif path.is_file() and not path.name.endswith(_EXCLUDED_SUFFIXES) and not path.name.startswith(_STATE_FILES):
+            yield path
+
+
+def _copy_spool(home: Home, copier: FileCopier) -> None:
+    """Copy the spool. Afterwards the copy holds exactly the rows that the spool holds."""
+    while True:
+        files = dict(_spool_files(home))
+        try:
+            for name, path in files.items():
+                copier.copy(path, name, whole_lines=path.parent.name == "active")
+        except FileNotFoundError:
+            continue
+        break
+    copier.prune(_SPOOL_PREFIX, _count_once(files))
+
+
+def _spool_files(home: Home) -> Iterator[tuple[str, Path]]:
+    for dataset in segments.list_spooled_datasets(home):
+        others = sorted(path.name for path in (home.spool / dataset).iterdir() if path.name not in _TRANSIENT)
+        for folder in (*_TRANSIENT, *others):
+            for path in sorted((home.spool / dataset / folder).glob(f"*{segments.SUFFIX}")):
+                if not path.name.startswith("."):
+                    yield f"{_SPOOL_PREFIX}{dataset}/{folder}/{path.name}", path
+
+
+def _count_once(files: dict[str, Path]) -> Iterator[str]:
+    """Yield each file once: one listed as active or incoming that is sealed now counts as sealed."""
+    sealed = {_segment_id(path) for path in files.values() if path.parent.name == "sealed"}
+    for name, path in files.items():
+        if path.parent.name not in _TRANSIENT or _segment_id(path) not in sealed:
+            yield name
+
+
+def _segment_id(path: Path) -> tuple[Path, str]:
+    return path.parent.parent, path.name.partition(".")[0]
+
+
+def _copy_lake_databases(home: Home, copier: FileCopier) -> None:
+    """Copy the catalog, the other databases of the lake, and pending settlements, which must match the key index."""
+    for path in sorted(home.lake.glob("*.db"), key=lambda path: path != home.catalog):
+        copier.copy_database(path, f"lake/{path.name}")
+    for path in sorted((home.lake / "settlements").glob("*/*.parquet")):
+        copier.copy(path, path.relative_to(home.root).as_posix())
+
+
+@dataclass(frozen=True)
+class TableAtBackup:
+    """A table at the moment of the backup."""
+
+    entry: CatalogEntry
+    document: dict[str, Any]
+    metadata: TableMetadata
+
+
+def _read_tables(home: Home) -> list[TableAtBackup]:
+    """Read the current metadata of each table. Later commits do not change it, but may remove its file."""
+    found = []
+    for entry in metadata.list_tables(home):
+        document = json.loads(entry.metadata.read_bytes())
+        found.append(TableAtBackup(entry, document, metadata.read_metadata(entry.metadata)))
+    return found
+
+
+def _table_files(home: Home, table: TableAtBackup) -> Iterator[tuple[Path, str]]:
+    """Yield every file that the current snapshot needs, with its name in the copy."""
+    if table.metadata.current is None:
+        return
+    place = LakeLocations.of_home(home)
+    yield _local_and_name(place, table.metadata.current.manifest_list)
+    for manifest in metadata.read_manifests(table.metadata.current):
+        yield _local_and_name(place, manifest.path)
+        for file in metadata.read_data_files(table.metadata, manifest):
+            yield _local_and_name(place, file.path)
+
+
+def copy_table(home: Home, table: TableAtBackup, copier: FileCopier) -> int:
+    """Copy the files that the table's current snapshot needs, and its metadata; return its number of rows."""
+    for path, name in _table_files(home, table):
+        try:
+            copier.copy(path, name)
+        except FileNotFoundError as missing:
+            raise LakeError(
+                f"cannot back up table {table.entry.name}: {path} is missing",
+                kind="lake_damaged",
+                repair=f"hyp maintain {table.entry.name} --rebuild",
+            ) from missing
+    _, name = _local_and_name(LakeLocations.of_home(home), table.entry.metadata)
+    durable_files.write_atomic(copier.target(name), json.dumps(_keep_current_snapshot(table.document)).encode())
+    copier.record(name)
+    current = table.metadata.current
+    return int(current.summary.get("total-records", 0)) if current else 0
+
+
+def _keep_current_snapshot(document: dict[str, Any]) -> dict[str, Any]:
+    """Return a table's metadata reduced to the current snapshot, without earlier metadata files."""
+    newest = document.get("current-snapshot-id")
+    reduced = dict(document)
+    for name in ("snapshots", "snapshot-log"):
+        if name in document:
+            reduced[name] = [each for each in document[name] if each["snapshot-id"] == newest]
+    # Statistics are recomputed on demand.
+    for name in ("statistics", "partition-statistics", "metadata-log"):
+        if name in document:
+            reduced[name] = []
+    if "refs" in document:
+        reduced["refs"] = {name: ref for name, ref in document["refs"].items() if ref["snapshot-id"] == newest}
+    return reduced
+
+
+def _local_and_name(place: LakeLocations, path: Path) -> tuple[Path, str]:
+    local = place.local_file(str(path))
+    return local, local.relative_to(place.root).as_posix()
+
+
+def _remove_other_entries(copier: FileCopier) -> None:
+    """Remove every catalog entry whose table was not copied."""
+    path = copier.folder / CATALOG_NAME
+    if not path.is_file():
+        return
+    with closing(sqlite3.connect(path, isolation_level=None)) as catalog:
+        if has_table(catalog, "iceberg_tables"):
+            catalog.execute(
+                "DELETE FROM iceberg_tables WHERE catalog_name <> ? OR table_namespace <> ?", (CATALOG, NAMESPACE)
+            )
+            catalog.execute("UPDATE iceberg_tables SET previous_metadata_location = NULL")
+    copier.record(CATALOG_NAME)
+
+
+def _clear_location(folder: Path, copier: FileCopier) -> tuple[Identity, int]:
     """Mark the copied state as having no location and write its mirror, so that both agree."""
     side_file = folder / "state.mirror.json"
-    with closing(Store(folder / "state.db")) as copied_state:
+    with closing(StateStore(folder / "state.db")) as copied_state:
         with copied_state.transaction() as connection:
-            identity, next_seq = whose.load(connection), flushes.next_seq(connection)
+            identity, next_seq = store.load_identity(connection), flushes.next_sequence(connection)
             assert identity is not None
-            whose.save(connection, replace(identity, home_inode=NOWHERE))
-        mirror.write(side_file, copied_state)
+            store.save_identity(connection, replace(identity, home_inode=NO_INODE))
+        mirror.write_mirror(side_file, copied_state)
     side_file.with_name(f"{side_file.name}.lock").unlink(missing_ok=True)
     for name in ("state.db", side_file.name, mirror.GATEWAY_FILE):
         copier.record(name)

@@ -6,49 +6,53 @@ point, the table holds every row once: before the commit nothing references the 
 the old ones, and the next expiry removes the unreferenced ones. A partition whose files cannot be read, or whose rows
 do not add up, is reported and left unchanged.
 
-Live rows with a pending settlement get their native ids here (`settling`).
+Live rows with a pending settlement get their native ids here (`apply_settlements`). Duplicates are removed: a flush
+lets none in, but two rows with one dedupe key can come in after the loss of the key index or from two programs. The
+lowest sequence stays. A row without a key is never removed, nor is one whose sequence is not unique.
 
 @ref keeping#compaction
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import date
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from hypaware import faults, telemetry
 from hypaware.errors import Cancelled, LakeError, Retryable
-from hypaware.lake import metadata
-from hypaware.lake.build import BuildFailure, Built
-from hypaware.lake.committer import Change, LakeTable, NotCommitted
-from hypaware.lake.metadata import DataFile
-from hypaware.lake.partitions import Place
-from hypaware.lake.rewrite import RewriteTask, Rewritten
-from hypaware.maintain import compact_plan, settling
-from hypaware.maintain.compact_plan import Partition, Rewriting
-from hypaware.maintain.report import Report
-from hypaware.maintain.twins import TwinlessTask
-from hypaware.maintain.work import Work, discard
+from hypaware.iceberg import metadata
+from hypaware.iceberg.metadata import DataFile
+from hypaware.lake.build import BuildFailure, BuildResult
+from hypaware.lake.parquet import OutputPaths
+from hypaware.lake.rewrite import RewriteBalance, RewriteTask, read_columns
+from hypaware.lake.table import LakeTable, NotCommitted, TableChange
+from hypaware.maintain import apply_settlements, compact_plan
+from hypaware.maintain.compact_plan import PartitionKey, RewriteGroup
+from hypaware.maintain.context import MaintenanceContext, MaintenanceReport, discard_files
+from hypaware.model import datasets
+from hypaware.model.datasets import GATEWAY, SEQ, Dataset
+from hypaware.text import format_count
 
-_after_write = faults.point("maintain.compact.after-write", "new files are written, nothing references them")
-_before_commit = faults.point("maintain.compact.before-commit", "new files are checked, not yet committed")
-_after_commit = faults.point(
+_KEY = "key"
+_GATEWAY_KEY = "gateway"
+_after_write = faults.crash_point("maintain.compact.after-write", "new files are written, nothing references them")
+_before_commit = faults.crash_point("maintain.compact.before-commit", "new files are checked, not yet committed")
+_after_commit = faults.crash_point(
     "maintain.compact.after-commit", "new files replace the old ones, the commit is not durable yet"
 )
-
 # The outputs of several tasks for one day are merged in the next pass. The limit keeps flushes from extending a run
 # forever.
 _PASSES = 8
 
 
-def settle(context: Work, report: Report) -> None:
-    """Apply all pending settlements and compact nothing else."""
-    _Compaction(context, report, settlements_only=True).run()
-
-
-def run(context: Work, report: Report) -> None:
+def compact_dataset(context: MaintenanceContext, report: MaintenanceReport) -> None:
     """Compact the dataset."""
     with telemetry.span(
         "maintain.compact", component="maintain", operation="compact", hyp_dataset=context.dataset.name
@@ -70,36 +74,22 @@ def run(context: Work, report: Report) -> None:
                 span.status("degraded")
 
 
-@dataclass
-class _Done:
-    """Counts of the rewritten files of one source."""
-
-    days: set[date] = field(default_factory=set)
-    files_in: int = 0
-    files_out: int = 0
-    bytes_in: int = 0
-    bytes_out: int = 0
-
-    def add(self, group: Rewriting, built: Built, run_id: str) -> None:
-        """Count one rewrite, without files that an earlier pass of this run wrote."""
-        old_files = _older_files(group, run_id)
-        old_bytes = sum(file.bytes for file in old_files)
-        self.days.add(group.day)
-        self.files_in += len(old_files)
-        self.files_out += len(built.files) - (len(group.files) - len(old_files))
-        self.bytes_in += old_bytes
-        self.bytes_out += sum(file.bytes for file in built.files) - (group.bytes - old_bytes)
+def apply_pending_settlements(context: MaintenanceContext, report: MaintenanceReport) -> None:
+    """Apply all pending settlements and compact nothing else."""
+    _Compaction(context, report, settlements_only=True).run()
 
 
 class _Compaction:
-    def __init__(self, context: Work, report: Report, *, settlements_only: bool = False) -> None:
-        self._pending = settling.begin(context)
+    def __init__(
+        self, context: MaintenanceContext, report: MaintenanceReport, *, settlements_only: bool = False
+    ) -> None:
+        self._pending = apply_settlements.read_pending(context)
         self._settlements_only = settlements_only
         self._context = context
         self._report = report
         self._name = context.dataset.name
-        self.done: defaultdict[str, _Done] = defaultdict(_Done)
-        self.failed: set[Partition] = set()
+        self.done: defaultdict[str, _SourceCounts] = defaultdict(_SourceCounts)
+        self.failed: set[PartitionKey] = set()
 
     def run(self) -> None:
         groups = self._due()
@@ -109,34 +99,36 @@ class _Compaction:
         try:
             for _ in range(_PASSES):
                 left = self._rewrite_all(groups) if groups else []
-                self._report.partitions_left = compact_plan.partitions(left)
+                self._report.partitions_left = compact_plan.count_partitions(left)
                 if left or not (groups := self._due()):
                     break
         finally:
             self._report_results()
-            settling.finish(self._context, self._pending)
+            apply_settlements.remove_applied(self._context, self._pending)
 
-    def _due(self) -> list[Rewriting]:
+    def _due(self) -> list[RewriteGroup]:
         table_metadata = self._context.table_metadata
-        if table_metadata.current and any(manifest.deletes for manifest in metadata.manifests(table_metadata.current)):
+        if table_metadata.current and any(
+            manifest.deletes for manifest in metadata.read_manifests(table_metadata.current)
+        ):
             raise LakeError(
                 f"{self._name}: another program has written delete files, so the table cannot be compacted",
                 kind="delete_files",
                 repair=f"hyp maintain {self._name} --rebuild",
             )
-        files = self._context.effects.remaining(metadata.remembered_files(table_metadata))
+        files = self._context.effects.remaining(metadata.iter_cached_files(table_metadata))
         if self._settlements_only:
             files = [file for file in files if self._pending.affects(file)]
-        found = compact_plan.due(files, force=self._context.force, must_rewrite=self._pending.affects)
+        found = compact_plan.plan_compaction(files, force=self._context.force, must_rewrite=self._pending.affects)
         return [group for group in found if group.partition not in self.failed]
 
-    def _rewrite_all(self, groups: list[Rewriting]) -> list[Rewriting]:
+    def _rewrite_all(self, groups: list[RewriteGroup]) -> list[RewriteGroup]:
         """Rewrite in batches; return the groups left over when the time is up."""
         # Opening the table may commit a schema change.
         with self._context.lock_table() as found:
             table = found
         started = 0
-        for batch in compact_plan.lots(groups):
+        for batch in compact_plan.batch_groups(groups):
             self._context.check_cancelled()
             if self._context.out_of_time:
                 break
@@ -145,7 +137,7 @@ class _Compaction:
             started += len(batch)
         return groups[started:]
 
-    def _rewrite(self, batch: Sequence[Rewriting], table: LakeTable) -> None:
+    def _rewrite(self, batch: Sequence[RewriteGroup], table: LakeTable) -> None:
         tasks = [self._task(group, table) for group in batch]
         results = self._context.lake.run(tasks)
         if len(batch) > 1 and all(isinstance(result, BuildFailure) for result in results):
@@ -165,18 +157,18 @@ class _Compaction:
         if verified:
             self._commit(verified)
 
-    def _commit(self, verified: Sequence[tuple[Rewriting, Built]]) -> None:
+    def _commit(self, verified: Sequence[tuple[RewriteGroup, BuildResult]]) -> None:
         removed = [file for group, _ in verified for file in group.files]
         added = [file for _, built in verified for file in built.files]
         _before_commit()
         try:
-            change = Change("compact", removed, added, summary={"hyp.maintain": self._context.id})
+            change = TableChange("compact", removed, added, summary={"hyp.maintain": self._context.id})
             self._context.commit(change, on_commit=_after_commit)
         except Cancelled:
-            discard(added)
+            discard_files(added)
             raise
         except NotCommitted as error:
-            discard(added)
+            discard_files(added)
             for group, _ in verified:
                 self._fail(group, error.message)
             return
@@ -187,8 +179,8 @@ class _Compaction:
             self._report.twins_removed += len(_balance(built).dropped)
         self._report.partitions_compacted = sum(len(each.days) for each in self.done.values())
 
-    def _task(self, group: Rewriting, table: LakeTable) -> TwinlessTask:
-        place = Place(table.data_root, self._context.id, group.files[0].min_seq or 0)
+    def _task(self, group: RewriteGroup, table: LakeTable) -> DeduplicatingTask:
+        place = OutputPaths(table.data_root, self._context.id, group.files[0].min_seq or 0)
         paths = tuple(file.path for file in group.files)
         task = RewriteTask(
             self._name,
@@ -199,27 +191,28 @@ class _Compaction:
             table.field_ids,
             patch=self._pending.amendment(group.files),
         )
-        return TwinlessTask(task, table.gateway_id)
+        return DeduplicatingTask(task, table.gateway_id)
 
-    def _is_complete(self, group: Rewriting, built: Built) -> bool:
+    def _is_complete(self, group: RewriteGroup, built: BuildResult) -> bool:
         """Check that all rows known to the table went in and the same rows came out."""
         balance = _balance(built)
         if balance.balanced and balance.rows_in == group.rows == sum(file.rows for file in built.files) + len(
             balance.dropped
         ):
             return True
-        discard(built.files)
+        discard_files(built.files)
         self._fail(group, f"row counts do not match: {group.rows} rows expected, {balance}")
         return False
 
-    def _fail(self, group: Rewriting, reason: str) -> None:
+    def _fail(self, group: RewriteGroup, reason: str) -> None:
         self.failed.add(group.partition)
         self._report.errors.append(f"{self._name}: could not compact {group.source} on {group.day}: {reason}")
 
     def _report_results(self) -> None:
         for source, done in sorted(self.done.items()):
+            days = format_count(len(done.days), "day")
             self._report.reasons.append(
-                f"compacted {_days(done.days)} of {source}: {done.files_in:,} files into {done.files_out:,}"
+                f"compacted {days} of {source}: {done.files_in:,} files into {done.files_out:,}"
             )
         for path in self._pending.damaged:
             self._report.errors.append(
@@ -232,14 +225,14 @@ class _Compaction:
             self._report.reasons.append(f"{left:,} more partitions are due, but the time was up")
         self._report_unnumbered()
 
-    def _report_plan(self, groups: Sequence[Rewriting]) -> None:
+    def _report_plan(self, groups: Sequence[RewriteGroup]) -> None:
         self._context.effects.rewrite(groups)
         self._report.add_rewritten(file for each in groups for file in each.files)
-        self._report.partitions_left = compact_plan.partitions(groups)
+        self._report.partitions_left = compact_plan.count_partitions(groups)
         for source in sorted({each.source for each in groups}):
             own = [each for each in groups if each.source == source]
             files, size = sum(len(each.files) for each in own), sum(each.bytes for each in own)
-            days = _days({each.day for each in own})
+            days = format_count(len({each.day for each in own}), "day")
             self._report.reasons.append(f"would compact {days} of {source}: {files:,} files, {size / 1e6:,.1f} MB")
         self._report_unnumbered()
 
@@ -248,18 +241,39 @@ class _Compaction:
             self._report.reasons.append(f"left {unnumbered:,} files without sequence statistics unchanged")
 
 
-def _older_files(group: Rewriting, run_id: str) -> list[DataFile]:
+@dataclass
+class _SourceCounts:
+    """Counts of the rewritten files of one source."""
+
+    days: set[date] = field(default_factory=set)
+    files_in: int = 0
+    files_out: int = 0
+    bytes_in: int = 0
+    bytes_out: int = 0
+
+    def add(self, group: RewriteGroup, built: BuildResult, run_id: str) -> None:
+        """Count one rewrite, without files that an earlier pass of this run wrote."""
+        old_files = _older_files(group, run_id)
+        old_bytes = sum(file.bytes for file in old_files)
+        self.days.add(group.day)
+        self.files_in += len(old_files)
+        self.files_out += len(built.files) - (len(group.files) - len(old_files))
+        self.bytes_in += old_bytes
+        self.bytes_out += sum(file.bytes for file in built.files) - (group.bytes - old_bytes)
+
+
+def _older_files(group: RewriteGroup, run_id: str) -> list[DataFile]:
     """Return the files that existed before this run."""
     return [file for file in group.files if not file.path.name.startswith(run_id)]
 
 
-def _balance(built: Built) -> Rewritten:
+def _balance(built: BuildResult) -> RewriteBalance:
     (found,) = built.reports
-    assert isinstance(found, Rewritten)
+    assert isinstance(found, RewriteBalance)
     return found
 
 
-def _shared_failure(results: Iterable[Built | BuildFailure]) -> str | None:
+def _shared_failure(results: Iterable[BuildResult | BuildFailure]) -> str | None:
     """Return the reason if every rewrite failed for lack of resources: a full disk, workers that do not start."""
     failures = [result if isinstance(result, BuildFailure) else None for result in results]
     if all(failure is not None and failure.is_environmental for failure in failures):
@@ -267,5 +281,68 @@ def _shared_failure(results: Iterable[Built | BuildFailure]) -> str | None:
     return None
 
 
-def _days(days: set[date]) -> str:
-    return f"{len(days):,} {'day' if len(days) == 1 else 'days'}"
+@dataclass(frozen=True)
+class DeduplicatingTask:
+    """A rewrite that leaves out later duplicates among the rows of its files. It reads only their key columns."""
+
+    rewriting: RewriteTask
+    own_gateway: str | None
+    """The gateway of this home, as `row_keys.hash_row_key` expects it."""
+
+    def run(self) -> BuildResult:
+        dataset = datasets.get(self.rewriting.dataset)
+        duplicates = find_later_duplicates(dataset, self.rewriting.paths, self.own_gateway)
+        return (replace(self.rewriting, exclude=SequenceFilter(duplicates)) if duplicates else self.rewriting).run()
+
+
+@dataclass(frozen=True)
+class SequenceFilter:
+    """Leaves out the rows with these sequences."""
+
+    seqs: tuple[int, ...]
+
+    def select(self, rows: pa.Table) -> Any:
+        return pc.is_in(rows.column(SEQ), value_set=pa.array(self.seqs, pa.int64()))
+
+
+def find_later_duplicates(dataset: Dataset, paths: Sequence[Path], own_gateway: str | None) -> tuple[int, ...]:
+    """Return the sequences of all duplicates in the files except the lowest of each key."""
+    keyed = pa.concat_tables([_read_keys(dataset, path, own_gateway) for path in paths])
+    with_key = keyed.filter(pc.is_valid(keyed.column(_KEY)))
+    counts = with_key.group_by([_KEY, _GATEWAY_KEY], use_threads=False).aggregate([(SEQ, "count")])
+    repeated = counts.filter(pc.greater(counts.column(f"{SEQ}_count"), 1))
+    if not repeated.num_rows:
+        return ()
+    candidates = with_key.filter(
+        pc.is_in(with_key.column(_KEY), value_set=repeated.column(_KEY).combine_chunks())
+    ).to_pylist()
+    lowest: dict[tuple[str, str | None], int] = {}
+    for row in candidates:
+        key = (row[_KEY], row[_GATEWAY_KEY])
+        lowest[key] = min(row[SEQ], lowest.get(key, row[SEQ]))
+    later = [row[SEQ] for row in candidates if row[SEQ] != lowest[row[_KEY], row[_GATEWAY_KEY]]]
+    # Rows are left out by sequence, so a row that shares its sequence with another has to stay.
+    occurrences = Counter(
+        keyed.filter(pc.is_in(keyed.column(SEQ), value_set=pa.array(later, pa.int64())))[SEQ].to_pylist()
+    )
+    return tuple(sorted(seq for seq in later if occurrences[seq] == 1))
+
+
+def _read_keys(dataset: Dataset, path: Path, own_gateway: str | None) -> pa.Table:
+    """Return sequence, key and gateway of each row, as in `row_keys.hash_row_key`; the home's own gateway is null."""
+    columns = dict.fromkeys([SEQ, dataset.key_column, *dataset.key_parts])
+    rows = read_columns(path, [*columns, GATEWAY])
+    key = _text_column(rows, dataset.key_column)
+    key = pc.if_else(pc.equal(key, ""), None, key)
+    if dataset.key_parts:
+        key = pc.coalesce(
+            key, pc.binary_join_element_wise(*(_text_column(rows, part) for part in dataset.key_parts), "#")
+        )
+    gateway = _text_column(rows, GATEWAY)
+    is_own = pc.equal(gateway, own_gateway) if own_gateway is not None else pa.scalar(True)
+    return pa.table({SEQ: rows.column(SEQ), _KEY: key, _GATEWAY_KEY: pc.if_else(is_own, None, gateway)})
+
+
+def _text_column(rows: pa.Table, name: str) -> Any:
+    """Return a column as text, null if the file is older than the column."""
+    return rows.column(name).cast(pa.string()) if name in rows.column_names else pa.nulls(len(rows), pa.string())

@@ -12,26 +12,24 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import date
 
-from hypaware.lake.metadata import DataFile
-from hypaware.lake.sizes import TARGET_BYTES
+from hypaware.iceberg.metadata import DataFile
+from hypaware.lake import TARGET_FILE_BYTES
 
 TAIL_FILES = 2
 _COLD_FROM = 2
 _HOT_FROM = 4
-
 # The most that one task reads. Rows are limited too: the task holds their keys in memory.
 _TASK_BYTES = 128 << 20
 _TASK_ROWS = 500_000
 # The most that is rewritten in parallel and committed at once: the work that a kill can cost.
-_LOT_BYTES = 256 << 20
-_LOT_FILES = 2_000
-_LOT_TASKS = 16
-
-Partition = tuple[str, date]
+_BATCH_BYTES = 256 << 20
+_BATCH_FILES = 2_000
+_BATCH_TASKS = 16
+PartitionKey = tuple[str, date]
 
 
 @dataclass(frozen=True)
-class Rewriting:
+class RewriteGroup:
     """Small files of one (source, day), in sequence order, that one task rewrites."""
 
     source: str
@@ -39,7 +37,7 @@ class Rewriting:
     files: tuple[DataFile, ...]
 
     @property
-    def partition(self) -> Partition:
+    def partition(self) -> PartitionKey:
         return self.source, self.day
 
     @property
@@ -50,22 +48,18 @@ class Rewriting:
     def rows(self) -> int:
         return sum(file.rows for file in self.files)
 
-    def files_after(self, target: int = TARGET_BYTES) -> int:
+    def files_after(self, target: int = TARGET_FILE_BYTES) -> int:
         """Estimate the number of resulting files from the total size."""
         return max(1, -(-self.bytes // target))
 
 
-def _never(_: DataFile) -> bool:
-    return False
-
-
-def due(
+def plan_compaction(
     files: Iterable[DataFile],
     *,
     force: bool = False,
-    target: int = TARGET_BYTES,
-    must_rewrite: Callable[[DataFile], bool] = _never,
-) -> list[Rewriting]:
+    target: int = TARGET_FILE_BYTES,
+    must_rewrite: Callable[[DataFile], bool] = lambda file: False,
+) -> list[RewriteGroup]:
     """Return the groups to rewrite, the partition with the most files first.
 
     `force` includes the tail and every group that gets fewer files. Files for which `must_rewrite` is true hold rows
@@ -73,32 +67,34 @@ def due(
     """
     numbered = [file for file in files if is_numbered(file)]
     tail = set() if force else _tail(numbered)
-    by_partition: defaultdict[Partition, list[DataFile]] = defaultdict(list)
+    by_partition: defaultdict[PartitionKey, list[DataFile]] = defaultdict(list)
     for file in numbered:
         if file.day is not None:
             by_partition[file.source, file.day].append(file)
-    found: list[list[Rewriting]] = []
+    found: list[list[RewriteGroup]] = []
     for (source, day), files_of_partition in by_partition.items():
         required = {file for file in files_of_partition if must_rewrite(file)}
-        small = [file for file in files_of_partition if file not in tail and is_small(file, target)]
-        chosen: list[Rewriting] = []
+        small = [file for file in files_of_partition if file not in tail and file.bytes < target * 3 // 4]
+        chosen: list[RewriteGroup] = []
         if len(small) >= (_COLD_FROM if tail.isdisjoint(files_of_partition) else _HOT_FROM):
-            pieces = [Rewriting(source, day, files_) for files_ in _split_by_size(small)]
+            pieces = [RewriteGroup(source, day, files_) for files_ in _split_by_size(small)]
             chosen = [piece for piece in pieces if _is_worthwhile(piece, force, target)]
         if uncovered := required.difference(*(group.files for group in chosen)):
-            chosen += [Rewriting(source, day, group) for group in _split_by_size(uncovered)]
+            chosen += [RewriteGroup(source, day, group) for group in _split_by_size(uncovered)]
         if chosen:
             found.append(chosen)
     found.sort(key=lambda chosen: (-sum(len(group.files) for group in chosen), chosen[0].source, chosen[0].day))
     return [group for chosen in found for group in chosen]
 
 
-def lots(groups: Sequence[Rewriting]) -> Iterator[list[Rewriting]]:
+def batch_groups(groups: Sequence[RewriteGroup]) -> Iterator[list[RewriteGroup]]:
     """Yield the groups in order, in batches that may be rewritten and committed together."""
-    batch: list[Rewriting] = []
+    batch: list[RewriteGroup] = []
     bytes_ = files = 0
     for group in groups:
-        is_full = bytes_ + group.bytes > _LOT_BYTES or files + len(group.files) > _LOT_FILES or len(batch) == _LOT_TASKS
+        is_full = (
+            bytes_ + group.bytes > _BATCH_BYTES or files + len(group.files) > _BATCH_FILES or len(batch) == _BATCH_TASKS
+        )
         if batch and is_full:
             yield batch
             batch, bytes_, files = [], 0, 0
@@ -108,12 +104,8 @@ def lots(groups: Sequence[Rewriting]) -> Iterator[list[Rewriting]]:
         yield batch
 
 
-def partitions(groups: Iterable[Rewriting]) -> int:
+def count_partitions(groups: Iterable[RewriteGroup]) -> int:
     return len({group.partition for group in groups})
-
-
-def is_small(file: DataFile, target: int = TARGET_BYTES) -> bool:
-    return file.bytes < target * 3 // 4
 
 
 def is_numbered(file: DataFile) -> bool:
@@ -122,21 +114,19 @@ def is_numbered(file: DataFile) -> bool:
 
 
 def _tail(files: Iterable[DataFile]) -> set[DataFile]:
+    """Return the newest files of each source."""
     by_source: defaultdict[str, list[DataFile]] = defaultdict(list)
-    for file in files:
-        by_source[file.source].append(file)
-    return {
-        file
-        for files_of_partition in by_source.values()
-        for file in sorted(files_of_partition, key=_last_sequence, reverse=True)[:TAIL_FILES]
-    }
+    for file in sorted(files, key=lambda file: (file.max_seq or 0, file.location), reverse=True):
+        if len(by_source[file.source]) < TAIL_FILES:
+            by_source[file.source].append(file)
+    return {file for newest in by_source.values() for file in newest}
 
 
 def _split_by_size(files: Iterable[DataFile]) -> Iterator[tuple[DataFile, ...]]:
     """Split the files, in sequence order, into groups that one task can read."""
     group: list[DataFile] = []
     bytes_ = rows = 0
-    for file in sorted(files, key=_first_sequence):
+    for file in sorted(files, key=lambda file: (file.min_seq or 0, file.max_seq or 0, file.location)):
         if group and (bytes_ + file.bytes > _TASK_BYTES or rows + file.rows > _TASK_ROWS):
             yield tuple(group)
             group, bytes_, rows = [], 0, 0
@@ -146,14 +136,6 @@ def _split_by_size(files: Iterable[DataFile]) -> Iterator[tuple[DataFile, ...]]:
         yield tuple(group)
 
 
-def _is_worthwhile(group: Rewriting, force: bool, target: int) -> bool:
+def _is_worthwhile(group: RewriteGroup, force: bool, target: int) -> bool:
     before, after = len(group.files), group.files_after(target)
     return before > after if force else before >= 2 * after
-
-
-def _first_sequence(file: DataFile) -> tuple[int, int, str]:
-    return file.min_seq or 0, file.max_seq or 0, file.location
-
-
-def _last_sequence(file: DataFile) -> tuple[int, str]:
-    return file.max_seq or 0, file.location

@@ -1,76 +1,204 @@
 """Expiry: remove snapshots that no reader can be using, the files that only they reference, and orphaned files.
 
-No row is removed. The caller holds `turns.keeping`. While files are removed no other job changes the table, and its
-current metadata is durable before the first file is removed.
+No row is removed. The caller holds the maintenance lock. While files are removed no other job changes the table, and
+its current metadata is durable before the first file is removed.
+
+Orphans are files of a table that nothing references, left by killed jobs or by an incomplete expiry. Referenced are the
+manifest lists, manifests and data files of every snapshot in the table's metadata, the earlier metadata files of its
+log, and the files that the previous metadata needs if a power cut makes it current again (`iceberg/fsync`). Files of an
+unfinished flush belong to recovery. Directories of earlier generations are removed as a whole once no reader can be
+using them.
 
 @ref keeping#expiry
 """
 
 from __future__ import annotations
 
-from hypaware import faults
-from hypaware.lake import expiry, metadata, secure, standing, turns
-from hypaware.lake.committer import LakeTable
-from hypaware.maintain import generation, orphans
-from hypaware.maintain.orphans import Orphans
-from hypaware.maintain.report import Report, many
-from hypaware.maintain.work import Work
-from hypaware.state import flushes
+import os
+import shutil
+from collections.abc import Collection, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
 
-_before_commit = faults.point(
+from hypaware import faults
+from hypaware.errors import LakeError
+from hypaware.home import Home, durable_files
+from hypaware.iceberg import fsync, metadata
+from hypaware.iceberg.metadata import CatalogEntry, TableMetadata, TableSnapshot
+from hypaware.lake import health, locks, snapshots
+from hypaware.lake.table import LakeTable
+from hypaware.maintain import generation
+from hypaware.maintain.context import MaintenanceContext, MaintenanceReport
+from hypaware.state import flushes
+from hypaware.text import format_count
+
+_before_unlink = faults.crash_point("maintain.orphans.before-unlink", "orphaned files were found")
+_after_unlink = faults.crash_point("maintain.orphans.after-unlink", "orphaned files are removed")
+# Files with other names belong to others and are left alone.
+_OUR_SUFFIXES = (".parquet", ".avro", ".metadata.json")
+_before_commit = faults.crash_point(
     "maintain.expire.before-commit", "old snapshots are about to be expired, everything is durable"
 )
-_after_commit = faults.point("maintain.expire.after-commit", "old snapshots are expired, the commit is not durable yet")
+_after_commit = faults.crash_point(
+    "maintain.expire.after-commit", "old snapshots are expired, the commit is not durable yet"
+)
 
 
-def run(context: Work, report: Report) -> None:
+def expire_dataset(context: MaintenanceContext, report: MaintenanceReport) -> None:
     """Expire old snapshots and remove orphaned files."""
     with context.store.reading() as connection:
-        recorded = flushes.recorded_through(connection, context.dataset.name)
+        recorded = flushes.highest_recorded_sequence(connection, context.dataset.name)
     # Files left by a rollback look like orphans, but may be the only copy of their rows.
-    standing.check(context.home, context.dataset.name, recorded)
+    health.check_floor(context.home, context.dataset.name, recorded)
     if context.dry_run:
-        with turns.changing(context.dataset.name, context.check_cancelled):
-            horizon = expiry.horizon(context.table_metadata, context.force, coming=context.effects.snapshots)
-            report.snapshots_expired += len(expiry.expirable(context.table_metadata, horizon))
-            orphaned = _orphans(context)
-        report.orphans_removed += orphaned.count
-        report.orphan_bytes += orphaned.bytes
-        _report(report, orphaned, dry_run=True)
-        return
-    with context.lock_table() as table:
-        generation.clear(context.home, context.dataset.name)
-        report.snapshots_expired += _expire(context, table)
-        orphaned = _orphans(context)
-        orphans.remove(orphaned)
+        with locks.commit_lock(context.dataset.name, context.check_cancelled):
+            horizon = snapshots.expiry_horizon(context.table_metadata, context.force, coming=context.effects.snapshots)
+            expired = len(snapshots.list_expirable(context.table_metadata, horizon))
+            orphaned = _find_dataset_orphans(context)
+    else:
+        with context.lock_table() as table:
+            generation.clear_unfinished(context.home, context.dataset.name)
+            expired = _expire_snapshots(context, table)
+            orphaned = _find_dataset_orphans(context)
+            remove_orphans(orphaned)
+    report.snapshots_expired += expired
     report.orphans_removed += orphaned.count
     report.orphan_bytes += orphaned.bytes
-    _report(report, orphaned)
+    would = "would " if context.dry_run else ""
+    if expired:
+        report.reasons.append(f"{would}expire{'' if would else 'd'} {format_count(expired, 'snapshot')}")
+    if orphaned:
+        removed = f"{would}remove{'' if would else 'd'} {format_count(orphaned.count, 'unreferenced file')}"
+        report.reasons.append(f"{removed}, {orphaned.bytes / 1e6:,.1f} MB")
 
 
-def _expire(context: Work, table: LakeTable) -> int:
-    horizon = expiry.horizon(context.table_metadata, context.force)
-    if not expiry.expirable(context.table_metadata, horizon):
+def _expire_snapshots(context: MaintenanceContext, table: LakeTable) -> int:
+    horizon = snapshots.expiry_horizon(context.table_metadata, context.force)
+    if not snapshots.list_expirable(context.table_metadata, horizon):
         return 0
     _before_commit()
     count = table.expire(horizon)
     _after_commit()
-    secure.secure(context.home, context.dataset.name)
+    fsync.fsync_commit(context.home, context.dataset.name)
     return count
 
 
-def _orphans(context: Work) -> Orphans:
-    entry = metadata.entry(context.home, context.dataset.name)
+def _find_dataset_orphans(context: MaintenanceContext) -> Orphans:
+    entry = metadata.find_table(context.home, context.dataset.name)
     assert entry is not None
     with context.store.reading() as connection:
-        unfinished = [flush.id for flush in flushes.unfinished(connection, context.dataset.name)]
-    return orphans.find(context.home, entry, unfinished, before=expiry.horizon(context.table_metadata, context.force))
+        unfinished = [flush.id for flush in flushes.unfinished_flushes(connection, context.dataset.name)]
+    return find_orphans(
+        context.home, entry, unfinished, before=snapshots.expiry_horizon(context.table_metadata, context.force)
+    )
 
 
-def _report(report: Report, orphaned: Orphans, *, dry_run: bool = False) -> None:
-    expired, removed = ("would expire", "would remove") if dry_run else ("expired", "removed")
-    if report.snapshots_expired:
-        report.reasons.append(f"{expired} {many(report.snapshots_expired, 'snapshot')}")
-    if orphaned:
-        size = f"{orphaned.bytes / 1e6:,.1f} MB"
-        report.reasons.append(f"{removed} {many(orphaned.count, 'unreferenced file')}, {size}")
+@dataclass
+class Orphans:
+    files: list[Path] = field(default_factory=list)
+    folders: list[Path] = field(default_factory=list)
+    """Directories of earlier generations."""
+    count: int = 0
+    """Number of files, including those in the directories."""
+    bytes: int = 0
+
+    def __bool__(self) -> bool:
+        return bool(self.files or self.folders)
+
+
+def find_orphans(home: Home, entry: CatalogEntry, unfinished: Collection[str], before: float) -> Orphans:
+    """Find orphans. `unfinished`: ids of flushes; a generation modified since `before` may still be read."""
+    found = Orphans()
+    referenced, live = _referenced(entry)
+    location = entry.metadata.parent.parent
+    on_disk = dict(_list_files(location))
+    if missing := live - on_disk.keys():
+        # Either the table is damaged, and an orphan may be the last copy of a row; or its paths are spelled differently
+        # from ours, and every file would look like an orphan.
+        raise LakeError(
+            f"table {entry.name}: {min(missing)} is missing from {location}; no orphan was removed", kind="lake_damaged"
+        )
+    for path, size in on_disk.items():
+        if _is_orphan(path, referenced, unfinished):
+            found.files.append(path)
+            found.count, found.bytes = found.count + 1, found.bytes + size
+    for folder in generation.find_abandoned(home, entry.name):
+        if _last_modified(folder) < before:
+            found.folders.append(folder)
+            sizes = [size for _, size in _list_files(folder)]
+            found.count, found.bytes = found.count + len(sizes), found.bytes + sum(sizes)
+    return found
+
+
+def _referenced(entry: CatalogEntry) -> tuple[set[Path], set[Path]]:
+    """Return all referenced files, and the live data files."""
+    try:
+        current_metadata = metadata.read_metadata(entry.metadata)
+        live = {file.path for file in metadata.iter_live_files(current_metadata)}
+        referenced = {entry.metadata, *current_metadata.log, *live}
+        for snapshot in current_metadata.snapshots:
+            # After an expiry was undone by a power cut, files of an old snapshot may be missing: no reader can use it.
+            with suppress(FileNotFoundError):
+                _add_referenced(referenced, current_metadata, snapshot)
+        if entry.previous is not None:
+            referenced.add(entry.previous)
+            # Only its current snapshot: a later expiry has removed the files of the others.
+            if entry.previous.exists() and (current := (before := metadata.read_metadata(entry.previous)).current):
+                _add_referenced(referenced, before, current)
+    except Exception as error:
+        # Damaged JSON and Avro raise many kinds of errors. Without a full list of references nothing is an orphan.
+        raise LakeError(
+            f"table {entry.name}: cannot read its metadata, no orphan was removed: {error}",
+            kind="lake_damaged",
+        ) from error
+    return referenced, live
+
+
+def _add_referenced(referenced: set[Path], current_metadata: TableMetadata, snapshot: TableSnapshot) -> None:
+    referenced.add(snapshot.manifest_list)
+    for manifest in metadata.read_manifests(snapshot):
+        # Snapshots share most of their manifests.
+        if manifest.path not in referenced:
+            referenced.add(manifest.path)
+            referenced.update(file.path for file in metadata.read_data_files(current_metadata, manifest))
+
+
+def _is_orphan(path: Path, referenced: Collection[Path], unfinished: Collection[str]) -> bool:
+    if path.name.endswith(".crc"):
+        # A checksum file that Hadoop writes for its neighbour.
+        checked_file = path.with_name(path.name.removeprefix(".").removesuffix(".crc"))
+        return checked_file.name.endswith(_OUR_SUFFIXES) and checked_file not in referenced
+    if not path.name.endswith(_OUR_SUFFIXES) or path in referenced:
+        return False
+    return not any(path.name.startswith(f"{flush}-") for flush in unfinished)
+
+
+def _list_files(folder: Path) -> Iterator[tuple[Path, int]]:
+    """Yield the files below a directory without following links."""
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            path = Path(parent, name)
+            with suppress(FileNotFoundError):
+                yield path, path.lstat().st_size
+
+
+def _last_modified(folder: Path) -> float:
+    newest = folder.lstat().st_mtime
+    for parent, folders, names in os.walk(folder):
+        newest = max([newest, *(Path(parent, name).lstat().st_mtime for name in (*folders, *names))])
+    return newest
+
+
+def remove_orphans(orphans: Orphans) -> None:
+    if not orphans:
+        return
+    _before_unlink()
+    for path in orphans.files:
+        path.unlink(missing_ok=True)
+    for folder in sorted({path.parent for path in orphans.files}):
+        durable_files.fsync_dir(folder)
+    for folder in orphans.folders:
+        shutil.rmtree(folder)
+        durable_files.fsync_dir(folder.parent)
+    _after_unlink()

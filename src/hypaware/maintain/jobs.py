@@ -1,53 +1,71 @@
 """The job `maintain`: retention, then compaction, then expiry, one dataset after another; or a rebuild.
 
 args: `dataset` (all with a table if null), `dry_run`, `force`, `only` (`"compact"`, `"expire"` or null), `rebuild`,
-`budget` (seconds, null for no limit). Result: the documented report of `hyp maintain`.
+`budget` (seconds, null for no limit). Result: the documented report of `hyp maintain`. A dry run takes the same steps
+in the process of the command, without Spark and without changes.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
+from hypaware.config import Config
 from hypaware.engine.jobs import JobContext
 from hypaware.errors import Cancelled, HypError
-from hypaware.lake import turns
-from hypaware.lake.metadata import DataFile
-from hypaware.lake.spark_lake import SparkLake, known_datasets
-from hypaware.maintain import compact, expire, generation, rebuild, retain
-from hypaware.maintain.report import Report
-from hypaware.maintain.work import Work
+from hypaware.home import Home
+from hypaware.iceberg import fsync
+from hypaware.iceberg.metadata import DataFile
+from hypaware.lake import locks
+from hypaware.lake.spark_table import SparkLake, list_stored_datasets
+from hypaware.maintain import compact, expire, generation, rebuild, retention
+from hypaware.maintain.context import MaintenanceContext, MaintenanceReport
 from hypaware.model import datasets
 from hypaware.model.datasets import Dataset
-from hypaware.opening import OpenHome, open_home
+from hypaware.state.home_opener import OpenHome, open_home
 
-STEPS = {"compact": (compact.run,), "expire": (retain.run, expire.run), None: (retain.run, compact.run, expire.run)}
+if TYPE_CHECKING:
+    from hypaware.state.store import StateStore
+
+STEPS = {
+    "compact": (compact.compact_dataset,),
+    "expire": (retention.apply_retention, expire.expire_dataset),
+    None: (retention.apply_retention, compact.compact_dataset, expire.expire_dataset),
+}
 
 
-def maintain(context: JobContext, args: dict[str, Any], now: datetime | None = None) -> dict[str, Any]:
+def run_maintenance(context: JobContext, args: dict[str, Any], now: datetime | None = None) -> dict[str, Any]:
     """Run the job."""
-    present = known_datasets(context.home)
-    wanted = [datasets.get(args["dataset"])] if args.get("dataset") else list(datasets.all())
+    present = list_stored_datasets(context.home)
+    wanted = [datasets.get(args["dataset"])] if args.get("dataset") else list(datasets.list_all())
     deadline = time.monotonic() + args["budget"] if args.get("budget") else None
-    steps = (rebuild.run,) if args.get("rebuild") else STEPS[args.get("only")]
     reports = []
     opened = open_home(context.home)
     with closing(opened.store):
         for dataset in wanted:
-            if dataset not in present and not (args.get("rebuild") and generation.folders(context.home, dataset.name)):
+            if dataset not in present and not (
+                args.get("rebuild") and generation.table_folders(context.home, dataset.name)
+            ):
                 continue
-            report = Report(dataset.name)
-            run_steps(_context_for(context, opened, dataset, args, deadline, now or datetime.now(UTC)), steps, report)
+            report = MaintenanceReport(dataset.name)
+            run_steps(
+                _context_for(context, opened, dataset, args, deadline, now or datetime.now(UTC)), _steps(args), report
+            )
             reports.append(report.as_json())
     return {"datasets": reports}
 
 
+def _steps(args: dict[str, Any]) -> tuple[Any, ...]:
+    return (rebuild.rebuild_dataset,) if args.get("rebuild") else STEPS[args.get("only")]
+
+
 def _context_for(
     context: JobContext, opened: OpenHome, dataset: Dataset, args: dict[str, Any], deadline: float | None, now: datetime
-) -> Work:
-    return Work(
+) -> MaintenanceContext:
+    return MaintenanceContext(
         context.home,
         context.config,
         opened.store,
@@ -63,13 +81,14 @@ def _context_for(
     )
 
 
-def run_steps(context: Work, steps: Any, report: Report) -> None:
+def run_steps(context: MaintenanceContext, steps: tuple[Any, ...], report: MaintenanceReport) -> None:
     """Run the steps; a failed step is reported and the next one runs."""
-    with turns.keeping(context.dataset.name, context.check_cancelled):
-        report.set_before(_readable(context))
+    with locks.maintenance_lock(context.dataset.name, context.check_cancelled):
+        report.set_before(_readable_files(context))
         try:
-            if rebuild.run not in steps:
-                context.refuse_damaged()
+            if rebuild.rebuild_dataset not in steps:
+                # No other step may touch a table whose contents are unknown.
+                fsync.require_intact(context.home, context.dataset.name)
         except HypError as error:
             report.errors.append(error.message)
             steps = ()
@@ -80,16 +99,42 @@ def run_steps(context: Work, steps: Any, report: Report) -> None:
                 raise
             except HypError as error:
                 report.errors.append(error.message)
-        if context.dry_run:
-            effects = context.effects
-            report.set_dry_run(effects.remaining(_readable(context)), effects.files_added, effects.bytes_added)
-        else:
-            report.set_after(_readable(context))
+        effects = context.effects
+        report.set_after(effects.remaining(_readable_files(context)), effects.files_added, effects.bytes_added)
 
 
-def _readable(context: Work) -> list[DataFile]:
+def _readable_files(context: MaintenanceContext) -> list[DataFile]:
     """Return the table's files, or none if a damaged table, which a rebuild repairs, cannot be read."""
     try:
         return context.files()
     except Exception:
         return []
+
+
+def dry_run_report(
+    home: Home,
+    config: Config,
+    store: StateStore,
+    wanted: Sequence[Dataset],
+    args: dict[str, Any],
+    now: datetime,
+    note: Callable[[str], None],
+) -> dict[str, Any]:
+    """Run the steps dry for datasets that have a table and return the report; `args` as in the job."""
+    reports = []
+    for dataset in wanted:
+        report = MaintenanceReport(dataset.name)
+        context = MaintenanceContext(
+            home, config, store, _NoLake(), dataset, now, force=bool(args.get("force")), dry_run=True, note=note
+        )
+        run_steps(context, _steps(args), report)
+        reports.append(report.as_json())
+    return {"datasets": reports}
+
+
+class _NoLake:
+    def table(self, _dataset: Dataset) -> NoReturn:
+        raise AssertionError("a dry run changes no table")
+
+    def run(self, _tasks: object) -> NoReturn:
+        raise AssertionError("a dry run runs no tasks")

@@ -1,78 +1,156 @@
-"""The status of retention without Spark: for `hyp status`, the daemon, and the command before it starts a job."""
+"""Retention: remove days older than configured from the table by metadata alone; no data file is read or written.
+
+One commit removes all due days of a dataset and sets the table property `hyp.retained-from`, the first day kept. That
+day only advances, and imports never bring back older rows. The plan is made again under the lock in which it is
+committed, so that a user's change (`hyp export resend`) during the wait is respected. Days that are dropped undelivered
+are recorded in the state before they are dropped. A record without a completed drop is resolved by looking at the
+table's files.
+
+@ref keeping#retention
+"""
 
 from __future__ import annotations
 
-from contextlib import suppress
-from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
-from hypaware.config import Config
-from hypaware.errors import HypError
-from hypaware.home import Home
-from hypaware.lake import metadata
-from hypaware.maintain import clock, holds, kept
-from hypaware.maintain.retention_words import warnings
-from hypaware.model import datasets
-from hypaware.model.datasets import Dataset
+from hypaware import faults, telemetry
+from hypaware.iceberg import fsync, metadata
+from hypaware.iceberg.metadata import RETAINED_FROM_PROPERTY
+from hypaware.lake.table import TableChange
+from hypaware.maintain import retention_plan
+from hypaware.maintain.retention_plan import (
+    RetentionPlan,
+    describe_drop,
+    describe_expiring,
+    describe_holds,
+    describe_undelivered_drop,
+)
 from hypaware.state import retention
+from hypaware.state.retention import RetentionHold
+from hypaware.text import format_count
 
 if TYPE_CHECKING:
-    from hypaware.state.store import Store
+    from hypaware.maintain.context import MaintenanceContext, MaintenanceReport
+
+_before_commit = faults.crash_point(
+    "maintain.retain.before-commit", "due days are still in the table, undelivered ones are recorded"
+)
+_after_commit = faults.crash_point(
+    "maintain.retain.after-commit", "due days are removed from the table, the state does not know"
+)
 
 
-def is_due(home: Home, config: Config, store: Store, dataset: Dataset, now: datetime) -> bool:
-    """Return whether a run would drop rows or has to record a new hold.
-
-    That the first day kept has advanced is no reason for a run: it advances every day.
-    """
-    if clock.trouble(home, store, dataset, now):
-        return False
-    plan = holds.plan(home, config, store, dataset, now)
-    is_first_run = plan.advances and metadata.retained_from(home, dataset.name) is None
-    return bool(plan.to_drop or is_first_run or list(plan.known_holds) != plan.holds)
-
-
-def retention_standing(home: Home, config: Config, store: Store, now: datetime) -> list[dict[str, Any]]:
-    """Return for each dataset with a table: the period, held rows with sinks and dates, and undelivered drops."""
-    return [
-        _of_dataset(home, config, store, dataset, entry, now)
-        for entry in metadata.entries(home)
-        if (dataset := _registered(entry.name)) is not None
-    ]
-
-
-def about_to_go(home: Home, config: Config, store: Store, now: datetime) -> list[str]:
-    """Return warnings about undelivered rows that will be dropped soon, and about a wrong clock."""
-    return [warning for each in retention_standing(home, config, store, now) for warning in each["warnings"]]
-
-
-def _of_dataset(
-    home: Home, config: Config, store: Store, dataset: Dataset, entry: metadata.TableEntry, now: datetime
-) -> dict[str, Any]:
-    plan = holds.plan(home, config, store, dataset, now)
-    files = list(metadata.remembered_files(metadata.read(entry.metadata)))
-    messages = warnings(dataset.name, plan.expiring_soon(now))
-    if plan.first_day and (warning := clock.trouble(home, store, dataset, now)):
-        messages.append(warning)
-    with store.reading() as connection:
-        drops = retention.drops(connection, dataset.name)
-    return {
-        "dataset": dataset.name,
-        "days": kept.days_kept(config, dataset),
-        "first_day_kept": plan.first_day and plan.first_day.isoformat(),
-        "rows_due": sum(file.rows for file in plan.to_drop),
-        "rows_held": sum(held.rows for held in plan.held),
-        "rows_without_time": plan.rows_without_time,
-        "held": [held.as_json() for held in plan.held],
-        "warnings": messages,
-        "dropped_undelivered": [
-            drop.as_json() for drop in drops if drop.landed or not holds.is_still_there(drop, files)
-        ],
-    }
+def apply_retention(context: MaintenanceContext, report: MaintenanceReport) -> None:
+    """Drop the days that are due and report held ones."""
+    with telemetry.span(
+        "maintain.retain",
+        component="maintain",
+        operation="retain",
+        hyp_dataset=context.dataset.name,
+        dry_run=context.dry_run,
+    ) as span:
+        if warning := retention_plan.clock_warning(context.home, context.store, context.dataset, context.now):
+            report.reasons.append(warning)
+            context.note(warning)
+            span.status("skipped")
+            return
+        if not context.dry_run:
+            _resolve_drops(context)
+        plan = _plan(context)
+        if context.dry_run:
+            context.effects.remove(plan.to_drop)
+        else:
+            plan = _retain(context, report, plan)
+        _report(context, report, plan)
+        span.set(row_count=report.rows_expired, rows_held=report.rows_held)
+        if plan.overdue:
+            span.status("degraded")
 
 
-def _registered(name: str) -> Dataset | None:
-    """Return the dataset, or None if its plugin is not installed."""
-    with suppress(HypError):
-        return datasets.get(name)
-    return None
+def _plan(context: MaintenanceContext) -> RetentionPlan:
+    return retention_plan.plan_retention(context.home, context.config, context.store, context.dataset, context.now)
+
+
+def _retain(context: MaintenanceContext, report: MaintenanceReport, plan: RetentionPlan) -> RetentionPlan:
+    """Carry out the plan and return the plan that was carried out."""
+    _save_holds(context, plan.known_holds, plan.holds)
+    if not (plan.to_drop or plan.advances):
+        return plan
+    context.check_cancelled()
+    if context.out_of_time:
+        report.reasons.append(f"{format_count(plan.rows_to_drop, 'row')} due to be dropped, but the time was up")
+        return replace(plan, droppable=(), overdue=())
+    with context.lock_table() as table:
+        plan = _plan(context)
+        _save_holds(context, plan.known_holds, plan.holds)
+        _announce(context, plan)
+        _before_commit()
+        properties = {RETAINED_FROM_PROPERTY: str(plan.first_day)} if plan.advances else {}
+        if plan.to_drop or properties:
+            table.replace_files(TableChange("retain", plan.to_drop, properties=properties))
+            _after_commit()
+            fsync.fsync_commit(context.home, context.dataset.name)
+    _resolve_drops(context)
+    _save_holds(context, plan.holds, [held.hold for held in plan.held])
+    return plan
+
+
+def _announce(context: MaintenanceContext, plan: RetentionPlan) -> None:
+    """Record days that are dropped undelivered, and warn about them."""
+    if not plan.overdue:
+        return
+    drops = retention_plan.list_undelivered_drops(context.dataset.name, plan.overdue, context.now)
+    with context.store.transaction() as connection:
+        retention.announce_drops(connection, drops)
+    for drop in drops:
+        telemetry.event(
+            "maintain.retain.undelivered",
+            status="degraded",
+            hyp_dataset=drop.dataset,
+            source=drop.source,
+            day=drop.day.isoformat(),
+            row_count=drop.rows,
+            sinks=",".join(drop.sinks),
+        )
+    context.note(describe_undelivered_drop(context.dataset.name, plan.overdue))
+
+
+def _resolve_drops(context: MaintenanceContext) -> None:
+    """Resolve recorded drops: they either happened or did not."""
+    with context.store.reading() as connection:
+        open_drops = [drop for drop in retention.list_drops(connection, context.dataset.name) if not drop.landed]
+    if open_drops:
+        files = list(metadata.iter_live_files(context.table_metadata))
+        still_present = [drop for drop in open_drops if retention_plan.is_drop_outstanding(drop, files)]
+        with context.store.transaction() as connection:
+            retention.resolve_drops(
+                connection, [drop for drop in open_drops if drop not in still_present], still_present
+            )
+
+
+def _save_holds(
+    context: MaintenanceContext, known: Sequence[RetentionHold], holds_now: Sequence[RetentionHold]
+) -> None:
+    """Record since when rows are held, if that changed."""
+    if sorted(known) != sorted(holds_now):
+        with context.store.transaction() as connection:
+            retention.set_holds(connection, context.dataset.name, holds_now)
+
+
+def _report(context: MaintenanceContext, report: MaintenanceReport, plan: RetentionPlan) -> None:
+    report.rows_expired += plan.rows_to_drop
+    report.rows_held += plan.rows_held
+    report.rows_without_time = plan.rows_without_time
+    report.held += [held.as_json() for held in plan.held]
+    report.add_dropped(plan.to_drop)
+    if plan.to_drop:
+        days = len({file.day for file in plan.to_drop})
+        report.reasons.append(describe_drop(plan.rows_to_drop, days, plan.first_day, dry_run=context.dry_run))
+    if plan.overdue and context.dry_run:
+        context.note(describe_undelivered_drop(context.dataset.name, plan.overdue, dry_run=True))
+    if plan.held:
+        report.reasons.append(describe_holds(plan.held))
+    for warning in describe_expiring(context.dataset.name, plan.expiring_soon(context.now)):
+        context.note(warning)

@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from hypaware.model import storable
+from hypaware.model import sanitize
 from hypaware.model.datasets import Row
 
 Block = dict[str, Any]
 Part = tuple[int, Block]
-
 _PART_TYPES = {
     "text": "text",
     "thinking": "reasoning",
@@ -30,7 +29,7 @@ _PART_TYPES = {
 }
 
 
-def as_blocks(content: Any) -> list[Any]:
+def to_blocks(content: Any) -> list[Any]:
     """Return content as a list of blocks; strings become text blocks."""
     if isinstance(content, list):
         return [_text_block(item) if isinstance(item, str) else item for item in content]
@@ -39,9 +38,9 @@ def as_blocks(content: Any) -> list[Any]:
     return [content] if isinstance(content, dict) else []
 
 
-def parts_of(content: Any) -> list[Part]:
+def list_parts(content: Any) -> list[Part]:
     """Return (index, block) of each block that makes a part."""
-    return [(index, block) for index, block in enumerate(as_blocks(content)) if _makes_part(block)]
+    return [(index, block) for index, block in enumerate(to_blocks(content)) if _makes_part(block)]
 
 
 def has_parts(content: Any) -> bool:
@@ -51,12 +50,12 @@ def has_parts(content: Any) -> bool:
     return content != "" if isinstance(content, str) else _makes_part(content)
 
 
-def bad_blocks(content: Any, parts: list[Part]) -> int:
+def count_bad_blocks(content: Any, parts: list[Part]) -> int:
     """Return how many blocks of a content make no part."""
     return len(content) - len(parts) if isinstance(content, list) else 0
 
 
-def fill(row: Row, block: Block, skipped: Counter[str]) -> None:
+def fill_columns(row: Row, block: Block, skipped: Counter[str]) -> None:
     """Set the columns that one block determines. The tool name of a result is set by the caller."""
     block_type: str = block["type"]
     part_type = _PART_TYPES.get(block_type, block_type)
@@ -66,43 +65,43 @@ def fill(row: Row, block: Block, skipped: Counter[str]) -> None:
 
 
 def _fill_text(row: Row, block: Block, skipped: Counter[str]) -> None:
-    storable.put_long_text(row, "content_text", block.get("text"), skipped)
+    sanitize.put_long_text(row, "content_text", block.get("text"), skipped)
 
 
 def _fill_reasoning(row: Row, block: Block, skipped: Counter[str]) -> None:
     content = block.get("thinking") if block["type"] == "thinking" else block.get("data")
-    storable.put_long_text(row, "content_text", content, skipped)
-    storable.put_text(row, "thinking_signature", block.get("signature"), skipped)
+    sanitize.put_long_text(row, "content_text", content, skipped)
+    sanitize.put_text(row, "thinking_signature", block.get("signature"), skipped)
 
 
 def _fill_tool_call(row: Row, block: Block, skipped: Counter[str]) -> None:
-    storable.put_text(row, "tool_name", block.get("name"), skipped)
-    storable.put_text(row, "tool_call_id", block.get("id"), skipped)
+    sanitize.put_text(row, "tool_name", block.get("name"), skipped)
+    sanitize.put_text(row, "tool_call_id", block.get("id"), skipped)
     if (arguments := block.get("input")) is not None:
-        row["tool_args"] = storable.json_text(arguments, "tool_args", skipped)
+        row["tool_args"] = sanitize.sanitize_json(arguments, "tool_args", skipped)
     if (caller := block.get("caller")) is not None:
-        storable.put_text(row, "caller_type", caller.get("type") if isinstance(caller, dict) else caller, skipped)
+        sanitize.put_text(row, "caller_type", caller.get("type") if isinstance(caller, dict) else caller, skipped)
 
 
 def _fill_tool_result(row: Row, block: Block, skipped: Counter[str]) -> None:
     content = block.get("content")
-    storable.put_text(row, "tool_result_for", block.get("tool_use_id"), skipped)
+    sanitize.put_text(row, "tool_result_for", block.get("tool_use_id"), skipped)
     if "tool_result_for" in row:
         row["tool_call_id"] = row["tool_result_for"]
-    storable.put_long_text(row, "content_text", _result_text(content), skipped)
-    if storable.flag(block.get("is_error"), "is_error", skipped):
+    sanitize.put_long_text(row, "content_text", _result_text(content), skipped)
+    if sanitize.sanitize_flag(block.get("is_error"), "is_error", skipped):
         row["is_error"] = True
     # A failed server-side tool has an error type in its content: web_search_tool_result_error.
     code = None
     if isinstance(content, dict) and str(content.get("type")).endswith("_error"):
         row["is_error"] = True
-        code = storable.text(content.get("error_code"), "status", skipped)
+        code = sanitize.sanitize_text(content.get("error_code"), "status", skipped)
     status = {"tool_status": "error" if "is_error" in row else "success"}
     row["status"] = status if code is None else {**status, "error_code": code}
 
 
 def _fill_error(row: Row, block: Block, skipped: Counter[str]) -> None:
-    storable.put_long_text(row, "content_text", _error_message(block), skipped)
+    sanitize.put_long_text(row, "content_text", _error_message(block), skipped)
     row["is_error"] = True
 
 
@@ -134,12 +133,10 @@ def _error_message(block: Block) -> Any:
 
 
 def _makes_part(block: Any) -> bool:
+    """An unknown block type makes a part if it can be stored unchanged as a part type."""
     block_type = block.get("type") if isinstance(block, dict) else None
-    return isinstance(block_type, str) and (block_type in _PART_TYPES or _is_plain(block_type))
-
-
-def _is_plain(block_type: str) -> bool:
-    """Return whether an unknown block type can be stored unchanged as a part type."""
+    if not isinstance(block_type, str) or block_type in _PART_TYPES:
+        return isinstance(block_type, str)
     return block_type.isascii() and block_type.isprintable() and 0 < len(block_type) <= 200
 
 

@@ -26,42 +26,42 @@ _OPTIONS = orjson.OPT_SORT_KEYS | orjson.OPT_PASSTHROUGH_DATETIME | orjson.OPT_P
 MAX_DEPTH = 254
 
 
-def parse(data: bytes | str) -> Any:
+def loads(data: bytes | str) -> Any:
     """Parse JSON; raise ValueError with a reason for anything that is not strictly JSON."""
     raw = data.encode("utf-8", "strict") if isinstance(data, str) else data
     value = orjson.loads(raw)
     normalized = raw.translate(_NORMALIZE_DIGITS)
     if _LONG_NUMBER_START in normalized or normalized.startswith(_LONG_NUMBER):
-        return json.loads(raw, parse_constant=_refuse_constant)
+        return json.loads(raw, parse_constant=_reject_constant)
     return value
 
 
-def text(value: Any) -> str:
+def dumps(value: Any) -> str:
     """Return the canonical text of a JSON value; raise ValueError if it has none."""
     try:
         raw = orjson.dumps(value, option=_OPTIONS)
     except TypeError as refused:
-        return _exact_text(value, refused)
+        return _dumps_exactly(value, refused)
     # orjson writes NaN and infinities as null, so only a text that contains null can hide one.
     if b"null" in raw:
-        _refuse_nan(value)
+        _reject_nan(value)
     return raw.decode()
 
 
-def row_id(row: dict[str, Any]) -> str:
+def compute_row_id(row: dict[str, Any]) -> str:
     """Return the id of a coerced row: SHA-256 over its non-null columns, so that adding a column changes no id."""
-    return row_id_and_text(row)[0]
+    return serialize_row(row)[0]
 
 
-def row_id_and_text(row: dict[str, Any]) -> tuple[str, bytes]:
+def serialize_row(row: dict[str, Any]) -> tuple[str, bytes]:
     """Return the row id and the JSON text that it is the hash of."""
     raw = orjson.dumps(row, option=orjson.OPT_SORT_KEYS)
     return hashlib.sha256(raw).hexdigest(), raw
 
 
-def _exact_text(value: Any, refused: TypeError) -> str:
+def _dumps_exactly(value: Any, refused: TypeError) -> str:
     """Serialize slowly, for integers beyond 64 bits; raise ValueError for anything else that orjson refused."""
-    _refuse_other_types(value, refused)
+    _reject_other_types(value, refused)
     try:
         written = json.dumps(value, sort_keys=True, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
         written.encode("utf-8", "strict")
@@ -70,7 +70,7 @@ def _exact_text(value: Any, refused: TypeError) -> str:
     return written
 
 
-def _refuse_other_types(value: Any, refused: TypeError) -> None:
+def _reject_other_types(value: Any, refused: TypeError) -> None:
     pending = [(value, 1)]
     while pending:
         item, depth = pending.pop()
@@ -86,7 +86,7 @@ def _refuse_other_types(value: Any, refused: TypeError) -> None:
             raise ValueError(f"not a JSON value: {refused}")
 
 
-def _refuse_nan(value: Any) -> None:
+def _reject_nan(value: Any) -> None:
     pending = [value]
     while pending:
         item = pending.pop()
@@ -98,5 +98,5 @@ def _refuse_nan(value: Any) -> None:
             pending.extend(item)
 
 
-def _refuse_constant(name: str) -> NoReturn:
+def _reject_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not a JSON number")

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 from hypaware.model import canonical
@@ -20,11 +20,11 @@ from hypaware.model import canonical
 INT_RANGE = range(-(2**31), 2**31)
 BIGINT_RANGE = range(-(2**63), 2**63)
 # JavaScript's timestamp form, which lacks three zeros, and the canonical form itself.
-_WRITTEN = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}\.[0-9]{3}([0-9]{3})?Z", re.ASCII)
+_TIMESTAMP_TEXT = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}\.[0-9]{3}([0-9]{3})?Z", re.ASCII)
 _WHOLE_NUMBER = re.compile(r"-?[0-9]{1,19}")
 
 
-class Type(StrEnum):
+class ColumnType(StrEnum):
     STRING = "STRING"
     INT = "INT"
     BIGINT = "BIGINT"
@@ -36,99 +36,87 @@ class Type(StrEnum):
 @dataclass(frozen=True)
 class Column:
     name: str
-    type: Type
+    type: ColumnType
     about: str
     required: bool = False
 
 
-def coercer(type_: Type) -> Callable[[Any], Any]:
+def get_coercer(type_: ColumnType) -> Callable[[Any], Any]:
     """Return the function that coerces a value (never None) to this type or raises ValueError with the reason."""
     return _COERCERS[type_]
 
 
-def timestamp_text(moment: datetime) -> str:
+def format_timestamp(moment: datetime) -> str:
     """Return the canonical text of a time: UTC with microseconds and Z."""
     return moment.astimezone(UTC).replace(tzinfo=None).isoformat(timespec="microseconds") + "Z"
 
 
-def _string(value: Any) -> str:
+def _coerce_string(value: Any) -> str:
     if not isinstance(value, str):
-        raise ValueError(f"expected text, got {shown(value)}")
-    if not value.isascii():
-        _check_unicode(value)
+        raise ValueError(f"expected text, got {preview(value)}")
+    try:
+        if not value.isascii():
+            value.encode("utf-8", "strict")
+    except UnicodeEncodeError:
+        raise ValueError("text holds a lone surrogate, which UTF-8 cannot store") from None
     return value
 
 
-def _check_unicode(value: str) -> None:
-    try:
-        value.encode("utf-8", "strict")
-    except UnicodeEncodeError:
-        raise ValueError("text holds a lone surrogate, which UTF-8 cannot store") from None
-
-
-def _whole_number(value: Any, allowed: range) -> int:
+def _coerce_integer(value: Any, allowed: range) -> int:
     # An integer beyond 2^53 is sent as text, so that JavaScript readers keep its digits.
     if isinstance(value, str) and _WHOLE_NUMBER.fullmatch(value):
         value = int(value)
     if isinstance(value, bool) or not isinstance(value, int):
-        raise ValueError(f"expected a whole number, got {shown(value)}")
+        raise ValueError(f"expected a whole number, got {preview(value)}")
     if not allowed.start <= value < allowed.stop:
-        raise ValueError(f"{shown(value)} is outside {allowed.start}..{allowed.stop - 1}")
+        raise ValueError(f"{preview(value)} is outside {allowed.start}..{allowed.stop - 1}")
     return int(value)
 
 
-def _int(value: Any) -> int:
-    return _whole_number(value, INT_RANGE)
-
-
-def _bigint(value: Any) -> int:
-    return _whole_number(value, BIGINT_RANGE)
-
-
-def _boolean(value: Any) -> bool:
+def _coerce_boolean(value: Any) -> bool:
     if not isinstance(value, bool):
-        raise ValueError(f"expected true or false, got {shown(value)}")
+        raise ValueError(f"expected true or false, got {preview(value)}")
     return value
 
 
-def _timestamp(value: Any) -> str:
+def _coerce_timestamp(value: Any) -> str:
     if isinstance(value, str):
-        return _timestamp_of_text(value)
+        return _coerce_timestamp_text(value)
     if isinstance(value, datetime):
-        return _utc(value, value)
-    raise ValueError(f"expected an ISO 8601 time with a time zone, got {shown(value)}")
+        return _format_utc(value, value)
+    raise ValueError(f"expected an ISO 8601 time with a time zone, got {preview(value)}")
 
 
 @lru_cache(maxsize=4096)
-def _timestamp_of_text(value: str) -> str:
+def _coerce_timestamp_text(value: str) -> str:
     """Cached: the rows of a session share its start time, and the parts of a message share its time."""
     try:
         moment = datetime.fromisoformat(value)
     except ValueError:
-        raise ValueError(f"expected an ISO 8601 time with a time zone, got {shown(value)}") from None
-    if written := _WRITTEN.fullmatch(value):
+        raise ValueError(f"expected an ISO 8601 time with a time zone, got {preview(value)}") from None
+    if written := _TIMESTAMP_TEXT.fullmatch(value):
         return value if written[1] else f"{value[:-1]}000Z"
-    return _utc(moment, value)
+    return _format_utc(moment, value)
 
 
-def _utc(moment: datetime, value: object) -> str:
+def _format_utc(moment: datetime, value: object) -> str:
     if moment.utcoffset() is None:
-        raise ValueError(f"time {shown(value)} has no time zone; add Z or an offset")
+        raise ValueError(f"time {preview(value)} has no time zone; add Z or an offset")
     try:
-        return timestamp_text(moment)
+        return format_timestamp(moment)
     except OverflowError:
-        raise ValueError(f"time {shown(value)} is outside the years 1 to 9999 in UTC") from None
+        raise ValueError(f"time {preview(value)} is outside the years 1 to 9999 in UTC") from None
 
 
-def _json(value: Any) -> str:
+def _coerce_json(value: Any) -> str:
     """Parse text that contains JSON; treat other text as a JSON string (a tool's plain-text input)."""
     if isinstance(value, str):
         with contextlib.suppress(ValueError, RecursionError):
-            return canonical.text(canonical.parse(value))
-    return canonical.text(value)
+            return canonical.dumps(canonical.loads(value))
+    return canonical.dumps(value)
 
 
-def shown(value: Any) -> str:
+def preview(value: Any) -> str:
     """Return a short, printable form of any value, for messages."""
     try:
         text = ascii(value[:60] if isinstance(value, str) else value)
@@ -137,11 +125,11 @@ def shown(value: Any) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-_COERCERS: dict[Type, Callable[[Any], Any]] = {
-    Type.STRING: _string,
-    Type.INT: _int,
-    Type.BIGINT: _bigint,
-    Type.BOOLEAN: _boolean,
-    Type.TIMESTAMP: _timestamp,
-    Type.JSON: _json,
+_COERCERS: dict[ColumnType, Callable[[Any], Any]] = {
+    ColumnType.STRING: _coerce_string,
+    ColumnType.INT: partial(_coerce_integer, allowed=INT_RANGE),
+    ColumnType.BIGINT: partial(_coerce_integer, allowed=BIGINT_RANGE),
+    ColumnType.BOOLEAN: _coerce_boolean,
+    ColumnType.TIMESTAMP: _coerce_timestamp,
+    ColumnType.JSON: _coerce_json,
 }

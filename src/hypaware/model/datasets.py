@@ -1,13 +1,15 @@
-"""Datasets and their registry.
+"""Datasets, their registry, and the coercion of rows.
 
 A dataset defines its columns, its time column, how a row's source (its logical partition) and dedupe key are found,
 and which columns are derived from others. Built-in datasets and those of plugins register in the same way, by an
 entry point in the group `hypaware.datasets`.
+
+A coerced row holds only non-null columns of its dataset, in the plain form that `columns` defines. The spool stores
+it, the row id is computed from it, and a flush coerces it again before it commits anything.
 """
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -15,8 +17,9 @@ from functools import cache, cached_property
 from typing import Any
 
 from hypaware.errors import HypError
-from hypaware.model.columns import Column, Type, coercer
-from hypaware.model.settling import Settling
+from hypaware.model.columns import Column, ColumnType, get_coercer, preview
+from hypaware.model.match_keys import MatchRules
+from hypaware.text import did_you_mean
 
 # Internal columns of every table: stored, never shown to readers, never delivered.
 SEQ = "_hyp_ingest_seq"
@@ -24,12 +27,10 @@ SOURCE = "_hyp_source"
 ROW_ID = "_hyp_cache_row_id"
 BATCH_ID = "_hyp_cache_batch_id"
 INTERNAL = (SEQ, SOURCE, ROW_ID, BATCH_ID)
-
 # The column that names the installation that recorded a row, in datasets that have one.
 GATEWAY = "gateway_id"
 UNKNOWN_SOURCE = "unknown"
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,62}")
-
 Row = dict[str, Any]
 Derive = Callable[[Row, str], Mapping[str, Any]]
 
@@ -53,7 +54,7 @@ class Dataset:
     """(row, gateway id) -> derived columns, which are filled in if absent and checked if present."""
     retention_days: int | None = None
     """The retention unless the config sets one; None means `retention.default_days`."""
-    match_rules: Settling | None = field(default=None, compare=False)
+    match_rules: MatchRules | None = field(default=None, compare=False)
     """How live rows are matched with native rows, in datasets that have both."""
 
     def __post_init__(self) -> None:
@@ -65,7 +66,7 @@ class Dataset:
         for name in (self.time_column, self.key_column, *self.source_columns, *self.key_parts):
             if name not in known:
                 raise ValueError(f"dataset {self.name}: {name} is not one of its columns")
-        if self.column(self.time_column).type is not Type.TIMESTAMP:
+        if self.column(self.time_column).type is not ColumnType.TIMESTAMP:
             raise ValueError(f"dataset {self.name}: the time column {self.time_column} is not a TIMESTAMP")
 
     def column(self, name: str) -> Column:
@@ -73,11 +74,11 @@ class Dataset:
 
     @cached_property
     def coercers(self) -> dict[str, Callable[[Any], Any]]:
-        return {column.name: coercer(column.type) for column in self.columns}
+        return {column.name: get_coercer(column.type) for column in self.columns}
 
     @cached_property
     def text_columns(self) -> frozenset[str]:
-        return frozenset(column.name for column in self.columns if column.type is Type.STRING)
+        return frozenset(column.name for column in self.columns if column.type is ColumnType.STRING)
 
     @cached_property
     def required(self) -> tuple[str, ...]:
@@ -95,26 +96,78 @@ class Dataset:
 
 
 @cache
-def _registered() -> dict[str, Dataset]:
+def _load_registry() -> dict[str, Dataset]:
     from hypaware import plugins
 
-    return {found.name: found for found in plugins.load("hypaware.datasets", Dataset)}
+    return {found.name: found for found in plugins.load_plugins("hypaware.datasets", Dataset)}
 
 
-def all() -> tuple[Dataset, ...]:
-    return tuple(sorted(_registered().values(), key=lambda dataset: dataset.name))
+def list_all() -> tuple[Dataset, ...]:
+    return tuple(sorted(_load_registry().values(), key=lambda dataset: dataset.name))
 
 
-def names() -> tuple[str, ...]:
-    return tuple(dataset.name for dataset in all())
+def list_names() -> tuple[str, ...]:
+    return tuple(dataset.name for dataset in list_all())
 
 
 def get(name: str) -> Dataset:
     try:
-        return _registered()[name]
+        return _load_registry()[name]
     except KeyError:
-        near = difflib.get_close_matches(name, names(), n=1)
-        hint = f" (did you mean {near[0]}?)" if near else ""
-        raise HypError(
-            f"there is no dataset {name!r}{hint}; there are: {', '.join(names())}", kind="unknown_dataset"
-        ) from None
+        hint = did_you_mean(name, list_names(), and_all=True)
+        raise HypError(f"unknown dataset {name!r}.{hint}", kind="unknown_dataset") from None
+
+
+class RowRejected(ValueError):
+    """A row cannot be stored; the message tells its sender why."""
+
+
+def coerce_row(dataset: Dataset, raw: Any, gateway_id: str) -> Row:
+    if not isinstance(raw, dict):
+        raise RowRejected(f"a row must be a JSON object, not {_describe_type(raw)}")
+    coercers, text_columns = dataset.coercers, dataset.text_columns
+    row: Row = {}
+    for name, value in raw.items():
+        # Fast path: most values are ASCII text, which needs no check.
+        if type(value) is str and value.isascii() and name in text_columns:
+            row[name] = value
+            continue
+        if value is None and name in coercers:
+            continue
+        try:
+            row[name] = coercers[name](value)
+        except KeyError:
+            raise RowRejected(_explain_unknown_column(dataset, name)) from None
+        except ValueError as reason:
+            raise RowRejected(f"column {name}: {reason}") from None
+        except RecursionError:
+            raise RowRejected(f"column {name}: nested too deeply") from None
+    return complete_row(dataset, row, gateway_id)
+
+
+def complete_row(dataset: Dataset, row: Row, gateway_id: str) -> Row:
+    """Add the derived columns to a row whose values are already coerced, and check the required ones.
+
+    Changes and returns the row itself. A test compares the result with `coerce_row` for every row that `expand` makes.
+    """
+    for name, value in dataset.derive(row, gateway_id).items():
+        if row.setdefault(name, value) != value:
+            raise RowRejected(
+                f"column {name}: {preview(row[name])} contradicts the other columns, which give {preview(value)}"
+            )
+    for name in dataset.required:
+        if name not in row:
+            raise RowRejected(f"column {name} is required")
+    return row
+
+
+def _explain_unknown_column(dataset: Dataset, name: object) -> str:
+    if name in INTERNAL:
+        return f"column {name} is set by the lake; leave it out"
+    hint = did_you_mean(str(name)[:100], list(dataset.coercers), or_all=False)
+    return f"unknown column {preview(name)}" + (f".{hint}" if hint else "")
+
+
+def _describe_type(value: Any) -> str:
+    names = {list: "an array", str: "text", bool: "a boolean", int: "a number", float: "a number", type(None): "null"}
+    return names.get(type(value), type(value).__name__)

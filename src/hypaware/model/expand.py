@@ -1,31 +1,40 @@
-"""Expand an exchange into rows of `ai_gateway_messages`: one row per content part of each message.
+"""Exchanges, and their expansion into rows of `ai_gateway_messages`: one row per content part of each message.
 
-Live capture and import share this expansion, so the same conversation gives the same rows. It accepts JSON values of
-any shape in any field, never raises, and yields only rows that fit the dataset. Everything that makes no row or loses
-a column is counted in `skipped` with a reason. It makes one pass, one message at a time. JSON columns are canonical
-text; null columns and derived columns are left out.
+Transcript parsers, the gateway and plugins build an `Exchange`: a conversation, or a part of one. They share this
+expansion, so the same conversation gives the same rows. It accepts JSON values of any shape in any field, never
+raises, and yields only rows that fit the dataset. Everything that makes no row or loses a column is counted in
+`skipped` with a reason. It makes one pass, one message at a time, so `messages` may be a generator. JSON columns are
+canonical text; null columns and derived columns are left out.
+
+The `attributes` column holds groups (client, usage, gateway, …) of values that have no column of their own. Groups
+merge one level deep, and later ones win: client, message, exchange, gateway. Token counts are added last, and only to
+the one row of a response that carries them.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
-from hypaware.model import canonical, storable
-from hypaware.model.attributes import Attributes
-from hypaware.model.blocks import Block, Part, bad_blocks, fill, has_parts, parts_of
-from hypaware.model.columns import Type
+from hypaware.model import canonical, sanitize
+from hypaware.model.blocks import Block, Part, count_bad_blocks, fill_columns, list_parts
+from hypaware.model.columns import ColumnType
 from hypaware.model.datasets import Row
-from hypaware.model.exchange import Exchange, Message
-from hypaware.model.identity import Occurrences, fallback_id, scope_of
-from hypaware.model.lineage import Lineage
-from hypaware.model.messages import AI_GATEWAY_MESSAGES
-from hypaware.model.storable import utc_text
+from hypaware.model.identity import Lineage, Occurrences, compute_fallback_id, fallback_scope
+from hypaware.model.sanitize import to_utc_text
+from hypaware.model.schemas import AI_GATEWAY_MESSAGES
 
-# Also exported: functions with which transcript parsers count messages exactly as `expand` does.
-__all__ = ["Occurrences", "expand", "fallback_id", "has_parts", "scope_of", "utc_text"]
-
+Groups = dict[str, Any]
+USAGE_KEYS = (
+    "input_tokens",
+    "output_tokens",
+    "cache_read_tokens",
+    "cache_write_tokens",
+    "reasoning_tokens",
+    "total_tokens",
+)
 _FINISH_REASONS = {"end_turn": "stop", "stop_sequence": "stop", "max_tokens": "length", "pause_turn": "pause"}
 # Columns that a parser may set, for the exchange or for one message; the others are computed.
 _SETTABLE_NAMES = (
@@ -37,8 +46,63 @@ _SETTABLE_NAMES = (
     *("is_compact_summary", "compact_metadata", "raw_frame"),
 )
 _SETTABLE = {name: AI_GATEWAY_MESSAGES.column(name).type for name in _SETTABLE_NAMES}
-_SETTABLE_TEXT = frozenset(name for name, type_ in _SETTABLE.items() if type_ is Type.STRING)
-_SETTABLE_FLAGS = frozenset(name for name, type_ in _SETTABLE.items() if type_ is Type.BOOLEAN)
+_SETTABLE_TEXT = frozenset(name for name, type_ in _SETTABLE.items() if type_ is ColumnType.STRING)
+_SETTABLE_FLAGS = frozenset(name for name, type_ in _SETTABLE.items() if type_ is ColumnType.BOOLEAN)
+_SANITIZERS: dict[ColumnType, Callable[[Any, str, Counter[str]], Any]] = {
+    ColumnType.STRING: sanitize.sanitize_text,
+    ColumnType.BOOLEAN: sanitize.sanitize_flag,
+    ColumnType.JSON: sanitize.sanitize_json,
+}
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Message:
+    """One message of an exchange. `columns` holds further columns of its rows.
+
+    Not frozen: an import creates hundreds of thousands of these, and freezing doubles the cost of creating one.
+    """
+
+    role: Any
+    content: Any
+    """Text, a list of blocks, or any other value that the client wrote."""
+    created_at: Any = None
+    """ISO 8601, as the client wrote it."""
+    message_id: str | None = None
+    """The client's own id; None requests the fallback id."""
+    occurrence: int | None = None
+    """How many earlier messages have the same fallback id, if the caller counts them: in file order, which stays the
+    same when the file grows. None lets `expand` count in the order of `messages`."""
+    parent: str | None = None
+    """The id at which the search in `Exchange.links` for the previous message starts."""
+    fresh: bool = True
+    """False if it was recorded before or is outside the window: it makes no rows, but other messages refer to it."""
+    usage: Mapping[str, Any] | None = None
+    """Token counts for the last part of this message; only one message of a response has them."""
+    finish_reason: Any = None
+    error_code: Any = None
+    error_message: Any = None
+    columns: Mapping[str, Any] = field(default_factory=dict)
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exchange:
+    provider: str
+    session_id: str
+    client_name: str
+    messages: Iterable[Message]
+    conversation_id: str | None = None
+    client_version: str | None = None
+    started_at: Any = None
+    """The earliest time of the conversation; ISO 8601."""
+    fallback_time: tuple[str, str] | None = None
+    """The time of messages without one, and its origin: `file_name` or `file_mtime`."""
+    columns: Mapping[str, Any] = field(default_factory=dict)
+    """Further columns that all its rows share."""
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+    links: Mapping[str, str | None] | None = None
+    """id → previous id, for transcript lines that make no rows. An id that is not in it is the id of a message. Without
+    links, each message follows the one before it."""
 
 
 def expand(exchange: Exchange, *, gateway: Mapping[str, Any], skipped: Counter[str]) -> Iterator[Row]:
@@ -58,12 +122,12 @@ class _Expansion:
         self._occurrences = Occurrences()
         self._tool_names: dict[tuple[Any, str], str] = {}
         self._index = 0
-        self._started_at = utc_text(exchange.started_at)
+        self._started_at = to_utc_text(exchange.started_at)
         fallback, self._fallback_source = exchange.fallback_time or (None, "")
-        self._fallback_time = utc_text(fallback)
+        self._fallback_time = to_utc_text(fallback)
 
     def rows_of(self, message: Message) -> list[Row]:
-        parts = parts_of(message.content)
+        parts = list_parts(message.content)
         own_id = message.message_id if isinstance(message.message_id, str) else None
         message_id = own_id or self._fallback_id(message, parts)
         created_at, time_source = self._time_of(message)
@@ -80,13 +144,13 @@ class _Expansion:
         self._shared.setdefault("conversation_started_at", created_at)
         if not message.fresh:
             return []
-        if bad := bad_blocks(message.content, parts):
+        if bad := count_bad_blocks(message.content, parts):
             self._skipped["bad_block"] += bad
         columns = {
             **self._shared,
-            **_given(message.columns, self._skipped),
+            **_settable_columns(message.columns, self._skipped),
             "message_id": message_id,
-            "previous_message_id": "[]" if previous is None else canonical.text([previous]),
+            "previous_message_id": "[]" if previous is None else canonical.dumps([previous]),
             "message_index": index,
             "message_created_at": created_at,
             "role": message.role,
@@ -109,28 +173,28 @@ class _Expansion:
         """Return why a message makes no row. Must not depend on `fresh`: later messages count this one either way."""
         if "session_id" not in self._shared:
             return "no_session"
-        if not _is_text(message.role):
+        if not _is_storable_text(message.role):
             return "no_role"
         if not parts:
             return "empty_content"
-        if not _is_text(message_id):
+        if not _is_storable_text(message_id):
             return "bad_message_id"
         if created_at is None:
             return "no_time"
         return "duplicate_message" if message_id in self._lineage else None
 
     def _fallback_id(self, message: Message, parts: list[Part]) -> str:
-        if not parts or not _is_text(message.role):
+        if not parts or not _is_storable_text(message.role):
             return ""
-        scope = scope_of(*self._scope, message.columns.get("agent_id"))
+        scope = fallback_scope(*self._scope, message.columns.get("agent_id"))
         occurrence = message.occurrence
         if occurrence is None:
             occurrence = self._occurrences.add(scope, message.role, message.content)
-        return fallback_id(scope, message.role, message.content, occurrence)
+        return compute_fallback_id(scope, message.role, message.content, occurrence)
 
     def _time_of(self, message: Message) -> tuple[str | None, str | None]:
         """Return the time of a message, and the origin of that time unless the message itself has one."""
-        if own := utc_text(message.created_at):
+        if own := to_utc_text(message.created_at):
             return own, None
         if message.created_at is not None and message.fresh:
             self._skipped["bad_created_at"] += 1
@@ -146,11 +210,11 @@ class _Expansion:
                     self._tool_names[thread, call_id] = name
 
     def _row(self, row: Row, index: int, block: Block, thread: str | None) -> Row:
-        fill(row, block, self._skipped)
+        fill_columns(row, block, self._skipped)
         row["part_index"] = index
         row["part_id"] = f"{row['message_id']}#{index}"
         if call_id := row.get("tool_result_for"):
-            storable.put_text(row, "tool_name", self._tool_names.get((thread, call_id)), self._skipped)
+            sanitize.put_text(row, "tool_name", self._tool_names.get((thread, call_id)), self._skipped)
         return row
 
     def _write_status(self, rows: list[Row], message: Message) -> None:
@@ -161,35 +225,35 @@ class _Expansion:
                 rows[-1]["is_error"] = True
         for row in rows:
             if (status := row.get("status")) is not None:
-                row["status"] = canonical.text(status)
+                row["status"] = canonical.dumps(status)
 
     def _status_of(self, message: Message) -> Row | None:
         if message.finish_reason is None and message.error_code is None and message.error_message is None:
             return None
         status: Row = {}
         if message.finish_reason is not None and message.role == "assistant":
-            reason = storable.text(message.finish_reason, "status", self._skipped)
+            reason = sanitize.sanitize_text(message.finish_reason, "status", self._skipped)
             if reason:
                 status["finish_reason"] = _FINISH_REASONS.get(reason, reason)
-        storable.put_text(status, "error_code", message.error_code, self._skipped)
-        storable.put_long_text(status, "error_message", message.error_message, self._skipped)
+        sanitize.put_text(status, "error_code", message.error_code, self._skipped)
+        sanitize.put_long_text(status, "error_message", message.error_message, self._skipped)
         return status
 
 
 def _shared_columns(exchange: Exchange, skipped: Counter[str]) -> Row:
-    columns = dict(_given(exchange.columns, skipped))
+    columns = dict(_settable_columns(exchange.columns, skipped))
     for name in ("session_id", "conversation_id", "provider", "client_name", "client_version"):
-        storable.put_text(columns, name, getattr(exchange, name) or None, skipped)
+        sanitize.put_text(columns, name, getattr(exchange, name) or None, skipped)
     columns.setdefault("provider", "unknown")
-    started_at = utc_text(exchange.started_at)
+    started_at = to_utc_text(exchange.started_at)
     if started_at is None and exchange.fallback_time is not None:
-        started_at = utc_text(exchange.fallback_time[0])
+        started_at = to_utc_text(exchange.fallback_time[0])
     if started_at is not None:
         columns["conversation_started_at"] = started_at
     return columns
 
 
-def _given(columns: Mapping[str, Any], skipped: Counter[str]) -> Mapping[str, Any]:
+def _settable_columns(columns: Mapping[str, Any], skipped: Counter[str]) -> Mapping[str, Any]:
     """Return the columns that the parser set, without those of an unknown name or a wrong type."""
     changed: Row = {}
     for name, value in columns.items():
@@ -201,7 +265,7 @@ def _given(columns: Mapping[str, Any], skipped: Counter[str]) -> Mapping[str, An
             changed[name] = None
             if value is not None:
                 skipped["unknown_column"] += 1
-        elif (sanitized := _JUDGES[_SETTABLE[name]](value, name, skipped)) is not value:
+        elif (sanitized := _SANITIZERS[_SETTABLE[name]](value, name, skipped)) is not value:
             changed[name] = sanitized
     if not changed:
         return columns
@@ -209,12 +273,70 @@ def _given(columns: Mapping[str, Any], skipped: Counter[str]) -> Mapping[str, An
     return {name: value for name, value in given.items() if value is not None} if None in changed.values() else given
 
 
-_JUDGES: dict[Type, Callable[[Any, str, Counter[str]], Any]] = {
-    Type.STRING: storable.text,
-    Type.BOOLEAN: storable.flag,
-    Type.JSON: storable.json_text,
-}
+def _is_storable_text(value: Any) -> bool:
+    return isinstance(value, str) and value != "" and (value.isascii() or sanitize.is_encodable(value))
 
 
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str) and value != "" and (value.isascii() or storable.is_encodable(value))
+class Attributes:
+    """Renders the attributes of one exchange's messages as canonical JSON text."""
+
+    def __init__(self, exchange: Exchange, gateway: Mapping[str, Any], skipped: Counter[str]) -> None:
+        self._skipped = skipped
+        name = sanitize.sanitize_text(exchange.client_name, "attributes", Counter())
+        version = sanitize.sanitize_text(exchange.client_version, "attributes", Counter())
+        self._client: Groups = {"client": {"name": name, "version": version}}
+        self._exchange = self._valid_groups(exchange.attributes)
+        self._gateway = self._valid_groups({"gateway": dict(gateway)})
+        self._plain = _merge_groups(_merge_groups(self._client, self._exchange), self._gateway)
+        self._plain_text = sanitize.sanitize_json(self._plain, "attributes", skipped)
+
+    def as_text(
+        self, message: Message, identity_source: str | None, time_source: str | None, usage: Groups | None = None
+    ) -> str:
+        groups = self._groups_of(message, identity_source, time_source)
+        if usage:
+            groups = {**groups, "usage": usage}
+        elif groups is self._plain:
+            return self._plain_text
+        return sanitize.sanitize_json(groups, "attributes", self._skipped)
+
+    def _groups_of(self, message: Message, identity_source: str | None, time_source: str | None) -> Groups:
+        if not (message.attributes or identity_source or time_source):
+            return self._plain
+        own = self._valid_groups(message.attributes)
+        if not (identity_source or time_source) and self._plain.keys().isdisjoint(own):
+            return {**self._plain, **own}
+        sources = {"identity_source": identity_source, "time_source": time_source}
+        merged = _merge_groups(self._client, own)
+        merged = _merge_groups(merged, self._exchange)
+        merged = _merge_groups(merged, {"gateway": {name: value for name, value in sources.items() if value}})
+        return _merge_groups(merged, self._gateway)
+
+    def valid_usage(self, given: Any) -> Groups | None:
+        """Return the token counts that are integers below 2^53 and count the others as skipped."""
+        if not isinstance(given, Mapping):
+            self._skipped["bad_usage"] += 1
+            return None
+        counts = {name: given[name] for name in USAGE_KEYS if given.get(name) is not None}
+        good = {name: count for name, count in counts.items() if type(count) is int and abs(count) < 2**53}
+        if len(good) < len(counts):
+            self._skipped["bad_usage"] += len(counts) - len(good)
+        return good
+
+    def _valid_groups(self, groups: Mapping[str, Any]) -> Groups:
+        """Return the groups whose names are allowed. Their values are checked when they are written."""
+        valid: Groups = {}
+        for name, value in groups.items():
+            if not isinstance(name, str) or name == "usage" or (name == "client" and not isinstance(value, dict)):
+                self._skipped["bad_attributes"] += 1
+            elif value is not None:
+                valid[name] = value
+        return valid
+
+
+def _merge_groups(lower: Groups, upper: Groups) -> Groups:
+    merged = {**lower}
+    for name, value in upper.items():
+        current = merged.get(name)
+        merged[name] = {**current, **value} if isinstance(current, dict) and isinstance(value, dict) else value
+    return merged

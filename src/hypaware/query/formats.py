@@ -6,13 +6,13 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from hypaware.errors import UsageError
-from hypaware.nearest import nearest
+from hypaware.text import did_you_mean
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 FORMATS = ("table", "json", "jsonl", "csv", "markdown", "arrow")
-FOR_EYES = ("table", "markdown")
+TEXT_TABLES = ("table", "markdown")
 
 
 def render(
@@ -24,37 +24,29 @@ def render(
     color: bool = False,
 ) -> Iterator[bytes]:
     """Render the batches in the named format. `width` and `color` are those of the terminal, if there is one."""
+    if name == "arrow":
+        return _arrow_stream(schema, batches)
+    from hypaware.query import renderers
+
     match name:
         case "table":
-            from hypaware.query import table_format
-
-            return table_format.lines(schema, batches, table_format.Look(width, color))
+            return renderers.render_table(schema, batches, renderers.TableStyle(width, color))
         case "json":
-            from hypaware.query import json_format
-
-            return json_format.array(schema, batches)
+            return renderers.render_json(schema, batches)
         case "jsonl":
-            from hypaware.query import json_format
-
-            return json_format.lines(schema, batches)
+            return renderers.render_jsonl(schema, batches)
         case "csv":
-            from hypaware.query import csv_format
-
-            return csv_format.lines(schema, batches, on_terminal=width is not None)
+            return renderers.render_csv(schema, batches, on_terminal=width is not None)
         case "markdown":
-            from hypaware.query import markdown_format
-
-            return markdown_format.lines(schema, batches)
-        case "arrow":
-            return _arrow_stream(schema, batches)
-    raise UsageError(f"unknown format {name!r}.{nearest(name, FORMATS)}")
+            return renderers.render_markdown(schema, batches)
+    raise UsageError(f"unknown format {name!r}.{did_you_mean(name, FORMATS)}")
 
 
 def _arrow_stream(schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> Iterator[bytes]:
     """Render the batches in the Arrow IPC streaming format."""
     import pyarrow as pa
 
-    sink = _Sink()
+    sink = _ByteBuffer()
     with pa.ipc.new_stream(sink, schema) as writer:
         yield sink.take()
         for batch in batches:
@@ -63,7 +55,7 @@ def _arrow_stream(schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> Itera
     yield sink.take()
 
 
-class _Sink:
+class _ByteBuffer:
     """A file object whose content can be taken between writes."""
 
     closed = False

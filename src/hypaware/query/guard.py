@@ -2,29 +2,37 @@
 
 The guard checks plans, never the text. First it checks the parsed plan: every node must be on the allow-list, and every
 relation must be a dataset or a CTE. Then it checks the analyzed plan, which may contain only views of datasets and
-values of the query itself. The checked plan is the one that runs.
+values of the query itself. The checked plan is the one that runs. Analysis may already call functions (the arguments of
+`range`, the values of PIVOT), so the first check must be complete: function names, table functions, every subquery,
+CTE, window and hint.
 
-Analysis may already call functions (the arguments of `range`, the values of PIVOT), so the first check must be
-complete: function names, table functions, every subquery, CTE, window and hint.
+A plan is fetched from the JVM in one round trip. `toJSON` writes a tree as a flat list of nodes in pre-order, each with
+its `class` and `num-children`. A tree in a field of a node (an expression, a subquery, the body of a CTE) is such a
+list within that field. Children are always complete; of the other fields, maps and a few kinds of sequences are written
+as null: `hidden_fields` returns them.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import orjson
+
 from hypaware.errors import HypError, QueryRefused
-from hypaware.lake.metadata import NAMESPACE
-from hypaware.nearest import nearest
-from hypaware.query import allowed, plan_tree, spark_errors
-from hypaware.query.plan_tree import Node, Tree
-from hypaware.query.spark_classes import SparkClasses
-from hypaware.query.views import Relation
+from hypaware.iceberg.metadata import NAMESPACE
+from hypaware.query import allowlist, errors
+from hypaware.query.views import Relation, SparkClasses
+from hypaware.text import did_you_mean
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+PlanNode = dict[str, Any]
+
+PlanTree = list[PlanNode]
 
 _NODE_NAMES = {
     "CompoundBody": "a script (BEGIN … END)",
@@ -38,8 +46,10 @@ _NODE_NAMES = {
     "UnresolvedEventTimeWatermark": "WATERMARK",
     "UnresolvedExecuteImmediate": "EXECUTE IMMEDIATE",
 }
+
 _INSPECTION = re.compile("Show|Describe|Explain|List")
-_RULE = "`hyp query sql` runs one read-only SELECT over the datasets"
+
+_ALLOWED = "`hyp query sql` runs one read-only SELECT over the datasets"
 
 
 @dataclass(frozen=True)
@@ -57,70 +67,25 @@ class Statement:
         return frozenset(relation.dataset for relation in self.relations)
 
 
-def parse(session: SparkSession, sql: str, known: Collection[str]) -> Statement:
+def parse_statement(session: SparkSession, sql: str, known: Collection[str]) -> Statement:
     """Parse the statement. Raise QueryRefused unless it is a read-only SELECT over known datasets."""
     if not sql.strip():
-        raise QueryRefused(f"the SQL is empty: {_RULE}")
+        raise QueryRefused(f"the SQL is empty: {_ALLOWED}")
     if not sql.isascii():
         _check_unicode(sql)
-    plan = _parse(session, sql)
-    tree = plan_tree.read(plan)
+    plan = _parse_plan(session, sql)
+    tree = read_plan(plan)
     ctes: set[str] = set()
-    named: list[Node] = []
+    named: list[PlanNode] = []
     for node in _parsed_nodes(plan, tree):
-        _check_parsed(node)
+        _check_parsed_node(node)
         if node["class"].endswith(".UnresolvedWith"):
             ctes.update(_cte_names(node))
         elif node["class"].endswith(".UnresolvedRelation"):
             named.append(node)
-    relations = {relation for node in named if (relation := _relation(node, ctes, known))}
+    relations = {relation for node in named if (relation := _resolve_relation(node, ctes, known))}
     ordered = any(node["class"].endswith((".Sort", ".Offset")) for node in tree)
-    return Statement(plan, frozenset(relations), _limit(tree[0]), ordered)
-
-
-def check_analyzed(analyzed: Any, java: SparkClasses, known: Collection[str]) -> None:
-    """Check the analyzed plan, in which names and functions are resolved.
-
-    The plan below our own views is trusted. It is by far the largest part, and is not even fetched from the JVM.
-    """
-    stack = [analyzed]
-    while stack:
-        plan = stack.pop()
-        package, _, name = plan.getClass().getName().rpartition(".")
-        if name == "View":
-            _check_view(plan.desc().identifier().table(), known)
-            continue
-        _check_analyzed(package, name)
-        expressions = plan.expressions()
-        if expressions.nonEmpty():
-            _check_expressions(plan_tree.read(java.as_one(expressions)), known)
-        stack.extend(_each(plan.children()))
-
-
-def _check_expressions(tree: Tree, known: Collection[str]) -> None:
-    """Check expressions, including the plans of subqueries in them."""
-    for node in plan_tree.nodes(tree, closed=_is_view):
-        if _is_view(node):
-            _check_view(node["desc"]["identifier"]["table"], known)
-        else:
-            _check_analyzed(*plan_tree.class_of(node))
-
-
-def _is_view(node: Node) -> bool:
-    return bool(node["class"] == f"{allowed.LOGICAL}.View")
-
-
-def _check_view(name: str, known: Collection[str]) -> None:
-    if name.lower() not in known:
-        raise QueryRefused(f"{name} is not a dataset: {_RULE}")
-
-
-def _check_analyzed(package: str, name: str) -> None:
-    if package.startswith(allowed.EXPRESSIONS):
-        if allowed.REFUSED_EXPRESSIONS.fullmatch(name):
-            raise QueryRefused(f"{name} is not allowed: {_RULE}")
-    elif name not in allowed.ANALYZED_NODES.get(package, ()):
-        raise QueryRefused(f"{_readable_name(name)} is not allowed: {_RULE}")
+    return Statement(plan, frozenset(relations), _final_limit(tree[0]), ordered)
 
 
 def _check_unicode(sql: str) -> None:
@@ -131,12 +96,12 @@ def _check_unicode(sql: str) -> None:
         raise HypError("the SQL is not valid UTF-8", kind="query_invalid") from None
 
 
-def _parse(session: SparkSession, sql: str) -> Any:
+def _parse_plan(session: SparkSession, sql: str) -> Any:
     from pyspark.errors import ParseException
 
     parser = session._jsparkSession.sessionState().sqlParser()
     try:
-        with spark_errors.translated():
+        with errors.translate_errors():
             return parser.parsePlan(sql)
     except HypError:
         # Spark reports a second statement as a syntax error; only its script parser can tell.
@@ -145,20 +110,20 @@ def _parse(session: SparkSession, sql: str) -> Any:
         except ParseException:
             script = None
         if script is not None and script.children().size() > 1:
-            raise QueryRefused(f"more than one statement: {_RULE}") from None
+            raise QueryRefused(f"more than one statement: {_ALLOWED}") from None
         raise
 
 
-def _parsed_nodes(plan: Any, tree: Tree) -> Iterator[Node]:
+def _parsed_nodes(plan: Any, tree: PlanTree) -> Iterator[PlanNode]:
     named_windows = False
-    for node in plan_tree.nodes(tree):
-        named_windows = named_windows or allowed.WINDOW_DEFINITIONS in node
+    for node in iterate_nodes(tree):
+        named_windows = named_windows or allowlist.WINDOW_DEFINITIONS in node
         yield node
     if named_windows:
         for definition in _window_definitions(plan):
-            for node in plan_tree.nodes(plan_tree.read(definition)):
-                if allowed.WINDOW_DEFINITIONS in node:
-                    raise QueryRefused(f"a WINDOW clause within a WINDOW clause is not allowed: {_RULE}")
+            for node in iterate_nodes(read_plan(definition)):
+                if allowlist.WINDOW_DEFINITIONS in node:
+                    raise QueryRefused(f"a WINDOW clause within a WINDOW clause is not allowed: {_ALLOWED}")
                 yield node
 
 
@@ -168,83 +133,83 @@ def _window_definitions(plan: Any) -> Iterator[Any]:
     while stack:
         plan = stack.pop()
         if plan.nodeName() == "WithWindowDefinition":
-            yield from _each(plan.windowDefinitions().values())
+            yield from _iterate(plan.windowDefinitions().values())
         for below in (plan.children(), plan.innerChildren(), plan.subqueries()):
-            stack.extend(_each(below))
+            stack.extend(_iterate(below))
 
 
-def _each(scala_items: Any) -> Iterator[Any]:
+def _iterate(scala_items: Any) -> Iterator[Any]:
     items = scala_items.iterator()
     while items.hasNext():
         yield items.next()
 
 
-def _check_parsed(node: Node) -> None:
-    package, name = plan_tree.class_of(node)
-    if package.startswith(allowed.EXPRESSIONS):
+def _check_parsed_node(node: PlanNode) -> None:
+    package, name = class_of(node)
+    if package.startswith(allowlist.EXPRESSIONS):
         return
-    if name not in allowed.PARSED_NODES.get(package, ()):
+    if name not in allowlist.PARSED_NODES.get(package, ()):
         repair = "hyp query schema" if _INSPECTION.match(name) else None
-        raise QueryRefused(f"{_readable_name(name)} is not allowed: {_RULE}", repair=repair)
-    if hidden := plan_tree.hidden_fields(node) - allowed.HARMLESSLY_HIDDEN - {allowed.WINDOW_DEFINITIONS}:
-        raise QueryRefused(f"{_readable_name(name)} cannot be checked ({', '.join(sorted(hidden))}): {_RULE}")
+        raise QueryRefused(f"{_readable_name(name)} is not allowed: {_ALLOWED}", repair=repair)
+    if hidden := hidden_fields(node) - allowlist.SAFE_HIDDEN_FIELDS - {allowlist.WINDOW_DEFINITIONS}:
+        raise QueryRefused(f"{_readable_name(name)} cannot be checked ({', '.join(sorted(hidden))}): {_ALLOWED}")
     if name == "UnresolvedFunction":
-        _check_function(_parts(node["nameParts"]))
+        _check_function(_split_name(node["nameParts"]))
     elif name == "UnresolvedGenerator":
         _check_function([part for key in ("catalog", "database", "funcName") if (part := node["name"].get(key))])
     elif name == "UnresolvedTableValuedFunction":
-        _check_table_function(_parts(node["name"]))
+        _check_table_function(_split_name(node["name"]))
 
 
 def _check_function(parts: list[str]) -> None:
     if len(parts) > 1:
         raise QueryRefused(f"function {'.'.join(parts)} is not allowed: use Spark's functions by their plain names")
-    if parts[0].lower() in allowed.REFUSED_FUNCTIONS:
+    if parts[0].lower() in allowlist.REFUSED_FUNCTIONS:
         raise QueryRefused(f"function {parts[0]} is not allowed: it can run code or read files outside the datasets")
 
 
 def _check_table_function(parts: list[str]) -> None:
     name = ".".join(parts)
-    if name.lower() not in allowed.TABLE_FUNCTIONS:
-        functions = ", ".join(sorted(allowed.TABLE_FUNCTIONS))
+    if name.lower() not in allowlist.TABLE_FUNCTIONS:
+        functions = ", ".join(sorted(allowlist.TABLE_FUNCTIONS))
         raise QueryRefused(f"table function {name} is not allowed: FROM accepts datasets and {functions}")
 
 
-def _relation(node: Node, ctes: Collection[str], known: Collection[str]) -> Relation | None:
+def _resolve_relation(node: PlanNode, ctes: Collection[str], known: Collection[str]) -> Relation | None:
     """Return the dataset that the node names, or None for a CTE."""
-    parts = _parts(node["multipartIdentifier"])
+    parts = _split_name(node["multipartIdentifier"])
     shown, last = ".".join(parts), parts[-1].lower()
     if node["isStreaming"]:
-        raise QueryRefused(f"STREAM {shown} is not allowed: {_RULE}")
+        raise QueryRefused(f"STREAM {shown} is not allowed: {_ALLOWED}")
     if len(parts) == 1 and last in ctes:
         return None
     if len(parts) == 1 and last in known:
         return Relation(last)
     if len(parts) == 2 and parts[0].lower() == NAMESPACE and last in known:
         return Relation(last, qualified=True)
-    if parts[0].lower() in allowed.FILE_FORMATS:
+    if parts[0].lower() in allowlist.FILE_FORMATS:
         raise QueryRefused(f"{shown} is not allowed: you can query datasets, not files", repair="hyp query schema")
     if last in known:
         raise QueryRefused(f"{shown} is not allowed: name the dataset {last} or {NAMESPACE}.{last}")
     if inner := next((part for part in parts if part.lower() in known), None):
         raise QueryRefused(f"{shown} is not allowed: you can query only the rows of {inner}")
-    near = nearest(last, sorted(known), and_all=True)
-    raise QueryRefused(f"no such dataset: {shown}.{near}", repair="hyp query schema")
+    near = did_you_mean(last, sorted(known), and_all=True)
+    raise QueryRefused(f"unknown dataset {shown}.{near}", repair="hyp query schema")
 
 
-def _cte_names(node: Node) -> Iterator[str]:
+def _cte_names(node: PlanNode) -> Iterator[str]:
     """Yield the names of CTEs. A name with ", " is left out: it could pass for several parts (see `_parts`)."""
     for cte in node["cteRelations"]:
         if ", " not in cte["_1"]:
             yield cte["_1"].lower()
 
 
-def _parts(text: str) -> list[str]:
+def _split_name(text: str) -> list[str]:
     """Split a name of several parts, which the JSON writes as `[a, b]`."""
     return text[1:-1].split(", ")
 
 
-def _limit(root: Node) -> int | None:
+def _final_limit(root: PlanNode) -> int | None:
     if not root["class"].endswith(".GlobalLimit"):
         return None
     match root["limitExpr"]:
@@ -259,3 +224,107 @@ def _readable_name(name: str) -> str:
         return _NODE_NAMES[name]
     words = re.findall("[A-Z]+(?![a-z])|[A-Z][a-z0-9]*", name.removesuffix("$"))
     return " ".join(word.upper() for word in words if word not in ("Command", "Statement", "Unresolved")) or name
+
+
+def check_analyzed(analyzed: Any, java: SparkClasses, known: Collection[str]) -> None:
+    """Check the analyzed plan, in which names and functions are resolved.
+
+    The plan below our own views is trusted. It is by far the largest part, and is not even fetched from the JVM.
+    """
+    stack = [analyzed]
+    while stack:
+        plan = stack.pop()
+        package, _, name = plan.getClass().getName().rpartition(".")
+        if name == "View":
+            _check_view(plan.desc().identifier().table(), known)
+            continue
+        _check_analyzed_node(package, name)
+        expressions = plan.expressions()
+        if expressions.nonEmpty():
+            _check_expressions(read_plan(java.as_one(expressions)), known)
+        stack.extend(_iterate(plan.children()))
+
+
+def _check_expressions(tree: PlanTree, known: Collection[str]) -> None:
+    """Check expressions, including the plans of subqueries in them."""
+    for node in iterate_nodes(tree, closed=_is_view):
+        if _is_view(node):
+            _check_view(node["desc"]["identifier"]["table"], known)
+        else:
+            _check_analyzed_node(*class_of(node))
+
+
+def _is_view(node: PlanNode) -> bool:
+    return bool(node["class"] == f"{allowlist.LOGICAL}.View")
+
+
+def _check_view(name: str, known: Collection[str]) -> None:
+    if name.lower() not in known:
+        raise QueryRefused(f"{name} is not a dataset: {_ALLOWED}")
+
+
+def _check_analyzed_node(package: str, name: str) -> None:
+    if package.startswith(allowlist.EXPRESSIONS):
+        if allowlist.REFUSED_EXPRESSIONS.fullmatch(name):
+            raise QueryRefused(f"{name} is not allowed: {_ALLOWED}")
+    elif name not in allowlist.ANALYZED_NODES.get(package, ()):
+        raise QueryRefused(f"{_readable_name(name)} is not allowed: {_ALLOWED}")
+
+
+def read_plan(java_tree: Any) -> PlanTree:
+    tree: PlanTree = orjson.loads(java_tree.toJSON())
+    return tree
+
+
+def class_of(node: PlanNode) -> tuple[str, str]:
+    """Return the package and the simple name of the node's class."""
+    package, _, name = node["class"].rpartition(".")
+    return package, name
+
+
+def iterate_nodes(tree: PlanTree, closed: Callable[[PlanNode], bool] = lambda node: False) -> Iterator[PlanNode]:
+    """Yield every node in pre-order, including those in fields. Skip everything below a `closed` node."""
+    stack: list[Any] = [tree]
+    while stack:
+        value = stack.pop()
+        if isinstance(value, list):
+            stack.extend(reversed(list(_without_closed(value, closed))))
+        elif isinstance(value, dict):
+            if "class" in value:
+                yield value
+                if closed(value):
+                    continue
+            stack.extend(reversed(value.values()))
+
+
+def _without_closed(items: list[Any], closed: Callable[[PlanNode], bool]) -> Iterator[Any]:
+    """Yield the items of a list. If it is a tree, skip the nodes below closed ones."""
+    index = 0
+    while index < len(items):
+        item = items[index]
+        yield item
+        if isinstance(item, dict) and "class" in item and closed(item):
+            index = _end_of(items, index)
+        else:
+            index += 1
+
+
+def _end_of(tree: PlanTree, start: int) -> int:
+    """Return the end index of the subtree that begins at `start`."""
+    index, open_nodes = start, 1
+    while open_nodes:
+        open_nodes += tree[index]["num-children"] - 1
+        index += 1
+    return index
+
+
+def hidden_fields(node: PlanNode) -> set[str]:
+    """Return the fields whose value is at least partly missing from the JSON."""
+    return {name for name, value in node.items() if _has_hidden_value(value)}
+
+
+def _has_hidden_value(value: Any) -> bool:
+    if isinstance(value, dict):
+        # Nodes within a field are checked on their own.
+        return "class" not in value and any(_has_hidden_value(item) for item in value.values())
+    return value is None or (isinstance(value, list) and any(_has_hidden_value(item) for item in value))

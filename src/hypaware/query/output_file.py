@@ -7,18 +7,18 @@ pipe is written directly. Of a symbolic link, the target is replaced.
 from __future__ import annotations
 
 import os
-import secrets
 import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
-from hypaware import durable
 from hypaware.errors import HypError, UsageError
+from hypaware.home import durable_files
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[Callable[[bytes], None]]:
+def open_output(path: Path) -> Iterator[Callable[[bytes], None]]:
     """Yield a write function. The file is replaced only if the block ends without an error."""
     target = path.resolve()
     try:
@@ -31,28 +31,13 @@ def replacing(path: Path) -> Iterator[Callable[[bytes], None]]:
         raise UsageError(f"--output {path}: folder {target.parent} does not exist")
     try:
         if mode is None or stat.S_ISREG(mode):
-            with _replace_atomically(target, None if mode is None else stat.S_IMODE(mode)) as write:
-                yield write
+            with durable_files.replace_atomically(target, 0o666) as fd:
+                if mode is not None:
+                    os.fchmod(fd, stat.S_IMODE(mode))
+                yield partial(durable_files.write_all, fd)
         else:
             with target.open("wb") as file:
-                yield lambda chunk: durable.write_all(file.fileno(), chunk)
+                yield lambda chunk: durable_files.write_all(file.fileno(), chunk)
     except OSError as error:
         reason = error.strerror or str(error)
         raise HypError(f"cannot write {path}: {reason}", kind="output_failed") from error
-
-
-@contextmanager
-def _replace_atomically(target: Path, mode: int | None) -> Iterator[Callable[[bytes], None]]:
-    temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
-    try:
-        if mode is not None:
-            os.fchmod(fd, mode)
-        yield lambda chunk: durable.write_all(fd, chunk)
-        durable.fsync_fd(fd)
-        durable.rename(temporary, target)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    finally:
-        os.close(fd)

@@ -34,7 +34,6 @@ _DATASET = "ai_gateway_messages"
 TOKENS = ("input_tokens", "output_tokens", "cache_read_tokens", "cache_write_tokens", "reasoning_tokens")
 _COUNTS = ("messages", "parts", "tool_calls", *TOKENS)
 _KEYS = ("date", "client_name", "session_id", "cwd", "model")
-
 _PARTS = """
 SELECT {keys}, tool_name, count(*) AS parts, count_if(part_index = 0) AS first_parts,
        count_if(part_type = 'tool_call') AS tool_calls, count_if(part_type = 'tool_result' AND is_error) AS errors
@@ -49,39 +48,38 @@ WITH carriers AS (
 )
 SELECT {keys}, {sums} FROM carriers GROUP BY {keys}
 """
-
 Row = dict[str, Any]
-Ask = Callable[[str], list[Row]]
+RunStatement = Callable[[str], list[Row]]
 
 
-def nothing_recorded(home: Home) -> bool:
+def has_no_rows(home: Home) -> bool:
     """Return True if the home has no rows at all, as far as that is known without Spark."""
-    from hypaware.lake import pending
-    from hypaware.opening import open_home
+    from hypaware.lake import health
+    from hypaware.state.home_opener import open_home
 
     if home.catalog.exists():
         return False
     with closing(open_home(home).store) as store:
-        return not pending.recorded(store) and not pending.waits(home)
+        return not health.has_committed_rows(store) and not health.has_pending_rows(home)
 
 
 def run_overview(context: JobContext, args: dict[str, Any]) -> dict[str, Any]:
-    from hypaware.query import cancelling, refresh, spark_errors, views
+    from hypaware.query import errors, run, views
 
     since = args.get("since")
     if since is not None:
         since = date.fromisoformat(since).isoformat()
     with telemetry.span("query.execute_sql", component="query", format="overview") as span:
         spark = context.spark
-        refresh.before_query(context, args.get("refresh", "auto"))
-        shown = views.of(spark)
-        with spark_errors.translated(), cancelling.held_to(context, spark.sparkContext), shown.active():
-            document = look(partial(_ask, context, shown), since)
+        run.refresh_view(context, args.get("refresh", "auto"))
+        shown = views.get_views(spark)
+        with errors.translate_errors(), run.cancel_with(context, spark.sparkContext), shown.active():
+            document = build_overview(partial(_run_statement, context, shown), since)
         span.set(row_count=document["totals"]["parts"])
     return document
 
 
-def look(ask: Ask, since: str | None) -> dict[str, Any]:
+def build_overview(ask: RunStatement, since: str | None) -> dict[str, Any]:
     """Build the document from the answers of `ask`, which runs one statement."""
     parts = ask(_sql(_PARTS, since))
     rows = [*parts, *ask(_sql(_USAGE, since))]
@@ -91,23 +89,23 @@ def look(ask: Ask, since: str | None) -> dict[str, Any]:
             row["messages"] = row["parts"]
     else:
         rows += ask(_sql(_MESSAGES, since))
-    days = _by("date", "day", rows)
+    days = _group_by("date", "day", rows)
     return {
         "since": since,
         "first_day": min((row["day"] for row in days), default=None),
         "last_day": max((row["day"] for row in days), default=None),
-        "totals": _Tally.of(rows).counts(),
+        "totals": _Counts.of(rows).counts(),
         "days": sorted(days, key=lambda row: row["day"]),
-        "projects": _most("messages", _by("cwd", "cwd", rows)),
-        "clients": _most("messages", _by("client_name", "client", rows)),
-        "models": _most("messages", [row for row in _by("model", "model", rows) if row["model"] is not None]),
-        "tools": _most("calls", _tools(parts)),
+        "projects": _sort_by("messages", _group_by("cwd", "cwd", rows)),
+        "clients": _sort_by("messages", _group_by("client_name", "client", rows)),
+        "models": _sort_by("messages", [row for row in _group_by("model", "model", rows) if row["model"] is not None]),
+        "tools": _sort_by("calls", _count_tools(parts)),
     }
 
 
-def empty(since: str | None = None) -> dict[str, Any]:
+def empty_overview(since: str | None = None) -> dict[str, Any]:
     """Return the document of a lake without rows."""
-    return look(lambda _: [], since)
+    return build_overview(lambda _: [], since)
 
 
 def _sql(template: str, since: str | None) -> str:
@@ -121,26 +119,26 @@ def _sql(template: str, since: str | None) -> str:
     )
 
 
-def _ask(context: JobContext, shown: Views, sql: str) -> list[Row]:
+def _run_statement(context: JobContext, shown: Views, sql: str) -> list[Row]:
     """Run one statement with the same checks as a user's query."""
     from hypaware.query import guard, results
 
     context.check_cancelled()
-    known = datasets.names()
-    statement = guard.parse(shown.session, sql, known)
+    known = datasets.list_names()
+    statement = guard.parse_statement(shown.session, sql, known)
     shown.show(statement.relations)
     check = partial(guard.check_analyzed, java=shown.java, known=known)
-    with closing(results.read(shown, statement, None, check).batches) as batches:
+    with closing(results.read_result(shown, statement, None, check).batches) as batches:
         return [row for batch in batches for row in batch.to_pylist()]
 
 
 @dataclass
-class _Tally:
+class _Counts:
     sessions: set[str] = field(default_factory=set)
     numbers: defaultdict[str, int] = field(default_factory=lambda: defaultdict(int))
 
     @classmethod
-    def of(cls, rows: Iterable[Row]) -> _Tally:
+    def of(cls, rows: Iterable[Row]) -> _Counts:
         tally = cls()
         for row in rows:
             tally.add(row)
@@ -155,14 +153,14 @@ class _Tally:
         return {"sessions": len(self.sessions), **{name: self.numbers[name] for name in _COUNTS}}
 
 
-def _by(column: str, name: str, rows: Iterable[Row]) -> list[Row]:
-    tallies: defaultdict[str | None, _Tally] = defaultdict(_Tally)
+def _group_by(column: str, name: str, rows: Iterable[Row]) -> list[Row]:
+    tallies: defaultdict[str | None, _Counts] = defaultdict(_Counts)
     for row in rows:
         tallies[row[column]].add(row)
     return [{name: value, **tally.counts()} for value, tally in tallies.items()]
 
 
-def _tools(parts: Iterable[Row]) -> list[Row]:
+def _count_tools(parts: Iterable[Row]) -> list[Row]:
     found: defaultdict[str, Row] = defaultdict(lambda: {"calls": 0, "errors": 0})
     for row in parts:
         if (name := row["tool_name"]) is not None:
@@ -171,5 +169,5 @@ def _tools(parts: Iterable[Row]) -> list[Row]:
     return [{"tool": name, **counts} for name, counts in found.items()]
 
 
-def _most(count: str, rows: Iterable[Row]) -> list[Row]:
+def _sort_by(count: str, rows: Iterable[Row]) -> list[Row]:
     return sorted(rows, key=lambda row: (-row[count], *map(str, row.values())))

@@ -17,18 +17,25 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from hypaware.errors import HypError
-from hypaware.query import batches, partitions, spill
+from hypaware.query import spill
 from hypaware.query.guard import Statement
-from hypaware.query.spark_classes import SparkClasses
-from hypaware.query.views import Views
+from hypaware.query.views import SparkClasses, Views
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _FEW_ROWS = 2_000
+
+
 _NO_BOUND = 2**31 - 1
+
+
 _SMALL_BYTES = 8 << 20
+
+
 _MAX_PARTITIONS_AT_ONCE = 16
+
+
 # If only these operators follow the last shuffle, the result is no larger than the shuffled data.
 _SIZE_PRESERVING = frozenset(
     {
@@ -39,33 +46,33 @@ _SIZE_PRESERVING = frozenset(
 
 
 @dataclass(frozen=True)
-class Result:
+class QueryResult:
     schema: pa.Schema
     batches: Generator[pa.RecordBatch, None, None]
 
 
-def read(views: Views, statement: Statement, max_rows: int | None, check: Callable[[Any], None]) -> Result:
+def read_result(views: Views, statement: Statement, max_rows: int | None, check: Callable[[Any], None]) -> QueryResult:
     """Run the statement. `check` gets the analyzed plan first. Up to `max_rows` + 1 rows are returned."""
     session = views.session
-    wanted = _wanted(statement.limit, max_rows)
-    plan = _limited(views.java, statement, wanted, max_rows)
+    wanted = _row_limit(statement.limit, max_rows)
+    plan = _limit_plan(views.java, statement, wanted, max_rows)
     dataset = views.java.dataset(session._jsparkSession, plan)
     check(dataset.queryExecution().analyzed())
-    dataset = _presentable(session, dataset)
+    dataset = _to_arrow_types(session, dataset)
     schema = pa.ipc.read_schema(pa.py_buffer(views.java.arrow_schema_message(dataset.schema())))
     if not schema.names:
         raise HypError("this SELECT has no columns", kind="query_invalid")
     if wanted <= _FEW_ROWS:
-        return Result(schema, _take(session, dataset, schema, wanted))
-    return Result(schema, _all(session, dataset, schema))
+        return QueryResult(schema, _read_first(session, dataset, schema, wanted))
+    return QueryResult(schema, _read_all(session, dataset, schema))
 
 
-def _wanted(limit: int | None, max_rows: int | None) -> int:
+def _row_limit(limit: int | None, max_rows: int | None) -> int:
     bounds = (limit, None if max_rows is None else max_rows + 1)
     return min((bound for bound in bounds if bound is not None), default=_NO_BOUND)
 
 
-def _limited(java: SparkClasses, statement: Statement, wanted: int, max_rows: int | None) -> Any:
+def _limit_plan(java: SparkClasses, statement: Statement, wanted: int, max_rows: int | None) -> Any:
     """Limit the rows of each partition.
 
     If the order depends on all partitions, Spark must merge them. Otherwise the first partitions are enough, and the
@@ -81,32 +88,34 @@ def _limited(java: SparkClasses, statement: Statement, wanted: int, max_rows: in
     return statement.plan
 
 
-def _take(session: SparkSession, dataset: Any, schema: pa.Schema, wanted: int) -> Generator[pa.RecordBatch, None, None]:
+def _read_first(
+    session: SparkSession, dataset: Any, schema: pa.Schema, wanted: int
+) -> Generator[pa.RecordBatch, None, None]:
     rdd = dataset.toArrowBatchRdd().toJavaRDD()
     start, count = 0, rdd.getNumPartitions()
     width = max(2, session.sparkContext.defaultParallelism)
     while start < count and wanted > 0:
         end = min(count, start + min(width, _MAX_PARTITIONS_AT_ONCE))
-        for batch in _run(session, rdd, schema, range(start, end)):
+        for batch in _read_partitions(session, rdd, schema, range(start, end)):
             if batch.num_rows and wanted > 0:
                 yield batch.slice(0, wanted)
                 wanted -= batch.num_rows
         start, width = end, width * 4
 
 
-def _all(session: SparkSession, dataset: Any, schema: pa.Schema) -> Generator[pa.RecordBatch, None, None]:
+def _read_all(session: SparkSession, dataset: Any, schema: pa.Schema) -> Generator[pa.RecordBatch, None, None]:
     execution = dataset.queryExecution()
     max_rows = execution.optimizedPlan().maxRows()
     rdd = dataset.toArrowBatchRdd().toJavaRDD()
     count = rdd.getNumPartitions()
     if (max_rows.isDefined() and max_rows.get() <= _FEW_ROWS) or _is_small(execution.executedPlan()):
-        yield from _run(session, rdd, schema, range(count))
+        yield from _read_partitions(session, rdd, schema, range(count))
     elif session.sparkContext.master.startswith("local"):
-        yield from spill.read(session.sparkContext, rdd, schema)
+        yield from spill.read_spilled(session.sparkContext, rdd, schema)
     else:
         # Tasks of a cluster cannot write to our disk.
         for number in range(count):
-            yield from _run(session, rdd, schema, range(number, number + 1))
+            yield from _read_partitions(session, rdd, schema, range(number, number + 1))
 
 
 def _is_small(plan: Any) -> bool:
@@ -125,12 +134,12 @@ def _is_small(plan: Any) -> bool:
                 return False
 
 
-def _run(session: SparkSession, rdd: Any, schema: pa.Schema, numbers: range) -> Iterator[pa.RecordBatch]:
-    messages = partitions.run(session.sparkContext, rdd, numbers)
-    return batches.joined(pa.ipc.read_record_batch(pa.py_buffer(message), schema) for message in messages)
+def _read_partitions(session: SparkSession, rdd: Any, schema: pa.Schema, numbers: range) -> Iterator[pa.RecordBatch]:
+    messages = spill.run_partitions(session.sparkContext, rdd, numbers)
+    return spill.combine_batches(pa.ipc.read_record_batch(pa.py_buffer(message), schema) for message in messages)
 
 
-def _presentable(session: SparkSession, dataset: Any) -> Any:
+def _to_arrow_types(session: SparkSession, dataset: Any) -> Any:
     """Convert intervals to text and variants to JSON text, because Arrow readers do not support them."""
     from pyspark.sql import DataFrame
 
@@ -145,7 +154,7 @@ def _presentable(session: SparkSession, dataset: Any) -> Any:
 
 
 def _conversion(type_: Any, name: str) -> str | None:
-    text = json.dumps(_without_names(type_))
+    text = json.dumps(_type_names(type_))
     if '"variant"' in text:
         return f"to_json({name})"
     if '"interval' in text:
@@ -153,13 +162,13 @@ def _conversion(type_: Any, name: str) -> str | None:
     return None
 
 
-def _without_names(type_: Any) -> Any:
+def _type_names(type_: Any) -> Any:
     """Return only the types within a type, because a field may be named "variant"."""
     match type_:
         case {"type": "struct", "fields": fields}:
-            return [_without_names(field["type"]) for field in fields]
+            return [_type_names(field["type"]) for field in fields]
         case {"type": "array", "elementType": element}:
-            return [_without_names(element)]
+            return [_type_names(element)]
         case {"type": "map", "keyType": key, "valueType": value}:
-            return [_without_names(key), _without_names(value)]
+            return [_type_names(key), _type_names(value)]
     return type_

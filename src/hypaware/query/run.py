@@ -6,25 +6,31 @@ Arguments: `sql`; `format` (one of `formats.FORMATS`); `max_rows` (None for all)
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from hypaware import telemetry
 from hypaware.engine.jobs import JobContext
-from hypaware.errors import UsageError
-from hypaware.lake import standing
+from hypaware.errors import Cancelled, UsageError
+from hypaware.lake import health
+from hypaware.lake.jobs import flush_datasets
 from hypaware.model import datasets
-from hypaware.query import cancelling, formats, guard, spark_errors, views
+from hypaware.query import errors, formats, guard, views
+from hypaware.spool import segments
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from pyspark import SparkContext
+
+_POLL_SECONDS = 0.25
 
 
 def run_query(context: JobContext, args: dict[str, Any]) -> dict[str, Any]:
-    from hypaware.query import refresh, results
+    from hypaware.query import results
 
     sql, format_ = str(args["sql"]), args.get("format", "jsonl")
     max_rows = args.get("max_rows")
@@ -33,15 +39,15 @@ def run_query(context: JobContext, args: dict[str, Any]) -> dict[str, Any]:
     started = time.monotonic()
     with telemetry.span("query.execute_sql", component="query", format=format_) as span:
         spark = context.spark
-        refresh.before_query(context, args.get("refresh", "auto"))
-        session_views, known = views.of(spark), datasets.names()
-        with spark_errors.translated(), cancelling.held_to(context, spark.sparkContext), session_views.active():
-            statement = guard.parse(session_views.session, sql, known)
-            standing.check_tables(context.home, statement.datasets)
+        refresh_view(context, args.get("refresh", "auto"))
+        session_views, known = views.get_views(spark), datasets.list_names()
+        with errors.translate_errors(), cancel_with(context, spark.sparkContext), session_views.active():
+            statement = guard.parse_statement(session_views.session, sql, known)
+            health.check_tables(context.home, statement.datasets)
             session_views.show(statement.relations)
             check = partial(guard.check_analyzed, java=session_views.java, known=known)
-            result = results.read(session_views, statement, max_rows, check)
-            limited = Cut(result.batches, max_rows)
+            result = results.read_result(session_views, statement, max_rows, check)
+            limited = RowLimit(result.batches, max_rows)
             width, color = args.get("width"), bool(args.get("color"))
             with closing(result.batches):
                 for chunk in formats.render(format_, result.schema, limited, width=width, color=color):
@@ -57,7 +63,7 @@ def run_query(context: JobContext, args: dict[str, Any]) -> dict[str, Any]:
     return {"rows": limited.rows, "truncated": limited.truncated, "seconds": round(seconds, 3)}
 
 
-class Cut:
+class RowLimit:
     """The first `max_rows` rows of a result. Afterwards it knows their number and whether any were left out."""
 
     def __init__(self, batches: Iterable[pa.RecordBatch], max_rows: int | None) -> None:
@@ -75,3 +81,47 @@ class Cut:
             yield batch
             if self.truncated:
                 return
+
+
+def refresh_view(context: JobContext, mode: str) -> None:
+    """Flush the spool before a query: `never`, `always`, or `auto` (if the last commit is too old).
+
+    An empty spool costs only a directory listing.
+    """
+    if mode == "never":
+        return
+    if not health.has_pending_rows(context.home):
+        return
+    age = health.seconds_since_flush(context.home)
+    if mode == "auto" and age is not None and age < context.config.flush.interval:
+        context.note(
+            f"the result is {age:.0f} s old; newer rows are in the spool (use --refresh always to include them)"
+        )
+        return
+    flush_datasets(context, segments.list_spooled_datasets(context.home))
+
+
+@contextmanager
+def cancel_with(context: JobContext, spark: SparkContext) -> Iterator[None]:
+    """Within this context, cancel every Spark job of the group once the engine job is cancelled.
+
+    Spark's own cancellation of a job group misses the shuffle stages that adaptive execution submits later, so a query
+    that is cancelled during planning would run to its end.
+    """
+    group = spark.getLocalProperty("spark.jobGroup.id")
+    done = threading.Event()
+
+    def watch() -> None:
+        while not done.wait(_POLL_SECONDS):
+            try:
+                context.check_cancelled()
+            except Cancelled:
+                spark._jsc.sc().cancelJobGroup(group)
+
+    watcher = threading.Thread(target=watch, name=f"cancelling {group}", daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        done.set()
+        watcher.join()

@@ -13,29 +13,30 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakKeyDictionary
 
-from hypaware.lake.tables import full_name
+from hypaware.lake.schema import full_table_name
 from hypaware.model import datasets
-from hypaware.model.columns import Type
+from hypaware.model.columns import ColumnType
 from hypaware.model.datasets import Dataset
-from hypaware.query import spark_errors
-from hypaware.query.spark_classes import SparkClasses
+from hypaware.query import errors
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _SQL_TYPES = {
-    Type.STRING: "STRING",
-    Type.INT: "INT",
-    Type.BIGINT: "BIGINT",
-    Type.BOOLEAN: "BOOLEAN",
-    Type.TIMESTAMP: "TIMESTAMP",
-    Type.JSON: "STRING",
+    ColumnType.STRING: "STRING",
+    ColumnType.INT: "INT",
+    ColumnType.BIGINT: "BIGINT",
+    ColumnType.BOOLEAN: "BOOLEAN",
+    ColumnType.TIMESTAMP: "TIMESTAMP",
+    ColumnType.JSON: "STRING",
 }
+
 # Small, so that rows of any length fit the memory of the JVM.
 ROWS_FROM_JVM = 64
+
 _SETTINGS = {
     # Otherwise `${…}` in a query would be replaced by settings and environment variables.
     "spark.sql.variable.substitute": "false",
@@ -55,7 +56,7 @@ class Relation(NamedTuple):
 
 class Views:
     def __init__(self, spark: SparkSession) -> None:
-        spark_errors.keep_quiet()
+        errors.silence_pyspark()
         self.session = spark.newSession()
         for name, value in _SETTINGS.items():
             self.session.conf.set(name, value)
@@ -92,7 +93,7 @@ class Views:
         from pyspark.errors import AnalysisException
 
         try:
-            return frozenset(self.session.table(full_name(dataset.name)).columns)
+            return frozenset(self.session.table(full_table_name(dataset.name)).columns)
         except AnalysisException as error:
             if error.getCondition() not in ("TABLE_OR_VIEW_NOT_FOUND", "SCHEMA_NOT_FOUND"):
                 raise
@@ -104,16 +105,49 @@ def view_sql(dataset: Dataset, stored: frozenset[str]) -> str:
         f"`{column.name}`" if column.name in stored else f"CAST(NULL AS {_SQL_TYPES[column.type]}) AS `{column.name}`"
         for column in dataset.columns
     )
-    return f"SELECT {columns} FROM {full_name(dataset.name)}" if stored else f"SELECT {columns} WHERE false"
+    return f"SELECT {columns} FROM {full_table_name(dataset.name)}" if stored else f"SELECT {columns} WHERE false"
 
 
-_views: WeakKeyDictionary[SparkSession, Views] = WeakKeyDictionary()
-_lock = threading.Lock()
+class SparkClasses:
+    """The Spark classes that queries use in the JVM, looked up once: each part of a name costs a round trip."""
+
+    def __init__(self, session: SparkSession) -> None:
+        sql = session._jvm.org.apache.spark.sql
+        logical, expressions = sql.catalyst.plans.logical, sql.catalyst.expressions
+        self.session = sql.classic.SparkSession
+        self._dataset = sql.classic.Dataset
+        self._arrow = sql.util.ArrowUtils
+        self._global_limit, self._local_limit = logical.GlobalLimit, logical.LocalLimit
+        self._literal, self._integer = expressions.Literal, sql.types.DataTypes.IntegerType
+        self._list = expressions.Coalesce
+
+    def dataset(self, java_session: Any, plan: Any) -> Any:
+        """Analyze a parsed plan."""
+        return self._dataset.ofRows(java_session, plan)
+
+    def limit_of_each_partition(self, rows: int, plan: Any) -> Any:
+        return self._local_limit(self._literal(rows, self._integer), plan)
+
+    def limit(self, rows: int, plan: Any) -> Any:
+        return self._global_limit(self._literal(rows, self._integer), self.limit_of_each_partition(rows, plan))
+
+    def arrow_schema_message(self, schema: Any) -> bytes:
+        message: bytes = self._arrow.toArrowSchema(schema, "UTC", False, False).serializeAsMessage()
+        return message
+
+    def as_one(self, expressions: Any) -> Any:
+        """Wrap several expressions in one, which is never evaluated."""
+        return self._list(expressions)
 
 
-def of(spark: SparkSession) -> Views:
+_views_by_session: WeakKeyDictionary[SparkSession, Views] = WeakKeyDictionary()
+
+_views_lock = threading.Lock()
+
+
+def get_views(spark: SparkSession) -> Views:
     """Return the views of this engine session, created at its first query."""
-    with _lock:
-        if spark not in _views:
-            _views[spark] = Views(spark)
-        return _views[spark]
+    with _views_lock:
+        if spark not in _views_by_session:
+            _views_by_session[spark] = Views(spark)
+        return _views_by_session[spark]

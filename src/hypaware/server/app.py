@@ -1,20 +1,42 @@
-"""The server's routes: `/v1` of the published contract with our additions, and the operators' endpoints."""
+"""The server's HTTP endpoints.
+
+- `/v1/identity/*` and `/v1/config`: a gateway obtains and renews its signed token.
+- `/v1/ingest/*`: receive batches and report their outcome. A gateway can query only its own deliveries.
+- `/v1/capabilities`, `/healthz`, `/readyz`, `/metrics`: without authentication.
+
+`/v1` is the published contract with our additions.
+"""
 
 from __future__ import annotations
 
+import asyncio
+from typing import Any
+
+import orjson
 from aiohttp import web
+from aiohttp.http_exceptions import TransferEncodingError
 from aiohttp.typedefs import Handler, Middleware
+from aiohttp.web_exceptions import HTTPException
 
 from hypaware.errors import HypError
-from hypaware.server.identity import IdentityRoutes
-from hypaware.server.ingest import IngestRoutes
-from hypaware.server.operators import OperatorRoutes
-from hypaware.server.parts import Parts
-from hypaware.server.problem import Problem, unavailable
-from hypaware.server.trouble import log
+from hypaware.model.datasets import Dataset
+from hypaware.server import http
+from hypaware.server.auth import Caller, SignedToken
+from hypaware.server.batches import AlreadyStored, BatchOutcome, IncomingBatch, OverlappingBatch, StoredBatch
+from hypaware.server.context import ServerContext
+from hypaware.server.health import log
+from hypaware.server.http import ENCODINGS, HttpProblem, bad_request, json_response, too_large, unavailable
+from hypaware.server.limits import Reservation, ServerLimits
+from hypaware.state import ledger
+from hypaware.state.ledger import BatchSender, Coverage
+
+_MAX_JSON = 16 << 10
+_MAX_JSON_INTEGER = 2**53 - 1
+_EXTENSIONS = ("batches", "watermark", "ranges")
+_PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
 
 
-def make_app(context: Parts) -> web.Application:
+def make_app(context: ServerContext) -> web.Application:
     app = web.Application(middlewares=[_middleware(context)])
     identity, ingest, operators = IdentityRoutes(context), IngestRoutes(context), OperatorRoutes(context)
     app.add_routes(
@@ -34,7 +56,7 @@ def make_app(context: Parts) -> web.Application:
     return app
 
 
-def _middleware(context: Parts) -> Middleware:
+def _middleware(context: ServerContext) -> Middleware:
     """Return the middleware that counts responses and turns errors into JSON without internal details."""
 
     @web.middleware
@@ -42,11 +64,11 @@ def _middleware(context: Parts) -> Middleware:
         try:
             with context.in_flight.one():
                 response = await handler(request)
-        except Problem as problem:
+        except HttpProblem as problem:
             response = problem.response()
         except web.HTTPException as error:
             kind = (error.reason or "error").lower().replace(" ", "_").replace("-", "_")
-            response = Problem(error.status, kind).response()
+            response = HttpProblem(error.status, kind).response()
             if "Allow" in error.headers:
                 response.headers["Allow"] = error.headers["Allow"]
         except HypError as error:
@@ -54,10 +76,10 @@ def _middleware(context: Parts) -> Middleware:
             response = unavailable("state_unavailable").response()
         except Exception:
             log.exception("a request failed")
-            response = Problem(500, "internal").response()
+            response = HttpProblem(500, "internal").response()
         # Do not disclose the HTTP library and its version.
         response.headers["Server"] = "hypaware"
-        context.metrics.answered(_route(request), response.status)
+        context.metrics.requests.labels(_route(request), str(response.status)).inc()
         return response
 
     return respond
@@ -67,3 +89,193 @@ def _route(request: web.Request) -> str:
     """Return the route's pattern. The path would put batch ids into the metrics."""
     resource = request.match_info.route.resource
     return resource.canonical if resource is not None else "none"
+
+
+class IngestRoutes:
+    def __init__(self, context: ServerContext) -> None:
+        self._context = context
+
+    async def batch(self, request: web.Request) -> web.Response:
+        context = self._context
+        if context.draining:
+            raise unavailable("draining")
+        caller = await context.auth.authenticate(request)
+        incoming = IncomingBatch(caller, self._dataset(request), http.read_batch_headers(request.headers))
+        context.request_rate.take(caller.key)
+        with context.concurrency.one(caller.key), context.body_memory.reserve() as reservation:
+            content = await read_body(request, context.limits, reservation)
+            context.metrics.body_bytes.inc(len(content))
+            outcome = await context.receiver.receive(incoming, content)
+        return self._response(outcome)
+
+    async def find_batch(self, request: web.Request) -> web.Response:
+        sender = await self._sender(request, http.read_incarnation(request.headers))
+        batch_id = http.check_name("the batch id", request.match_info["id"], kind="bad_batch_id")
+
+        def is_stored() -> bool:
+            with self._context.store.reading() as connection:
+                is_known = ledger.is_known_batch if sender.incarnation else ledger.is_known_in_any_incarnation
+                return is_known(connection, sender, batch_id)
+
+        if not await asyncio.to_thread(is_stored):
+            raise HttpProblem(404, "unknown_batch")
+        return json_response({"batch_id": batch_id})
+
+    async def watermark(self, request: web.Request) -> web.Response:
+        incarnation = request.query.get("incarnation") or http.read_incarnation(request.headers)
+        sender = await self._sender(request, incarnation)
+        if not incarnation or "source" not in request.query:
+            raise bad_request("bad_request", "the query needs a source and an incarnation")
+        http.check_name("incarnation", incarnation, kind="bad_request")
+        source = http.check_source(request.query["source"])
+
+        def read_covered() -> Coverage:
+            with self._context.store.reading() as connection:
+                return ledger.compute_coverage(ledger.delivered_ranges(connection, sender, source))
+
+        covered = await asyncio.to_thread(read_covered)
+        return json_response({"last": _json_sequence(covered.last), "holes": _holes(covered)})
+
+    async def _sender(self, request: web.Request, incarnation: str) -> BatchSender:
+        caller: Caller = await self._context.auth.authenticate(request)
+        self._context.request_rate.take(caller.key)
+        dataset = self._dataset(request)
+        if caller.gateway_id is None:
+            raise HttpProblem(403, "no_gateway", reason="this token was signed for a client without a gateway id")
+        return BatchSender(caller.tenant, caller.gateway_id, incarnation, dataset.name)
+
+    def _dataset(self, request: web.Request) -> Dataset:
+        dataset = self._context.signals.get(request.match_info["signal"])
+        if dataset is None:
+            raise HttpProblem(404, "unknown_signal")
+        return dataset
+
+    def _response(self, outcome: BatchOutcome) -> web.Response:
+        metrics = self._context.metrics
+        match outcome:
+            case StoredBatch(rows):
+                metrics.batches.labels("stored").inc()
+                metrics.rows.inc(rows)
+                return json_response({"stored": rows}, 202)
+            case AlreadyStored():
+                metrics.batches.labels("duplicate").inc()
+                return json_response({"stored": 0, "duplicate": True}, 202)
+            case OverlappingBatch(covered):
+                metrics.batches.labels("overlap").inc()
+                raise HttpProblem(409, "range_overlap", covered_to=_json_sequence(covered.last), holes=_holes(covered))
+            case HttpProblem() as problem:
+                metrics.batches.labels("refused" if problem.status < 500 else "failed").inc()
+                raise problem
+
+
+def _holes(covered: Coverage) -> list[list[int | str]]:
+    return [[_json_sequence(hole.after), _json_sequence(hole.last)] for hole in covered.holes]
+
+
+def _json_sequence(value: int) -> int | str:
+    """Return the sequence for JSON: as text beyond 2^53, which JavaScript numbers cannot represent exactly."""
+    return value if value <= _MAX_JSON_INTEGER else str(value)
+
+
+async def read_body(request: web.Request, limits: ServerLimits, reservation: Reservation) -> bytes:
+    """Read the whole body, reserving memory as it arrives."""
+    limit = limits.max_body_bytes
+    if (request.content_length or 0) > limit:
+        raise too_large(limit)
+    loop = asyncio.get_running_loop()
+    end = loop.time() + limits.body_seconds
+    pieces: list[bytes] = []
+    try:
+        async with asyncio.timeout_at(min(end, loop.time() + limits.idle_seconds)) as timeout:
+            while piece := await request.content.readany():
+                pieces.append(piece)
+                size = reservation.bytes + len(piece)
+                if size > limit:
+                    raise too_large(limit)
+                reservation.grow_to(size)
+                timeout.reschedule(min(end, loop.time() + limits.idle_seconds))
+    except TimeoutError:
+        raise HttpProblem(408, "body_too_slow") from None
+    except (ConnectionError, web.RequestPayloadError, TransferEncodingError) as error:
+        raise bad_request("body_incomplete", type(error).__name__) from None
+    return b"".join(pieces)
+
+
+class IdentityRoutes:
+    def __init__(self, context: ServerContext) -> None:
+        self._context = context
+
+    async def bootstrap(self, request: web.Request) -> web.Response:
+        self._context.enrolment_rate.take(request.remote or "")
+        fields = await read_json(request, self._context.limits.idle_seconds)
+        return _token_response(await self._context.auth.enrol(fields))
+
+    async def refresh(self, request: web.Request) -> web.Response:
+        caller = await self._context.auth.authenticate(request)
+        self._context.request_rate.take(caller.key)
+        return _token_response(await self._context.auth.renew(caller))
+
+    async def config(self, request: web.Request) -> web.Response:
+        """Respond 404, the contract's answer if gateways are configured locally."""
+        await self._context.auth.authenticate(request)
+        raise HttpProblem(404, "no_config")
+
+
+def _token_response(token: SignedToken) -> web.Response:
+    return json_response({"jwt": token.jwt, "expires_at": token.expires_at}, headers={"Cache-Control": "no-store"})
+
+
+async def read_json(request: web.Request, seconds: float) -> dict[str, Any]:
+    """Read a small JSON body."""
+    if (request.content_length or 0) > _MAX_JSON:
+        raise too_large(_MAX_JSON)
+    try:
+        async with asyncio.timeout(seconds):
+            raw = await request.content.read(_MAX_JSON + 1)
+            while len(raw) <= _MAX_JSON and (piece := await request.content.read(_MAX_JSON + 1)):
+                raw += piece
+    except TimeoutError:
+        raise HttpProblem(408, "body_too_slow") from None
+    except (ConnectionError, HTTPException, web.RequestPayloadError) as error:
+        raise bad_request("body_incomplete", type(error).__name__) from None
+    if len(raw) > _MAX_JSON:
+        raise too_large(_MAX_JSON)
+    try:
+        value = orjson.loads(raw)
+    except orjson.JSONDecodeError:
+        value = None
+    if not isinstance(value, dict):
+        raise bad_request("bad_json", "the body is not a JSON object")
+    return value
+
+
+class OperatorRoutes:
+    def __init__(self, context: ServerContext) -> None:
+        self._context = context
+
+    async def capabilities(self, _request: web.Request) -> web.Response:
+        return json_response(
+            {
+                "server": "hypaware",
+                "server_id": self._context.server_id,
+                "api": 1,
+                "extensions": _EXTENSIONS,
+                "encodings": ENCODINGS,
+                "limits": self._context.limits.published(),
+            }
+        )
+
+    async def health(self, _request: web.Request) -> web.Response:
+        return json_response({"status": "ok"})
+
+    async def ready(self, _request: web.Request) -> web.Response:
+        if self._context.draining:
+            raise HttpProblem(503, "draining")
+        if self._context.health.problem is not None:
+            await asyncio.to_thread(self._context.probe_storage)
+        if (problem := self._context.health.problem) is not None:
+            raise HttpProblem(503, "storage_unavailable", reason=problem)
+        return json_response({"status": "ready"})
+
+    async def metrics(self, _request: web.Request) -> web.Response:
+        return web.Response(body=self._context.metrics.text(), headers={"Content-Type": _PROMETHEUS})

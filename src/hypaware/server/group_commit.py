@@ -20,43 +20,44 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from sqlalchemy import Connection
-
-from hypaware import durable, faults
+from hypaware import faults
 from hypaware.errors import HypError
-from hypaware.server import incoming
-from hypaware.server.arrivals import Durable, Known, Outcome, Overlapping, Stored
-from hypaware.server.meters import Meters
-from hypaware.server.problem import Problem, unavailable
-from hypaware.server.trouble import Trouble, log, refuse_full_disk
+from hypaware.home import durable_files
+from hypaware.server import batches
+from hypaware.server.batches import AlreadyStored, BatchOutcome, DurableBatch, OverlappingBatch, StoredBatch
+from hypaware.server.health import ServerMetrics, StorageHealth, log, require_free_space
+from hypaware.server.http import HttpProblem, unavailable
 from hypaware.state import gateways, ledger
-from hypaware.state.gateways import Claim
-from hypaware.state.store import Store
+from hypaware.state.gateways import GatewayClaim
+from hypaware.state.store import Connection, StateStore
 
-_before_register = faults.point("server.register.before-commit", "batches are durable but not in the ledger")
-_after_register = faults.point("server.register.after-commit", "batches are in the ledger and still in incoming/")
-_after_move = faults.point("server.move.after-rename", "registered batches can be flushed but are not acknowledged")
-_after_answer = faults.point("server.answer.after-send", "batches are acknowledged; a power cut may undo their moves")
-
+_before_register = faults.crash_point("server.register.before-commit", "batches are durable but not in the ledger")
+_after_register = faults.crash_point("server.register.after-commit", "batches are in the ledger and still in incoming/")
+_after_move = faults.crash_point(
+    "server.move.after-rename", "registered batches can be flushed but are not acknowledged"
+)
+_after_answer = faults.crash_point(
+    "server.answer.after-send", "batches are acknowledged; a power cut may undo their moves"
+)
 _MAX_GROUP = 256
 # The interval at which `last_seen_at` of a busy gateway is written.
 _LAST_SEEN_SECONDS = 60.0
 
 
 class GroupCommit:
-    def __init__(self, store: Store, metrics: Meters, health: Trouble, min_free: int) -> None:
+    def __init__(self, store: StateStore, metrics: ServerMetrics, health: StorageHealth, min_free: int) -> None:
         self._store = store
         self._metrics = metrics
         self._health = health
         self._min_free = min_free
-        self._queue: queue.SimpleQueue[Durable | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[DurableBatch | None] = queue.SimpleQueue()
         self._unmoved: list[Path] = []
         self._unsynced: set[Path] = set()
         self._last_seen: dict[tuple[str, str], float] = {}
         self._thread = threading.Thread(target=self._run, name="group-commit", daemon=True)
         self._thread.start()
 
-    def put(self, batch: Durable) -> None:
+    def put(self, batch: DurableBatch) -> None:
         self._queue.put(batch)
 
     def close(self) -> None:
@@ -75,18 +76,18 @@ class GroupCommit:
             for each, outcome in zip(group, outcomes, strict=True):
                 each.answer(outcome)
             _after_answer()
-            self._metrics.committed(time.monotonic() - started_at)
+            self._metrics.commits.observe(time.monotonic() - started_at)
             # If this fails, it is repeated before the next group, which cannot start without it.
             with contextlib.suppress(OSError):
                 self._finish_moves()
 
-    def _outcomes(self, group: Sequence[Durable]) -> Sequence[Outcome]:
+    def _outcomes(self, group: Sequence[DurableBatch]) -> Sequence[BatchOutcome]:
         paths = [each.path for each in group if each.path]
         try:
             self._finish_moves()
             self._sync_incoming(paths)
         except OSError as error:
-            incoming.discard(paths)
+            batches.discard_files(paths)
             return self._failed(group, error)
         try:
             return self._commit(group)
@@ -94,14 +95,14 @@ class GroupCommit:
             self._roll_back(paths)
             return self._failed(group, error)
 
-    def _failed(self, group: Sequence[Durable], error: Exception) -> list[Outcome]:
+    def _failed(self, group: Sequence[DurableBatch], error: Exception) -> list[BatchOutcome]:
         self._health.failed(error)
         if isinstance(error, OSError | HypError):
             return [unavailable("storage_unavailable")] * len(group)
         log.error("cannot register a group of batches", exc_info=error)
-        return [Problem(500, "internal")] * len(group)
+        return [HttpProblem(500, "internal")] * len(group)
 
-    def _gather(self) -> list[Durable] | None:
+    def _gather(self) -> list[DurableBatch] | None:
         """Return all queued batches, waiting for at least one; None when the server ends."""
         first = self._queue.get()
         if first is None:
@@ -120,10 +121,10 @@ class GroupCommit:
 
     def _sync_incoming(self, paths: Sequence[Path]) -> None:
         for folder in {path.parent for path in paths}:
-            refuse_full_disk(folder, self._min_free)
-            durable.fsync_dir(folder)
+            require_free_space(folder, self._min_free)
+            durable_files.fsync_dir(folder)
 
-    def _commit(self, group: Sequence[Durable]) -> list[Outcome]:
+    def _commit(self, group: Sequence[DurableBatch]) -> list[BatchOutcome]:
         _before_register()
         with self._store.transaction() as connection:
             outcomes = [self._enter(connection, each) for each in group]
@@ -131,10 +132,10 @@ class GroupCommit:
         _after_register()
         self._health.recovered()
         for each, outcome in zip(group, outcomes, strict=True):
-            if each.path and isinstance(outcome, Stored):
+            if each.path and isinstance(outcome, StoredBatch):
                 self._unmoved.append(each.path)
             elif each.path:
-                incoming.discard([each.path])
+                batches.discard_files([each.path])
         # The batches are stored from here on; a move that fails is repeated before the next group.
         with contextlib.suppress(OSError):
             self._move()
@@ -150,51 +151,51 @@ class GroupCommit:
         try:
             with self._store.reading() as connection:
                 for path in paths:
-                    if incoming.is_registered(connection, path):
+                    if batches.is_in_ledger(connection, path):
                         self._unmoved.append(path)
                     else:
-                        incoming.discard([path])
+                        batches.discard_files([path])
         except HypError as error:
             log.warning("cannot read the ledger; the next start recovers %d batches: %s", len(paths), error)
 
-    def _enter(self, connection: Connection, each: Durable) -> Outcome:
+    def _enter(self, connection: Connection, each: DurableBatch) -> BatchOutcome:
         batch, headers, caller = each.batch, each.incoming.headers, each.incoming.caller
-        if ledger.is_known(connection, batch.sender, batch.id):
-            return Known()
+        if ledger.is_known_batch(connection, batch.sender, batch.id):
+            return AlreadyStored()
         delivery = batch.delivery
-        if delivery and ledger.overlaps(connection, batch.sender, delivery):
-            delivered = ledger.ranges(connection, batch.sender, delivery.source)
-            return Overlapping(ledger.covered(delivered, delivery.range))
+        if delivery and ledger.overlaps_delivered(connection, batch.sender, delivery):
+            delivered = ledger.delivered_ranges(connection, batch.sender, delivery.source)
+            return OverlappingBatch(ledger.compute_coverage(delivered, delivery.range))
         if caller.gateway_id is None:
             sender = batch.sender
-            claim = Claim(sender.tenant, sender.gateway_id, caller.owner, None, caller.label, headers.host)
-            if not gateways.bind(connection, claim):
-                return Problem(
+            claim = GatewayClaim(sender.tenant, sender.gateway_id, caller.owner, None, caller.label, headers.host)
+            if not gateways.bind_gateway(connection, claim):
+                return HttpProblem(
                     422, "invalid_row", line=1, reason="column gateway_id: the id belongs to another gateway"
                 )
         if delivery and headers.acked_to is not None:
-            ledger.forget(connection, batch.sender, delivery.source, headers.acked_to)
-        ledger.enter(connection, batch)
-        return Stored(batch.rows)
+            ledger.forget_acknowledged(connection, batch.sender, delivery.source, headers.acked_to)
+        ledger.record_batch(connection, batch)
+        return StoredBatch(batch.rows)
 
-    def _update_last_seen(self, connection: Connection, group: Sequence[Durable]) -> None:
+    def _update_last_seen(self, connection: Connection, group: Sequence[DurableBatch]) -> None:
         now = time.monotonic()
         for each in group:
             key = (each.batch.sender.tenant, each.batch.sender.gateway_id)
             if now - self._last_seen.get(key, -_LAST_SEEN_SECONDS) >= _LAST_SEEN_SECONDS:
                 self._last_seen[key] = now
-                gateways.seen(connection, key[0], {key[1]: each.incoming.headers.host})
+                gateways.touch_gateways(connection, key[0], {key[1]: each.incoming.headers.host})
 
     def _finish_moves(self) -> None:
         self._move()
         for folder in list(self._unsynced):
-            durable.fsync_dir(folder)
+            durable_files.fsync_dir(folder)
             self._unsynced.discard(folder)
 
     def _move(self) -> None:
         while self._unmoved:
             path = self._unmoved[-1]
-            place = incoming.sealed_place(path)
+            place = batches.sealed_path(path)
             # A missing file was moved before.
             with contextlib.suppress(FileNotFoundError):
                 path.rename(place)

@@ -1,4 +1,4 @@
-"""The inputs of a setup, its steps, and the listener that follows them."""
+"""The inputs of a setup (the user's choices, the machine), its steps, and the listener that follows them."""
 
 from __future__ import annotations
 
@@ -6,31 +6,106 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
-from hypaware.clients.attach import Settings
-from hypaware.engine.jobs import OnEvent, unheard
-from hypaware.errors import HypError
+from hypaware.clients.attach import ClientSettings
+from hypaware.config.values import SERVER_URL
+from hypaware.engine.jobs import OnEvent, ignore_events
+from hypaware.errors import HypError, UsageError
 from hypaware.home import Home
-from hypaware.setup.choices import Choices
-from hypaware.setup.finding import FoundClient
+from hypaware.setup.discovery import FoundClient
 
-Status = Literal["done", "would", "unchanged", "skipped", "failed"]
+ExportKind = Literal["keep-local", "local-parquet", "server"]
+StepStatus = Literal["done", "would", "unchanged", "skipped", "failed"]
+EXPORTS: tuple[ExportKind, ...] = get_args(ExportKind)
 
 
 @dataclass(frozen=True)
-class Plan:
+class ExportChoice:
+    """A destination of rows in addition to the local lake."""
+
+    kind: ExportKind
+    place: str = ""
+    """The address of a server, or a folder; "" means the default folder."""
+    token_file: str = ""
+
+
+@dataclass(frozen=True)
+class SetupChoices:
+    """What the user chose, by options or by answers. Anything not chosen stays as configured."""
+
+    clients: tuple[str, ...] | None = None
+    """None means all installed clients that the config does not disable."""
+    export: ExportChoice | None = None
+    retention_days: int | None = None
+    imports: bool = True
+    """Whether the user allows the import of history."""
+    daemon: bool = True
+    attach: bool = True
+    force: bool = False
+    """Whether existing settings of the config may be changed."""
+    interactive: bool = False
+
+
+def parse_export(kind: str | None, place: str | None, token_file: str | None) -> ExportChoice | None:
+    """Build an ExportChoice from `--export KIND [PLACE]` and `--token-file`. Raise UsageError if they do not fit."""
+    if kind is None:
+        if place is not None:
+            raise UsageError(f"unexpected argument {place!r}; did you mean --export server {place}?")
+        if token_file is not None:
+            raise UsageError("--token-file requires --export server URL")
+        return None
+    if token_file is not None and kind != "server":
+        raise UsageError(f"--export {kind} takes no token; --token-file requires --export server URL")
+    if kind == "server":
+        return server_export(place, token_file)
+    if kind == "local-parquet":
+        return folder_export(place)
+    if place is not None:
+        raise UsageError(f"--export keep-local takes no destination: {place!r}")
+    return ExportChoice("keep-local")
+
+
+def server_export(url: str | None, token_file: str | None = None) -> ExportChoice:
+    if not url:
+        raise UsageError("--export server requires an address: --export server https://host.example")
+    try:
+        address = SERVER_URL.read(url)
+    except ValueError as error:
+        reason = f" ({error})" if str(error) else ""
+        raise UsageError(
+            f"{url!r} is not a server address{reason}: expected {SERVER_URL.expected}, such as {SERVER_URL.example}"
+        ) from None
+    return ExportChoice("server", address, _absolute(token_file) if token_file else "")
+
+
+def folder_export(folder: str | None) -> ExportChoice:
+    if folder and "://" in folder:
+        raise UsageError(
+            f"{folder!r} is not a local folder; configure an object store as a sink instead",
+            repair=f'hyp config set sinks.archive \'{{ kind = "blob", destination = "{folder}" }}\'',
+        )
+    return ExportChoice("local-parquet", _absolute(folder) if folder else "")
+
+
+def _absolute(path: str) -> str:
+    """Resolve the path here, because the daemon has another working directory."""
+    return str(Path(path).expanduser().absolute())
+
+
+@dataclass(frozen=True)
+class SetupPlan:
     home: Home
     cache: Path
     """The folder of the engine's jars."""
-    choices: Choices
+    choices: SetupChoices
     found: Sequence[FoundClient]
     variables: Mapping[str, str]
     """The user's environment, including HOME."""
     now: datetime
     """The start time. The import ends here; later messages are recorded live."""
 
-    def settings(self, clients: Sequence[str]) -> list[Settings]:
+    def settings(self, clients: Sequence[str]) -> list[ClientSettings]:
         """Return the settings of those clients that can be attached."""
         return [
             each.client.settings for each in self.found if each.name in clients and each.client.settings is not None
@@ -38,9 +113,9 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Step:
+class SetupStep:
     name: str
-    status: Status
+    status: StepStatus
     message: str
     """One line: the result, or the reason why the step was skipped."""
     commands: tuple[str, ...] = ()
@@ -64,12 +139,12 @@ class Step:
         return document
 
 
-Progress = Callable[..., None]
+ReportProgress = Callable[..., None]
 """Takes a message, the amount done, the total, and more facts by name."""
 
 
 @dataclass(frozen=True)
-class Listener:
-    step: Callable[[Step], None] = lambda _: None
-    progress: Progress = lambda *_, **__: None
-    event: OnEvent = unheard
+class SetupListener:
+    step: Callable[[SetupStep], None] = lambda _: None
+    progress: ReportProgress = lambda *_, **__: None
+    event: OnEvent = ignore_events

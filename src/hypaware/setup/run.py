@@ -12,21 +12,21 @@ from typing import Any
 
 from hypaware.errors import Cancelled, HypError, Retryable
 from hypaware.home import Home
-from hypaware.setup import attaching, doing, foretelling
-from hypaware.setup.configuring import Configured
-from hypaware.setup.plan import Listener, Plan, Step
+from hypaware.setup import steps
+from hypaware.setup.config import MergedConfig
+from hypaware.setup.plan import SetupListener, SetupPlan, SetupStep
 
 
 @dataclass(frozen=True)
-class Result:
+class SetupResult:
     home: Home
     dry_run: bool
-    configured: Configured
-    steps: tuple[Step, ...]
+    config: MergedConfig
+    steps: tuple[SetupStep, ...]
     overview: dict[str, Any] | None = None
 
     @property
-    def failed(self) -> list[Step]:
+    def failed(self) -> list[SetupStep]:
         return [step for step in self.steps if step.error is not None]
 
     @property
@@ -39,86 +39,77 @@ class Result:
         return {
             "home": str(self.home.root),
             "dry_run": self.dry_run,
-            "clients": list(self.configured.clients),
+            "clients": list(self.config.clients),
             "steps": steps,
             "backfill": self.backfill,
             "overview": self.overview,
         }
 
 
-def perform(plan: Plan, listener: Listener) -> Result:
-    """Run all steps."""
-    steps = _Steps(listener)
-    made, first = doing.configure(plan)
-    steps.add(first)
-    engine = steps.attempt("engine", lambda: doing.install_engine(plan, listener), later=("hyp engine install",))
+def run_setup(plan: SetupPlan, listener: SetupListener, *, dry_run: bool = False) -> SetupResult:
+    """Run all steps. A dry run reports the same steps without changing anything."""
+    runner = _StepRunner(listener)
+    merged, first = steps.configure_home(plan, dry_run=dry_run)
+    runner.add(first)
+    engine = runner.attempt(
+        "engine", lambda: steps.install_engine(plan, listener, dry_run=dry_run), later=("hyp engine install",)
+    )
     if engine.error and plan.choices.imports:
-        steps.add(Step("import", "skipped", "requires the engine", ("hyp backfill",)))
+        runner.add(SetupStep("import", "skipped", "requires the engine", ("hyp backfill",)))
     else:
-        steps.attempt("import", lambda: doing.import_history(plan, made, listener), later=("hyp backfill",))
+        runner.attempt(
+            "import",
+            lambda: steps.import_history(plan, merged, listener, dry_run=dry_run),
+            later=("hyp backfill --dry-run" if dry_run else "hyp backfill",),
+        )
     if not plan.choices.daemon:
-        steps.add(Step("daemon", "skipped", "declined", ("hyp daemon start",)))
+        runner.add(SetupStep("daemon", "skipped", "declined", () if dry_run else ("hyp daemon start",)))
         skip_reason: str | None = "requires the daemon"
     else:
-        daemon = steps.attempt("daemon", lambda: doing.start_daemon(plan), later=("hyp daemon start",))
+        daemon = runner.attempt(
+            "daemon", lambda: steps.start_daemon(plan, dry_run=dry_run), later=("hyp daemon start",)
+        )
         skip_reason = "the daemon is not running" if daemon.error else None if plan.choices.attach else "declined"
     if skip_reason is None:
-        steps.add_each(attaching.attach_clients(plan, made.clients, made.config.gateway.listen))
+        runner.add_each(steps.attach_clients(plan, merged, dry_run=dry_run))
     else:
-        steps.add_each(attaching.skip_clients(plan, made.clients, skip_reason))
+        runner.add_each(steps.skip_attach(plan, merged.clients, skip_reason))
     overview = None
-    if not engine.error:
+    if not (dry_run or engine.error):
         try:
-            overview = doing.overview(plan, made.config, listener)
+            overview = steps.read_overview(plan, merged.config, listener)
         except Cancelled:
             raise
         except HypError as error:
-            steps.add(Step("overview", "failed", error.message, error.repair, error=error))
-    return Result(plan.home, False, made, tuple(steps.taken), overview)
+            runner.add(SetupStep("overview", "failed", error.message, error.repair, error=error))
+    return SetupResult(plan.home, dry_run, merged, tuple(runner.steps), overview)
 
 
-def foretell(plan: Plan, listener: Listener) -> Result:
-    """Report what `perform` would do, without changing anything."""
-    steps = _Steps(listener)
-    made, first = foretelling.configure(plan)
-    steps.add_each((first, foretelling.install_engine(plan)))
-    steps.attempt("import", lambda: foretelling.import_history(plan, made, listener), later=("hyp backfill --dry-run",))
-    if not plan.choices.daemon:
-        steps.add(Step("daemon", "skipped", "declined"))
-    else:
-        steps.add(foretelling.start_daemon(plan))
-    if plan.choices.attaches:
-        steps.add_each(attaching.foretell_clients(plan, made.clients, made.config.gateway.listen))
-    else:
-        steps.add_each(attaching.skip_clients(plan, made.clients, "declined"))
-    return Result(plan.home, True, made, tuple(steps.taken))
-
-
-class _Steps:
+class _StepRunner:
     """The steps so far. The listener hears of each when it is added."""
 
-    def __init__(self, listener: Listener) -> None:
+    def __init__(self, listener: SetupListener) -> None:
         self._listener = listener
-        self.taken: list[Step] = []
+        self.steps: list[SetupStep] = []
 
-    def add(self, step: Step) -> None:
+    def add(self, step: SetupStep) -> None:
         self.add_each([step])
 
-    def add_each(self, steps: Iterable[Step]) -> None:
+    def add_each(self, steps: Iterable[SetupStep]) -> None:
         for step in steps:
-            self.taken.append(step)
+            self.steps.append(step)
             self._listener.step(step)
 
-    def attempt(self, name: str, work: Callable[[], Step], later: tuple[str, ...]) -> Step:
+    def attempt(self, name: str, work: Callable[[], SetupStep], later: tuple[str, ...]) -> SetupStep:
         """Run a step. If it fails, add a failed step with the commands that repair it and then do it later."""
         try:
             step = work()
         except Cancelled:
             raise
         except HypError as error:
-            step = Step(name, "failed", error.message, tuple(dict.fromkeys((*error.repair, *later))), error=error)
+            step = SetupStep(name, "failed", error.message, tuple(dict.fromkeys((*error.repair, *later))), error=error)
         except OSError as error:
             failure = Retryable(f"the {name} failed: {error}", kind=f"{name}_failed", repair=later)
-            step = Step(name, "failed", failure.message, later, error=failure)
+            step = SetupStep(name, "failed", failure.message, later, error=failure)
         self.add(step)
         return step

@@ -11,8 +11,7 @@ from typing import Any, BinaryIO
 
 from hypaware.home import Home
 from hypaware.model import canonical, datasets
-from hypaware.model.coerce import RowRejected, coerce_row
-from hypaware.model.datasets import Dataset, Row
+from hypaware.model.datasets import Dataset, Row, RowRejected, coerce_row
 from hypaware.spool.writer import SealRule, Spool
 
 _BATCH_ROWS = 1_000
@@ -22,16 +21,16 @@ _UTF8_BOM = b"\xef\xbb\xbf"
 
 
 @dataclass(frozen=True)
-class Rejected:
+class RejectedLine:
     line: int
     reason: str
 
 
 @dataclass
-class Report:
+class IngestReport:
     dataset: str
     accepted: int = 0
-    rejected: list[Rejected] = field(default_factory=list)
+    rejected: list[RejectedLine] = field(default_factory=list)
     segments: int = 0
 
     def as_json(self) -> dict[str, Any]:
@@ -45,25 +44,25 @@ def ingest(
     *,
     strict: bool = False,
     progress: Callable[[str, float | None, float | None], None] = lambda _message, _done, _total: None,
-) -> Report:
+) -> IngestReport:
     """Store the valid rows and report why others were rejected. Accepted rows are durable on return.
 
     `strict` stores nothing if any line is rejected.
     """
     definition = datasets.get(dataset)
-    report = Report(dataset)
+    report = IngestReport(dataset)
     # Segments are sealed by size and at the end; this process never idles, so it needs no timer.
     with Spool(home, SealRule(linger=float("inf"))) as spool, _rewindable(lines, strict) as rewindable:
         if strict:
             start = rewindable.tell()
-            for _ in _judged(definition, rewindable, spool.gateway_id, report):
+            for _ in _coerce_lines(definition, rewindable, spool.gateway_id, report):
                 pass
             if report.rejected:
                 return report
             rewindable.seek(start)
         batch: list[Row] = []
         size = 0
-        for row, length in _judged(definition, rewindable, spool.gateway_id, report):
+        for row, length in _coerce_lines(definition, rewindable, spool.gateway_id, report):
             batch.append(row)
             size += length
             if len(batch) >= _BATCH_ROWS or size >= _BATCH_BYTES:
@@ -75,20 +74,22 @@ def ingest(
     return report
 
 
-def _judged(dataset: Dataset, lines: BinaryIO, gateway_id: str, report: Report) -> Iterator[tuple[Row, int]]:
-    for number, line in _numbered(lines):
+def _coerce_lines(
+    dataset: Dataset, lines: BinaryIO, gateway_id: str, report: IngestReport
+) -> Iterator[tuple[Row, int]]:
+    for number, line in _number_lines(lines):
         if line is None:
-            report.rejected.append(Rejected(number, f"the line is longer than {MAX_LINE_BYTES >> 20} MiB"))
+            report.rejected.append(RejectedLine(number, f"the line is longer than {MAX_LINE_BYTES >> 20} MiB"))
             continue
         if not line.strip():
             continue
         try:
-            yield coerce_row(dataset, _parsed(line), gateway_id), len(line)
+            yield coerce_row(dataset, _parse_line(line), gateway_id), len(line)
         except RowRejected as reason:
-            report.rejected.append(Rejected(number, str(reason)))
+            report.rejected.append(RejectedLine(number, str(reason)))
 
 
-def _numbered(lines: BinaryIO) -> Iterator[tuple[int, bytes | None]]:
+def _number_lines(lines: BinaryIO) -> Iterator[tuple[int, bytes | None]]:
     """Yield (number, line), from 1 on. The line is None if it is too long."""
     number = 0
     while line := lines.readline(MAX_LINE_BYTES + 1):
@@ -101,9 +102,9 @@ def _numbered(lines: BinaryIO) -> Iterator[tuple[int, bytes | None]]:
         yield number, None
 
 
-def _parsed(line: bytes) -> Any:
+def _parse_line(line: bytes) -> Any:
     try:
-        return canonical.parse(line)
+        return canonical.loads(line)
     except (ValueError, RecursionError) as error:
         raise RowRejected(f"not JSON: {error}") from None
 

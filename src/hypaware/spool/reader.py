@@ -12,13 +12,12 @@ from typing import BinaryIO
 
 from hypaware.home import Home
 from hypaware.model import datasets
-from hypaware.model.coerce import RowRejected
-from hypaware.model.datasets import Row
-from hypaware.spool import envelope, segments
+from hypaware.model.datasets import Row, RowRejected
+from hypaware.spool import segments
 
 
 @dataclass(frozen=True)
-class Waiting:
+class SpoolContents:
     """The contents of a dataset's spool, from file names and sizes alone."""
 
     dataset: str
@@ -31,29 +30,29 @@ class Waiting:
 def read_spooled_rows(home: Home, dataset: str, columns: Sequence[str] | None = None) -> Iterator[Row]:
     """Yield the rows that a flush would commit: whole lines of sealed and active segments."""
     definition = datasets.get(dataset)
-    for path, sealed in _pending(home, dataset):
-        with _opened(path) as file:
+    for path, sealed in _list_files(home, dataset):
+        with _open_moved(path) as file:
             for ordinal, line in enumerate(file):
                 if not sealed and not line.endswith(b"\n"):
                     break  # the producer may be writing this line
                 with contextlib.suppress(RowRejected):
-                    row = envelope.read_line(definition, line, ordinal)
+                    row = segments.decode_line(definition, line, ordinal)
                     yield row if columns is None else {name: row.get(name) for name in columns}
 
 
-def waiting(home: Home, dataset: str, *, skip_deferred: bool = False) -> Waiting:
+def summarize_spool(home: Home, dataset: str, *, skip_deferred: bool = False) -> SpoolContents:
     """Return the contents of a dataset's spool. `skip_deferred` ignores deferred segments."""
-    folder = segments.folder(home, dataset)
+    folder = segments.spool_folder(home, dataset)
     # List active files first: a file that is sealed in between is counted as sealed, and only once.
-    active = {path.stem: _size(path) for path in segments.active_files(folder)}
-    sealed = {segment.name: segment for segment in segments.sealed_segments(folder)}
-    moved = {_stem(name) for name in sealed}
+    active = {path.stem: _size_or_zero(path) for path in segments.list_active_files(folder)}
+    sealed = {segment.name: segment for segment in segments.list_sealed_segments(folder)}
+    moved = {_active_name(name) for name in sealed}
     if skip_deferred:
         now = time.time()
         sealed = {name: segment for name, segment in sealed.items() if not segment.is_deferred(now)}
     sizes = {name: size for name, size in active.items() if size and name not in moved}
     oldest = min([*sealed, *sizes], default="").partition("-")[0]
-    return Waiting(
+    return SpoolContents(
         dataset,
         segments=len(sealed) + len(sizes),
         rows=sum(segment.rows for segment in sealed.values()),
@@ -62,34 +61,34 @@ def waiting(home: Home, dataset: str, *, skip_deferred: bool = False) -> Waiting
     )
 
 
-def _pending(home: Home, dataset: str) -> Iterator[tuple[Path, bool]]:
+def _list_files(home: Home, dataset: str) -> Iterator[tuple[Path, bool]]:
     """Yield each file, oldest first, and whether it is sealed."""
-    folder = segments.folder(home, dataset)
+    folder = segments.spool_folder(home, dataset)
     # List active files first: a file that is sealed in between is read as sealed, and only once.
-    active = {path.stem: path for path in segments.active_files(folder)}
-    sealed = {segment.name: segment.path for segment in segments.sealed_segments(folder)}
-    moved = {_stem(name) for name in sealed}
+    active = {path.stem: path for path in segments.list_active_files(folder)}
+    sealed = {segment.name: segment.path for segment in segments.list_sealed_segments(folder)}
+    moved = {_active_name(name) for name in sealed}
     for name in sorted(sealed.keys() | (active.keys() - moved)):
         yield (sealed[name], True) if name in sealed else (active[name], False)
 
 
-def _stem(name: str) -> str:
+def _active_name(name: str) -> str:
     """Return the name that a sealed segment had while it was active: without its row count."""
     return name.partition(".")[0]
 
 
-def _opened(path: Path) -> BinaryIO:
+def _open_moved(path: Path) -> BinaryIO:
     """Open a file that may have been sealed since it was listed. A missing file was committed: return no data."""
     try:
         return open(path, "rb")
     except FileNotFoundError:
-        for sealed in path.parent.parent.glob(f"sealed/{_stem(path.name)}.*"):
+        for sealed in path.parent.parent.glob(f"sealed/{_active_name(path.name)}.*"):
             with contextlib.suppress(FileNotFoundError):
                 return open(sealed, "rb")
         return io.BytesIO()
 
 
-def _size(path: Path) -> int:
+def _size_or_zero(path: Path) -> int:
     try:
         return path.stat().st_size
     except FileNotFoundError:

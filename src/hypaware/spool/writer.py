@@ -22,15 +22,13 @@ from hypaware import telemetry
 from hypaware.errors import HypError, Retryable
 from hypaware.home import Home
 from hypaware.model import datasets
-from hypaware.model.coerce import RowRejected, coerce_row
-from hypaware.model.datasets import Row
-from hypaware.opening import identify
+from hypaware.model.datasets import Row, RowRejected, coerce_row
 from hypaware.spool import segments
-from hypaware.spool.active import ActiveSegment, Closed
+from hypaware.spool.active import ActiveSegment, SegmentClosed
+from hypaware.state.home_opener import read_identity
 
 _spools: weakref.WeakSet[Spool] = weakref.WeakSet()
-
-_Kind = tuple[str, bool]
+_SegmentKind = tuple[str, bool]
 """A dataset, and whether its rows are deferrable."""
 
 
@@ -45,10 +43,10 @@ class SealRule:
 class Spool:
     def __init__(self, home: Home | str | os.PathLike[str], rule: SealRule | None = None) -> None:
         self.home = home if isinstance(home, Home) else Home(Path(home).expanduser().absolute())
-        self.gateway_id = identify(self.home).gateway_id
+        self.gateway_id = read_identity(self.home).gateway_id
         self._rule = rule or SealRule()
         self.sealed_by_size = 0
-        self._segments: dict[_Kind, ActiveSegment] = {}
+        self._segments: dict[_SegmentKind, ActiveSegment] = {}
         self._sealer: threading.Thread | None = None
         self._closed = False
         self._guard = threading.RLock()
@@ -103,26 +101,26 @@ class Spool:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _append(self, kind: _Kind, rows: Sequence[Row]) -> ActiveSegment:
+    def _append(self, kind: _SegmentKind, rows: Sequence[Row]) -> ActiveSegment:
         while True:
             segment = self._active(kind)
             try:
                 segment.append(rows)
                 return segment
-            except Closed:
+            except SegmentClosed:
                 continue  # the sealer closed it first
             except BaseException:
                 segment.abandon()
                 raise
 
-    def _active(self, kind: _Kind) -> ActiveSegment:
+    def _active(self, kind: _SegmentKind) -> ActiveSegment:
         with self._guard:
             if self._closed:
                 raise HypError("the spool is closed", kind="spool_closed")
             segment = self._segments.get(kind)
             if segment is None or not segment.is_usable:
                 dataset, deferrable = kind
-                folder = segments.folder(self.home, dataset)
+                folder = segments.spool_folder(self.home, dataset)
                 folder.create()
                 segment = self._segments[kind] = ActiveSegment(folder, deferrable=deferrable)
                 if self._sealer is None and self._rule.linger < float("inf"):
@@ -130,7 +128,7 @@ class Spool:
                     self._sealer.start()
             return segment
 
-    def _seal(self, kind: _Kind, segment: ActiveSegment) -> bool:
+    def _seal(self, kind: _SegmentKind, segment: ActiveSegment) -> bool:
         """Seal a segment. A failed seal leaves a durable, unlocked file, which the next flush repairs."""
         with self._guard:
             if self._segments.get(kind) is segment:
@@ -153,7 +151,7 @@ class Spool:
             for kind, segment in due:
                 self._seal(kind, segment)
 
-    def _due(self) -> list[tuple[_Kind, ActiveSegment]]:
+    def _due(self) -> list[tuple[_SegmentKind, ActiveSegment]]:
         now = time.monotonic()
         return [
             (kind, segment) for kind, segment in self._segments.items() if segment.opened_at + self._rule.linger <= now
@@ -172,10 +170,10 @@ def _close_all() -> None:
         spool.close()
 
 
-def _forget_in_child() -> None:
+def _reset_spools_in_child() -> None:
     for spool in list(_spools):
         spool._after_fork()
 
 
 atexit.register(_close_all)
-os.register_at_fork(after_in_child=_forget_in_child)
+os.register_at_fork(after_in_child=_reset_spools_in_child)

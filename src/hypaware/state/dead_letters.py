@@ -7,17 +7,17 @@ was rebuilt from its mirror) is replayed from the lake.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Any
-
-from sqlalchemy import Connection, delete, insert, select
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 from hypaware.errors import HypError
-from hypaware.state import streams, tables
-from hypaware.state.stream_key import StreamKey
+from hypaware.state.streams import OF_STREAM, StreamKey, advance_delivery_step, key_of
 
-_dead = tables.dead_letters
-_LISTED = [column for column in _dead.c if column.name != "payload"]
+if TYPE_CHECKING:
+    from hypaware.state.store import Connection
+
+_LISTED = "id, sink, dataset, source, incarnation, seq_after, seq_last, row_count, reason, at"
 
 
 @dataclass(frozen=True)
@@ -38,9 +38,7 @@ class DeadLetter:
     def as_json(self) -> dict[str, object]:
         return {
             "id": self.id,
-            "sink": self.key.sink,
-            "dataset": self.key.dataset,
-            "source": self.key.source,
+            **asdict(self.key),
             "after": self.after,
             "last": self.last,
             "rows": self.rows,
@@ -49,22 +47,21 @@ class DeadLetter:
         }
 
 
-def all_letters(connection: Connection, sink: str | None = None) -> list[DeadLetter]:
-    chosen = select(*_LISTED).order_by(_dead.c.at, _dead.c.seq_after)
-    if sink is not None:
-        chosen = chosen.where(_dead.c.sink == sink)
-    return [_letter(row) for row in connection.execute(chosen)]
+def list_letters(connection: Connection, sink: str | None = None) -> list[DeadLetter]:
+    sql = f"SELECT {_LISTED} FROM dead_letters WHERE sink = coalesce(?, sink) ORDER BY at, seq_after"
+    return [_to_letter(row) for row in connection.rows(sql, (sink,))]
 
 
-def of_stream(connection: Connection, key: StreamKey) -> list[DeadLetter]:
-    return [letter for letter in all_letters(connection, key.sink) if letter.key == key]
+def list_stream_letters(connection: Connection, key: StreamKey) -> list[DeadLetter]:
+    return [letter for letter in list_letters(connection, key.sink) if letter.key == key]
 
 
-def get(connection: Connection, id_or_prefix: str) -> DeadLetter:
-    found = [letter for letter in all_letters(connection) if letter.id.startswith(id_or_prefix)]
+def find_letter(connection: Connection, id_or_prefix: str) -> DeadLetter:
+    """Return the letter with this id or, if there is only one, with an id that begins with it."""
+    found = [letter for letter in list_letters(connection) if letter.id.startswith(id_or_prefix)]
     if not found or not id_or_prefix:
         raise HypError(
-            f"there is no dead letter {id_or_prefix!r}",
+            f"unknown dead letter {id_or_prefix!r}",
             kind="unknown_dead_letter",
             repair="hyp export dead-letters list",
         )
@@ -75,51 +72,50 @@ def get(connection: Connection, id_or_prefix: str) -> DeadLetter:
     return found[0]
 
 
-def payload(connection: Connection, letter_id: str) -> bytes | None:
-    found: bytes | None = connection.execute(select(_dead.c.payload).where(_dead.c.id == letter_id)).scalar()
-    return found
+def load_payload(connection: Connection, letter_id: str) -> bytes | None:
+    payload: bytes | None = connection.value("SELECT payload FROM dead_letters WHERE id = ?", (letter_id,))
+    return payload
 
 
-def bury(connection: Connection, letter: DeadLetter, body: bytes | None) -> None:
+def add_letter(connection: Connection, letter: DeadLetter, payload: bytes | None) -> None:
     # A renamed sink keeps the ids of its chunks. A new sink under the old name can be refused the same rows.
-    owner = next((each.key for each in all_letters(connection) if each.id == letter.id), letter.key)
+    owner = next((each.key for each in list_letters(connection) if each.id == letter.id), letter.key)
     if owner != letter.key:
         letter = replace(letter, id=f"{letter.id}-{letter.key.sink}")
-    drop(connection, letter.id)
-    connection.execute(
-        insert(_dead).values(
-            id=letter.id,
-            sink=letter.key.sink,
-            dataset=letter.key.dataset,
-            source=letter.key.source,
-            incarnation=letter.incarnation,
-            seq_after=letter.after,
-            seq_last=letter.last,
-            row_count=letter.rows,
-            reason=letter.reason,
-            at=letter.at,
-            payload=body,
-        )
+    drop_letter(connection, letter.id)
+    connection.insert(
+        "dead_letters",
+        {
+            "id": letter.id,
+            **asdict(letter.key),
+            "incarnation": letter.incarnation,
+            "seq_after": letter.after,
+            "seq_last": letter.last,
+            "row_count": letter.rows,
+            "reason": letter.reason,
+            "at": letter.at,
+            "payload": payload,
+        },
     )
-    streams.stepped(connection)
+    advance_delivery_step(connection)
 
 
-def drop(connection: Connection, letter_id: str) -> None:
-    connection.execute(delete(_dead).where(_dead.c.id == letter_id))
+def drop_letter(connection: Connection, letter_id: str) -> None:
+    connection.execute("DELETE FROM dead_letters WHERE id = ?", (letter_id,))
 
 
-def drop_of(connection: Connection, key: StreamKey) -> None:
-    connection.execute(delete(_dead).where(streams.of(_dead, key)))
+def drop_stream_letters(connection: Connection, key: StreamKey) -> None:
+    connection.execute(f"DELETE FROM dead_letters WHERE {OF_STREAM}", asdict(key))
 
 
-def _letter(row: Any) -> DeadLetter:
+def _to_letter(row: Mapping[str, Any]) -> DeadLetter:
     return DeadLetter(
-        row.id,
-        StreamKey(row.sink, row.dataset, row.source),
-        row.incarnation,
-        row.seq_after,
-        row.seq_last,
-        row.row_count,
-        row.reason,
-        row.at,
+        row["id"],
+        key_of(row),
+        row["incarnation"],
+        row["seq_after"],
+        row["seq_last"],
+        row["row_count"],
+        row["reason"],
+        row["at"],
     )

@@ -1,7 +1,8 @@
 """Sequences, segments and flushes. Each function is one step of the flush protocol that the state records.
 
 A flush is `reserved`, then `committed` or `burnt`. Its range (after, last] is never reused. A segment is `waiting` (an
-earlier flush of it failed), `reserved` by a flush, or `committed`. A segment without a record is waiting too.
+earlier flush of it failed), `reserved` by a flush, or `committed`. A segment without a record is waiting too. The high
+water of a dataset and source is its highest recorded sequence.
 
 @ref flush#sequence
 """
@@ -12,19 +13,20 @@ import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-
-from sqlalchemy import Connection, delete, func, insert, select, update
+from typing import TYPE_CHECKING
 
 from hypaware.errors import StateCorrupt, StateError
-from hypaware.state import sources, streams, tables, takeovers
+from hypaware.model.row_counts import RowCounts
+from hypaware.state import sources, streams
+from hypaware.state.schema import utc_now
 
-_segments, _flushes, _high_water, _allocator = tables.segments, tables.flushes, tables.high_water, tables.allocator
+if TYPE_CHECKING:
+    from hypaware.state.store import Connection
 
-_SEQ = "seq"
 # Far below the 64-bit limit, so that one faulty import cannot use up the sequences of a home.
-_LAST_SEQ = 2**62
+_MAX_SEQUENCE = 2**62
 # How long finished segments and flushes are kept, in case a segment file reappears.
-_REMEMBER = timedelta(days=30)
+_KEEP_FINISHED = timedelta(days=30)
 
 
 @dataclass(frozen=True)
@@ -45,71 +47,66 @@ class Flush:
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """The result of a flush, as `record` stores it."""
+class FlushOutcome:
+    """The result of a flush, as `record_flush` stores it."""
 
     high_water: Mapping[str, int]
-    rows_written: int
-    rows_duplicate: int
-    rows_rejected: int
-    rows_purged: int = 0
-    """Rows that were skipped because they were purged. Reported, but not stored."""
-    rows_settled: int = 0
-    """Native rows that settle a live row already in the lake. Reported, but not stored."""
+    rows: RowCounts
+    """Settled and purged rows are reported, but not stored."""
 
 
-def next_seq(connection: Connection) -> int:
-    found = allocated(connection)
+def next_sequence(connection: Connection) -> int:
+    found = next_sequence_or_none(connection)
     if found is None:
         raise StateCorrupt("the state has no sequence allocator")
     return found
 
 
-def allocated(connection: Connection) -> int | None:
+def next_sequence_or_none(connection: Connection) -> int | None:
     """Return the next sequence, or None if the allocator is empty, which must never be read as 1."""
-    found = connection.execute(select(_allocator.c.next_seq).where(_allocator.c.name == _SEQ)).scalar()
-    return None if found is None else int(found)
+    found: int | None = connection.value("SELECT next_seq FROM allocator WHERE name = 'seq'")
+    return found
 
 
-def raise_next_seq(connection: Connection, at_least: int) -> None:
-    if allocated(connection) is None:
-        connection.execute(insert(_allocator).values(name=_SEQ, next_seq=at_least))
-    connection.execute(update(_allocator).where(_allocator.c.next_seq < at_least).values(next_seq=at_least))
+def raise_next_sequence(connection: Connection, at_least: int) -> None:
+    if next_sequence_or_none(connection) is None:
+        connection.insert("allocator", {"name": "seq", "next_seq": at_least})
+    connection.execute("UPDATE allocator SET next_seq = :at_least WHERE next_seq < :at_least", {"at_least": at_least})
 
 
-def leap(connection: Connection, over: int) -> None:
+def skip_sequences(connection: Connection, over: int) -> None:
     """Skip a range of sequences, which the home that this one was copied from will allocate."""
-    base = next_seq(connection)
-    if base + over > _LAST_SEQ:
+    base = next_sequence(connection)
+    if base + over > _MAX_SEQUENCE:
         raise StateError(
-            f"cannot skip {over} sequences: {base} is the next one and {_LAST_SEQ} the last. This home can be "
+            f"cannot skip {over} sequences: {base} is the next one and {_MAX_SEQUENCE} the last. This home can be "
             "moved, but not copied any more"
         )
-    raise_next_seq(connection, base + over)
+    raise_next_sequence(connection, base + over)
 
 
-def reserve(connection: Connection, dataset: str, segments: Sequence[tuple[str, int]], *, above: int = 0) -> Flush:
+def reserve_flush(
+    connection: Connection, dataset: str, segments: Sequence[tuple[str, int]], *, above: int = 0
+) -> Flush:
     """Reserve a range for the (name, rows) segments, higher than `above`, the floor of the lake's table.
 
     The attempt is counted here, so that a crash counts as an attempt.
     """
-    base = max(next_seq(connection), above + 1)
-    flush_id, now = str(uuid.uuid4()), streams.now()
-    attempts = attempts_of(connection, dataset)
+    base = max(next_sequence(connection), above + 1)
+    attempts = segment_attempts(connection, dataset)
     reserved, start = [], base
     for name, rows in segments:
         reserved.append(ReservedSegment(name, start, rows, attempts.get(name, 0) + 1))
         start += rows
-    flush = Flush(flush_id, dataset, base - 1, start - 1, tuple(reserved))
+    flush = Flush(str(uuid.uuid4()), dataset, base - 1, start - 1, tuple(reserved))
     _insert_flush(connection, flush)
-    _forget_segments(connection, dataset, [segment.name for segment in reserved])
-    connection.execute(
-        insert(_segments),
-        [
-            {
-                "dataset": dataset,
-                "name": segment.name,
-                "flush_id": flush_id,
+    now = utc_now()
+    _insert_segments(
+        connection,
+        dataset,
+        {
+            segment.name: {
+                "flush_id": flush.id,
                 "seq_base": segment.base,
                 "row_count": segment.rows,
                 "status": "reserved",
@@ -117,151 +114,166 @@ def reserve(connection: Connection, dataset: str, segments: Sequence[tuple[str, 
                 "updated_at": now,
             }
             for segment in reserved
-        ],
+        },
     )
     return flush
 
 
-def reserve_blocks(connection: Connection, dataset: str, size: int, *, above: int = 0) -> Flush:
+def reserve_range(connection: Connection, dataset: str, size: int, *, above: int = 0) -> Flush:
     """Reserve `size` sequences, higher than `above`, for rows without a segment. Some may stay unused."""
-    base = max(next_seq(connection), above + 1)
-    if base + size > _LAST_SEQ:
-        raise StateError(f"{dataset}: cannot reserve {size} sequences: {base} is the next one and {_LAST_SEQ} the last")
+    base = max(next_sequence(connection), above + 1)
+    if base + size > _MAX_SEQUENCE:
+        raise StateError(
+            f"{dataset}: cannot reserve {size} sequences: {base} is the next one and {_MAX_SEQUENCE} the last"
+        )
     flush = Flush(str(uuid.uuid4()), dataset, base - 1, base - 1 + size, ())
     _insert_flush(connection, flush)
     return flush
 
 
 def _insert_flush(connection: Connection, flush: Flush) -> None:
-    connection.execute(
-        insert(_flushes).values(
-            id=flush.id,
-            dataset=flush.dataset,
-            seq_after=flush.after,
-            seq_last=flush.last,
-            status="reserved",
-            reserved_at=streams.now(),
-        )
+    connection.insert(
+        "flushes",
+        {
+            "id": flush.id,
+            "dataset": flush.dataset,
+            "seq_after": flush.after,
+            "seq_last": flush.last,
+            "status": "reserved",
+            "reserved_at": utc_now(),
+        },
     )
-    raise_next_seq(connection, flush.last + 1)
+    raise_next_sequence(connection, flush.last + 1)
 
 
-def unfinished(connection: Connection, dataset: str | None = None) -> list[Flush]:
+def _insert_segments(connection: Connection, dataset: str, segments: Mapping[str, Mapping[str, object]]) -> None:
+    """Insert or replace the records of segments, given by name."""
+    for name in segments:
+        connection.execute("DELETE FROM segments WHERE dataset = ? AND name = ?", (dataset, name))
+    connection.insert("segments", *({"dataset": dataset, "name": name, **row} for name, row in segments.items()))
+
+
+def unfinished_flushes(connection: Connection, dataset: str | None = None) -> list[Flush]:
     """Return the flushes that are reserved and neither committed nor burnt, oldest first."""
-    chosen = select(_flushes).where(_flushes.c.status == "reserved").order_by(_flushes.c.seq_after)
-    if dataset is not None:
-        chosen = chosen.where(_flushes.c.dataset == dataset)
+    rows = connection.rows(
+        "SELECT id, dataset, seq_after, seq_last FROM flushes"
+        " WHERE status = 'reserved' AND dataset = coalesce(?, dataset) ORDER BY seq_after",
+        (dataset,),
+    )
     return [
-        Flush(row.id, row.dataset, row.seq_after, row.seq_last, _segments_of(connection, row.id))
-        for row in connection.execute(chosen).all()
+        Flush(row["id"], row["dataset"], row["seq_after"], row["seq_last"], _segments_of(connection, row["id"]))
+        for row in rows
     ]
 
 
-def unlanded(connection: Connection, dataset: str) -> set[str]:
+def _segments_of(connection: Connection, flush_id: str) -> tuple[ReservedSegment, ...]:
+    rows = connection.rows(
+        "SELECT name, seq_base AS base, row_count AS rows, attempts FROM segments WHERE flush_id = ? ORDER BY seq_base",
+        (flush_id,),
+    )
+    return tuple(ReservedSegment(**row) for row in rows)
+
+
+def uncommitted_flush_ids(connection: Connection, dataset: str) -> set[str]:
     """Return the ids of flushes that are not recorded as committed: reserved and burnt ones."""
-    chosen = select(_flushes.c.id).where(_flushes.c.dataset == dataset, _flushes.c.status != "committed")
-    return set(connection.execute(chosen).scalars())
+    sql = "SELECT id FROM flushes WHERE dataset = ? AND status <> 'committed'"
+    return set(connection.values(sql, (dataset,)))
 
 
-def burn(connection: Connection, flush: Flush, *, blamed: Iterable[str] | None = None) -> None:
+def discarded_flush_ids(connection: Connection, dataset: str) -> set[str]:
+    """Return the ids of flushes that are recorded as not committed."""
+    return set(connection.values("SELECT id FROM flushes WHERE dataset = ? AND status = 'burnt'", (dataset,)))
+
+
+def discard_flush(connection: Connection, flush: Flush, *, blamed: Iterable[str] | None = None) -> None:
     """Record that a flush was not committed: its range stays unused and its segments are waiting again.
 
     The attempt counts only for the `blamed` segments. None means that the cause is unknown, so it counts for all.
     """
-    now = streams.now()
-    _finish(connection, flush, status="burnt", finished_at=now)
-    sources.discard(connection, flush.id)
-    takeovers.discard(connection, flush.id)
+    now = utc_now()
+    _finish_flush(connection, flush, status="burnt", finished_at=now)
+    sources.discard_checkpoints(connection, flush.id)
+    streams.discard_watermarks(connection, flush.id)
     if blamed is not None:
-        unblamed = [segment.name for segment in flush.segments if segment.name not in set(blamed)]
-        for name in unblamed:
+        for name in {segment.name for segment in flush.segments} - set(blamed):
             connection.execute(
-                update(_segments)
-                .where(_segments.c.flush_id == flush.id, _segments.c.name == name)
-                .values(attempts=_segments.c.attempts - 1)
+                "UPDATE segments SET attempts = attempts - 1 WHERE flush_id = ? AND name = ?", (flush.id, name)
             )
     connection.execute(
-        update(_segments)
-        .where(_segments.c.flush_id == flush.id)
-        .values(status="waiting", flush_id=None, seq_base=None, updated_at=now)
+        "UPDATE segments SET status = 'waiting', flush_id = NULL, seq_base = NULL, updated_at = ? WHERE flush_id = ?",
+        (now, flush.id),
     )
 
 
-def record(connection: Connection, flush: Flush, outcome: Outcome) -> None:
+def record_flush(connection: Connection, flush: Flush, outcome: FlushOutcome) -> None:
     """Record that a flush was committed, or had no rows: finish its segments and raise its high water."""
-    now = streams.now()
-    _finish(
+    now = utc_now()
+    _finish_flush(
         connection,
         flush,
         status="committed",
         finished_at=now,
-        rows_written=outcome.rows_written,
-        rows_duplicate=outcome.rows_duplicate,
-        rows_rejected=outcome.rows_rejected,
+        rows_written=outcome.rows.written,
+        rows_duplicate=outcome.rows.duplicate,
+        rows_rejected=outcome.rows.rejected,
     )
-    connection.execute(
-        update(_segments).where(_segments.c.flush_id == flush.id).values(status="committed", updated_at=now)
-    )
+    connection.execute("UPDATE segments SET status = 'committed', updated_at = ? WHERE flush_id = ?", (now, flush.id))
     raise_high_water(connection, flush.dataset, outcome.high_water)
-    sources.promote(connection, flush.id)
-    takeovers.promote(connection, flush.id)
-    horizon = (datetime.now(UTC) - _REMEMBER).isoformat()
-    connection.execute(delete(_segments).where(_segments.c.status == "committed", _segments.c.updated_at < horizon))
-    connection.execute(delete(_flushes).where(_flushes.c.status != "reserved", _flushes.c.finished_at < horizon))
+    sources.promote_checkpoints(connection, flush.id)
+    streams.promote_watermarks(connection, flush.id)
+    horizon = ((datetime.now(UTC) - _KEEP_FINISHED).isoformat(),)
+    connection.execute("DELETE FROM segments WHERE status = 'committed' AND updated_at < ?", horizon)
+    connection.execute("DELETE FROM flushes WHERE status <> 'reserved' AND finished_at < ?", horizon)
 
 
-def mark_committed(connection: Connection, dataset: str, names: Iterable[str]) -> None:
+def _finish_flush(connection: Connection, flush: Flush, **values: object) -> None:
+    """Change the status of a reserved flush, once: a committed flush is never burnt, and vice versa."""
+    changes = ", ".join(f"{name} = :{name}" for name in values)
+    sql = f"UPDATE flushes SET {changes} WHERE id = :id AND status = 'reserved'"
+    if connection.execute(sql, {**values, "id": flush.id}) != 1:
+        raise StateError(f"flush {flush.id} of {flush.dataset} is not reserved any more")
+
+
+def mark_segments_committed(connection: Connection, dataset: str, names: Iterable[str]) -> None:
     """Mark segments whose rows are in the lake, when the state is rebuilt."""
-    unique = list(dict.fromkeys(names))
-    _forget_segments(connection, dataset, unique)
-    if unique:
-        values = {"dataset": dataset, "row_count": 0, "status": "committed", "attempts": 0, "updated_at": streams.now()}
-        connection.execute(insert(_segments), [{**values, "name": name} for name in unique])
+    record = {"row_count": 0, "status": "committed", "attempts": 0, "updated_at": utc_now()}
+    _insert_segments(connection, dataset, dict.fromkeys(names, record))
 
 
 def committed_segments(connection: Connection, dataset: str, names: Iterable[str]) -> set[str]:
     """Return those of the named segments whose rows are in the lake, so that only their files remain."""
-    found = connection.execute(
-        select(_segments.c.name).where(_segments.c.dataset == dataset, _segments.c.status == "committed")
-    ).scalars()
-    return set(found) & set(names)
+    sql = "SELECT name FROM segments WHERE dataset = ? AND status = 'committed'"
+    return set(connection.values(sql, (dataset,))) & set(names)
 
 
-def attempts_of(connection: Connection, dataset: str) -> dict[str, int]:
-    found = connection.execute(
-        select(_segments.c.name, _segments.c.attempts).where(
-            _segments.c.dataset == dataset, _segments.c.status == "waiting"
-        )
-    )
-    return {row.name: row.attempts for row in found}
+def segment_attempts(connection: Connection, dataset: str) -> dict[str, int]:
+    """Return how often each waiting segment has failed."""
+    sql = "SELECT name, attempts FROM segments WHERE dataset = ? AND status = 'waiting'"
+    return {row["name"]: row["attempts"] for row in connection.rows(sql, (dataset,))}
 
 
-def high_water(connection: Connection, dataset: str | None = None) -> dict[str, dict[str, int]]:
-    chosen = select(_high_water)
-    if dataset is not None:
-        chosen = chosen.where(_high_water.c.dataset == dataset)
+def load_high_water(connection: Connection, dataset: str | None = None) -> dict[str, dict[str, int]]:
+    """Return the high water by dataset and source."""
     found: dict[str, dict[str, int]] = {}
-    for row in connection.execute(chosen):
-        found.setdefault(row.dataset, {})[row.source] = row.seq
+    sql = "SELECT dataset, source, seq FROM high_water WHERE dataset = coalesce(?, dataset)"
+    for row in connection.rows(sql, (dataset,)):
+        found.setdefault(row["dataset"], {})[row["source"]] = row["seq"]
     return found
 
 
-def recorded_through(connection: Connection, dataset: str) -> int:
+def highest_recorded_sequence(connection: Connection, dataset: str) -> int:
     """Return the highest recorded sequence of the dataset, or 0."""
-    return max(high_water(connection, dataset).get(dataset, {}).values(), default=0)
+    return connection.value("SELECT max(seq) FROM high_water WHERE dataset = ?", (dataset,)) or 0
 
 
 def raise_high_water(connection: Connection, dataset: str, by_source: Mapping[str, int]) -> None:
-    known = high_water(connection, dataset).get(dataset, {})
+    known = load_high_water(connection, dataset).get(dataset, {})
     for source, seq in by_source.items():
+        values = {"dataset": dataset, "source": source, "seq": seq}
         if source not in known:
-            connection.execute(insert(_high_water).values(dataset=dataset, source=source, seq=seq))
+            connection.insert("high_water", values)
         elif seq > known[source]:
-            connection.execute(
-                update(_high_water)
-                .where(_high_water.c.dataset == dataset, _high_water.c.source == source)
-                .values(seq=seq)
-            )
+            connection.execute("UPDATE high_water SET seq = :seq WHERE dataset = :dataset AND source = :source", values)
 
 
 def lower_high_water(connection: Connection, dataset: str, floor: int) -> None:
@@ -269,40 +281,26 @@ def lower_high_water(connection: Connection, dataset: str, floor: int) -> None:
 
     Sequences are not reused. The import checkpoints are forgotten, so that imports can read the lost rows again.
     """
-    sources.forget(connection, dataset)
+    sources.forget_checkpoints(connection, dataset)
     connection.execute(
-        update(_high_water).where(_high_water.c.dataset == dataset, _high_water.c.seq > floor).values(seq=floor)
+        "UPDATE high_water SET seq = :floor WHERE dataset = :dataset AND seq > :floor",
+        {"dataset": dataset, "floor": floor},
     )
-
-
-def burnt_ids(connection: Connection, dataset: str) -> set[str]:
-    """Return the ids of flushes that are recorded as not committed."""
-    chosen = select(_flushes.c.id).where(_flushes.c.dataset == dataset, _flushes.c.status == "burnt")
-    return set(connection.execute(chosen).scalars())
 
 
 def last_flush_at(connection: Connection, dataset: str | None = None) -> datetime | None:
-    chosen = select(func.max(_flushes.c.finished_at)).where(_flushes.c.status == "committed")
-    if dataset is not None:
-        chosen = chosen.where(_flushes.c.dataset == dataset)
-    found = connection.execute(chosen).scalar()
+    found = connection.value(
+        "SELECT max(finished_at) FROM flushes WHERE status = 'committed' AND dataset = coalesce(?, dataset)",
+        (dataset,),
+    )
     return datetime.fromisoformat(found) if found else None
 
 
-def _finish(connection: Connection, flush: Flush, **values: object) -> None:
-    """Change the status of a reserved flush, once: a committed flush is never burnt, and vice versa."""
-    finished = connection.execute(
-        update(_flushes).where(_flushes.c.id == flush.id, _flushes.c.status == "reserved").values(**values)
+def first_commit_above(connection: Connection, dataset: str, seq: int) -> datetime | None:
+    """Return when the first rows above the sequence were committed, as far back as the state records it."""
+    found = connection.value(
+        "SELECT min(finished_at) FROM flushes"
+        " WHERE dataset = ? AND status = 'committed' AND seq_last > ? AND rows_written > 0",
+        (dataset, seq),
     )
-    if finished.rowcount != 1:
-        raise StateError(f"flush {flush.id} of {flush.dataset} is not reserved any more")
-
-
-def _segments_of(connection: Connection, flush_id: str) -> tuple[ReservedSegment, ...]:
-    found = connection.execute(select(_segments).where(_segments.c.flush_id == flush_id).order_by(_segments.c.seq_base))
-    return tuple(ReservedSegment(row.name, row.seq_base, row.row_count, row.attempts) for row in found)
-
-
-def _forget_segments(connection: Connection, dataset: str, names: Sequence[str]) -> None:
-    for name in names:
-        connection.execute(delete(_segments).where(_segments.c.dataset == dataset, _segments.c.name == name))
+    return datetime.fromisoformat(found) if found else None

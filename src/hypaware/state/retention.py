@@ -12,17 +12,16 @@ import json
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from datetime import date, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import Connection, and_, delete, insert, select, update
+if TYPE_CHECKING:
+    from hypaware.state.store import Connection
 
-from hypaware.state import tables
-
-_holds, _drops = tables.retention_holds, tables.retention_drops
+_OF_DROP = "dataset = :dataset AND source = :source AND day = :day AND at = :at"
 
 
 @dataclass(frozen=True, order=True)
-class Hold:
+class RetentionHold:
     source: str
     day: date
     since: date
@@ -30,7 +29,7 @@ class Hold:
 
 
 @dataclass(frozen=True, order=True)
-class Drop:
+class RetentionDrop:
     """Rows that retention removed, or is about to remove, although the sinks have not received them."""
 
     dataset: str
@@ -52,76 +51,67 @@ class Drop:
         }
 
 
-def holds(connection: Connection, dataset: str) -> list[Hold]:
-    found = connection.execute(select(_holds).where(_holds.c.dataset == dataset))
+def list_holds(connection: Connection, dataset: str) -> list[RetentionHold]:
+    rows = connection.rows("SELECT source, day, since, through FROM retention_holds WHERE dataset = ?", (dataset,))
     return sorted(
-        Hold(row.source, date.fromisoformat(row.day), date.fromisoformat(row.since), row.through) for row in found
+        RetentionHold(row["source"], date.fromisoformat(row["day"]), date.fromisoformat(row["since"]), row["through"])
+        for row in rows
     )
 
 
-def set_holds(connection: Connection, dataset: str, new_holds: Iterable[Hold]) -> None:
+def set_holds(connection: Connection, dataset: str, new_holds: Iterable[RetentionHold]) -> None:
     """Replace the holds of a dataset."""
-    connection.execute(delete(_holds).where(_holds.c.dataset == dataset))
-    values = [
-        {
-            "dataset": dataset,
-            "source": hold.source,
-            "day": hold.day.isoformat(),
-            "since": hold.since.isoformat(),
-            "through": hold.through,
-        }
-        for hold in new_holds
-    ]
-    if values:
-        connection.execute(insert(_holds), values)
+    connection.execute("DELETE FROM retention_holds WHERE dataset = ?", (dataset,))
+    connection.insert(
+        "retention_holds",
+        *(
+            {
+                "dataset": dataset,
+                "source": hold.source,
+                "day": hold.day.isoformat(),
+                "since": hold.since.isoformat(),
+                "through": hold.through,
+            }
+            for hold in new_holds
+        ),
+    )
 
 
-def drops(connection: Connection, dataset: str | None = None) -> list[Drop]:
+def list_drops(connection: Connection, dataset: str | None = None) -> list[RetentionDrop]:
     """Return the drops, oldest first."""
-    chosen = select(_drops)
-    if dataset is not None:
-        chosen = chosen.where(_drops.c.dataset == dataset)
-    return sorted((_drop(row) for row in connection.execute(chosen)), key=lambda drop: (drop.at, drop))
-
-
-def announce(connection: Connection, dropping: Iterable[Drop]) -> None:
-    """Record drops before their rows are removed."""
-    for drop in dropping:
-        connection.execute(
-            insert(_drops).values(
-                dataset=drop.dataset,
-                source=drop.source,
-                day=drop.day.isoformat(),
-                at=drop.at.isoformat(),
-                through=drop.through,
-                row_count=drop.rows,
-                sinks=json.dumps(drop.sinks),
-                landed=0,
-            )
+    rows = connection.rows("SELECT * FROM retention_drops WHERE dataset = coalesce(?, dataset)", (dataset,))
+    drops = [
+        RetentionDrop(
+            row["dataset"],
+            row["source"],
+            date.fromisoformat(row["day"]),
+            datetime.fromisoformat(row["at"]),
+            row["through"],
+            row["row_count"],
+            tuple(json.loads(row["sinks"])),
+            bool(row["landed"]),
         )
+        for row in rows
+    ]
+    return sorted(drops, key=lambda drop: (drop.at, drop))
 
 
-def settle(connection: Connection, landed: Collection[Drop], withdrawn: Collection[Drop]) -> None:
+def announce_drops(connection: Connection, drops: Iterable[RetentionDrop]) -> None:
+    """Record drops before their rows are removed."""
+    for drop in drops:
+        values = {"through": drop.through, "row_count": drop.rows, "sinks": json.dumps(drop.sinks), "landed": 0}
+        connection.insert("retention_drops", {**_key(drop), **values})
+
+
+def resolve_drops(
+    connection: Connection, landed: Collection[RetentionDrop], withdrawn: Collection[RetentionDrop]
+) -> None:
     """Finish announced drops: confirm those whose rows were removed, delete those whose rows all remain."""
     for drop in landed:
-        connection.execute(update(_drops).where(_same(drop)).values(landed=1))
+        connection.execute(f"UPDATE retention_drops SET landed = 1 WHERE {_OF_DROP}", _key(drop))
     for drop in withdrawn:
-        connection.execute(delete(_drops).where(_same(drop)))
+        connection.execute(f"DELETE FROM retention_drops WHERE {_OF_DROP}", _key(drop))
 
 
-def _same(drop: Drop) -> Any:
-    key = {"dataset": drop.dataset, "source": drop.source, "day": drop.day.isoformat(), "at": drop.at.isoformat()}
-    return and_(*(_drops.c[name] == value for name, value in key.items()))
-
-
-def _drop(row: Any) -> Drop:
-    return Drop(
-        row.dataset,
-        row.source,
-        date.fromisoformat(row.day),
-        datetime.fromisoformat(row.at),
-        row.through,
-        row.row_count,
-        tuple(json.loads(row.sinks)),
-        bool(row.landed),
-    )
+def _key(drop: RetentionDrop) -> dict[str, Any]:
+    return {"dataset": drop.dataset, "source": drop.source, "day": drop.day.isoformat(), "at": drop.at.isoformat()}

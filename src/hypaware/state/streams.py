@@ -2,27 +2,44 @@
 
 `watermark` is None while it is unknown. `history` then gives the reason: `none` (this state has sent nothing) or `lost`
 (an earlier state may have sent rows). A held stream waits for the user.
+
+The delivery step is a number that increases with every change that must be in the mirror before a byte is sent.
+
+Watermarks of rows that a takeover imports, which another program has already delivered, are pending while their flush
+runs. They become valid when it is recorded, together with its rows, and are discarded if it is not committed.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from datetime import UTC, datetime
-from typing import Any
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, fields
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import ColumnElement, Connection, Table, and_, delete, insert, select, update
+from hypaware.state.schema import get_meta, set_meta, utc_now
 
-from hypaware.state import tables
-from hypaware.state.stream_key import StreamKey
+if TYPE_CHECKING:
+    from hypaware.state.store import Connection
 
-_streams, _meta = tables.streams, tables.meta
-_STEP = "deliveries.step"
-_LOST = "deliveries.lost"
-
-NONE, LOST = "none", "lost"
+NO_HISTORY, HISTORY_LOST = "none", "lost"
 # Why a stream is held: its sink has another destination, the delivery record was lost, or a chunk that may have
 # arrived is refused.
-ELSEWHERE, HISTORY, OUTCOME = "elsewhere", "history", "outcome"
+HELD_ADDRESS_CHANGED, HELD_HISTORY_LOST, HELD_OUTCOME_UNKNOWN = "elsewhere", "history", "outcome"
+
+# The condition for the rows of one stream; its parameters are `asdict(key)`.
+OF_STREAM = "sink = :sink AND dataset = :dataset AND source = :source"
+_STEP_KEY = "deliveries.step"
+_LOST_KEY = "deliveries.lost"
+
+
+@dataclass(frozen=True, order=True)
+class StreamKey:
+    sink: str
+    dataset: str
+    source: str
+
+    def __str__(self) -> str:
+        return f"{self.sink}: {self.dataset} of {self.source}"
 
 
 @dataclass(frozen=True)
@@ -41,177 +58,185 @@ class Stream:
     updated_at: datetime | None = None
 
 
-def load(connection: Connection, key: StreamKey) -> Stream | None:
-    row = connection.execute(select(_streams).where(of(_streams, key))).first()
-    return _stream(row) if row else None
+@dataclass(frozen=True)
+class PendingWatermark:
+    """The destination at this address has everything of the stream up to `seq`."""
+
+    key: StreamKey
+    address: str
+    seq: int
 
 
-def all_streams(connection: Connection) -> list[Stream]:
-    return [_stream(row) for row in connection.execute(select(_streams).order_by(*_streams.primary_key))]
+def key_of(row: Mapping[str, Any]) -> StreamKey:
+    return StreamKey(row["sink"], row["dataset"], row["source"])
 
 
-def create(connection: Connection, key: StreamKey, address: str) -> Stream:
+def load_stream(connection: Connection, key: StreamKey) -> Stream | None:
+    row = connection.row(f"SELECT * FROM streams WHERE {OF_STREAM}", asdict(key))
+    return _to_stream(row) if row else None
+
+
+def list_streams(connection: Connection) -> list[Stream]:
+    return [_to_stream(row) for row in connection.rows("SELECT * FROM streams ORDER BY sink, dataset, source")]
+
+
+def create_stream(connection: Connection, key: StreamKey, address: str) -> Stream:
     """Create a stream that is new to this state. The stream of a renamed sink is renamed instead."""
-    history = LOST if is_memory_lost(connection) else NONE
-    values = {"address": address, "history": history, "exported_rows": 0, "attempts": 0, "updated_at": now()}
-    connection.execute(insert(_streams).values(**key_columns(key), **values))
-    found = load(connection, key)
+    history = HISTORY_LOST if is_history_lost(connection) else NO_HISTORY
+    _insert(connection, Stream(key, address, None, None, history))
+    found = load_stream(connection, key)
     assert found is not None
     return found
 
 
-def restore(connection: Connection, stream: Stream) -> None:
-    """Store a stream as the mirror has it."""
-    forget(connection, stream.key)
-    connection.execute(
-        insert(_streams).values(
-            **key_columns(stream.key),
-            address=stream.address,
-            destination_id=stream.destination_id,
-            watermark=stream.watermark,
-            history=stream.history,
-            exported_rows=stream.exported_rows,
-            held=stream.held,
-            attempts=0,
-            updated_at=now(),
-        )
-    )
+def restore_stream(connection: Connection, stream: Stream) -> None:
+    """Store a stream, such as the mirror has it, without its retries."""
+    forget_stream(connection, stream.key)
+    _insert(connection, stream)
 
 
-def forget(connection: Connection, key: StreamKey) -> None:
-    connection.execute(delete(_streams).where(of(_streams, key)))
+def _insert(connection: Connection, stream: Stream) -> None:
+    names = ("address", "destination_id", "watermark", "history", "exported_rows", "held")
+    values = {name: getattr(stream, name) for name in names}
+    connection.insert("streams", {**asdict(stream.key), **values, "attempts": 0, "updated_at": utc_now()})
 
 
-def rename(connection: Connection, key: StreamKey, sink: str) -> StreamKey:
+def forget_stream(connection: Connection, key: StreamKey) -> None:
+    connection.execute(f"DELETE FROM streams WHERE {OF_STREAM}", asdict(key))
+
+
+def rename_stream(connection: Connection, key: StreamKey, sink: str) -> StreamKey:
     """Rename the sink of a stream, of its intent and of its dead letters.
 
     Chunks keep their ids, because a chunk that may have arrived must be looked up under the same id.
     """
-    for table in (_streams, tables.intents, tables.chunks, tables.dead_letters):
-        connection.execute(update(table).where(of(table, key)).values(sink=sink))
-    stepped(connection)
+    for table in ("streams", "intents", "chunks", "dead_letters"):
+        connection.execute(f"UPDATE {table} SET sink = :new WHERE {OF_STREAM}", {**asdict(key), "new": sink})
+    advance_delivery_step(connection)
     return StreamKey(sink, key.dataset, key.source)
 
 
-def exchange(connection: Connection, one: StreamKey, other: StreamKey) -> None:
+def swap_streams(connection: Connection, one: StreamKey, other: StreamKey) -> None:
     """Swap the sinks of two streams."""
-    parked = rename(connection, one, f"{one.sink} aside")
-    rename(connection, other, one.sink)
-    rename(connection, parked, other.sink)
+    parked = rename_stream(connection, one, f"{one.sink} aside")
+    rename_stream(connection, other, one.sink)
+    rename_stream(connection, parked, other.sink)
 
 
-def bind(connection: Connection, key: StreamKey, address: str, destination_id: str | None) -> None:
-    _change(connection, key, address=address, destination_id=destination_id)
-    stepped(connection)
+def bind_stream(connection: Connection, key: StreamKey, address: str, destination_id: str | None) -> None:
+    _update(connection, key, address=address, destination_id=destination_id)
+    advance_delivery_step(connection)
 
 
-def hold(connection: Connection, key: StreamKey, reason: str, message: str) -> None:
-    _change(connection, key, held=reason, last_error=message)
+def hold_stream(connection: Connection, key: StreamKey, reason: str, message: str) -> None:
+    _update(connection, key, held=reason, last_error=message)
 
 
-def release(connection: Connection, key: StreamKey) -> None:
-    _change(connection, key, held=None, last_error=None, attempts=0, retry_at=None)
+def release_stream(connection: Connection, key: StreamKey) -> None:
+    _update(connection, key, held=None, last_error=None, attempts=0, retry_at=None)
 
 
-def forget_watermark(connection: Connection, key: StreamKey) -> None:
+def reset_watermark(connection: Connection, key: StreamKey) -> None:
     """Deliver the whole stream again, except for rows that the destination reports to have."""
-    _change(connection, key, watermark=None, history=NONE, exported_rows=0)
-    stepped(connection)
+    _update(connection, key, watermark=None, history=NO_HISTORY, exported_rows=0)
+    advance_delivery_step(connection)
 
 
 def raise_watermark(connection: Connection, key: StreamKey, seq: int) -> None:
-    known = load(connection, key)
+    known = load_stream(connection, key)
     if known and (known.watermark is None or known.watermark < seq):
-        _change(connection, key, watermark=seq)
+        _update(connection, key, watermark=seq)
 
 
 def lower_watermarks(connection: Connection, dataset: str, floor: int) -> None:
     """Lower the watermarks to the floor, after the user gave up the rows above it. Their sequences are not reused."""
-    lower = and_(_streams.c.dataset == dataset, _streams.c.watermark > floor)
-    connection.execute(update(_streams).where(lower).values(watermark=floor, updated_at=now()))
+    parameters = {"dataset": dataset, "floor": floor, "now": utc_now()}
+    connection.execute(
+        "UPDATE streams SET watermark = :floor, updated_at = :now WHERE dataset = :dataset AND watermark > :floor",
+        parameters,
+    )
     # Intents end there too; otherwise they would raise the watermarks above the rows in the lake.
-    planned, chunks = tables.intents, tables.chunks
     connection.execute(
-        update(planned).where(planned.c.dataset == dataset, planned.c.seq_last > floor).values(seq_last=floor)
+        "UPDATE intents SET seq_last = :floor WHERE dataset = :dataset AND seq_last > :floor", parameters
     )
-    connection.execute(delete(chunks).where(chunks.c.dataset == dataset, chunks.c.seq_after >= floor))
-    stepped(connection)
+    connection.execute("DELETE FROM chunks WHERE dataset = :dataset AND seq_after >= :floor", parameters)
+    advance_delivery_step(connection)
 
 
-def succeeded(connection: Connection, key: StreamKey) -> None:
-    _change(connection, key, attempts=0, retry_at=None, last_error=None, held=None, last_success_at=now())
+def record_success(connection: Connection, key: StreamKey) -> None:
+    _update(connection, key, attempts=0, retry_at=None, last_error=None, held=None, last_success_at=utc_now())
 
 
-def failed(connection: Connection, key: StreamKey, error: str, retry_at: datetime | None, attempts: int) -> None:
-    _change(connection, key, last_error=error, attempts=attempts, retry_at=retry_at.isoformat() if retry_at else None)
+def record_failure(
+    connection: Connection, key: StreamKey, error: str, retry_at: datetime | None, attempts: int
+) -> None:
+    _update(connection, key, last_error=error, attempts=attempts, retry_at=retry_at.isoformat() if retry_at else None)
 
 
-def add_exported(connection: Connection, key: StreamKey, rows: int) -> None:
+def replace_error(connection: Connection, key: StreamKey, error: str) -> None:
+    """Replace the recorded error of a stream, which may quote a purged row."""
+    connection.execute(f"UPDATE streams SET last_error = :error WHERE {OF_STREAM}", {**asdict(key), "error": error})
+
+
+def add_exported_rows(connection: Connection, key: StreamKey, rows: int) -> None:
     connection.execute(
-        update(_streams)
-        .where(of(_streams, key))
-        .values(exported_rows=_streams.c.exported_rows + rows, updated_at=now())
+        f"UPDATE streams SET exported_rows = exported_rows + :rows, updated_at = :now WHERE {OF_STREAM}",
+        {**asdict(key), "rows": rows, "now": utc_now()},
     )
 
 
-def lost_memory(connection: Connection) -> None:
+def mark_history_lost(connection: Connection) -> None:
     """Record that an earlier state has sent rows that are unknown to this one."""
-    if not is_memory_lost(connection):
-        connection.execute(insert(_meta).values(key=_LOST, value=now()))
+    if not is_history_lost(connection):
+        set_meta(connection, _LOST_KEY, utc_now())
 
 
-def is_memory_lost(connection: Connection) -> bool:
-    return _value(connection, _LOST) is not None
+def is_history_lost(connection: Connection) -> bool:
+    return get_meta(connection, _LOST_KEY) is not None
 
 
-def step(connection: Connection) -> int:
-    """Return a number that increases with every change that must be in the mirror before a byte is sent."""
-    return int(_value(connection, _STEP) or 0)
+def delivery_step(connection: Connection) -> int:
+    return int(get_meta(connection, _STEP_KEY) or 0)
 
 
-def stepped(connection: Connection, at_least: int = 0) -> None:
-    following = max(step(connection) + 1, at_least)
-    connection.execute(delete(_meta).where(_meta.c.key == _STEP))
-    connection.execute(insert(_meta).values(key=_STEP, value=str(following)))
+def advance_delivery_step(connection: Connection, at_least: int = 0) -> None:
+    set_meta(connection, _STEP_KEY, str(max(delivery_step(connection) + 1, at_least)))
 
 
-def of(table: Table, key: StreamKey) -> ColumnElement[bool]:
-    return and_(table.c.sink == key.sink, table.c.dataset == key.dataset, table.c.source == key.source)
-
-
-def now() -> str:
-    return datetime.now(UTC).isoformat()
-
-
-def key_columns(key: StreamKey) -> dict[str, str]:
-    return {"sink": key.sink, "dataset": key.dataset, "source": key.source}
-
-
-def _change(connection: Connection, key: StreamKey, **values: object) -> None:
-    connection.execute(update(_streams).where(of(_streams, key)).values(**values, updated_at=now()))
-
-
-def _value(connection: Connection, key: str) -> str | None:
-    found: str | None = connection.execute(select(_meta.c.value).where(_meta.c.key == key)).scalar()
-    return found
-
-
-def _stream(row: Any) -> Stream:
-    return Stream(
-        key=StreamKey(row.sink, row.dataset, row.source),
-        address=row.address,
-        destination_id=row.destination_id,
-        watermark=row.watermark,
-        history=row.history,
-        exported_rows=row.exported_rows,
-        held=row.held,
-        attempts=row.attempts,
-        retry_at=_time(row.retry_at),
-        last_error=row.last_error,
-        last_success_at=_time(row.last_success_at),
-        updated_at=_time(row.updated_at),
+def add_pending_watermarks(connection: Connection, flush_id: str, watermarks: Iterable[PendingWatermark]) -> None:
+    """Store the watermarks that become valid when the flush is committed."""
+    connection.insert(
+        "pending_watermarks",
+        *(
+            {**asdict(each.key), "flush_id": flush_id, "address": each.address, "watermark": each.seq}
+            for each in watermarks
+        ),
     )
 
 
-def _time(text: str | None) -> datetime | None:
-    return datetime.fromisoformat(text) if text else None
+def promote_watermarks(connection: Connection, flush_id: str) -> None:
+    """Apply the watermarks of a committed flush. A watermark is only raised."""
+    for row in connection.rows("SELECT * FROM pending_watermarks WHERE flush_id = ?", (flush_id,)):
+        key = key_of(row)
+        if load_stream(connection, key) is None:
+            create_stream(connection, key, row["address"])
+        raise_watermark(connection, key, row["watermark"])
+        advance_delivery_step(connection)
+    discard_watermarks(connection, flush_id)
+
+
+def discard_watermarks(connection: Connection, flush_id: str) -> None:
+    connection.execute("DELETE FROM pending_watermarks WHERE flush_id = ?", (flush_id,))
+
+
+def _update(connection: Connection, key: StreamKey, **values: object) -> None:
+    values["updated_at"] = utc_now()
+    changes = ", ".join(f"{name} = :{name}" for name in values)
+    connection.execute(f"UPDATE streams SET {changes} WHERE {OF_STREAM}", {**values, **asdict(key)})
+
+
+def _to_stream(row: Mapping[str, Any]) -> Stream:
+    values = {field.name: row[field.name] for field in fields(Stream) if field.name != "key"}
+    for name in ("retry_at", "last_success_at", "updated_at"):
+        values[name] = datetime.fromisoformat(values[name]) if values[name] else None
+    return Stream(key_of(row), **values)

@@ -7,22 +7,20 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from hypaware import plugins
-from hypaware.clients import standing, undo
-from hypaware.clients.attach import Settings
+from hypaware import plugins, text
+from hypaware.clients import attach
+from hypaware.clients.attach import ClientSettings
 from hypaware.clients.client import Client
 from hypaware.config import ClientConfig
-from hypaware.status import words
-from hypaware.status.diagnostic import Diagnostic, Found, error, info, reason_of, warning
-from hypaware.status.view import View
-from hypaware.status.within import within
+from hypaware.gateway import attach_status
+from hypaware.status.diagnostics import Diagnostic, PartStatus, StatusInput, call_with_timeout, error, info, warning
+from hypaware.text import summarize_error
 
-_SECONDS = 1.5
 _UNRECORDED = "its requests reach the provider but are not recorded"
 
 
 @dataclass(frozen=True)
-class Standing:
+class ClientStatus:
     name: str
     program: str | None
     """The path of its command; None if it is not on our PATH."""
@@ -32,7 +30,7 @@ class Standing:
     """Whether the config names it."""
     was_attached: bool = False
     """Whether an attach record exists, whatever the client's settings say now."""
-    attached: standing.Standing | None = None
+    attached: attach_status.AttachStatus | None = None
     error: str | None = None
 
     @property
@@ -58,33 +56,33 @@ class Standing:
         }
 
 
-def look(view: View) -> Found[list[Standing]]:
-    known = [each.settings for each in plugins.load(plugins.CLIENTS, Client) if each.settings]
-    clients = [_client_status(view, settings) for settings in known]
-    return Found(clients, tuple(diagnostic for each in clients for diagnostic in diagnostics(view, each)))
+def inspect_clients(inputs: StatusInput) -> PartStatus[list[ClientStatus]]:
+    known = [each.settings for each in plugins.load_plugins(plugins.CLIENTS, Client) if each.settings]
+    clients = [_client_status(inputs, settings) for settings in known]
+    return PartStatus(clients, tuple(diagnostic for each in clients for diagnostic in client_diagnostics(inputs, each)))
 
 
-def _client_status(view: View, settings: Settings) -> Standing:
-    configured = view.config.clients.get(settings.name)
+def _client_status(inputs: StatusInput, settings: ClientSettings) -> ClientStatus:
+    configured = inputs.config.clients.get(settings.name)
     attached, problem, has_settings = None, None, False
     try:
-        has_settings = settings.path(view.environment).parent.is_dir()
-        attached = within(_SECONDS, lambda: standing.standing(view.home, settings, view.environment))
+        has_settings = settings.path(inputs.environment).parent.is_dir()
+        attached = call_with_timeout(lambda: attach_status.attach_status(inputs.home, settings, inputs.environment))
     except Exception as exception:
-        problem = f"cannot determine whether {settings.name} is attached: {reason_of(exception)}"
-    return Standing(
+        problem = f"cannot determine whether {settings.name} is attached: {summarize_error(exception)}"
+    return ClientStatus(
         name=settings.name,
-        program=shutil.which(settings.name, path=view.environment.get("PATH", "")),
+        program=shutil.which(settings.name, path=inputs.environment.get("PATH", "")),
         has_settings=has_settings,
         enabled=(configured or ClientConfig()).enabled,
         chosen=configured is not None,
-        was_attached=undo.read(view.home, settings.name) is not None,
+        was_attached=attach.read_record(inputs.home, settings.name) is not None,
         attached=attached,
         error=problem,
     )
 
 
-def diagnostics(view: View, client: Standing) -> Iterator[Diagnostic]:
+def client_diagnostics(inputs: StatusInput, client: ClientStatus) -> Iterator[Diagnostic]:
     name, attachment = client.name, client.attached
     attach = f"hyp client attach {name}"
     if client.error:
@@ -105,8 +103,8 @@ def diagnostics(view: View, client: Standing) -> Iterator[Diagnostic]:
             f"hyp client detach {name}",
         )
     elif attachment.state == "passing":
-        why = "the gateway is not listening" if view.is_daemon_running else "the daemon is not running"
-        start = "hyp daemon restart" if view.is_daemon_running else "hyp daemon start"
+        why = "the gateway is not listening" if inputs.is_daemon_running else "the daemon is not running"
+        start = "hyp daemon restart" if inputs.is_daemon_running else "hyp daemon start"
         yield warning("client_unrecorded", f"{name}: {why}; {_UNRECORDED}", start)
     elif attachment.state == "changed":
         yield warning(
@@ -114,7 +112,7 @@ def diagnostics(view: View, client: Standing) -> Iterator[Diagnostic]:
         )
     elif attachment.state == "attached":
         at = attachment.attached_at
-        since = f" since it was attached {words.ago(at, view.now)}" if at else ""
+        since = f" since it was attached {text.format_ago(at, inputs.now)}" if at else ""
         yield info(
             "client_unseen",
             f"{name}: no request was seen{since}; sessions that were already running do not use the gateway, so start "
@@ -124,7 +122,7 @@ def diagnostics(view: View, client: Standing) -> Iterator[Diagnostic]:
         yield from _explain_detached(client, attach)
 
 
-def _explain_detached(client: Standing, attach: str) -> Iterator[Diagnostic]:
+def _explain_detached(client: ClientStatus, attach: str) -> Iterator[Diagnostic]:
     if client.installed and client.enabled:
         yield info("client_not_attached", f"{client.name} is not attached: {_UNRECORDED}, only imported later", attach)
     elif client.installed and client.chosen:

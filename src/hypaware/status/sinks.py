@@ -1,100 +1,131 @@
-"""The sinks: what each stream has delivered and how far it lags, from the state, the config and the lake's files.
+"""The sinks in a status: the deliveries and the lag of each stream.
 
-`export.standing` implements the same rules; a test compares the two.
+The lag is counted from the data files' statistics alone. For a file that a range of sequences covers only partly, the
+count is the number of sequences inside the range. It is exact if the file has one row per sequence, and an upper bound
+otherwise. `hyp export status` reads such files and counts exactly, but needs a library that is too slow to import here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from datetime import timedelta
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from datetime import datetime, timedelta
+from itertools import groupby
 from typing import Any
 
-from hypaware.errors import HypError
-from hypaware.export import configured, schedule
-from hypaware.status import memory, words
-from hypaware.status.diagnostic import Diagnostic, Found, error, info, reason_of, warning
-from hypaware.status.lag import Lag, between
-from hypaware.status.lake import Lake
-from hypaware.status.memory import StreamName
-from hypaware.status.view import View
+from hypaware import text
+from hypaware.export.sink_registry import next_round_at
+from hypaware.export.status import StreamState, derive_stream_states, find_address
+from hypaware.iceberg.metadata import DataFile
+from hypaware.state import flushes
+from hypaware.state.store import StateStore
+from hypaware.status.diagnostics import Diagnostic, PartStatus, StatusInput, error, info, warning
+from hypaware.status.storage import LakeStatus
+from hypaware.text import summarize_error
 
-_LOST = "lost"
 # A sink is reported as behind after two rounds of its schedule, but not before this.
 _BEHIND = timedelta(hours=1)
 
 
 @dataclass(frozen=True)
-class Stream:
-    name: StreamName
-    watermark: int | None
-    """None if the delivery record was lost."""
-    high_water: int
-    lag: Lag
-    lag_seconds: float | None
-    row: dict[str, Any]
-    """The stream's row in the state; empty before its first round."""
-    pending: dict[str, int] | None
-    dead_letters: int
-    points_elsewhere: bool
-    removed: bool
+class RowLag:
+    rows: int = 0
+    exact: bool = True
 
-    @property
-    def held(self) -> str | None:
-        return self.row.get("held") or ("elsewhere" if self.points_elsewhere else None)
+    def __add__(self, other: RowLag) -> RowLag:
+        return RowLag(self.rows + other.rows, self.exact and other.exact)
 
-    def as_json(self) -> dict[str, Any]:
-        return {
-            "dataset": self.name[1],
-            "source": self.name[2],
-            "watermark": self.watermark,
-            "high_water": self.high_water,
-            "lag_rows": self.lag.rows,
-            "lag_exact": self.lag.exact,
-            "lag_seconds": self.lag_seconds,
-            "exported_rows": self.row.get("exported_rows", 0),
-            "updated_at": self.row.get("updated_at"),
-            "pending": self.pending,
-            "last_success_at": self.row.get("last_success_at"),
-            "last_error": self.row.get("last_error"),
-            "held": self.held,
-            "retry_at": self.row.get("retry_at"),
-            "dead_letters": self.dead_letters,
-        }
+
+def count_between(files: Iterable[DataFile], source: str, after: int, last: int) -> RowLag:
+    """Count the rows of the source in (after, last]."""
+    return sum((_count_in_file(file, after, last) for file in files if file.source == source), RowLag())
+
+
+def _count_in_file(file: DataFile, after: int, last: int) -> RowLag:
+    lowest, highest = file.min_seq, file.max_seq
+    if file.sequenced == 0:
+        return RowLag()
+    if lowest is None or highest is None:
+        return RowLag(file.sequenced, exact=False)
+    if highest <= after or lowest > last:
+        return RowLag()
+    if after < lowest and highest <= last:
+        return RowLag(file.sequenced)
+    inside = min(highest, last) - max(lowest - 1, after)
+    return RowLag(min(file.sequenced, inside), exact=file.sequenced == highest - lowest + 1)
 
 
 @dataclass(frozen=True)
-class Sink:
+class SinkStream:
+    state: StreamState
+    lag: RowLag = RowLag()
+    lag_seconds: float | None = 0.0
+
+    @property
+    def held(self) -> str | None:
+        return self.state.held or ("elsewhere" if self.state.points_elsewhere else None)
+
+    @property
+    def last_error(self) -> str | None:
+        return self.state.stream.last_error if self.state.stream else None
+
+    def as_json(self) -> dict[str, Any]:
+        state, stream = self.state, self.state.stream
+        return {
+            "dataset": state.key.dataset,
+            "source": state.key.source,
+            "watermark": state.watermark,
+            "high_water": state.high_water,
+            "lag_rows": self.lag.rows,
+            "lag_exact": self.lag.exact,
+            "lag_seconds": self.lag_seconds,
+            "exported_rows": stream.exported_rows if stream else 0,
+            "updated_at": _iso(stream.updated_at) if stream else None,
+            "pending": asdict(state.pending) if state.pending else None,
+            "last_success_at": _iso(stream.last_success_at) if stream else None,
+            "last_error": self.last_error,
+            "held": self.held,
+            "retry_at": _iso(stream.retry_at) if stream else None,
+            "dead_letters": state.dead_letters,
+        }
+
+
+def _iso(time: datetime | None) -> str | None:
+    return time.isoformat() if time else None
+
+
+@dataclass(frozen=True)
+class SinkStatus:
     name: str
     kind: str | None
     address: str | None
     schedule: str | None
     next_round: str | None
     error: str | None
-    streams: tuple[Stream, ...]
+    streams: tuple[SinkStream, ...]
 
     @property
     def removed(self) -> bool:
         return self.kind is None
 
     @property
-    def lag(self) -> Lag:
-        return sum((stream.lag for stream in self.streams if not stream.removed), Lag())
+    def lag(self) -> RowLag:
+        return sum((stream.lag for stream in self.streams if not stream.state.removed), RowLag())
 
     @property
     def status(self) -> str:
         """removed, unusable, held, failing, behind or delivered."""
-        current = [stream for stream in self.streams if not stream.removed]
+        current = [stream for stream in self.streams if not stream.state.removed]
         if self.removed or self.error:
             return "removed" if self.removed else "unusable"
         if any(stream.held for stream in current):
             return "held"
-        if any(stream.row.get("last_error") for stream in current):
+        if any(stream.last_error for stream in current):
             return "failing"
         return "behind" if self.lag.rows else "delivered"
 
     def as_json(self) -> dict[str, Any]:
-        seconds = [each.lag_seconds for each in self.streams if each.lag_seconds is not None]
+        streams = [each.as_json() for each in self.streams]
         return {
             "sink": self.name,
             "kind": self.kind,
@@ -103,95 +134,66 @@ class Sink:
             "status": self.status,
             "lag_rows": self.lag.rows,
             "lag_exact": self.lag.exact,
-            "lag_seconds": max(seconds, default=0.0),
-            "exported_rows": sum(each.row.get("exported_rows", 0) for each in self.streams),
-            "last_success_at": max((each.row.get("last_success_at") or "" for each in self.streams), default="")
-            or None,
+            "lag_seconds": max((each["lag_seconds"] or 0.0 for each in streams), default=0.0),
+            "exported_rows": sum(each["exported_rows"] for each in streams),
+            "last_success_at": max((each["last_success_at"] or "" for each in streams), default="") or None,
             "next_round": self.next_round,
-            "dead_letters": sum(each.dead_letters for each in self.streams),
+            "dead_letters": sum(each["dead_letters"] for each in streams),
             "error": self.error,
-            "streams": [each.as_json() for each in self.streams],
+            "streams": streams,
         }
 
 
-def look(view: View, lake: Lake) -> Found[list[Sink]]:
-    with_streams = {name[0] for name in view.state.streams}
-    sinks = [_sink(view, lake, name) for name in sorted(view.config.sinks.keys() | with_streams)]
-    return Found(sinks, tuple(each for sink in sinks for each in _diagnostics(view, sink)))
+def inspect_sinks(inputs: StatusInput, lake: LakeStatus) -> PartStatus[list[SinkStatus]]:
+    states = derive_stream_states(inputs.home, inputs.config, inputs.state.deliveries)
+    by_sink = {name: list(group) for name, group in groupby(states, lambda state: state.key.sink)}
+    sinks = [
+        _sink_status(inputs, lake, name, by_sink.get(name, [])) for name in sorted(inputs.config.sinks.keys() | by_sink)
+    ]
+    return PartStatus(sinks, tuple(each for sink in sinks for each in _sink_diagnostics(inputs, sink)))
 
 
-def _sink(view: View, lake: Lake, name: str) -> Sink:
-    declared = view.config.sinks.get(name)
-    address, problem = _address(view, name) if declared else (None, None)
-    datasets = declared.datasets if declared else ()
-    names = {key for key in view.state.streams if key[0] == name} | {
-        (name, dataset, source) for dataset in datasets for source in view.state.high_water.get(dataset, {})
-    }
-    streams = tuple(_stream(view, lake, key, address, removed=key[1] not in datasets) for key in sorted(names))
-    return Sink(
-        name,
-        declared.kind if declared else None,
-        address,
-        declared.schedule if declared else None,
-        schedule.next_round(declared.schedule, view.now).isoformat().replace("+00:00", "Z") if declared else None,
-        problem,
-        streams,
-    )
-
-
-def _address(view: View, sink: str) -> tuple[str | None, str | None]:
-    """Return the configured destination, or why it cannot be determined. Both are None in a home without a state."""
-    if view.state.identity is None:
-        return None, None
-    try:
-        return configured.address(view.home, view.config, view.state.identity, sink), None
-    except HypError as exception:
-        return None, reason_of(exception)
-
-
-def _stream(view: View, lake: Lake, name: StreamName, address: str | None, *, removed: bool) -> Stream:
-    row = view.state.streams.get(name, {})
-    _, dataset, source = name
-    watermark = row.get("watermark")
-    if watermark is None and row.get("history") != _LOST:
-        watermark = 0
-    high_water = view.state.high_water.get(dataset, {}).get(source, 0)
-    stream = Stream(
+def _sink_status(inputs: StatusInput, lake: LakeStatus, name: str, states: list[StreamState]) -> SinkStatus:
+    streams = tuple(_sink_stream(inputs, lake, state) for state in states)
+    if (declared := inputs.config.sinks.get(name)) is None:
+        return SinkStatus(name, None, None, None, None, None, streams)
+    destination = find_address(inputs.home, inputs.config, inputs.state.identity, name)
+    return SinkStatus(
         name=name,
-        watermark=watermark,
-        high_water=high_water,
-        lag=Lag(),
-        lag_seconds=0.0,
-        row=row,
-        pending=view.state.pending.get(name),
-        dead_letters=view.state.dead_letters[name],
-        points_elsewhere=bool(row and address is not None and row["address"] != address),
-        removed=removed,
+        kind=declared.kind,
+        address=destination.address,
+        schedule=declared.schedule,
+        next_round=next_round_at(declared.schedule, inputs.now).isoformat().replace("+00:00", "Z"),
+        error=summarize_error(destination.error) if destination.error else None,
+        streams=streams,
     )
-    after = watermark or 0
-    if after >= high_water or removed:
-        return stream
-    table = lake.tables.get(dataset)
-    lag = between(table.files, source, after, high_water) if table else Lag()
+
+
+def _sink_stream(inputs: StatusInput, lake: LakeStatus, state: StreamState) -> SinkStream:
+    after, table = state.watermark or 0, lake.tables.get(state.key.dataset)
+    if after >= state.high_water or state.removed or table is None:
+        return SinkStream(state)
+    lag = count_between(table.files, state.key.source, after, state.high_water)
     if not lag.rows:
-        return stream
-    oldest = words.moment(memory.first_commit_above(view.home, dataset, after))
-    return replace(stream, lag=lag, lag_seconds=max(0.0, (view.now - oldest).total_seconds()) if oldest else None)
+        return SinkStream(state)
+    with StateStore(inputs.home.state, read_only=True).reading() as connection:
+        oldest = flushes.first_commit_above(connection, state.key.dataset, after)
+    return SinkStream(state, lag, max(0.0, (inputs.now - oldest).total_seconds()) if oldest else None)
 
 
-def _diagnostics(view: View, sink: Sink) -> Iterator[Diagnostic]:
-    letters = sum(each.dead_letters for each in sink.streams)
+def _sink_diagnostics(inputs: StatusInput, sink: SinkStatus) -> Iterator[Diagnostic]:
+    letters = sum(each.state.dead_letters for each in sink.streams)
     if letters:
-        count = words.count(letters, "dead letter")
+        count = text.format_count(letters, "dead letter")
         yield warning(
             "dead_letters", f"{sink.name}: {count} (rows that the sink rejected)", "hyp export dead-letters list"
         )
-    current = [stream for stream in sink.streams if not stream.removed]
+    current = [stream for stream in sink.streams if not stream.state.removed]
     if sink.status == "unusable":
         yield error("sink_unusable", f"{sink.name}: {sink.error}", "hyp config show", "hyp plugin list")
     elif sink.status == "held":
         held = next(stream for stream in current if stream.held)
-        why = held.row.get("last_error") or "its destination has changed"
+        why = held.last_error or "its destination has changed"
         yield warning(
             "sink_held",
             f"{sink.name} is held until you decide: {why}",
@@ -199,17 +201,17 @@ def _diagnostics(view: View, sink: Sink) -> Iterator[Diagnostic]:
             f"hyp export resend {sink.name}",
         )
     elif sink.status == "failing":
-        failed = next(stream for stream in current if stream.row.get("last_error"))
-        yield warning("sink_failing", f"{sink.name}: {failed.row['last_error']}", f"hyp export {sink.name}")
-    elif any(each.lag_seconds is None or each.lag_seconds > _max_lag_seconds(view, sink) for each in current):
-        rows = f"{'' if sink.lag.exact else 'up to '}{words.count(sink.lag.rows, 'row')}"
+        failed = next(stream for stream in current if stream.last_error)
+        yield warning("sink_failing", f"{sink.name}: {failed.last_error}", f"hyp export {sink.name}")
+    elif any(each.lag_seconds is None or each.lag_seconds > _max_lag_seconds(inputs, sink) for each in current):
+        rows = f"{'' if sink.lag.exact else 'up to '}{text.format_count(sink.lag.rows, 'row')}"
         yield warning("sink_behind", f"{sink.name} is {rows} behind", f"hyp export {sink.name}")
-    if sink.removed and any(each.pending for each in sink.streams):
+    if sink.removed and any(each.state.pending for each in sink.streams):
         yield info("sink_removed", f"{sink.name} was removed from the config during a delivery", "hyp export status")
 
 
-def _max_lag_seconds(view: View, sink: Sink) -> float:
+def _max_lag_seconds(inputs: StatusInput, sink: SinkStatus) -> float:
     """Return two rounds of the sink's schedule, but at least an hour."""
     assert sink.schedule is not None
-    first = schedule.next_round(sink.schedule, view.now)
-    return max(_BEHIND, 2 * (schedule.next_round(sink.schedule, first) - first)).total_seconds()
+    first = next_round_at(sink.schedule, inputs.now)
+    return max(_BEHIND, 2 * (next_round_at(sink.schedule, first) - first)).total_seconds()

@@ -1,25 +1,42 @@
-"""The snapshot of a home: its parts, their diagnostics, and the overall status.
+"""The snapshot of a home for `hyp status`: its parts, their diagnostics, and the overall status.
 
 - **down**: nothing is recorded. The home is not set up or not usable, or the daemon is not running although a client or
   a sink needs it.
 - **degraded**: there is an error or a warning.
 - **ok**: otherwise.
+
+A part that fails becomes a diagnostic and does not affect the others; nothing raises. Nothing is created or changed,
+not even a home that does not exist, and no part waits long.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, TypeVar
 
-from hypaware.status.diagnostic import Diagnostic
+from hypaware.home import Home, cache_dir
+from hypaware.state.snapshot import read_snapshot
+from hypaware.status import clients, home_health, processes, retention, sinks, storage
+from hypaware.status.clients import ClientStatus
+from hypaware.status.diagnostics import SEVERITIES, Diagnostic, PartStatus, StatusInput, client_environment, error
+from hypaware.status.home_health import ConfigStatus
+from hypaware.status.sinks import SinkStatus
+from hypaware.status.storage import LakeStatus, SpoolStatus
+from hypaware.text import summarize_error
 
-_DOWN = ("not_set_up", "home_no_folder", "home_is_backup", "state_too_new", "daemon_down")
+_DOWN_KINDS = ("not_set_up", "home_no_folder", "home_is_backup", "state_too_new", "daemon_down")
 
 Facts = dict[str, Any]
+T = TypeVar("T")
+
+_NO_GATEWAY: Facts = {"source": "gateway", "kind": "live"}
 
 
 @dataclass(frozen=True)
-class Snapshot:
+class StatusSnapshot:
     home: Facts
     config: Facts
     daemon: Facts
@@ -37,24 +54,102 @@ class Snapshot:
 
     @property
     def overall(self) -> str:
-        if any(each.kind in _DOWN for each in self.diagnostics):
+        if any(each.kind in _DOWN_KINDS for each in self.diagnostics):
             return "down"
         return "degraded" if any(each.severity != "info" for each in self.diagnostics) else "ok"
 
     def as_json(self) -> Facts:
         return {
             "overall": self.overall,
-            "home": self.home,
-            "config": self.config,
-            "daemon": self.daemon,
-            "server": self.server,
-            "engine": self.engine,
-            "clients": self.clients,
-            "sources": self.sources,
-            "spool": self.spool,
-            "lake": self.lake,
-            "sinks": self.sinks,
-            "retention": self.retention,
-            "disk": self.disk,
+            **vars(self),
             "diagnostics": [each.as_json() for each in self.diagnostics],
         }
+
+
+def collect_snapshot(
+    home: Home,
+    environment: Mapping[str, str] | None = None,
+    now: datetime | None = None,
+    cache: Path | None = None,
+) -> StatusSnapshot:
+    collector = _Collector()
+    written = collector.run("the config", lambda: home_health.inspect_config(home), ConfigStatus())
+    inputs = StatusInput(
+        home=home,
+        config=written.config,
+        state=read_snapshot(home),
+        daemon=collector.run("the daemon", lambda: PartStatus(processes.inspect_daemon(home)), {"state": "unknown"}),
+        now=now or datetime.now(UTC),
+        environment=client_environment(environment),
+        cache=cache or cache_dir(),
+    )
+    home_facts = collector.run(
+        "the home", lambda: home_health.inspect_home(home, inputs.state), {"path": str(home.root)}
+    )
+    # Read the spool before the lake: rows committed in between are counted twice rather than not at all.
+    spooled = collector.run("the spool", lambda: storage.inspect_spool(inputs), SpoolStatus())
+    tables = collector.run("the lake", lambda: storage.inspect_lake(inputs), LakeStatus())
+    known_clients = collector.run("the clients", lambda: clients.inspect_clients(inputs), list[ClientStatus]())
+    attached = [each.name for each in known_clients if each.is_attached]
+    live = collector.run("the gateway", lambda: processes.inspect_gateway(inputs, bool(attached)), _NO_GATEWAY)
+    private = collector.run("privacy", lambda: storage.inspect_privacy(inputs), Facts())
+    known_sinks = collector.run("the sinks", lambda: sinks.inspect_sinks(inputs, tables), list[SinkStatus]())
+    collector.diagnostics += processes.daemon_diagnostics(inputs, _reasons_for_daemon(inputs, attached))
+    unknown = {"state": "unknown"}
+    return StatusSnapshot(
+        home=home_facts,
+        config=written.facts,
+        daemon=dict(inputs.daemon),
+        server=collector.run("the server", lambda: PartStatus(processes.inspect_server(home)), unknown),
+        engine=collector.run(
+            "the engine", lambda: processes.inspect_engine(home, inputs.cache, inputs.environment), unknown
+        ),
+        clients=[each.as_json() for each in known_clients],
+        sources=[{**live, **private}, *storage.list_history(inputs)],
+        spool=spooled.as_json(),
+        lake=tables.sources,
+        sinks=[each.as_json() for each in known_sinks],
+        retention=collector.run("retention", lambda: retention.inspect_retention(inputs, tables), {}),
+        disk=collector.run("the disk", lambda: home_health.inspect_disk(inputs, tables, spooled), {}),
+        diagnostics=_worst_first(collector.diagnostics),
+    )
+
+
+def _reasons_for_daemon(inputs: StatusInput, attached: list[str]) -> list[str]:
+    """Return why this home needs a daemon, as text."""
+    enabled = [name for name, each in inputs.config.clients.items() if each.enabled and name not in attached]
+    return [
+        *(f"{name} is attached" for name in attached),
+        *(f"{name} is enabled" for name in enabled),
+        *(f"{name} is a sink" for name in inputs.config.sinks),
+    ]
+
+
+def _worst_first(diagnostics: Iterable[Diagnostic]) -> tuple[Diagnostic, ...]:
+    """Sort by severity, and drop what follows from a more basic problem.
+
+    If the home is not a folder, that is the only diagnostic. If nothing is set up, only that and errors are shown.
+    """
+    found = sorted(dict.fromkeys(diagnostics), key=lambda each: SEVERITIES.index(each.severity))
+    if no_folder := [each for each in found if each.kind == "home_no_folder"]:
+        return tuple(no_folder)
+    if any(each.kind == "not_set_up" for each in found):
+        found = [each for each in found if each.severity == "error" or each.kind == "not_set_up"]
+    return tuple(found)
+
+
+class _Collector:
+    """Runs the parts and gathers their diagnostics, including those of parts that fail."""
+
+    def __init__(self) -> None:
+        self.diagnostics: list[Diagnostic] = []
+
+    def run(self, what: str, inspect: Callable[[], PartStatus[T]], default: T) -> T:
+        try:
+            found = inspect()
+        except Exception as exception:
+            why = f"{summarize_error(exception)} ({type(exception).__name__})"
+            self.diagnostics.append(error("unreadable", f"cannot inspect {what}: {why}", "hyp doctor"))
+            return default
+        self.diagnostics += found.diagnostics
+        return found.facts

@@ -22,7 +22,7 @@ _CACHED_BYTES = 4096
 _EPOCH = datetime(1970, 1, 1)
 
 
-def decode(metadata: bytes, value: bytes) -> Any:
+def decode_variant(metadata: bytes, value: bytes) -> Any:
     """Return the JSON value; raise ValueError if it is malformed. Equal values are shared between rows: do not modify
     them."""
     return _decode_cached(metadata, value) if len(value) <= _CACHED_BYTES else _decode(metadata, value)

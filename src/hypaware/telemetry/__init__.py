@@ -90,7 +90,7 @@ def configure(folder: Path) -> None:
 
         from hypaware.telemetry import pipeline
 
-        _pipeline = pipeline.to_files(folder) if to_files else pipeline.to_collector()
+        _pipeline = pipeline.create_file_pipeline(folder) if to_files else pipeline.create_collector_pipeline()
         atexit.register(close)
     except Exception as error:
         sys.stderr.write(f"cannot turn telemetry on: {type(error).__name__}: {error}\n")
@@ -140,7 +140,7 @@ def dev_run_id() -> str:
 
 
 @contextmanager
-def joined_to(run_id: str | None) -> Iterator[None]:
+def use_run_id(run_id: str | None) -> Iterator[None]:
     """Within the block, records of this thread or task carry the run id of the command that requested the job."""
     token = _job_run_id.set(run_id)
     try:

@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from hypaware import durable
-from hypaware.export.rows import Page
-from hypaware.lake.arrow import file_schema, table_columns
+from hypaware.home import durable_files
+from hypaware.lake.read import RowPage
+from hypaware.lake.schema import file_schema, table_columns
 from hypaware.model import datasets
-from hypaware.model.coerce import coerce_row
-from hypaware.model.datasets import SEQ, SOURCE
+from hypaware.model.datasets import SEQ, SOURCE, coerce_row
+from hypaware.model.row_counts import RowCounts
 from hypaware.state import flushes
-from hypaware.state.flushes import Outcome
+from hypaware.state.flushes import FlushOutcome
 
 if TYPE_CHECKING:
-    from hypaware.opening import OpenHome
+    from hypaware.state.home_opener import OpenHome
 
 DATASET = "ai_gateway_messages"
 
@@ -49,13 +49,13 @@ class SampleLake:
         dataset = datasets.get(DATASET)
         coerced = [coerce_row(dataset, row, opened.gateway_id) for row in rows]
         with opened.store.transaction() as connection:
-            flush = flushes.reserve_blocks(connection, DATASET, len(rows))
+            flush = flushes.reserve_range(connection, DATASET, len(rows))
         seqs = [flush.after + 1 + index for index in range(len(rows))]
         sources = [dataset.source_of(row) for row in coerced]
         self._write(f"{flush.after:020d}", self._table(coerced, seqs, sources))
         high_water = dict(zip(sources, seqs, strict=True))
         with opened.store.transaction() as connection:
-            flushes.record(connection, flush, Outcome(high_water, len(rows), 0, 0))
+            flushes.record_flush(connection, flush, FlushOutcome(high_water, RowCounts(len(rows))))
 
     def compact(self) -> None:
         """Rewrite all rows into one file, in another order."""
@@ -66,17 +66,17 @@ class SampleLake:
 
     def purge(self, message_ids: Collection[str]) -> None:
         for path in self._files():
-            kept = _read(path)
+            kept = _read_table(path)
             gone = pc.is_in(kept.column("message_id"), value_set=pa.array(list(message_ids), pa.string()))
             self._write(path.stem, kept.filter(pc.invert(gone)))
 
-    async def page(self, dataset: str, source: str, after: int, until: int, most: int) -> Page:
+    async def page(self, dataset: str, source: str, after: int, until: int, most: int) -> RowPage:
         found = await self.between(dataset, source, after, until)
         rows = min(most, self._page_rows)
         if len(found) <= rows:
-            return Page(found, after, until)
+            return RowPage(found, until, len(found))
         found = found.slice(0, rows)
-        return Page(found, after, found.column(SEQ)[-1].as_py())
+        return RowPage(found, found.column(SEQ)[-1].as_py(), len(found))
 
     async def between(self, dataset: str, source: str, after: int, last: int) -> pa.Table:
         return self._between(source, after, last)
@@ -97,18 +97,18 @@ class SampleLake:
         return found.take(pc.sort_indices(found, sort_keys=[(SEQ, "ascending")])).select([SEQ, *public])
 
     def _table(self, rows: list[dict[str, object]], seqs: list[int], sources: list[str]) -> pa.Table:
-        from hypaware.lake.arrow import from_json_lines
+        from hypaware.lake.schema import table_from_json_lines
         from hypaware.model import canonical
         from hypaware.model.datasets import BATCH_ID, ROW_ID
 
-        schema = _schema()
-        lines = [canonical.row_id_and_text(row)[1] for row in rows]
+        schema = _file_schema()
+        lines = [canonical.serialize_row(row)[1] for row in rows]
         empty = pa.array([""] * len(rows))
         internal = {SEQ: pa.array(seqs, pa.int64()), SOURCE: pa.array(sources), ROW_ID: empty, BATCH_ID: empty}
-        return from_json_lines(schema, lines, internal)
+        return table_from_json_lines(schema, lines, internal)
 
     def _whole(self) -> pa.Table:
-        return pa.concat_tables([_schema().empty_table(), *map(_read, self._files())])
+        return pa.concat_tables([_file_schema().empty_table(), *map(_read_table, self._files())])
 
     def _files(self) -> list[Path]:
         return sorted(self._folder.glob("*.arrow"))
@@ -117,14 +117,14 @@ class SampleLake:
         out = pa.BufferOutputStream()
         with pa.ipc.new_stream(out, table.schema) as writer:
             writer.write_table(table)
-        durable.write_file(self._folder / f"{name}.arrow", out.getvalue().to_pybytes())
+        durable_files.write_atomic(self._folder / f"{name}.arrow", out.getvalue().to_pybytes())
 
 
-def _schema() -> pa.Schema:
+def _file_schema() -> pa.Schema:
     dataset = datasets.get(DATASET)
     return file_schema(dataset, {column.name: number for number, column in enumerate(table_columns(dataset), 1)})
 
 
-def _read(path: Path) -> pa.Table:
+def _read_table(path: Path) -> pa.Table:
     with pa.ipc.open_stream(path.read_bytes()) as reader:
         return reader.read_all()

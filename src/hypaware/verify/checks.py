@@ -8,17 +8,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hypaware.home import Home
-from hypaware.lake import keys, metadata, rejects, scan, tables, tombstones
-from hypaware.lake.closed import SESSION, Closed, mark_of
-from hypaware.lake.keys import KeyIndex
-from hypaware.lake.metadata import Metadata
-from hypaware.lake.spark_lake import SparkLake
-from hypaware.lake.spark_table import SparkTable, key_sql
-from hypaware.maintain.settling import Pending
+from hypaware.iceberg import metadata
+from hypaware.iceberg.metadata import TableMetadata
+from hypaware.lake import key_index, rejects, scan, schema, tombstones
+from hypaware.lake.key_index import KeyIndex
+from hypaware.lake.row_keys import unpack_keys
+from hypaware.lake.spark_table import SparkLake, SparkTable, dedupe_key_sql
+from hypaware.lake.tombstones import SESSION_COLUMN, PurgeFilter, hash_purged_value
+from hypaware.maintain.apply_settlements import PendingSettlements
 from hypaware.model.datasets import SEQ, SOURCE, Dataset
 from hypaware.spool import reader
 from hypaware.state import dead_letters, flushes, intents, streams
-from hypaware.state.store import Store
+from hypaware.state.store import StateStore
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -30,7 +31,7 @@ _FLUSH_ID_LENGTH = 36
 
 
 @dataclass(frozen=True)
-class Check:
+class VerifyCheck:
     name: str
     dataset: str
     ok: bool
@@ -38,9 +39,9 @@ class Check:
 
 
 @dataclass(frozen=True)
-class Audit:
+class DatasetAudit:
     home: Home
-    store: Store
+    store: StateStore
     lake: SparkLake
     table: SparkTable
     dataset: Dataset
@@ -52,67 +53,67 @@ class Audit:
 
     @property
     def name(self) -> str:
-        return tables.full_name(self.dataset.name)
+        return schema.full_table_name(self.dataset.name)
 
     def sql(self, statement: str) -> list[Any]:
         return list(self.spark.sql(statement).collect())
 
-    def check(self, name: str, ok: bool, detail: str) -> Check:
-        return Check(name, self.dataset.name, ok, detail)
+    def check(self, name: str, ok: bool, detail: str) -> VerifyCheck:
+        return VerifyCheck(name, self.dataset.name, ok, detail)
 
     @property
-    def metadata(self) -> Metadata:
-        found = metadata.entry(self.home, self.dataset.name)
+    def metadata(self) -> TableMetadata:
+        found = metadata.find_table(self.home, self.dataset.name)
         assert found is not None
-        return metadata.read(found.metadata)
+        return metadata.read_metadata(found.metadata)
 
 
-def sequences(audit: Audit) -> Check:
+def check_sequences(audit: DatasetAudit) -> VerifyCheck:
     """Check that every row has a sequence and that no two rows share one."""
     ((rows, with_seq, distinct),) = audit.sql(f"SELECT count(*), count({SEQ}), count(DISTINCT {SEQ}) FROM {audit.name}")
     detail = f"{rows} rows, {rows - with_seq} without a sequence, {with_seq - distinct} with a duplicate sequence"
     return audit.check("sequences", rows == distinct, detail)
 
 
-def allocation(audit: Audit) -> Check:
+def check_allocation(audit: DatasetAudit) -> VerifyCheck:
     """Check that no sequence in the lake can be allocated again."""
     ((highest,),) = audit.sql(f"SELECT coalesce(max({SEQ}), 0) FROM {audit.name}")
     with audit.store.reading() as connection:
-        next_sequence = flushes.next_seq(connection)
+        next_sequence = flushes.next_sequence(connection)
     floor = audit.table.floor
     ok = highest <= floor < next_sequence
     return audit.check("allocation", ok, f"highest row {highest}, floor {floor}, next sequence {next_sequence}")
 
 
-def row_ids(audit: Audit) -> Check:
+def check_row_ids(audit: DatasetAudit) -> VerifyCheck:
     """Check that the stored row ids match ids computed from the rows."""
-    newest_first = sorted(metadata.live_files(audit.metadata), key=lambda file: file.max_seq or 0, reverse=True)
+    newest_first = sorted(metadata.iter_live_files(audit.metadata), key=lambda file: file.max_seq or 0, reverse=True)
     max_rows = None if audit.deep else _SAMPLE_ROWS
     chosen = newest_first if audit.deep else newest_first[:_SAMPLE_FILES]
-    scans = [scan.FileScan(audit.dataset.name, file.path, max_rows=max_rows) for file in chosen]
-    found = scan.row_ids(audit.spark.sparkContext, scans)
+    paths = [file.path for file in chosen]
+    found = scan.check_row_ids(audit.spark.sparkContext, audit.dataset.name, paths, max_rows)
     what = "all" if audit.deep else "a sample of"
     detail = f"{what} {found.checked} rows checked: {found.missing} without a row id, {found.wrong} with a wrong one"
     return audit.check("row_ids", found.missing == 0 and found.wrong == 0, detail)
 
 
-def duplicates(audit: Audit) -> Check:
+def check_duplicates(audit: DatasetAudit) -> VerifyCheck:
     """Check that no two rows share a dedupe key."""
     ((keyed, distinct),) = audit.sql(
-        f"SELECT count(k), count(DISTINCT k) FROM (SELECT {key_sql(audit.dataset)} k FROM {audit.name})"
+        f"SELECT count(k), count(DISTINCT k) FROM (SELECT {dedupe_key_sql(audit.dataset)} k FROM {audit.name})"
     )
     return audit.check(
         "duplicates", keyed == distinct, f"{keyed} rows with a key, {keyed - distinct} of them duplicates"
     )
 
 
-def high_water(audit: Audit) -> Check:
+def check_high_water(audit: DatasetAudit) -> VerifyCheck:
     """Check that the state knows the newest row of each source and that the lake was not rolled back."""
     in_lake = {row[0]: row[1] for row in audit.sql(f"SELECT {SOURCE}, max({SEQ}) FROM {audit.name} GROUP BY {SOURCE}")}
     with audit.store.reading() as connection:
-        in_state = flushes.high_water(connection, audit.dataset.name).get(audit.dataset.name, {})
+        in_state = flushes.load_high_water(connection, audit.dataset.name).get(audit.dataset.name, {})
     behind = sorted(source for source, seq in in_lake.items() if in_state.get(source, 0) < (seq or 0))
-    gone = rolled_back(audit)
+    gone = rolled_back_sources(audit)
     detail = f"{len(in_lake)} sources"
     if behind:
         detail += f"; the state lags behind the lake for {', '.join(behind)} (hyp verify --repair)"
@@ -124,20 +125,20 @@ def high_water(audit: Audit) -> Check:
     return audit.check("high_water", not behind and not gone, detail)
 
 
-def rolled_back(audit: Audit) -> list[str]:
+def rolled_back_sources(audit: DatasetAudit) -> list[str]:
     """Return the sources with recorded rows above the floor of the lake."""
     with audit.store.reading() as connection:
-        known = flushes.high_water(connection, audit.dataset.name).get(audit.dataset.name, {})
+        known = flushes.load_high_water(connection, audit.dataset.name).get(audit.dataset.name, {})
     return sorted(source for source, seq in known.items() if seq > audit.table.floor)
 
 
-def unfinished(audit: Audit) -> Check:
+def check_flushes(audit: DatasetAudit) -> VerifyCheck:
     """Check that no flush is unfinished; count the rows that are not in the lake yet."""
     with audit.store.reading() as connection:
-        left = flushes.unfinished(connection, audit.dataset.name)
-    waiting = reader.waiting(audit.home, audit.dataset.name)
-    rejected = rejects.total(audit.home, audit.dataset.name)
-    pending_settlements = Pending.read(audit.home, audit.dataset).rows
+        left = flushes.unfinished_flushes(connection, audit.dataset.name)
+    waiting = reader.summarize_spool(audit.home, audit.dataset.name)
+    rejected = rejects.count_all_rejects(audit.home, audit.dataset.name)
+    pending_settlements = PendingSettlements.read(audit.home, audit.dataset).rows
     detail = (
         f"{len(left)} unfinished; {waiting.segments} segments in the spool; {rejected} rejected rows kept; "
         f"{pending_settlements} settlements pending until the next compaction"
@@ -145,23 +146,28 @@ def unfinished(audit: Audit) -> Check:
     return audit.check("flushes", not left, detail)
 
 
-def key_index(audit: Audit) -> Check:
+def check_key_index(audit: DatasetAudit) -> VerifyCheck:
     """Check that the key index is readable and not ahead of the lake; with `deep`, that it has the same keys."""
-    if audit.home.keys.exists() and not keys.is_readable(audit.home.keys):
+    if audit.home.keys.exists() and not key_index.is_index_readable(audit.home.keys):
         return audit.check("key_index", False, "unreadable (hyp verify --repair)")
     with closing(KeyIndex(audit.home.keys)) as index:
         through = index.indexed_through(audit.dataset.name, audit.table.uuid)
         ahead = through is None or through > audit.table.floor
         missing = phantoms = 0
         if audit.deep and not ahead:
-            lake = {key for batch in audit.table.key_hashes(0) for key, seq in batch if seq <= (through or 0)}
+            lake = {
+                key
+                for result in scan.scan_table_keys(audit.home, audit.lake, audit.table, audit.dataset)
+                for key, seq in unpack_keys(result.keys, result.seqs)
+                if seq <= (through or 0)
+            }
             missing = len(lake) - len(index.find(sorted(lake)))
             # All tables share the index, so its size is comparable only if there is one table. It also keeps keys of
             # rows that retention or a purge by time removed, so that they are not imported again, and alternative ids.
-            is_only_table = len(metadata.entries(audit.home)) == 1
+            is_only_table = len(metadata.list_tables(audit.home)) == 1
             keeps_removed_keys = (
-                metadata.RETAINED_FROM in audit.metadata.properties
-                or tombstones.read(audit.home).purge_filter.before
+                metadata.RETAINED_FROM_PROPERTY in audit.metadata.properties
+                or tombstones.read_tombstones(audit.home).purge_filter.before
                 or index.has_match_keys(audit.dataset.name)
             )
             phantoms = index.count() - len(lake) + missing if is_only_table and not keeps_removed_keys else 0
@@ -173,23 +179,23 @@ def key_index(audit: Audit) -> Check:
     return audit.check("key_index", not (ahead or missing or phantoms), detail)
 
 
-def files(audit: Audit) -> Check:
+def check_files(audit: DatasetAudit) -> VerifyCheck:
     """Check that every data file of the table exists in full; count unreferenced files."""
-    known = {file.path: file.bytes for file in metadata.live_files(audit.metadata)}
+    known = {file.path: file.bytes for file in metadata.iter_live_files(audit.metadata)}
     missing = [path for path, size in known.items() if not path.is_file() or path.stat().st_size != size]
-    unreferenced = orphans(audit)
+    unreferenced = find_orphans(audit)
     detail = f"{len(known)} data files, {len(missing)} missing or truncated"
     if missing:
         detail += f": {missing[0]} (hyp maintain {audit.dataset.name} --rebuild)"
     if unreferenced:
         size = sum(path.stat().st_size for path in unreferenced)
         detail += f"; {len(unreferenced)} unreferenced files ({size} bytes)"
-        if leftover := removable(audit):
+        if leftover := find_removable(audit):
             detail += f", {len(leftover)} of them from interrupted flushes (hyp verify --repair)"
     return audit.check("files", not missing, detail)
 
 
-def orphans(audit: Audit) -> list[Path]:
+def find_orphans(audit: DatasetAudit) -> list[Path]:
     """Return data files that no snapshot references. The caller holds the table's lock, so none is being written."""
     table = audit.metadata
     manifests = {
@@ -197,35 +203,35 @@ def orphans(audit: Audit) -> list[Path]:
         for snapshot in table.snapshots
         # An interrupted expiry may have deleted the files of an old snapshot that is still listed.
         if snapshot.id == table.current_id or snapshot.manifest_list.is_file()
-        for manifest in metadata.manifests(snapshot)
+        for manifest in metadata.read_manifests(snapshot)
     }
     referenced = {
         file.path.resolve()
         for manifest in manifests.values()
         if manifest.path.is_file()
-        for file in metadata.data_files(table, manifest)
+        for file in metadata.read_data_files(table, manifest)
     }
     return [path for path in audit.table.data_root.rglob("*.parquet") if path.resolve() not in referenced]
 
 
-def removable(audit: Audit) -> list[Path]:
+def find_removable(audit: DatasetAudit) -> list[Path]:
     """Return the orphans that are safe to delete: they were written by a flush that was discarded.
 
     Any other orphan may belong to a rolled-back snapshot and be needed again.
     """
     with audit.store.reading() as connection:
-        discarded = flushes.burnt_ids(connection, audit.dataset.name)
-    return [path for path in orphans(audit) if path.name[:_FLUSH_ID_LENGTH] in discarded]
+        discarded = flushes.discarded_flush_ids(connection, audit.dataset.name)
+    return [path for path in find_orphans(audit) if path.name[:_FLUSH_ID_LENGTH] in discarded]
 
 
-def deliveries(audit: Audit) -> Check:
+def check_deliveries(audit: DatasetAudit) -> VerifyCheck:
     """Check that no stream is ahead of the lake and that the chunks of every intent are within its range."""
     name = audit.dataset.name
     with audit.store.reading() as connection:
-        newest = flushes.high_water(connection, name).get(name, {})
-        known = [stream for stream in streams.all_streams(connection) if stream.key.dataset == name]
-        planned = [intents.pending(connection, stream.key) for stream in known]
-        letters = [letter for letter in dead_letters.all_letters(connection) if letter.key.dataset == name]
+        newest = flushes.load_high_water(connection, name).get(name, {})
+        known = [stream for stream in streams.list_streams(connection) if stream.key.dataset == name]
+        planned = [intents.load_intent(connection, stream.key) for stream in known]
+        letters = [letter for letter in dead_letters.list_letters(connection) if letter.key.dataset == name]
     ahead = [stream.key for stream in known if (stream.watermark or 0) > newest.get(stream.key.source, 0)]
     inconsistent = [
         intent.key
@@ -242,13 +248,13 @@ def deliveries(audit: Audit) -> Check:
     return audit.check("deliveries", not ahead and not inconsistent, detail)
 
 
-def purged(audit: Audit) -> Check:
+def check_purged(audit: DatasetAudit) -> VerifyCheck:
     """Check that no purged row is in the lake and that no purge is unfinished."""
-    recorded = tombstones.read(audit.home)
-    left = tombstones.unfinished(audit.home)
+    recorded = tombstones.read_tombstones(audit.home)
+    left = tombstones.list_unfinished_purges(audit.home)
     found = _closed_rows(audit, recorded.purge_filter)
-    if recorded.has_parts and audit.home.keys.exists() and keys.is_readable(audit.home.keys):
-        purged_keys = tombstones.parts(audit.home, None if audit.deep else _SAMPLE_PARTS)
+    if recorded.has_parts and audit.home.keys.exists() and key_index.is_index_readable(audit.home.keys):
+        purged_keys = tombstones.list_parts(audit.home, None if audit.deep else _SAMPLE_PARTS)
         with closing(KeyIndex(audit.home.keys)) as index:
             # After an interrupted purge the index is not trusted: it may still hold purged keys.
             if index.indexed_through(audit.dataset.name, audit.table.uuid) is not None:
@@ -261,11 +267,13 @@ def purged(audit: Audit) -> Check:
     return audit.check("purged", not found and not left, detail)
 
 
-def _closed_rows(audit: Audit, closed: Closed) -> int:
+def _closed_rows(audit: DatasetAudit, closed: PurgeFilter) -> int:
     found = 0
-    if closed.sessions and SESSION in audit.dataset.coercers:
-        sessions = audit.sql(f"SELECT {SESSION}, count(*) FROM {audit.name} GROUP BY {SESSION}")
-        found += sum(rows for session, rows in sessions if mark_of("session", str(session)) in closed.sessions)
+    if closed.sessions and SESSION_COLUMN in audit.dataset.coercers:
+        sessions = audit.sql(f"SELECT {SESSION_COLUMN}, count(*) FROM {audit.name} GROUP BY {SESSION_COLUMN}")
+        found += sum(
+            rows for session, rows in sessions if hash_purged_value("session", str(session)) in closed.sessions
+        )
     if closed.before is not None:
         early = f"{audit.dataset.time_column} < TIMESTAMP '{closed.before}'"
         ((rows,),) = audit.sql(f"SELECT count(*) FROM {audit.name} WHERE {early}")
@@ -273,4 +281,15 @@ def _closed_rows(audit: Audit, closed: Closed) -> int:
     return int(found)
 
 
-ALL = (files, sequences, allocation, row_ids, duplicates, high_water, unfinished, key_index, deliveries, purged)
+ALL_CHECKS = (
+    check_files,
+    check_sequences,
+    check_allocation,
+    check_row_ids,
+    check_duplicates,
+    check_high_water,
+    check_flushes,
+    check_key_index,
+    check_deliveries,
+    check_purged,
+)

@@ -9,10 +9,10 @@ import pytest
 
 from hypaware.engine.session import EngineSession
 from hypaware.home import Home
-from hypaware.lake import tables
-from hypaware.state.identity import new_identity
-from tests.rows import MESSAGES
-from tests.spark.query.asking import Asking
+from hypaware.home.identity import new_identity
+from hypaware.lake import schema
+from tests.support.query_runner import QueryRunner
+from tests.support.rows import MESSAGES
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -23,11 +23,11 @@ ROWS = 60
 @pytest.fixture(scope="package")
 def engine(engine_session: EngineSession, engine_home: Home) -> Iterator[EngineSession]:
     spark = engine_session.spark
-    spark.sql(f"DROP TABLE IF EXISTS {tables.full_name(MESSAGES.name)} PURGE")
-    tables.create(spark, MESSAGES, new_identity(engine_home.root))
+    spark.sql(f"DROP TABLE IF EXISTS {schema.full_table_name(MESSAGES.name)} PURGE")
+    schema.create_table(spark, MESSAGES, new_identity(engine_home.root))
     insert(spark, 0, ROWS)
     yield engine_session
-    spark.sql(f"DROP TABLE IF EXISTS {tables.full_name(MESSAGES.name)} PURGE")
+    spark.sql(f"DROP TABLE IF EXISTS {schema.full_table_name(MESSAGES.name)} PURGE")
 
 
 @pytest.fixture
@@ -36,14 +36,14 @@ def spark(engine: EngineSession) -> SparkSession:
 
 
 @pytest.fixture
-def asking(engine: EngineSession) -> Asking:
-    return Asking(engine.spark)
+def runner(engine: EngineSession) -> QueryRunner:
+    return QueryRunner(engine.spark)
 
 
 def insert(spark: SparkSession, start: int, end: int) -> None:
-    """Rows as a flush leaves them: roles in turn, every third one without a model."""
+    """Insert rows as a flush does, with alternating roles; every third row has no model."""
     spark.sql(f"""
-        INSERT INTO {tables.full_name(MESSAGES.name)}
+        INSERT INTO {schema.full_table_name(MESSAGES.name)}
             (_hyp_ingest_seq, _hyp_source, _hyp_cache_row_id, _hyp_cache_batch_id, gateway_id, schema_version,
              session_id, provider, model, conversation_started_at, message_id, message_index, message_created_at,
              role, part_id, part_index, part_type, content_text, date)

@@ -1,4 +1,4 @@
-"""The guard against real Spark: what it must let through, and every trick that we know of to get past it."""
+"""The guard with real Spark: what it must allow, and every known trick to get past it."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ import pytest
 
 from hypaware.engine.session import EngineSession
 from hypaware.errors import HypError, QueryRefused
-from hypaware.lake import tables
-from hypaware.query import allowed, guard
-from hypaware.query.views import Views, of
-from tests.rows import DATASET
-from tests.spark.query.asking import Asking
+from hypaware.lake import schema
+from hypaware.query import allowlist, guard
+from hypaware.query.views import Views, get_views
+from tests.support.query_runner import QueryRunner
+from tests.support.rows import DATASET
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")]
 
-TABLE = tables.full_name(DATASET)
-# If any of it ever ran, the JVM would have this property.
+TABLE = schema.full_table_name(DATASET)
+# If any of these statements ran, the JVM would have this property.
 CALL = "reflect('java.lang.System', 'setProperty', 'hyp.canary', 'dead')"
 
 ALLOWED = f"""
@@ -88,7 +88,7 @@ SELECT xpath_string('<a>1</a>', 'a'), md5('a'), base64('a'), regexp_replace('a',
 SELECT role AS r, upper(r) AS u FROM {DATASET}
 """.strip().splitlines()  # noqa: E501
 
-# What the message must say, and statements that it must say it to.
+# Part of the message, and the statements that cause it.
 REFUSED = {
     "INSERT": [
         f"INSERT INTO {DATASET} SELECT * FROM {DATASET}",
@@ -129,7 +129,7 @@ REFUSED = {
     "LOAD DATA": ["LOAD DATA LOCAL INPATH '/etc/hostname' INTO TABLE x"],
     "EXECUTE IMMEDIATE": [f"EXECUTE IMMEDIATE 'DROP TABLE {TABLE}'", "EXECUTE IMMEDIATE 'SELECT 1'"],
     "a script": [f"BEGIN DROP TABLE {TABLE}; END", "BEGIN SELECT 1; END", "BEGIN DECLARE x INT; SELECT x; END"],
-    "several statements": ["SELECT 1; SELECT 2", f"SELECT 1; DROP TABLE {TABLE};", "SELECT 1 /* ; */; SET x = 1"],
+    "more than one statement": ["SELECT 1; SELECT 2", f"SELECT 1; DROP TABLE {TABLE};", "SELECT 1 /* ; */; SET x = 1"],
     "the SQL is empty": ["", "  \n"],
     "runs a program": [
         f"SELECT TRANSFORM(role) USING 'cat' FROM {DATASET}",
@@ -232,7 +232,7 @@ REFUSED = {
         f"SELECT * FROM {DATASET} JOIN LATERAL (SELECT * FROM {TABLE}.files) ON true",
         f"SELECT sum(1) OVER w FROM {DATASET} WINDOW w AS (ORDER BY (SELECT max(file_path) FROM {TABLE}.files))",
     ],
-    "no such dataset": [
+    "unknown dataset": [
         "SELECT * FROM our_view",
         "SELECT * FROM hypaware.our_global_view",
         "WITH `hypaware, our_global_view` AS (SELECT 1) SELECT * FROM hypaware.our_global_view",
@@ -289,14 +289,14 @@ HIDDEN = ["_hyp_source", f"{DATASET}._hyp_ingest_seq", "_file", "_pos", "_partit
 
 @pytest.fixture(scope="module", autouse=True)
 def bait(engine: EngineSession) -> Iterator[Views]:
-    """Things in the very session of the queries that no query may reach."""
+    """Create objects in the session of the queries that no query may reach."""
     from pyspark.sql.functions import udtf
 
     class Rows:
         def eval(self, *args: object) -> Iterator[tuple[int]]:
             yield (1,)
 
-    views = of(engine.spark)
+    views = get_views(engine.spark)
     session = views.session
     session.sql("CREATE OR REPLACE TEMPORARY VIEW our_view AS SELECT 'secret' AS secret")
     session.sql("CREATE OR REPLACE GLOBAL TEMPORARY VIEW our_global_view AS SELECT 'secret' AS secret")
@@ -309,44 +309,44 @@ def bait(engine: EngineSession) -> Iterator[Views]:
 
 
 @pytest.mark.parametrize("sql", ALLOWED)
-def test_a_read_only_select_is_answered(asking: Asking, sql: str) -> None:
-    asking.ask(sql)
+def test_a_read_only_select_is_answered(runner: QueryRunner, sql: str) -> None:
+    assert isinstance(runner.rows(sql), list)
 
 
 @pytest.mark.parametrize(("says", "sql"), [(says, sql) for says, statements in REFUSED.items() for sql in statements])
-def test_everything_else_is_refused_with_its_name(asking: Asking, spark: SparkSession, says: str, sql: str) -> None:
+def test_everything_else_is_rejected_by_name(runner: QueryRunner, spark: SparkSession, says: str, sql: str) -> None:
     with pytest.raises(QueryRefused) as raised:
-        asking.ask(sql)
+        runner.run(sql)
 
     assert says in raised.value.message
     assert raised.value.kind == "query_refused"
-    assert asking.chunks == []
+    assert runner.chunks == []
     assert spark._jvm.java.lang.System.getProperty("hyp.canary") is None
     assert not Path("/tmp/hyp-evil").exists()
 
 
 @pytest.mark.parametrize("sql", LOOKING_AROUND)
-def test_who_looks_around_is_sent_to_the_schema(asking: Asking, sql: str) -> None:
+def test_show_and_describe_are_pointed_to_the_schema_command(runner: QueryRunner, sql: str) -> None:
     with pytest.raises(QueryRefused) as raised:
-        asking.ask(sql)
+        runner.run(sql)
 
     assert raised.value.repair == ("hyp query schema",)
 
 
 @pytest.mark.parametrize("column", HIDDEN)
-def test_internal_columns_and_iceberg_s_own_cannot_be_named(asking: Asking, column: str) -> None:
+def test_internal_and_iceberg_columns_cannot_be_selected(runner: QueryRunner, column: str) -> None:
     for sql in (
         f"SELECT {column} FROM {DATASET}",
         f"SELECT {column} FROM hypaware.{DATASET}",
         f"SELECT 1 FROM {DATASET} ORDER BY {column}",
     ):
         with pytest.raises(HypError, match="cannot be resolved") as raised:
-            asking.ask(sql)
+            runner.run(sql)
         assert raised.value.kind == "query_invalid"
 
 
-def test_the_second_look_finds_by_itself_what_the_first_would_have_refused(bait: Views) -> None:
-    """Each of the two would do alone for what is in both their reach: neither relies on the other."""
+def test_the_check_of_the_analyzed_plan_works_without_the_first_check(bait: Views) -> None:
+    """Each of the two checks works alone for what both can see."""
     for sql in (
         f"SELECT {CALL}",
         f"SELECT 1 WHERE 'a' IN (SELECT {CALL})",
@@ -362,12 +362,12 @@ def test_the_second_look_finds_by_itself_what_the_first_would_have_refused(bait:
             guard.check_analyzed(analyzed, bait.java, {DATASET})
 
 
-def test_every_function_of_this_spark_was_looked_at(spark: SparkSession) -> None:
-    """A new Spark brings new functions; they are added to the list once somebody knows that they are harmless."""
+def test_every_function_of_this_spark_version_was_reviewed(spark: SparkSession) -> None:
+    """A new Spark version adds functions. Add them to the list after a review."""
     known = Path(__file__).with_name("spark_functions.txt").read_text(encoding="utf-8").split()
 
     found = [row[0] for row in spark.sql("SHOW SYSTEM FUNCTIONS").collect()]
 
     assert sorted(set(found) - set(known)) == []
-    assert set(found) >= allowed.REFUSED_FUNCTIONS
-    assert set(found) >= allowed.TABLE_FUNCTIONS
+    assert set(found) >= allowlist.REFUSED_FUNCTIONS
+    assert set(found) >= allowlist.TABLE_FUNCTIONS

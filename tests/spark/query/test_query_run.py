@@ -1,4 +1,4 @@
-"""The query job over a real lake: views, results of every size, formats, notes, cancelling."""
+"""The query job over a real lake: views, results of every size, formats, notes, cancellation."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from hypaware import telemetry
 from hypaware.engine.session import EngineSession
 from hypaware.errors import Cancelled, HypError, UsageError
 from hypaware.home import Home
-from hypaware.lake import tables
+from hypaware.lake import schema
 from hypaware.model import datasets
-from hypaware.model.columns import Column, Type
+from hypaware.model.columns import Column, ColumnType
 from hypaware.query import spill
 from hypaware.query.views import Relation, Views
-from tests.processes import PATIENCE, eventually
-from tests.rows import DATASET, MESSAGES
-from tests.spark.query.asking import Asking
 from tests.spark.query.conftest import ROWS, insert
+from tests.support.processes import PATIENCE, eventually
+from tests.support.query_runner import QueryRunner
+from tests.support.rows import DATASET, MESSAGES
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -34,23 +34,21 @@ pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("ignore:unclosed <so
 
 
 @pytest.mark.parametrize("named", [DATASET, f"hypaware.{DATASET}"])
-def test_a_view_has_the_public_columns_in_their_order_and_no_other(asking: Asking, named: str) -> None:
-    (row,) = asking.rows(f"SELECT * FROM {named} LIMIT 1")
+def test_a_view_has_only_the_public_columns_in_order(runner: QueryRunner, named: str) -> None:
+    (row,) = runner.rows(f"SELECT * FROM {named} LIMIT 1")
 
     assert list(row) == [column.name for column in MESSAGES.columns]
 
 
 @pytest.mark.parametrize("named", [DATASET, f"hypaware.{DATASET}"])
-def test_a_query_sees_a_commit_that_came_after_the_view_was_made(
-    asking: Asking, spark: SparkSession, named: str
-) -> None:
-    before = asking.values(f"SELECT count(*) FROM {named}")
+def test_a_query_sees_a_commit_made_after_the_view(runner: QueryRunner, spark: SparkSession, named: str) -> None:
+    before = runner.values(f"SELECT count(*) FROM {named}")
     insert(spark, 1000, 1005)
     try:
-        assert asking.values(f"SELECT count(*) FROM {named}") == [before[0] + 5]
-        assert asking.values(f"SELECT count(*) FROM {named} WHERE message_index >= 1000") == [5]
+        assert runner.values(f"SELECT count(*) FROM {named}") == [before[0] + 5]
+        assert runner.values(f"SELECT count(*) FROM {named} WHERE message_index >= 1000") == [5]
     finally:
-        spark.sql(f"DELETE FROM {tables.full_name(DATASET)} WHERE message_index >= 1000")
+        spark.sql(f"DELETE FROM {schema.full_table_name(DATASET)} WHERE message_index >= 1000")
 
 
 def test_a_dataset_without_a_table_is_empty_until_it_has_one(
@@ -59,12 +57,16 @@ def test_a_dataset_without_a_table_is_empty_until_it_has_one(
     other = datasets.Dataset(
         name="other",
         about="For this test.",
-        columns=(Column("at", Type.TIMESTAMP, "When."), Column("id", Type.STRING, "Which."), Column("n", Type.INT, "")),
+        columns=(
+            Column("at", ColumnType.TIMESTAMP, "When."),
+            Column("id", ColumnType.STRING, "Which."),
+            Column("n", ColumnType.INT, ""),
+        ),
         time_column="at",
         source_columns=("id",),
         key_column="id",
-    )  # fmt: skip
-    monkeypatch.setattr(datasets, "_registered", lambda: {DATASET: MESSAGES, "other": other})
+    )
+    monkeypatch.setattr(datasets, "_load_registry", lambda: {DATASET: MESSAGES, "other": other})
     views = Views(engine.spark)
 
     def seen() -> list[tuple[object, ...]]:
@@ -78,17 +80,17 @@ def test_a_dataset_without_a_table_is_empty_until_it_has_one(
 
     assert seen() == []
     engine.spark.sql(
-        f"CREATE TABLE {tables.full_name('other')} (at TIMESTAMP, id STRING, _hyp_source STRING) USING iceberg"
+        f"CREATE TABLE {schema.full_table_name('other')} (at TIMESTAMP, id STRING, _hyp_source STRING) USING iceberg"
     )
     try:
-        engine.spark.sql(f"INSERT INTO {tables.full_name('other')} VALUES (now(), 'a', 's')")
+        engine.spark.sql(f"INSERT INTO {schema.full_table_name('other')} VALUES (now(), 'a', 's')")
         assert seen() == [("a", None)], "a column that the table lacks is null"
-        engine.spark.sql(f"ALTER TABLE {tables.full_name('other')} ADD COLUMN n INT")
-        engine.spark.sql(f"INSERT INTO {tables.full_name('other')} VALUES (now(), 'b', 's', 2)")
+        engine.spark.sql(f"ALTER TABLE {schema.full_table_name('other')} ADD COLUMN n INT")
+        engine.spark.sql(f"INSERT INTO {schema.full_table_name('other')} VALUES (now(), 'b', 's', 2)")
         assert seen() == [("a", None), ("b", 2)]
         assert views.session.sql("SELECT * FROM other").columns == ["at", "id", "n"]
     finally:
-        engine.spark.sql(f"DROP TABLE {tables.full_name('other')} PURGE")
+        engine.spark.sql(f"DROP TABLE {schema.full_table_name('other')} PURGE")
         views.session.catalog.dropGlobalTempView("other")
 
 
@@ -108,76 +110,76 @@ def test_a_dataset_without_a_table_is_empty_until_it_has_one(
         ("VALUES (1), (2)", [1, 2]),
     ],
 )
-def test_the_result_is_the_same_whichever_way_it_is_read(
-    asking: Asking, sql: str, expected: list[int], max_rows: int | None
+def test_the_result_is_the_same_however_it_is_read(
+    runner: QueryRunner, sql: str, expected: list[int], max_rows: int | None
 ) -> None:
-    assert asking.values(sql.format(DATASET), max_rows=max_rows) == expected
+    assert runner.values(sql.format(DATASET), max_rows=max_rows) == expected
 
 
-def test_a_limit_stops_the_output_and_says_so(asking: Asking) -> None:
+def test_a_row_limit_stops_the_output_with_a_note(runner: QueryRunner) -> None:
     for sql in (f"SELECT message_index FROM {DATASET} ORDER BY 1", f"SELECT message_index FROM {DATASET}"):
-        report = asking.ask(sql, format="jsonl", max_rows=10)
+        report = runner.run(sql, format="jsonl", max_rows=10)
 
         assert (report["rows"], report["truncated"]) == (10, True)
-        assert len(asking.output.splitlines()) == 10
-        assert asking.notes == ["only the first 10 rows are shown (use --max-rows 0 to see all)"]
-    asking.ask(f"SELECT message_index FROM {DATASET}", format="jsonl", max_rows=1)
-    assert asking.notes == ["only the first row is shown (use --max-rows 0 to see all)"]
+        assert len(runner.output.splitlines()) == 10
+        assert runner.notes == ["only the first 10 rows are shown (use --max-rows 0 to see all)"]
+    runner.run(f"SELECT message_index FROM {DATASET}", format="jsonl", max_rows=1)
+    assert runner.notes == ["only the first row is shown (use --max-rows 0 to see all)"]
 
 
-def test_a_result_of_exactly_the_limit_is_not_called_cut(asking: Asking) -> None:
-    report = asking.ask(f"SELECT 1 FROM {DATASET}", format="jsonl", max_rows=ROWS)
+def test_a_result_of_exactly_the_limit_is_not_truncated(runner: QueryRunner) -> None:
+    report = runner.run(f"SELECT 1 FROM {DATASET}", format="jsonl", max_rows=ROWS)
 
-    assert (report["rows"], report["truncated"], asking.notes) == (ROWS, False, [])
-
-
-def test_the_rows_of_a_table_are_counted_beside_it(asking: Asking) -> None:
-    asking.ask(f"SELECT role FROM {DATASET} WHERE message_index = 1", format="table", width=80)
-
-    assert asking.output.decode() == "role\n─────────\nassistant\n"
-    assert asking.notes[0].startswith("1 row in ")
+    assert (report["rows"], report["truncated"], runner.notes) == (ROWS, False, [])
 
 
-def test_a_result_of_unknown_size_goes_through_files_in_the_order_of_its_rows(
-    asking: Asking, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+def test_the_number_of_rows_of_a_table_is_a_note(runner: QueryRunner) -> None:
+    runner.run(f"SELECT role FROM {DATASET} WHERE message_index = 1", format="table", width=80)
+
+    assert runner.output.decode() == "role\n─────────\nassistant\n"
+    assert runner.notes[0].startswith("1 row in ")
+
+
+def test_a_result_of_unknown_size_is_spilled_to_files_in_order(
+    runner: QueryRunner, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without it a large partition is collected as a whole and ends the JVM."""
+    """Otherwise a large partition would be collected as a whole and exhaust the JVM."""
     spilled: list[int] = []
-    through_files = spill.read
+    through_files = spill.read_spilled
 
     def watched(*args: Any) -> Iterator[pa.RecordBatch]:
         spilled.append(1)
         return through_files(*args)
 
-    monkeypatch.setattr(spill, "read", watched)
+    monkeypatch.setattr(spill, "read_spilled", watched)
 
-    assert asking.values("SELECT id FROM range(0, 50000, 1, 8)") == list(range(50000))
+    assert runner.values("SELECT id FROM range(0, 50000, 1, 8)") == list(range(50000))
     assert spilled == [1]
-    asking.values(f"SELECT role, count(*) FROM {DATASET} GROUP BY role ORDER BY 2")
-    asking.values(f"SELECT count(*) FROM {DATASET}")
+    runner.values(f"SELECT role, count(*) FROM {DATASET} GROUP BY role ORDER BY 2")
+    runner.values(f"SELECT count(*) FROM {DATASET}")
     assert spilled == [1], "small results need no files"
     assert not list(scratch(spark).glob("query-*"))
 
 
-def test_a_large_result_that_is_not_read_to_its_end_leaves_nothing_behind(spark: SparkSession) -> None:
-    asking = Asking(spark, cancel_when=lambda asking: len(asking.chunks) > 1)
+def test_a_large_result_that_is_read_partly_leaves_no_files(spark: SparkSession) -> None:
+    runner = QueryRunner(spark, cancel_when=lambda runner: len(runner.chunks) > 1)
 
     with pytest.raises(Cancelled):
-        asking.ask("SELECT explode(sequence(1, 50000)) AS n", format="jsonl")
+        runner.run("SELECT explode(sequence(1, 50000)) AS n", format="jsonl")
 
-    assert len(asking.chunks) == 2
+    assert len(runner.chunks) == 2
     assert not list(scratch(spark).glob("query-*"))
 
 
-def test_a_query_that_is_cancelled_while_it_is_planned_does_not_run_to_its_end(spark: SparkSession) -> None:
-    """Spark's own cancelling forgets the stages that adaptive execution submits later."""
+def test_a_query_cancelled_during_planning_does_not_run_to_its_end(spark: SparkSession) -> None:
+    """Spark's own cancellation misses the stages that adaptive execution submits later."""
     endless = (
         f"SELECT count(DISTINCT x, part_id) FROM {DATASET} "
         "LATERAL VIEW explode(sequence(1, 1000000)) e AS x LATERAL VIEW explode(sequence(1, 1000)) f AS y"
     )
 
     with pytest.raises(HypError):
-        Asking(spark, cancel_when=lambda asking: True).ask(endless)
+        QueryRunner(spark, cancel_when=lambda runner: True).run(endless)
 
     context = spark.sparkContext._jsc.sc()
     context.listenerBus().waitUntilEmpty(1000 * PATIENCE)
@@ -186,18 +188,18 @@ def test_a_query_that_is_cancelled_while_it_is_planned_does_not_run_to_its_end(s
     eventually(lambda: sum(executor.numRunningTasks() for executor in tracker.getExecutorInfos()) == 0)
 
 
-def test_a_partition_larger_than_the_jvm_streams(asking: Asking) -> None:
-    """Hazard of a driver that collects: 1.2 GiB of rows from one partition of a JVM with 1 GiB."""
-    report = asking.ask(
+def test_a_partition_larger_than_the_jvm_is_streamed(runner: QueryRunner) -> None:
+    """Read 1.2 GiB of rows from one partition with a JVM of 1 GiB."""
+    report = runner.run(
         "SELECT id, repeat(uuid(), 3000) AS text FROM range(0, 12000, 1, 1)", format="arrow", max_rows=1_000_000
     )
 
     assert (report["rows"], report["truncated"]) == (12000, False)
-    assert len(asking.output) > 1_200_000_000
+    assert len(runner.output) > 1_200_000_000
 
 
-def test_values_of_every_type_reach_json(asking: Asking) -> None:
-    (row,) = asking.rows("""
+def test_values_of_every_type_are_written_as_json(runner: QueryRunner) -> None:
+    (row,) = runner.rows("""
         SELECT 1Y a, 1.50 b, 1e3 c, double('NaN') d, true e, x'00ff' f, date'2026-11-15' g,
                timestamp'2026-11-15 07:15:08.256' h, timestamp_ntz'2026-11-15 07:15:08' i, array(1, null) j,
                named_struct('k', map('l', 1)) k, null m, interval '1-2' year to month n, interval 3 hours o,
@@ -212,10 +214,10 @@ def test_values_of_every_type_reach_json(asking: Asking) -> None:
     }  # fmt: skip
 
 
-def test_arrow_keeps_the_types_of_the_columns(asking: Asking) -> None:
-    asking.ask(f"SELECT message_index, message_created_at, is_error FROM {DATASET} LIMIT 1", format="arrow")
+def test_arrow_keeps_the_types_of_the_columns(runner: QueryRunner) -> None:
+    runner.run(f"SELECT message_index, message_created_at, is_error FROM {DATASET} LIMIT 1", format="arrow")
 
-    with pa.ipc.open_stream(asking.output) as reader:
+    with pa.ipc.open_stream(runner.output) as reader:
         assert reader.schema.types == [pa.int32(), pa.timestamp("us", "UTC"), pa.bool_()]
 
 
@@ -237,11 +239,11 @@ def test_arrow_keeps_the_types_of_the_columns(asking: Asking) -> None:
         ("SELECT '\udcff'", "query_invalid", "UTF-8"),
     ],
 )
-def test_a_query_that_cannot_be_answered_says_why_in_one_line(
-    asking: Asking, capfd: pytest.CaptureFixture[str], sql: str, kind: str, message: str
+def test_a_failed_query_is_reported_in_one_line(
+    runner: QueryRunner, capfd: pytest.CaptureFixture[str], sql: str, kind: str, message: str
 ) -> None:
     with pytest.raises(HypError) as raised:
-        asking.ask(sql)
+        runner.run(sql)
 
     assert raised.value.kind == kind
     assert message in raised.value.message
@@ -250,24 +252,24 @@ def test_a_query_that_cannot_be_answered_says_why_in_one_line(
     assert capfd.readouterr() == ("", ""), "nothing is printed beside the error"
 
 
-def test_settings_and_the_environment_are_not_put_into_the_text_of_a_query(asking: Asking) -> None:
-    assert asking.values("SELECT '${env:HOME} ${spark.sql.catalog.hyp.uri}'") == [
+def test_variables_in_the_text_of_a_query_are_not_substituted(runner: QueryRunner) -> None:
+    assert runner.values("SELECT '${env:HOME} ${spark.sql.catalog.hyp.uri}'") == [
         "${env:HOME} ${spark.sql.catalog.hyp.uri}"
     ]
 
 
-def test_an_unknown_format_is_refused_before_anything_runs(asking: Asking) -> None:
+def test_an_unknown_format_is_rejected_before_anything_runs(runner: QueryRunner) -> None:
     with pytest.raises(UsageError, match="yaml"):
-        asking.ask("SELECT 1", format="yaml")
+        runner.run("SELECT 1", format="yaml")
 
 
-def test_the_query_session_is_not_the_engine_s(asking: Asking, spark: SparkSession) -> None:
-    """What a job of the engine leaves in its session is nothing to a query, and the other way round."""
+def test_queries_have_a_session_of_their_own(runner: QueryRunner, spark: SparkSession) -> None:
+    """Objects in the session of the engine are invisible to queries, and vice versa."""
     spark.sql("CREATE OR REPLACE TEMPORARY VIEW left_behind AS SELECT 1")
     try:
-        with pytest.raises(HypError, match="no dataset left_behind"):
-            asking.ask("SELECT * FROM left_behind")
-        asking.ask(f"SELECT 1 FROM {DATASET}")
+        with pytest.raises(HypError, match="unknown dataset left_behind"):
+            runner.run("SELECT * FROM left_behind")
+        runner.run(f"SELECT 1 FROM {DATASET}")
         assert DATASET not in [view.name for view in spark.catalog.listTables()]
     finally:
         spark.catalog.dropTempView("left_behind")
@@ -280,14 +282,14 @@ def test_the_query_session_is_not_the_engine_s(asking: Asking, spark: SparkSessi
         ("SELECT CAST('very secret' AS INT)", "failed", "query_failed"),
     ],
 )
-def test_telemetry_tells_that_a_query_ran_and_nothing_of_what_it_said(
-    asking: Asking, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sql: str, status: str, kind: str | None
+def test_telemetry_records_a_query_without_its_text(
+    runner: QueryRunner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sql: str, status: str, kind: str | None
 ) -> None:
     monkeypatch.setenv("HYP_DEV_TELEMETRY", "1")
     telemetry.configure(Home(tmp_path).telemetry)
     try:
         with suppress(HypError):
-            asking.ask(sql, format="jsonl")
+            runner.run(sql, format="jsonl")
     finally:
         telemetry.close()
 
@@ -300,9 +302,9 @@ def test_telemetry_tells_that_a_query_ran_and_nothing_of_what_it_said(
     assert "secret" not in file.read_text()
 
 
-def test_queries_run_side_by_side(spark: SparkSession) -> None:
+def test_queries_run_concurrently(spark: SparkSession) -> None:
     def count(role: str) -> list[object]:
-        return Asking(spark).values(f"SELECT count(*) FROM {DATASET} WHERE role = '{role}' OR '{role}' = 'all'")
+        return QueryRunner(spark).values(f"SELECT count(*) FROM {DATASET} WHERE role = '{role}' OR '{role}' = 'all'")
 
     with ThreadPoolExecutor(4) as threads:
         assert list(threads.map(count, ["user", "all", "none", "tool"] * 3)) == [[20], [ROWS], [0], [20]] * 3

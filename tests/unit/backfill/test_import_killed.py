@@ -10,26 +10,35 @@ from pathlib import Path
 import orjson
 import pytest
 
-from hypaware.backfill import lots
-from hypaware.crash_points import all_points
+from hypaware.backfill import tasks
+from hypaware.faults import list_crash_points
 from hypaware.home import Home
 from hypaware.model.datasets import SEQ
-from hypaware.opening import open_home
 from hypaware.state import flushes
-from tests import claude_files
-from tests.claude_files import turns, write
-from tests.light_lake import read_lake
-from tests.light_life import DATASET, append, import_history
-from tests.lives import live
-from tests.rows import rows as message_rows
+from hypaware.state.home_opener import open_home
+from hypaware.testing.fault_injection import run_in_child
+from tests.support import claude_files
+from tests.support.claude_files import turns, write
+from tests.support.light_home import DATASET, append, import_history
+from tests.support.light_lake import read_lake
+from tests.support.rows import rows as message_rows
 
 # Rejects and power cuts are tested with the flush: this import has only valid rows.
-_NOT_HERE = ("lake.rejects", "lake.step-back", "lake.reserve", "lake.settlements", "lake.tombstones", "lake.relocate")
+_NOT_HERE = (
+    "lake.rejects",
+    "iceberg.roll-back",
+    "lake.reserve",
+    "lake.settlements",
+    "lake.tombstones",
+    "iceberg.relocate",
+)
 POINTS = [
-    point.name for point in all_points() if point.package in ("state", "lake") and not point.name.startswith(_NOT_HERE)
+    point.name
+    for point in list_crash_points()
+    if point.package in ("state", "lake", "iceberg") and not point.name.startswith(_NOT_HERE)
 ]
 # Points that one import passes several times, with one batch after another; a soak kills at all of them more often.
-_AGAIN = ("state.", "lake.secure.", "lake.commit.")
+_AGAIN = ("state.", "iceberg.fsync.", "lake.commit.")
 KILLS = [
     (point, times)
     for point in POINTS
@@ -64,9 +73,9 @@ def expected_parts() -> set[str]:
 def test_an_import_killed_at_any_point_is_finished_by_the_next_one_without_duplicates(
     home: Home, environment: dict[str, str], point: str, times: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lots, "LOT_BYTES", 9000)
+    monkeypatch.setattr(tasks, "BATCH_BYTES", 9000)
     append(home, spooled := message_rows(5, attributes=None))
-    lived = live(lambda: (import_history(home, environment), None)[1], crash_at=f"{point}:{times}")
+    lived = run_in_child(lambda: (import_history(home, environment), None)[1], crash_at=f"{point}:{times}")
     assert not lived or times > 1, "a point that is never reached guards nothing"
     import_history(home, environment)
 
@@ -78,7 +87,7 @@ def test_an_import_killed_at_any_point_is_finished_by_the_next_one_without_dupli
     usages = [orjson.loads(row["attributes"] or "{}").get("usage") for row in rows]
     assert sum(usage["output_tokens"] for usage in usages if usage) == 90
     with closing(open_home(home).store) as store, store.reading() as connection:
-        assert flushes.unfinished(connection) == []
-        assert flushes.high_water(connection)[DATASET]["claude"] == max(row[SEQ] for row in rows)
+        assert flushes.unfinished_flushes(connection) == []
+        assert flushes.load_high_water(connection)[DATASET]["claude"] == max(row[SEQ] for row in rows)
     again = import_history(home, environment)
-    assert (again.rows_written, again.files_unchanged) == (0, 3)
+    assert (again.rows.written, again.files_unchanged) == (0, 3)

@@ -16,10 +16,10 @@ import orjson
 import pytest
 
 from hypaware.home import Home
-from tests import claude_files
-from tests.claude_files import turns
-from tests.light_lake import read_lake
-from tests.light_life import DATASET, import_history
+from tests.support import claude_files
+from tests.support.claude_files import turns
+from tests.support.light_home import DATASET, import_history
+from tests.support.light_lake import read_lake
 
 _WALKS = 25 * int(os.environ["HYP_SOAK"]) if "HYP_SOAK" in os.environ else 12
 

@@ -10,7 +10,7 @@ from hypaware.home import Home
 
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
-    """A home of the test's own, not yet created."""
+    """Return a home for this test that does not exist yet."""
     root = tmp_path / "home"
     monkeypatch.setenv("HYP_HOME", str(root))
     for name in ("HYP_DEBUG", "HYP_DEV_TELEMETRY", "OTEL_EXPORTER_OTLP_ENDPOINT"):
@@ -23,7 +23,7 @@ Ran = tuple[int, str, str]
 
 @pytest.fixture
 def hyp(capfd: pytest.CaptureFixture[str]) -> Callable[..., Ran]:
-    """Runs a command in this process: exit code, stdout, stderr."""
+    """Run a command in this process; return exit code, stdout and stderr."""
 
     def run(*args: str) -> Ran:
         from hypaware.cli.main import main

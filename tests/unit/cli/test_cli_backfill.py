@@ -1,4 +1,4 @@
-"""`hyp backfill` up to the point where it needs Spark: what it understands, what it refuses, what it shows."""
+"""`hyp backfill` up to the point where it needs Spark: arguments, errors and output."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from hypaware.backfill import registry
-from hypaware.backfill.wanted import Wanted, understand
-from hypaware.cli import backfill_summary
+from hypaware.backfill import providers
+from hypaware.backfill.request import ImportRequest, parse_request
+from hypaware.cli import backfill
 from hypaware.config import Config
 from hypaware.home import Home
-from tests.installed import install
+from tests.support.plugin_distributions import install
 
 Ran = tuple[int, str, str]
 Hyp = Callable[..., Ran]
@@ -25,8 +25,9 @@ Capture = pytest.CaptureFixture[str]
 CLIENT = textwrap.dedent(
     """
     from pathlib import Path
-    from hypaware.backfill.provider import Found
+    from hypaware.clients.client import Source
     from hypaware.clients.client import Client
+
 
     class Diary:
         name = "diary"
@@ -34,12 +35,12 @@ CLIENT = textwrap.dedent(
         datasets = ("ai_gateway_messages",)
         environment = ("DIARY_HOME",)
         def find(self, environment):
-            yield from map(Found, sorted(Path(environment["DIARY_HOME"]).iterdir()))
+            yield from map(Source, sorted(Path(environment["DIARY_HOME"]).iterdir()))
         def first_time(self, head): return None
         def read(self, reading, environment): raise RuntimeError("the ink has run")
 
     CLIENT = Client("diary", "a diary", Diary())
-    """
+"""
 )
 
 
@@ -58,7 +59,7 @@ def broken(tmp_path: Path) -> None:
     install(tmp_path / "site", "notes-for-hyp", entry, "notes_for_hyp", "raise RuntimeError('no luck')")
 
 
-def test_list_tells_what_can_be_imported_and_who_brought_it(hyp: Hyp, home: Home) -> None:
+def test_list_shows_each_provider_and_its_plugin(hyp: Hyp, home: Home) -> None:
     code, out, _ = hyp("backfill", "list", "--json")
 
     found = {each["name"]: each for each in json.loads(out)["providers"]}
@@ -78,7 +79,7 @@ def test_list_tells_what_can_be_imported_and_who_brought_it(hyp: Hyp, home: Home
 
 
 @pytest.mark.usefixtures("broken")
-def test_a_broken_client_is_warned_of_and_stops_no_other(hyp: Hyp) -> None:
+def test_a_client_that_cannot_be_loaded_is_a_warning_and_affects_no_other(hyp: Hyp) -> None:
     code, out, err = hyp("backfill", "list")
 
     assert code == 0
@@ -93,7 +94,7 @@ def test_a_broken_client_is_warned_of_and_stops_no_other(hyp: Hyp) -> None:
     [("dairy", "unknown_provider", "Did you mean diary?"), ("notes", "provider_broken", "no luck")],
 )
 @pytest.mark.parametrize("options", [[], ["--dry-run"], ["--json"]])
-def test_a_provider_that_cannot_run_is_never_passed_over(
+def test_a_provider_that_cannot_run_is_never_skipped_silently(
     hyp: Hyp, home: Home, name: str, kind: str, said: str, options: list[str]
 ) -> None:
     code, out, err = hyp("backfill", *options, "diary", name)
@@ -121,7 +122,7 @@ def test_a_provider_that_cannot_run_is_never_passed_over(
     ],
 )
 @pytest.mark.parametrize("dry", [[], ["--dry-run"]])
-def test_wrong_usage_exits_2_and_touches_nothing(
+def test_wrong_usage_exits_2_and_changes_nothing(
     hyp: Hyp, home: Home, options: list[str], said: str, dry: list[str]
 ) -> None:
     code, out, err = hyp("backfill", "diary", *dry, *options)
@@ -133,14 +134,14 @@ def test_wrong_usage_exits_2_and_touches_nothing(
     assert not home.root.exists()
 
 
-def test_plan_takes_retention_and_no_window(hyp: Hyp) -> None:
+def test_plan_accepts_a_retention_but_no_window(hyp: Hyp) -> None:
     assert hyp("backfill", "plan", "--retention-days", "-1")[0] == 2
     assert hyp("backfill", "plan", "--since", "7d")[0] == 2
 
 
 @pytest.fixture
 def pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """What the diary finds."""
+    """Create the history of the diary client."""
     folder = tmp_path / "diary"
     folder.mkdir()
     for day in ("monday", "tuesday"):
@@ -149,7 +150,7 @@ def pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def test_plan_tells_what_there_is_without_reading_it(hyp: Hyp, home: Home, pages: Path) -> None:
+def test_plan_estimates_the_history_without_reading_it(hyp: Hyp, home: Home, pages: Path) -> None:
     code, out, _ = hyp("backfill", "plan", "diary", "--json")
 
     (found,) = json.loads(out)["providers"]
@@ -162,13 +163,13 @@ def test_plan_tells_what_there_is_without_reading_it(hyp: Hyp, home: Home, pages
     assert (found["plan"]["estimated_items"], found["plan"]["estimated_bytes"]) == (2, 34)
     code, out, _ = hyp("backfill", "plan", "diary")
     assert code == 0
-    assert out.splitlines()[2].split() == ["diary", "2", "0.0", "MB"]
+    assert out.splitlines()[2].split() == ["diary", "2", "34", "bytes"]
     assert str(pages) in out
     assert not home.root.exists()
 
 
 @pytest.mark.hazard(48)
-def test_a_plan_that_fails_for_one_is_told_and_exits_1(hyp: Hyp) -> None:
+def test_a_plan_that_fails_for_one_provider_exits_1(hyp: Hyp) -> None:
     code, out, _ = hyp("backfill", "plan", "diary", "--json")
 
     (found,) = json.loads(out)["providers"]
@@ -182,7 +183,7 @@ def test_a_plan_that_fails_for_one_is_told_and_exits_1(hyp: Hyp) -> None:
 @pytest.mark.hazard(48)
 @pytest.mark.hazard(54)
 @pytest.mark.usefixtures("pages")
-def test_a_dry_run_that_fails_says_so_and_leaves_no_trace(hyp: Hyp, home: Home) -> None:
+def test_a_failed_dry_run_is_reported_and_leaves_no_trace(hyp: Hyp, home: Home) -> None:
     code, out, _ = hyp("backfill", "--dry-run", "diary", "--json")
 
     document = json.loads(out)
@@ -197,8 +198,8 @@ def test_a_dry_run_that_fails_says_so_and_leaves_no_trace(hyp: Hyp, home: Home) 
     assert not home.root.exists()
 
 
-def test_none_enabled_is_no_failure_and_says_so(hyp: Hyp) -> None:
-    for each in registry.providers():
+def test_no_enabled_provider_is_reported_and_exits_0(hyp: Hyp) -> None:
+    for each in providers.load_providers():
         hyp("config", "set", f"clients.{each.name}.enabled", "false")
 
     for command in (["backfill"], ["backfill", "--dry-run"], ["backfill", "plan"]):
@@ -212,8 +213,8 @@ def test_none_enabled_is_no_failure_and_says_so(hyp: Hyp) -> None:
         assert "enabled" in err
 
 
-def test_the_json_of_a_run_without_providers_has_the_keys_of_every_run_and_the_reason(hyp: Hyp) -> None:
-    for each in registry.providers():
+def test_the_json_of_a_run_without_providers_has_all_keys_and_the_reason(hyp: Hyp) -> None:
+    for each in providers.load_providers():
         hyp("config", "set", f"clients.{each.name}.enabled", "false")
 
     assert set(json.loads(hyp("backfill", "--json")[1])) == {"run_id", "dry_run", "providers", "reason"}
@@ -221,7 +222,7 @@ def test_the_json_of_a_run_without_providers_has_the_keys_of_every_run_and_the_r
     assert set(json.loads(hyp("backfill", "plan", "--json")[1])) == {"run_id", "providers", "reason"}
 
 
-def test_the_help_shows_the_command_itself_and_its_commands(hyp: Hyp) -> None:
+def test_the_help_of_backfill_shows_its_own_options_and_its_subcommands(hyp: Hyp) -> None:
     code, out, _ = hyp("backfill", "--help")
 
     assert code == 0
@@ -232,7 +233,7 @@ def test_the_help_shows_the_command_itself_and_its_commands(hyp: Hyp) -> None:
     assert "Usage: hyp backfill list [OPTIONS]\n" in hyp("backfill", "list", "--help")[1]
 
 
-def test_a_command_after_an_option_is_told_to_come_first(hyp: Hyp) -> None:
+def test_a_subcommand_after_an_option_is_an_error_that_shows_the_right_order(hyp: Hyp) -> None:
     code, out, _ = hyp("backfill", "--json", "list")
 
     assert code == 2
@@ -269,20 +270,20 @@ def result(**changes: Any) -> dict[str, Any]:
 NOTHING: dict[str, Any] = {"items_seen": 0, "sessions_seen": 0, "rows_written": 0, "rows_skipped": 0, "files": 0}
 
 
-def wanted(home: Home) -> Wanted:
+def wanted(home: Home) -> ImportRequest:
     variables = {"HOME": "/home/dev"}
-    found = registry.providers()
-    return understand(home, Config(), found, names=["diary"], now=datetime.now(UTC), variables=variables)
+    found = providers.load_providers()
+    return parse_request(home, Config(), found, names=["diary"], now=datetime.now(UTC), variables=variables)
 
 
 def shown(capfd: Capture, home: Home, *, dry_run: bool = False, **changes: Any) -> tuple[str, str]:
     report = {"run_id": "run-1", "dry_run": dry_run, "providers": [result(**changes)]}
-    backfill_summary.show_run(report, wanted(home), home)
+    backfill.show_import(report, wanted(home), home)
     out, err = capfd.readouterr()
     return out, err
 
 
-def test_the_summary_counts_sessions_rows_and_tokens_and_tells_the_days(capfd: Capture, home: Home) -> None:
+def test_the_summary_shows_sessions_rows_tokens_and_days(capfd: Capture, home: Home) -> None:
     out, err = shown(capfd, home)
 
     head, _rule, line = out.splitlines()
@@ -291,14 +292,14 @@ def test_the_summary_counts_sessions_rows_and_tokens_and_tells_the_days(capfd: C
     assert err == "next: hyp query overview\n"
 
 
-def test_the_summary_of_a_dry_run_says_what_would_be_written(capfd: Capture, home: Home) -> None:
+def test_the_summary_of_a_dry_run_shows_what_would_be_written(capfd: Capture, home: Home) -> None:
     out, err = shown(capfd, home, dry_run=True, rows_rejected=3)
 
     assert "would write" in out.splitlines()[0]
     assert err == "warning: diary: 3 rows would be rejected\nnext: hyp backfill\n"
 
 
-def test_everything_that_was_left_out_is_told_with_its_reason(capfd: Capture, home: Home) -> None:
+def test_everything_that_was_not_imported_is_listed_with_the_reason(capfd: Capture, home: Home) -> None:
     out, err = shown(
         capfd,
         home,
@@ -313,13 +314,13 @@ def test_everything_that_was_left_out_is_told_with_its_reason(capfd: Capture, ho
         "diary: 1,500 files unchanged since the last import",
         "diary: 1,201 lines produced no row: unknown_type 1,200, not_json 1",
         "diary: 1 file not read: unreadable 1",
-        "diary: 2 messages held back: still being written; left for the next import",
+        "diary: 2 messages held back: still being written, left for the next import",
     ]
     kept = home.spool / "ai_gateway_messages" / "rejected"
     assert f"warning: diary: 3 rows rejected; see {kept} for the reasons\n" in err
 
 
-def test_a_provider_that_failed_is_told_with_its_reason(capfd: Capture, home: Home) -> None:
+def test_a_failed_provider_is_reported_with_the_reason(capfd: Capture, home: Home) -> None:
     error = {"kind": "dataset_mismatch", "message": "no place for it"}
 
     out, err = shown(capfd, home, status="failed", error=error, **NOTHING)
@@ -328,7 +329,7 @@ def test_a_provider_that_failed_is_told_with_its_reason(capfd: Capture, home: Ho
     assert "no history found" not in out
 
 
-def test_where_it_looked_is_told_when_nothing_was_found(capfd: Capture, home: Home) -> None:
+def test_the_searched_places_are_shown_if_no_history_was_found(capfd: Capture, home: Home) -> None:
     out, err = shown(capfd, home, **NOTHING)
 
     said = "diary: no history found in what stands in ~/.diary (DIARY_HOME is not set, HOME=/home/dev)"
@@ -337,7 +338,7 @@ def test_where_it_looked_is_told_when_nothing_was_found(capfd: Capture, home: Ho
 
 
 @pytest.mark.hazard(62)
-def test_a_reason_cannot_reach_the_terminal_as_it_is(capfd: Capture, home: Home) -> None:
+def test_a_reason_is_escaped_for_the_terminal(capfd: Capture, home: Home) -> None:
     error = {"kind": "provider_error", "message": "\x1b[2J"}
 
     out, err = shown(capfd, home, lines_skipped={"\x1b[2J": 1}, status="failed", error=error)

@@ -1,4 +1,4 @@
-"""`hyp backup` and `hyp restore`: what is printed, where it goes, and the exit code. No engine: the lake is empty."""
+"""`hyp backup` and `hyp restore`: output, destination and exit code. The lake is empty, so no engine is needed."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from hypaware.home import Home
-from hypaware.lake import metadata
+from hypaware.iceberg import metadata
 from hypaware.spool import reader
-from tests.light_life import DATASET, append
-from tests.rows import rows
+from tests.support.light_home import DATASET, append
+from tests.support.rows import rows
 
 Ran = tuple[int, str, str]
 Hyp = Callable[..., Ran]
@@ -26,12 +26,12 @@ def _json(ran: Ran) -> Any:
 
 @pytest.fixture
 def to(home: Home, tmp_path: Path) -> Path:
-    """Where a backup goes; the home has rows that wait."""
+    """Return the folder of a backup. The home has rows in the spool."""
     append(home, rows(4))
     return tmp_path / "backups" / "monday"
 
 
-def test_a_backup_and_a_restore_say_what_they_did(
+def test_backup_and_restore_report_what_they_did(
     hyp: Hyp, home: Home, to: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     code, out, err = hyp("backup", str(to))
@@ -42,10 +42,12 @@ def test_a_backup_and_a_restore_say_what_they_did(
     code, out, _ = hyp("restore", str(to))
     assert code == 0
     assert str(home.root.with_name("restored")) in out
-    assert reader.waiting(Home(home.root.with_name("restored")), DATASET).rows == 4
+    assert reader.summarize_spool(Home(home.root.with_name("restored")), DATASET).rows == 4
 
 
-def test_both_print_one_document(hyp: Hyp, home: Home, to: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_backup_and_restore_print_one_json_document(
+    hyp: Hyp, home: Home, to: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     made = _json(hyp("backup", str(to), "--json"))
     assert set(made) == {
         "backup", "made_at", "home", "gateway_id", "incarnation", "next_seq", "files", "bytes", "datasets",
@@ -58,7 +60,7 @@ def test_both_print_one_document(hyp: Hyp, home: Home, to: Path, monkeypatch: py
     assert back["next_seq"] > made["next_seq"]
 
 
-def test_a_place_that_is_taken_is_left_alone(hyp: Hyp, home: Home, to: Path) -> None:
+def test_backup_and_restore_never_overwrite_an_existing_folder(hyp: Hyp, home: Home, to: Path) -> None:
     assert hyp("backup", str(to))[0] == 0
     before = sorted(path.name for path in to.iterdir())
     for command in (("backup", str(to)), ("restore", str(to))):
@@ -68,10 +70,10 @@ def test_a_place_that_is_taken_is_left_alone(hyp: Hyp, home: Home, to: Path) -> 
         refused = hyp(*command, "--json")
         assert (refused[0], _json(refused)["error"]["kind"]) == (1, "not_empty")
     assert sorted(path.name for path in to.iterdir()) == before
-    assert reader.waiting(home, DATASET).rows == 4
+    assert reader.summarize_spool(home, DATASET).rows == 4
 
 
-def test_what_is_no_backup_or_no_home_is_said(hyp: Hyp, home: Home, tmp_path: Path) -> None:
+def test_a_missing_backup_or_home_is_reported(hyp: Hyp, home: Home, tmp_path: Path) -> None:
     code, _, err = hyp("backup", str(tmp_path / "there"))
     assert code == 1
     assert f"no home at {home.root}" in err
@@ -85,7 +87,7 @@ def test_what_is_no_backup_or_no_home_is_said(hyp: Hyp, home: Home, tmp_path: Pa
     assert not home.root.exists()
 
 
-def test_a_relative_place_is_meant_from_where_the_command_runs(
+def test_a_relative_folder_is_resolved_from_the_current_directory(
     hyp: Hyp, to: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -94,8 +96,8 @@ def test_a_relative_place_is_meant_from_where_the_command_runs(
 
 
 def test_a_home_without_a_table_needs_no_engine(hyp: Hyp, home: Home, to: Path) -> None:
-    """Nor does it make one, and the lake's lock is free again."""
+    """It starts none, and releases the lock of the lake."""
     assert hyp("backup", str(to))[0] == 0
     assert hyp("backup", str(to.with_name("tuesday")))[0] == 0
-    assert metadata.entries(home) == []
+    assert metadata.list_tables(home) == []
     assert not home.engine_socket.exists()

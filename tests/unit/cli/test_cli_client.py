@@ -1,4 +1,4 @@
-"""`hyp client` as its user sees it: with a real listener behind it, and with others in its place."""
+"""`hyp client` with a real gateway, and with other programs on its port."""
 
 from __future__ import annotations
 
@@ -16,12 +16,11 @@ from pathlib import Path
 
 import pytest
 
-from hypaware import lock_file
-from hypaware.capture import handover
-from hypaware.clients import undo
-from hypaware.home import Home
-from tests.ports import FreePort
-from tests.processes import eventually
+from hypaware.clients import attach
+from hypaware.gateway import handover
+from hypaware.home import Home, locks
+from tests.support.ports import FreePort
+from tests.support.processes import eventually
 
 Hyp = Callable[..., tuple[int, str, str]]
 TEXT = '{\n  "model": "opus"\n}\n'
@@ -29,7 +28,7 @@ TEXT = '{\n  "model": "opus"\n}\n'
 
 @pytest.fixture
 def user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Somebody with both clients, and nothing else of this machine's user."""
+    """Create a user with both clients, isolated from the real user of this machine."""
     folder = tmp_path / "user"
     for name in (".claude", ".codex"):
         (folder / name).mkdir(parents=True)
@@ -42,8 +41,7 @@ def user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def port(home: Home, free_port: FreePort, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
-    """Where the gateway of this home listens; whoever was started for it has the time to start, and is ended with the
-    test."""
+    """Return the port of this home's gateway, and stop a fallback process after the test."""
     for name in ("_START_SECONDS", "_ANSWER_SECONDS"):
         monkeypatch.setattr(handover, name, 120.0)
     free = free_port()
@@ -60,10 +58,10 @@ def listen_at(home: Home, port: int) -> None:
 
 
 def end_listener(home: Home) -> None:
-    if (pid := lock_file.holder(handover.lock_path(home))) is not None:
+    if (pid := locks.lock_holder(handover.fallback_lock_path(home))) is not None:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-        eventually(lambda: not lock_file.is_taken(handover.lock_path(home)))
+        eventually(lambda: not locks.is_locked(handover.fallback_lock_path(home)))
 
 
 def state(hyp: Hyp, name: str = "claude") -> tuple[int, str]:
@@ -72,7 +70,7 @@ def state(hyp: Hyp, name: str = "claude") -> tuple[int, str]:
 
 
 @pytest.mark.hazard(63)
-def test_the_life_of_an_attached_client(
+def test_a_client_is_attached_reported_and_detached(
     hyp: Hyp, home: Home, user: Path, port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = user / ".claude/settings.json"
@@ -80,10 +78,10 @@ def test_the_life_of_an_attached_client(
     code, out, err = hyp("client", "attach", "claude")
     assert (code, out) == (0, f"claude is attached to the gateway at http://127.0.0.1:{port}/claude ({settings})\n")
     assert "hyp daemon start" in err
-    # Nobody records, and the client works all the same.
+    # Requests are not recorded, but the client works.
     assert state(hyp) == (0, "passing")
-    assert "goes there already" in hyp("client", "attach", "claude")[1]
-    with handover.take(home, f"127.0.0.1:{port}") as taken, gateway(home, taken.socket):
+    assert "is already attached" in hyp("client", "attach", "claude")[1]
+    with handover.acquire_socket(home, f"127.0.0.1:{port}") as taken, gateway(home, taken.socket):
         assert state(hyp) == (0, "attached")
         home.run.joinpath("gateway.json").write_text(
             json.dumps({"clients": {"claude": {"last_seen_at": "2999-01-01T00:00:00Z", "exchanges": 3}}})
@@ -102,7 +100,7 @@ def test_the_life_of_an_attached_client(
     end_listener(home)
     code, out, _ = hyp("client", "status", "claude", "--json")
     assert (code, json.loads(out)["clients"][0]["state"]) == (1, "broken")
-    # The next prompt mends that, through the hook.
+    # The hook of the next prompt repairs that.
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b'{"session_id": "s", "cwd": "/nonexistent"}')))
     assert hyp("hook", "claude") == (0, "", "")
     assert state(hyp) == (0, "passing")
@@ -111,10 +109,8 @@ def test_the_life_of_an_attached_client(
     assert "was not attached" in hyp("client", "detach", "claude")[1]
 
 
-def test_one_client_whose_settings_are_broken_does_not_hold_the_others(
-    hyp: Hyp, home: Home, user: Path, port: int
-) -> None:
-    """Neither on the way to the gateway nor on the way back; and who mends the file learns which one it is."""
+def test_broken_settings_of_one_client_do_not_affect_the_others(hyp: Hyp, home: Home, user: Path, port: int) -> None:
+    """This holds for attach and detach, and the error names the broken file."""
     settings = user / ".claude/settings.json"
     settings.write_text("{ no JSON")
     code, out, err = hyp("client", "attach")
@@ -127,10 +123,8 @@ def test_one_client_whose_settings_are_broken_does_not_hold_the_others(
     assert not (user / ".codex/config.toml").exists()
 
 
-def test_without_a_name_a_client_that_the_config_leaves_out_stays_out(
-    hyp: Hyp, home: Home, user: Path, port: int
-) -> None:
-    """A repair such as `hyp client attach` must not attach what the user did not choose."""
+def test_without_a_name_a_disabled_client_is_not_attached(hyp: Hyp, home: Home, user: Path, port: int) -> None:
+    """A suggested `hyp client attach` must not attach clients that the user did not choose."""
     home.config.write_text(home.config.read_text() + "[clients]\nclaude.enabled = false\n")
     assert hyp("client", "attach")[1].split(" is ")[0] == "codex"
     home.config.write_text(home.config.read_text() + "codex.enabled = false\n")
@@ -140,12 +134,12 @@ def test_without_a_name_a_client_that_the_config_leaves_out_stays_out(
 
 
 class gateway:
-    """Answers on the given socket as a gateway does."""
+    """Run a gateway on the given socket."""
 
     def __init__(self, home: Home, listener: socket.socket) -> None:
         class Answer(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
-                body = json.dumps(handover.health(home, "gateway")).encode()
+                body = json.dumps(handover.describe_health(home, "gateway")).encode()
                 self.send_response(200)
                 self.send_header("Content-Length", str(len(body)))
                 self.end_headers()
@@ -169,7 +163,9 @@ class gateway:
         self._server.server_close()
 
 
-def test_all_clients_at_once_and_a_dry_run_first(hyp: Hyp, home: Home, user: Path, port: int) -> None:
+def test_all_clients_are_attached_after_a_dry_run_that_changes_nothing(
+    hyp: Hyp, home: Home, user: Path, port: int
+) -> None:
     code, out, _ = hyp("client", "attach", "--dry-run")
     assert code == 0
     assert f'+base_url = "http://127.0.0.1:{port}/codex/v1"' in out
@@ -186,7 +182,7 @@ def test_all_clients_at_once_and_a_dry_run_first(hyp: Hyp, home: Home, user: Pat
 
 
 @pytest.mark.hazard(63)
-def test_a_client_is_not_pointed_where_another_program_listens(hyp: Hyp, home: Home, user: Path, port: int) -> None:
+def test_a_client_is_not_attached_to_the_port_of_another_program(hyp: Hyp, home: Home, user: Path, port: int) -> None:
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
@@ -198,11 +194,11 @@ def test_a_client_is_not_pointed_where_another_program_listens(hyp: Hyp, home: H
         accepted.join()
     assert (code, json.loads(out)["error"]["kind"]) == (3, "gateway_address")
     assert (user / ".claude/settings.json").read_text() == TEXT
-    assert undo.read(home, "claude") is None
+    assert attach.read_record(home, "claude") is None
 
 
 @pytest.mark.hazard(63)
-def test_the_gateway_of_another_home_is_not_taken_for_ours(
+def test_the_gateway_of_another_home_is_not_accepted(
     hyp: Hyp, home: Home, user: Path, port: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     assert hyp("client", "attach", "claude")[0] == 0
@@ -213,7 +209,7 @@ def test_the_gateway_of_another_home_is_not_taken_for_ours(
     assert not (user / ".codex/config.toml").exists()
 
 
-def test_what_is_not_understood_is_refused_and_left(hyp: Hyp, home: Home, user: Path, port: int) -> None:
+def test_settings_that_cannot_be_parsed_are_left_unchanged(hyp: Hyp, home: Home, user: Path, port: int) -> None:
     (user / ".claude/settings.json").write_text("{ // mine\n}")
     code, out, err = hyp("client", "attach", "claude")
     assert (code, out) == (1, "")
@@ -223,7 +219,7 @@ def test_what_is_not_understood_is_refused_and_left(hyp: Hyp, home: Home, user: 
     assert "cannot edit" in hyp("client", "status", "claude")[2]
 
 
-def test_an_unknown_client_is_told_with_the_nearest_known_one(hyp: Hyp, user: Path) -> None:
+def test_an_unknown_client_is_an_error_that_suggests_the_nearest_name(hyp: Hyp, user: Path) -> None:
     code, _, err = hyp("client", "attach", "claud")
     assert (code, "Did you mean claude?" in err) == (1, True)
 
@@ -238,7 +234,7 @@ def test_without_any_client_one_must_be_named(hyp: Hyp, user: Path) -> None:
 
 
 @pytest.mark.hazard(62)
-def test_an_escape_in_a_settings_file_does_nothing_to_the_terminal(hyp: Hyp, home: Home, user: Path, port: int) -> None:
+def test_terminal_escapes_in_a_settings_file_are_escaped(hyp: Hyp, home: Home, user: Path, port: int) -> None:
     (user / ".claude/settings.json").write_text(
         json.dumps({"env": {"ANTHROPIC_BASE_URL": "http://x/\x1b]0;owned\x07"}}, ensure_ascii=False).replace(
             "\\u001b", "\\u001b"

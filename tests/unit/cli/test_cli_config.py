@@ -12,14 +12,14 @@ Ran = tuple[int, str, str]
 Hyp = Callable[..., Ran]
 
 
-def test_show_prints_every_setting_as_toml_that_could_be_the_file(hyp: Hyp) -> None:
+def test_show_prints_every_setting_as_valid_toml(hyp: Hyp) -> None:
     code, out, _ = hyp("config", "show")
 
     assert code == 0
     assert tomllib.loads(out)["flush"]["interval"] == "2m"
 
 
-def test_show_json_says_where_the_file_is_and_what_takes_effect(hyp: Hyp, home: Home) -> None:
+def test_show_json_has_the_path_and_the_effective_settings(hyp: Hyp, home: Home) -> None:
     hyp("config", "set", "flush.interval", "5m")
 
     shown = json.loads(hyp("config", "show", "--json")[1])
@@ -34,13 +34,13 @@ def test_show_json_says_where_the_file_is_and_what_takes_effect(hyp: Hyp, home: 
     }
 
 
-def test_path_is_told_without_creating_anything(hyp: Hyp, home: Home) -> None:
+def test_path_is_printed_without_creating_anything(hyp: Hyp, home: Home) -> None:
     assert hyp("config", "path") == (0, f"{home.config}\n", "")
     assert json.loads(hyp("config", "path", "--json")[1]) == {"path": str(home.config), "exists": False}
     assert not home.root.exists()
 
 
-def test_validate_is_content_with_no_file_and_with_a_right_one(hyp: Hyp, home: Home) -> None:
+def test_validate_accepts_a_missing_file_and_a_valid_one(hyp: Hyp, home: Home) -> None:
     assert hyp("config", "validate")[0] == 0
     hyp("config", "set", "flush.interval", "5m")
     assert json.loads(hyp("config", "validate", "--json")[1]) == {
@@ -50,7 +50,7 @@ def test_validate_is_content_with_no_file_and_with_a_right_one(hyp: Hyp, home: H
     }
 
 
-def test_validate_names_the_key_the_line_and_what_was_meant(hyp: Hyp, home: Home) -> None:
+def test_validate_reports_the_key_the_line_and_a_suggestion(hyp: Hyp, home: Home) -> None:
     home.root.mkdir()
     home.config.write_text('version = 1\n[flush]\nintervall = "5m"\n')
 
@@ -63,7 +63,7 @@ def test_validate_names_the_key_the_line_and_what_was_meant(hyp: Hyp, home: Home
     assert json.loads(out)["error"]["kind"] == "config"
 
 
-def test_set_says_what_stood_before_and_what_stands_now(hyp: Hyp, home: Home) -> None:
+def test_set_reports_the_value_before_and_after(hyp: Hyp, home: Home) -> None:
     code, out, _ = hyp("config", "set", "retention.default_days", "30", "--json")
 
     assert code == 0
@@ -75,7 +75,7 @@ def test_set_says_what_stood_before_and_what_stands_now(hyp: Hyp, home: Home) ->
     }
 
 
-def test_set_refuses_what_would_not_validate(hyp: Hyp, home: Home) -> None:
+def test_set_rejects_an_invalid_value(hyp: Hyp, home: Home) -> None:
     code, _, err = hyp("config", "set", "flush.interval", "never")
 
     assert code == 1
@@ -83,7 +83,7 @@ def test_set_refuses_what_would_not_validate(hyp: Hyp, home: Home) -> None:
     assert not home.config.exists()
 
 
-def test_version_tells_everything_a_bug_report_needs(hyp: Hyp) -> None:
+def test_version_has_everything_that_a_bug_report_needs(hyp: Hyp) -> None:
     code, out, _ = hyp("version", "--json")
 
     found = json.loads(out)
@@ -92,14 +92,14 @@ def test_version_tells_everything_a_bug_report_needs(hyp: Hyp) -> None:
     assert found["spark"]
 
 
-def test_version_without_a_java_says_null(hyp: Hyp, monkeypatch: pytest.MonkeyPatch, home: Home) -> None:
-    from hypaware.engine import java
+def test_version_without_java_is_null(hyp: Hyp, monkeypatch: pytest.MonkeyPatch, home: Home) -> None:
+    from hypaware.engine import jvm
     from hypaware.errors import NotReady
 
-    def none() -> java.Java:
+    def none() -> jvm.Java:
         raise NotReady("there is none", kind="java_missing")
 
-    monkeypatch.setattr(java, "find", none)
+    monkeypatch.setattr(jvm, "find_java", none)
 
     assert json.loads(hyp("version", "--json")[1])["java"] is None
     assert "java      -\n" in hyp("version")[1]
@@ -134,7 +134,7 @@ def test_crash_points_are_listed_by_name(hyp: Hyp) -> None:
     "command",
     [("purge", "--session"), ("backfill", "--since"), ("daemon", "stop", "--timeout"), ("query", "sql", "--output")],
 )
-def test_an_option_without_its_value_is_told_with_the_help_of_its_command(hyp: Hyp, command: tuple[str, ...]) -> None:
+def test_an_option_without_its_value_names_the_help_of_its_command(hyp: Hyp, command: tuple[str, ...]) -> None:
     code, _, err = hyp(*command)
 
     assert code == 2
@@ -142,7 +142,7 @@ def test_an_option_without_its_value_is_told_with_the_help_of_its_command(hyp: H
     assert f"try: hyp {' '.join(command[:-1])} --help" in err
 
 
-def test_a_mistyped_command_is_not_told_what_nobody_calls_by_hand(hyp: Hyp) -> None:
+def test_hidden_commands_are_not_suggested(hyp: Hyp) -> None:
     code, _, err = hyp("xyz")
 
     assert code == 2

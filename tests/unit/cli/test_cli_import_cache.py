@@ -1,4 +1,4 @@
-"""`hyp import-cache`: what it prints, what it refuses, and its exit codes. The lake behind it is a light one."""
+"""`hyp import-cache`: output, errors and exit codes, with a lake that needs no Spark."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import pytest
 
 from hypaware.cli import import_cache
 from hypaware.home import Home
-from tests.light_lake import read_lake
-from tests.standing_home import StandingHome
-from tests.unit.takeover.light_takeover import taken
-from tests.unit.takeover.original_cache import DATASET, SAMPLE, Builder, config_of, row, spool, watermark
+from tests.support.delivery_home import DeliveryHome
+from tests.support.light_lake import read_lake
+from tests.support.light_takeover import take_over
+from tests.support.original_cache import DATASET, SAMPLE, Builder, config_of, row, spool, watermark
 
 Ran = tuple[int, str, str]
 Hyp = Callable[..., Ran]
@@ -22,19 +22,19 @@ Hyp = Callable[..., Ran]
 
 @pytest.fixture(autouse=True)
 def light_engine(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The job, with the arguments that travel to an engine as JSON."""
+    """Run the job in this process, with its arguments sent through JSON as to an engine."""
 
     def run_job(name: str, args: dict[str, Any]) -> dict[str, Any]:
         assert name == "import-cache"
         sent = json.loads(json.dumps(args))
-        return taken(home, Path(sent.pop("dir")), **sent)
+        return take_over(home, Path(sent.pop("dir")), **sent)
 
     monkeypatch.setattr(import_cache, "run_job", run_job)
 
 
 @pytest.fixture
 def cache(tmp_path: Path) -> Path:
-    """One with something of everything."""
+    """Create a cache that contains every special case."""
     root = tmp_path / "old" / "hypaware" / "cache"
     builder = Builder(root)
     builder.add([row(1), row(2), row(3)], [None, 2, 3])
@@ -47,7 +47,7 @@ def cache(tmp_path: Path) -> Path:
     return root
 
 
-def test_the_sample_is_taken_over_and_the_second_time_there_is_nothing_new(hyp: Hyp, home: Home) -> None:
+def test_the_sample_cache_is_imported_and_a_second_import_adds_nothing(hyp: Hyp, home: Home) -> None:
     code, out, _ = hyp("import-cache", str(SAMPLE))
     assert code == 0
     assert out.splitlines()[-1].split() == [DATASET, "claude", "1481", "1481", "0", "0", "0", "0"]
@@ -58,17 +58,17 @@ def test_the_sample_is_taken_over_and_the_second_time_there_is_nothing_new(hyp: 
     assert len(read_lake(home, DATASET)) == 1481
 
 
-def test_everything_that_was_not_taken_as_it_is_gets_told(hyp: Hyp, home: Home, cache: Path) -> None:
+def test_everything_that_was_changed_or_skipped_is_reported(hyp: Hyp, home: Home, cache: Path) -> None:
     code, out, err = hyp("import-cache", str(cache.parents[1]))
     assert code == 0
     assert out.splitlines()[-1].split() == [DATASET, "claude", "6", "4", "1", "1", "1", "3"]
     assert f"1 rows were rejected; see the reasons in {home.spool / DATASET / 'rejected'}" in err
     assert "a spool file ends with an incomplete line of 1 bytes" in err
     assert "stored in attributes.taken_over because there is no such column (rows): mood (1)" in err
-    assert "warning: not taken: dataset logs (0 rows): no such dataset is installed" in err
+    assert "warning: not imported: dataset logs (0 rows): the dataset is not installed" in err
 
 
-def test_a_dry_run_makes_no_home_and_says_what_it_would_write(hyp: Hyp, home: Home, cache: Path) -> None:
+def test_a_dry_run_creates_no_home_and_reports_what_it_would_write(hyp: Hyp, home: Home, cache: Path) -> None:
     code, out, err = hyp("import-cache", str(cache), "--dry-run")
     assert code == 0
     assert "would write" in out
@@ -80,8 +80,8 @@ def test_a_dry_run_makes_no_home_and_says_what_it_would_write(hyp: Hyp, home: Ho
     assert not home.root.exists()
 
 
-def test_the_document_says_how_far_each_sink_goes_on(hyp: Hyp, home: Home, cache: Path, tmp_path: Path) -> None:
-    StandingHome(home).declare(team=tmp_path / "delivered", second=tmp_path / "second")
+def test_the_document_has_the_watermark_of_each_sink(hyp: Hyp, home: Home, cache: Path, tmp_path: Path) -> None:
+    DeliveryHome(home).declare(team=tmp_path / "delivered", second=tmp_path / "second")
     for sink in ("team", "central", "gone"):
         watermark(cache, sink, 2)
     config_of(cache, team={"dir": str(tmp_path / "delivered")})
@@ -91,27 +91,27 @@ def test_the_document_says_how_far_each_sink_goes_on(hyp: Hyp, home: Home, cache
     code, out, _ = hyp(
         "import-cache", str(cache), "--other-destination", "second", "--sink", "central=second", "--json"
     )
-    told = {each["sink"]: each for each in json.loads(out)["watermarks"]}
-    assert {name: (each["honoured"], each["to"], each["new"]) for name, each in told.items()} == {
+    result = {each["sink"]: each for each in json.loads(out)["watermarks"]}
+    assert {name: (each["honoured"], each["to"], each["new"]) for name, each in result.items()} == {
         "team": (True, "team", 2),
         "central": (False, "second", None),
         "gone": (False, None, None),
     }
-    assert set(told["team"]) == {"sink", "dataset", "partition", "source", "old", "to", "honoured", "new", "why"}
+    assert set(result["team"]) == {"sink", "dataset", "partition", "source", "old", "to", "honoured", "new", "why"}
 
 
 @pytest.mark.parametrize(
     ("args", "code", "kind", "why"),
     [
         (["--sink", "central"], 2, "usage", "THEIRS=OURS"),
-        (["--same-destination", "nobody"], 2, "unknown_sink", "no sink 'nobody'"),
+        (["--same-destination", "nobody"], 2, "unknown_sink", "unknown sink 'nobody'"),
         ([], 1, "destination_unclear", "--same-destination team"),
     ],
 )
-def test_what_is_refused_changes_nothing(
+def test_a_rejected_request_changes_nothing(
     hyp: Hyp, home: Home, cache: Path, tmp_path: Path, args: list[str], code: int, kind: str, why: str
 ) -> None:
-    StandingHome(home).declare(team=tmp_path / "delivered")
+    DeliveryHome(home).declare(team=tmp_path / "delivered")
     watermark(cache, "team", 2)
     for dry in ([], ["--dry-run"]):
         ended, out, _ = hyp("import-cache", str(cache), *args, *dry, "--json")
@@ -121,13 +121,13 @@ def test_what_is_refused_changes_nothing(
     assert list(home.root.rglob("*.parquet")) == []
 
 
-def test_a_folder_that_is_no_cache_is_told_without_an_engine(hyp: Hyp, home: Home, tmp_path: Path) -> None:
+def test_a_folder_without_a_cache_is_reported_without_an_engine(hyp: Hyp, home: Home, tmp_path: Path) -> None:
     code, out, _ = hyp("import-cache", str(tmp_path), "--json")
     assert (code, json.loads(out)["error"]["kind"]) == (1, "not_a_cache")
     assert not home.root.exists()
 
 
-def test_what_cannot_be_read_stops_it_or_is_left_out_by_name(hyp: Hyp, home: Home, cache: Path) -> None:
+def test_an_unreadable_file_stops_the_import_or_is_skipped_by_name(hyp: Hyp, home: Home, cache: Path) -> None:
     (missing,) = cache.rglob("*.parquet")
     missing.unlink()
     code, out, _ = hyp("import-cache", str(cache), "--json")
@@ -135,5 +135,5 @@ def test_what_cannot_be_read_stops_it_or_is_left_out_by_name(hyp: Hyp, home: Hom
     assert read_lake(home, DATASET) == []
     code, out, err = hyp("import-cache", str(cache), "--skip-unreadable")
     assert code == 0
-    assert f"{missing} cannot be read" in err
+    assert f"cannot read {missing}" in err
     assert out.splitlines()[-1].split()[2:4] == ["3", "2"]

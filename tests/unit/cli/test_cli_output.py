@@ -5,6 +5,7 @@ import os
 import pty
 import subprocess
 import sys
+import textwrap
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, date, datetime, timedelta, timezone
@@ -14,12 +15,12 @@ import pytest
 
 from hypaware.cli import output
 from hypaware.cli.jobs import event_handler
-from hypaware.cli.progress import Lines
+from hypaware.cli.progress import ProgressLines
 
 Capture = pytest.CaptureFixture[str]
 
 
-def test_a_json_document_is_utf8_whatever_the_text_is(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+def test_a_json_document_is_utf8_whatever_its_text(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
     document = {"text": "Grüße \x1b \x9b \ud800 \u202e", "path": Path("/a"), "pair": (1, 2), "none": None}
 
     output.emit_json(document)
@@ -30,7 +31,7 @@ def test_a_json_document_is_utf8_whatever_the_text_is(capfdbinary: pytest.Captur
     assert json.loads(raw) == {"text": document["text"], "path": "/a", "pair": [1, 2], "none": None}
 
 
-def test_moments_are_iso_8601_in_utc(capfd: Capture) -> None:
+def test_times_in_json_are_iso_8601_in_utc(capfd: Capture) -> None:
     east = datetime(2026, 1, 1, 2, 0, tzinfo=timezone(timedelta(hours=2)))
 
     output.emit_json({"at": east, "day": date(2026, 1, 2)})
@@ -39,7 +40,7 @@ def test_moments_are_iso_8601_in_utc(capfd: Capture) -> None:
 
 
 @pytest.mark.hazard(62)
-def test_stored_text_cannot_reach_the_terminal_as_it_is(capfd: Capture) -> None:
+def test_stored_text_is_escaped_for_the_terminal(capfd: Capture) -> None:
     output.emit("\x1b[2J")
     output.emit_fields({"name": "a\nb\x1b[2J"})
     output.emit_table(["text"], [("[bold]x[/bold]\x1b[2J\nnext",)])
@@ -50,7 +51,7 @@ def test_stored_text_cannot_reach_the_terminal_as_it_is(capfd: Capture) -> None:
     assert "[bold]x[/bold]\\x1b[2J\\nnext" in out
 
 
-def test_a_table_off_a_terminal_is_never_cut(capfd: Capture) -> None:
+def test_a_table_without_a_terminal_is_never_truncated(capfd: Capture) -> None:
     long = "x" * 5000
 
     output.emit_table(["name", "rows", "seen"], [(long, 5, True), ("b", 12345, None)])
@@ -68,9 +69,9 @@ def test_a_table_without_rows_still_shows_its_columns(capfd: Capture) -> None:
     assert capfd.readouterr().out.split()[:2] == ["name", "rows"]
 
 
-def test_lines_of_progress_are_written_when_the_work_changes_or_now_and_then(capfd: Capture) -> None:
+def test_progress_lines_appear_when_the_message_changes_or_every_few_seconds(capfd: Capture) -> None:
     now = [0.0]
-    lines = Lines(clock=lambda: now[0])
+    lines = ProgressLines(clock=lambda: now[0])
 
     for percent in range(100):
         lines.report("reading", percent, 100)
@@ -83,14 +84,14 @@ def test_lines_of_progress_are_written_when_the_work_changes_or_now_and_then(cap
 
 
 def handled(capfd: Capture, *events: object, on_chunk: Callable[[bytes], None] = output.write_bytes) -> tuple[str, str]:
-    handle = event_handler(Lines(clock=lambda: 0.0), on_chunk)
+    handle = event_handler(ProgressLines(clock=lambda: 0.0), on_chunk)
     for event in events:
         handle(event)  # type: ignore[arg-type]
     out, err = capfd.readouterr()
     return out, err
 
 
-def test_a_jobs_progress_and_notes_go_to_stderr_and_its_bytes_to_stdout(capfd: Capture) -> None:
+def test_progress_and_notes_of_a_job_go_to_stderr_and_its_bytes_to_stdout(capfd: Capture) -> None:
     out, err = handled(
         capfd,
         {"event": "progress", "message": "reading", "done": 1, "total": 4, "rows": 7},
@@ -104,22 +105,23 @@ def test_a_jobs_progress_and_notes_go_to_stderr_and_its_bytes_to_stdout(capfd: C
     assert err == "reading 25%\nthe view is 3 s old\n"
 
 
-def test_a_command_can_take_a_jobs_bytes_itself(capfd: Capture) -> None:
+def test_a_command_can_receive_the_bytes_of_a_job(capfd: Capture) -> None:
     taken: list[bytes] = []
 
     assert handled(capfd, b"a", b"b", on_chunk=taken.append) == ("", "")
     assert taken == [b"a", b"b"]
 
 
-def test_on_a_terminal_progress_is_a_bar_that_is_gone_when_the_work_is_done() -> None:
-    script = (
-        "from hypaware.cli.progress import display\n"
-        "shown = display()\n"
-        "for _ in range(2):\n"
-        "    shown.report('reading \\x1b[2J', 1, 2)\n"
-        "    shown.report('writing \\x1b[2J', 2, 2)\n"
-        "    shown.clear()\n"
-        "shown.clear()\n"
+def test_on_a_terminal_progress_is_a_bar_that_disappears_at_the_end() -> None:
+    script = textwrap.dedent(
+        r"""
+        from hypaware.cli.progress import open_progress
+        with open_progress() as bar:
+            for _ in range(2):
+                bar.report('reading \x1b[2J', 1, 2)
+                bar.report('writing \x1b[2J', 2, 2)
+                bar.clear()
+        """
     )
     ours, theirs = pty.openpty()
     environment = {**os.environ, "TERM": "xterm", "COLUMNS": "100"}
@@ -135,7 +137,7 @@ def test_on_a_terminal_progress_is_a_bar_that_is_gone_when_the_work_is_done() ->
 
 
 def _read_all(fd: int) -> str:
-    """What is left of a terminal whose other side is closed."""
+    """Read the remaining output of a terminal whose other side is closed."""
     chunks = []
     with suppress(OSError):
         while chunk := os.read(fd, 65536):
@@ -144,7 +146,7 @@ def _read_all(fd: int) -> str:
     return b"".join(chunks).decode()
 
 
-def test_moments_with_a_zone_are_shown_in_utc(capfd: Capture) -> None:
+def test_times_with_a_zone_are_shown_in_utc(capfd: Capture) -> None:
     output.emit_fields({"at": datetime(2026, 1, 1, tzinfo=UTC)})
 
     assert capfd.readouterr().out == "at  2026-01-01T00:00:00Z\n"

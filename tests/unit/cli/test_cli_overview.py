@@ -1,4 +1,4 @@
-"""`hyp query overview` without an engine: how it looks, and what it says where there is nothing to show."""
+"""`hyp query overview` without an engine: its layout, and an empty home."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from hypaware.cli.overview import Look, draw, short
+from hypaware.cli.overview import OverviewStyle, format_short, render_overview
 from hypaware.home import Home
-from hypaware.query.overview import TOKENS, empty
+from hypaware.query.overview import TOKENS, empty_overview
 from tests.unit.cli.conftest import Ran
 
 Run = Callable[..., Ran]
@@ -40,11 +40,11 @@ def document(**changed: Any) -> dict[str, Any]:
     }
 
 
-PLAIN = Look()
+PLAIN = OverviewStyle()
 
 
-def lines(look: Look = PLAIN, **changed: Any) -> list[str]:
-    return draw(document(**changed), look).splitlines()
+def lines(look: OverviewStyle = PLAIN, **changed: Any) -> list[str]:
+    return render_overview(document(**changed), look).splitlines()
 
 
 def test_an_overview_shows_totals_tokens_days_projects_models_and_tools() -> None:
@@ -78,14 +78,14 @@ def test_an_overview_shows_totals_tokens_days_projects_models_and_tools() -> Non
     ]
 
 
-def test_clients_are_told_apart_only_where_there_are_several() -> None:
+def test_clients_are_listed_only_if_there_are_several() -> None:
     both = [{"client": "claude", **counts(20)}, {"client": "codex", **counts(10)}]
 
     assert not any(line.startswith("Clients") for line in lines())
     assert any(line.startswith("codex ") for line in lines(clients=both))
 
 
-def test_long_tables_end_where_a_glance_ends_and_say_so() -> None:
+def test_long_tables_are_truncated_and_count_the_omitted_rows() -> None:
     days = [{"day": f"2026-10-{day:02}", **counts(day)} for day in range(1, 31)]
     projects = [{"cwd": f"/home/dev/{number}", **counts(number + 1)} for number in range(25)]
 
@@ -96,33 +96,35 @@ def test_long_tables_end_where_a_glance_ends_and_say_so() -> None:
     assert [line[:10] for line in shown if line.startswith("2026-10")] == [f"2026-10-{day}" for day in range(17, 31)]
 
 
-def test_a_terminal_without_unicode_gets_bars_that_it_can_show() -> None:
-    shown = draw(document(), Look(width=80, unicode=False))
+def test_a_terminal_without_unicode_gets_ascii_bars() -> None:
+    shown = render_overview(document(), OverviewStyle(width=80, unicode=False))
 
     assert shown.isascii()
     assert "############" in shown
 
 
-def test_what_the_terminal_can_show_is_told_from_its_encoding() -> None:
+def test_unicode_support_is_derived_from_the_encoding() -> None:
     def stream(encoding: str) -> io.TextIOWrapper:
         return io.TextIOWrapper(io.BytesIO(), encoding=encoding)
 
-    assert Look.of(stream("utf-8")) == Look(width=None, unicode=True)
-    assert not Look.of(stream("latin-1")).unicode
-    assert not Look.of(stream("ascii")).unicode
+    assert OverviewStyle.of(stream("utf-8")) == OverviewStyle(width=None, unicode=True)
+    assert not OverviewStyle.of(stream("latin-1")).unicode
+    assert not OverviewStyle.of(stream("ascii")).unicode
 
 
-def test_a_long_path_loses_its_beginning_and_another_long_name_its_end() -> None:
+def test_a_long_path_is_truncated_at_its_beginning_and_other_names_at_their_end() -> None:
     path, model = "/home/dev/" + "deep/" * 20 + "project", "model-" * 20
-    shown = lines(Look(width=100), projects=[{"cwd": path, **counts(1)}], models=[{"model": model, **counts(1)}])
+    shown = lines(
+        OverviewStyle(width=100), projects=[{"cwd": path, **counts(1)}], models=[{"model": model, **counts(1)}]
+    )
 
     assert any(line.startswith("…") and "/deep/project  " in line for line in shown)
     assert any(line.startswith("model-model-") and "…  " in line for line in shown)
 
 
 @pytest.mark.hazard(62)
-def test_stored_names_cannot_take_over_the_terminal() -> None:
-    shown = draw(document(projects=[{"cwd": "/home/\x1b]0;evil\x07\n", **counts(1)}]), Look())
+def test_stored_names_are_escaped_for_the_terminal() -> None:
+    shown = render_overview(document(projects=[{"cwd": "/home/\x1b]0;evil\x07\n", **counts(1)}]), OverviewStyle())
 
     assert "\x1b" not in shown
     assert "/home/\\x1b]0;evil\\x07\\n" in shown
@@ -132,7 +134,7 @@ def test_stored_names_cannot_take_over_the_terminal() -> None:
 def test_no_line_is_wider_than_the_terminal(named: list[tuple[str, int]], width: int) -> None:
     projects = [{"cwd": name, **counts(number)} for name, number in named]
 
-    shown = lines(Look(width=width), projects=projects)
+    shown = lines(OverviewStyle(width=width), projects=projects)
 
     assert max(map(cell_len, shown[1:])) <= width
 
@@ -144,11 +146,11 @@ def test_no_line_is_wider_than_the_terminal(named: list[tuple[str, int]], width:
         *((999_499, "999k"), (999_500, "1.0M"), (11_165_769_863, "11G"), (-1500, "-1.5k"), (10**19, "10,000P")),
     ],
 )
-def test_large_numbers_are_shown_short(number: int, shown: str) -> None:
-    assert short(number) == shown
+def test_large_numbers_are_abbreviated(number: int, shown: str) -> None:
+    assert format_short(number) == shown
 
 
-def test_an_empty_home_is_said_to_be_empty_and_what_to_do(hyp: Run, home: Home) -> None:
+def test_an_empty_home_is_reported_with_the_next_command(hyp: Run, home: Home) -> None:
     code, out, _ = hyp("query", "overview")
 
     assert code == 0
@@ -157,18 +159,18 @@ def test_an_empty_home_is_said_to_be_empty_and_what_to_do(hyp: Run, home: Home) 
     assert not home.engine.exists()
 
 
-def test_an_empty_window_is_said_to_be_empty(hyp: Run) -> None:
+def test_an_empty_window_is_reported(hyp: Run) -> None:
     code, out, _ = hyp("query", "overview", "--days", "7")
 
     assert code == 0
     assert out.startswith("Nothing is recorded since 2")
 
 
-def test_an_empty_home_as_json_is_one_document_of_nothing(hyp: Run) -> None:
+def test_an_empty_home_as_json_is_one_empty_document(hyp: Run) -> None:
     code, out, _ = hyp("query", "overview", "--json")
 
     assert code == 0
-    assert json.loads(out) == empty()
+    assert json.loads(out) == empty_overview()
     assert json.loads(out)["totals"] == {
         "sessions": 0,
         "messages": 0,
@@ -179,5 +181,5 @@ def test_an_empty_home_as_json_is_one_document_of_nothing(hyp: Run) -> None:
 
 
 @pytest.mark.parametrize("days", ["0", "-1", "many", "99999999"])
-def test_days_that_make_no_window_are_wrong_usage(hyp: Run, days: str) -> None:
+def test_an_invalid_number_of_days_is_wrong_usage(hyp: Run, days: str) -> None:
     assert hyp("query", "overview", "--days", days)[0] == 2

@@ -1,4 +1,4 @@
-"""`hyp purge` before it reaches an engine: what it refuses, what it counts, how it tells it."""
+"""`hyp purge` up to the point where it needs an engine: selection, counts and output."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from hypaware.cli import purge as command
+from hypaware.cli import purge
 from hypaware.home import Home
-from tests.light_life import append, flush
-from tests.rows import rows
+from tests.support.light_home import append, flush
+from tests.support.rows import rows
 
 Ran = tuple[int, str, str]
 Hyp = Callable[..., Ran]
@@ -33,7 +33,7 @@ Hyp = Callable[..., Ran]
         ("--before", (datetime.now(UTC) + timedelta(days=3)).date().isoformat()),
     ],
 )
-def test_a_purge_that_is_not_said_clearly_is_refused(hyp: Hyp, home: Home, options: tuple[str, ...]) -> None:
+def test_an_ambiguous_selection_is_rejected(hyp: Hyp, home: Home, options: tuple[str, ...]) -> None:
     code, out, err = hyp("purge", *options, "--yes", "--json")
     assert (code, json.loads(out)["error"]["kind"]) == (2, "usage")
     assert not home.root.exists()
@@ -41,21 +41,21 @@ def test_a_purge_that_is_not_said_clearly_is_refused(hyp: Hyp, home: Home, optio
     assert err == ""
 
 
-def test_without_a_terminal_it_needs_a_yes(hyp: Hyp, home: Home) -> None:
+def test_without_a_terminal_purge_needs_yes(hyp: Hyp, home: Home) -> None:
     append(home, rows(1))
     code, out, _ = hyp("purge", "--session", "session-1", "--json")
     assert (code, json.loads(out)["error"]["kind"]) == (2, "not_confirmed")
     assert not home.tombstones.exists()
 
 
-def test_where_there_is_no_home_there_is_nothing_to_purge(hyp: Hyp, home: Home) -> None:
+def test_purge_without_a_home_finds_nothing(hyp: Hyp, home: Home) -> None:
     code, out, _ = hyp("purge", "--source", "claude", "--yes", "--json")
-    told = json.loads(out)
-    assert (code, told["dry_run"], told["datasets"], told["remaining"]) == (0, False, [], [])
+    result = json.loads(out)
+    assert (code, result["dry_run"], result["datasets"], result["remaining"]) == (0, False, [], [])
     code, out, err = hyp("purge", "--session", "session-1", "--yes")
     assert (code, out) == (0, "no matching rows\n")
     assert "nothing is recorded" in err
-    assert "will not restore them" not in err, "no tombstone was made, and nothing promises what nothing keeps"
+    assert "will not restore them" not in err, "there is no tombstone that would keep them out"
     assert not home.root.exists()
 
 
@@ -64,10 +64,10 @@ def test_a_dry_run_counts_by_dataset_and_source_without_an_engine(hyp: Hyp, home
     flush(home)
     append(home, rows(2, start=7, cwd="/home/dev/acme"))
     code, out, _ = hyp("purge", "--cwd", "/home/dev/acme/", "--dry-run", "--json")
-    told = json.loads(out)
-    assert (code, told["dry_run"], told["selector"]) == (0, True, {"kind": "cwd", "values": ["/home/dev/acme"]})
-    assert [(each["rows"], each["sources"]) for each in told["datasets"]] == [(7, {"claude": 4, "codex": 3})]
-    assert told["spool"]["rows"] == 2
+    result = json.loads(out)
+    assert (code, result["dry_run"], result["selector"]) == (0, True, {"kind": "cwd", "values": ["/home/dev/acme"]})
+    assert [(each["rows"], each["sources"]) for each in result["datasets"]] == [(7, {"claude": 4, "codex": 3})]
+    assert result["spool"]["rows"] == 2
     code, out, _ = hyp("purge", "--cwd", "/home/dev/acme", "--cwd", "/elsewhere", "--dry-run")
     assert code == 0
     assert "rows to delete" in out
@@ -84,11 +84,11 @@ def test_a_dry_run_counts_by_dataset_and_source_without_an_engine(hyp: Hyp, home
         ("~", str(Path.home())),
     ],
 )
-def test_a_folder_is_meant_as_it_lies_on_the_disk(given: str, meant: str) -> None:
-    assert command._folder(given) == meant
+def test_a_folder_is_resolved_to_its_absolute_path(given: str, meant: str) -> None:
+    assert purge._normalize_folder(given) == meant
 
 
-def test_what_remains_is_told_with_what_to_do(hyp: Hyp, home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_remaining_files_are_reported_with_the_repair(hyp: Hyp, home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     append(home, rows(1))
     report = {
         "selector": {"kind": "session", "values": ["s 1"]},
@@ -125,18 +125,18 @@ def test_what_remains_is_told_with_what_to_do(hyp: Hyp, home: Home, monkeypatch:
         "remaining": [{"file": "logs/cli.log", "what": "ids of 1 purged rows"}],
         "looked_for": {"rows": 3, "ids": 3},
     }
-    monkeypatch.setattr("hypaware.cli.jobs.run_job", lambda name, args: report)
+    monkeypatch.setattr("hypaware.cli.purge.run_job", lambda name, args: report)
     code, out, err = hyp("purge", "--session", "s 1", "--yes")
     assert code == 1
     assert "1 data files rewritten, 0 deleted, 9 examined" in out
-    for told in (
+    for result in (
         "others has no such column",
         "2 rows of ai_gateway_messages have no session id and do not mention a purged one;",
         "delivered to https://host (team, claude)",
         "logs/cli.log",
         "hyp purge --session 's 1'",
     ):
-        assert told in err
+        assert result in err
     code, out, _ = hyp("purge", "--session", "s 1", "--yes", "--json")
-    told = json.loads(out)
-    assert (code, told["error"]["kind"], told["remaining"]) == (1, "purge_incomplete", report["remaining"])
+    result = json.loads(out)
+    assert (code, result["error"]["kind"], result["remaining"]) == (1, "purge_incomplete", report["remaining"])

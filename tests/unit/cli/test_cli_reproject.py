@@ -1,4 +1,4 @@
-"""`hyp reproject` as it is typed: windows, a dry run, an empty home."""
+"""`hyp reproject`: windows, a dry run, and an empty home."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from hypaware.cli.main import main
 from hypaware.home import Home
-from tests.raw_exchanges import EXCHANGES, keep, recorded, taken_down
+from tests.support.raw_exchanges import EXCHANGES, project_all, recorded, store
 
 Capture = pytest.CaptureFixture[str]
 
@@ -21,13 +21,13 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
 
 
 @pytest.mark.parametrize("dry", [[], ["--dry-run"]])
-def test_a_home_without_anything_is_told_so_and_not_made(here: Home, capfd: Capture, dry: list[str]) -> None:
+def test_reproject_without_a_home_finds_nothing_and_creates_none(here: Home, capfd: Capture, dry: list[str]) -> None:
     assert main(["reproject", *dry]) == 0
     assert "no raw exchanges" in capfd.readouterr().out
     assert main(["reproject", "--json", *dry]) == 0
 
-    told = json.loads(capfd.readouterr().out)
-    assert told == {
+    result = json.loads(capfd.readouterr().out)
+    assert result == {
         "dry_run": bool(dry),
         **dict.fromkeys(("exchanges", "sessions", "rows_projected", "rows_written", "rows_duplicate"), 0),
         **dict.fromkeys(("rows_purged", "rows_rejected"), 0),
@@ -37,23 +37,23 @@ def test_a_home_without_anything_is_told_so_and_not_made(here: Home, capfd: Capt
 
 
 @pytest.mark.parametrize(
-    ("asked", "words"),
+    ("requested", "words"),
     [(["--since", "yesterday"], "is not a date"), (["--since", "2026-11-20", "--until", "2026-11-01"], "is after")],
 )
 @pytest.mark.hazard(49)
-def test_a_date_that_cannot_be_meant_is_refused(here: Home, capfd: Capture, asked: list[str], words: str) -> None:
-    assert main(["reproject", *asked]) == 2
+def test_an_invalid_window_is_rejected(here: Home, capfd: Capture, requested: list[str], words: str) -> None:
+    assert main(["reproject", *requested]) == 2
     assert words in capfd.readouterr().err
 
 
-def test_a_dry_run_says_what_would_be_added_and_why_some_give_nothing(here: Home, capfd: Capture) -> None:
-    raw, made = taken_down(recorded("claude-2.1.325/compact"))
-    keep(here, EXCHANGES, raw)
+def test_a_dry_run_reports_what_would_be_added_and_what_is_skipped(here: Home, capfd: Capture) -> None:
+    raw, made = project_all(recorded("claude-2.1.325/compact"))
+    store(here, EXCHANGES, raw)
 
     assert main(["reproject", "--dry-run"]) == 0
 
-    told = capfd.readouterr().out
-    assert f"{len(made)} would be added, 0 were there" in told
-    assert "side_call:compaction" in told
+    result = capfd.readouterr().out
+    assert f"{len(made)} would be added, 0 already stored" in result
+    assert "side_call:compaction" in result
     assert main(["reproject", "--dry-run", "--until", "2020-01-01", "--json"]) == 0
     assert json.loads(capfd.readouterr().out)["exchanges"] == 0

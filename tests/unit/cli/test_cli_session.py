@@ -1,4 +1,4 @@
-"""`hyp session` as its user sees it."""
+"""`hyp session`: ignore, unignore and status."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from hypaware.clients import session_notes
+from hypaware.clients import session_hook
 from hypaware.home import Home
 
 Hyp = Callable[..., tuple[int, str, str]]
 ID = "0dc91b82-3238-4907-98f3-ae0d1d845b97"
 
 
-def test_a_session_is_kept_out_and_taken_back(hyp: Hyp, home: Home) -> None:
+def test_a_session_is_ignored_and_unignored(hyp: Hyp, home: Home) -> None:
     assert hyp("session", "status")[:2] == (0, "no session is excluded\n")
     assert json.loads(hyp("session", "status", "--json")[1]) == {"sessions": [], "here": [], "folders_gone": []}
     assert not home.root.exists()
@@ -29,14 +29,16 @@ def test_a_session_is_kept_out_and_taken_back(hyp: Hyp, home: Home) -> None:
     assert (listed["session_id"], listed["class"], listed["at"][-1]) == (ID, "ignore", "Z")
     assert ID in hyp("session", "status")[1]
     assert json.loads(hyp("session", "unignore", ID, "--json")[1])["changed"] is True
-    assert hyp("session", "unignore", ID)[1] == f"session {ID} is already recorded, subject to the rules of its folder\n"
+    assert (
+        hyp("session", "unignore", ID)[1] == f"session {ID} is already recorded, subject to the rules of its folder\n"
+    )
 
 
-def test_status_says_the_class_and_who_decided_it(hyp: Hyp, home: Home, tmp_path: Path) -> None:
+def test_status_shows_the_privacy_class_and_the_deciding_rule(hyp: Hyp, home: Home, tmp_path: Path) -> None:
     folder = tmp_path / "work"
     folder.mkdir()
     home.root.mkdir()
-    session_notes.note(home, "claude", {"session_id": ID, "cwd": str(folder)})
+    session_hook.record_context(home, "claude", {"session_id": ID, "cwd": str(folder)})
     found = json.loads(hyp("session", "status", ID, "--json")[1])
     assert found == {"session_id": ID, "class": "full", "why": "no rule applies", "cwd": str(folder)}
     (folder / ".hypignore").write_text("local-only")
@@ -46,7 +48,7 @@ def test_status_says_the_class_and_who_decided_it(hyp: Hyp, home: Home, tmp_path
     assert "hyp session ignore" in hyp("session", "status", ID)[1]
 
 
-def test_without_an_id_it_is_the_session_that_is_at_work_here(
+def test_without_an_id_the_session_of_the_current_folder_is_used(
     hyp: Hyp, home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "work/deeper").mkdir(parents=True)
@@ -55,45 +57,45 @@ def test_without_an_id_it_is_the_session_that_is_at_work_here(
     assert (code, "hyp client status" in err) == (2, True)
     assert not home.root.exists()
     home.root.mkdir()
-    session_notes.note(home, "claude", {"session_id": "elsewhere", "cwd": str(tmp_path / "other")})
-    session_notes.note(home, "claude", {"session_id": ID, "cwd": str(tmp_path / "work")})
+    session_hook.record_context(home, "claude", {"session_id": "elsewhere", "cwd": str(tmp_path / "other")})
+    session_hook.record_context(home, "claude", {"session_id": ID, "cwd": str(tmp_path / "work")})
     assert hyp("session", "ignore")[1] == f"session {ID} is excluded from recording\n"
     (here,) = json.loads(hyp("session", "status", "--json")[1])["here"]
     assert (here["session_id"], here["class"], here["why"]) == (ID, "ignore", "hyp session ignore")
     assert "session in this folder" in hyp("session", "status")[1]
     code, _, err = hyp("session", "unignore")
     assert (code, "hyp backfill" in err) == (0, True)
-    session_notes.note(home, "claude", {"session_id": "another", "cwd": str(tmp_path / "work")})
+    session_hook.record_context(home, "claude", {"session_id": "another", "cwd": str(tmp_path / "work")})
     code, _, err = hyp("session", "ignore", "--json")
     assert code == 2
     assert json.loads(hyp("session", "status", "--json")[1])["sessions"] == []
 
 
-def test_a_folder_that_is_gone_is_told(hyp: Hyp, home: Home, tmp_path: Path) -> None:
+def test_deleted_private_folders_are_listed(hyp: Hyp, home: Home, tmp_path: Path) -> None:
     home.root.mkdir()
     clone = tmp_path / "clone"
     clone.mkdir()
     (clone / ".hypignore").write_text("local-only")
-    session_notes.note(home, "claude", {"session_id": ID, "cwd": str(clone)})
+    session_hook.record_context(home, "claude", {"session_id": ID, "cwd": str(clone)})
     assert json.loads(hyp("session", "status", "--json")[1])["folders_gone"] == []
     shutil.rmtree(clone)
-    (told,) = json.loads(hyp("session", "status", "--json")[1])["folders_gone"]
-    assert (told["folder"], told["class"]) == (str(clone), "local-only")
+    (result,) = json.loads(hyp("session", "status", "--json")[1])["folders_gone"]
+    assert (result["folder"], result["class"]) == (str(clone), "local-only")
     assert str(clone) in hyp("session", "status")[1]
     for number in range(25):
         folder = tmp_path / f"many-{number}"
         folder.mkdir()
         (folder / ".hypignore").touch()
-        session_notes.note(home, "claude", {"session_id": f"s-{number}", "cwd": str(folder)})
+        session_hook.record_context(home, "claude", {"session_id": f"s-{number}", "cwd": str(folder)})
         shutil.rmtree(folder)
     _, out, err = hyp("session", "status")
     assert (out.count(str(tmp_path)), "6 older ones" in err) == (20, True)
-    assert "last there" in json.loads(hyp("session", "status", ID, "--json")[1])["why"]
+    assert "last known content" in json.loads(hyp("session", "status", ID, "--json")[1])["why"]
 
 
 @pytest.mark.hazard(61)
 @pytest.mark.hazard(62)
-def test_what_is_no_id_is_refused_and_does_nothing_to_the_terminal(hyp: Hyp, home: Home) -> None:
+def test_an_invalid_id_is_rejected_and_escaped(hyp: Hyp, home: Home) -> None:
     for bad in ("", "a\x1b[2Jb", "x" * 300):
         code, out, err = hyp("session", "ignore", bad)
         assert (code, out) == (2, "")
@@ -102,7 +104,7 @@ def test_what_is_no_id_is_refused_and_does_nothing_to_the_terminal(hyp: Hyp, hom
     assert not home.root.exists()
 
 
-def test_a_broken_file_is_told_with_its_repair(hyp: Hyp, home: Home) -> None:
+def test_a_damaged_file_is_reported_with_its_repair(hyp: Hyp, home: Home) -> None:
     home.root.mkdir()
     (home.root / "privacy.json").write_text("{")
     code, out, _ = hyp("session", "status", "--json")
@@ -111,7 +113,7 @@ def test_a_broken_file_is_told_with_its_repair(hyp: Hyp, home: Home) -> None:
 
 
 @pytest.mark.hazard(62)
-def test_a_folder_with_an_escape_in_its_name_does_nothing_to_the_terminal(hyp: Hyp, home: Home, tmp_path: Path) -> None:
+def test_a_folder_name_is_escaped_for_the_terminal(hyp: Hyp, home: Home, tmp_path: Path) -> None:
     home.root.mkdir()
-    session_notes.note(home, "claude", {"session_id": "s", "cwd": "/nonexistent/\x1b]0;owned\x07"})
+    session_hook.record_context(home, "claude", {"session_id": "s", "cwd": "/nonexistent/\x1b]0;owned\x07"})
     assert "\x1b" not in hyp("session", "status", "s")[1] + hyp("session", "status", "s", "--json")[1]

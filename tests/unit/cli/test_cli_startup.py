@@ -1,4 +1,4 @@
-"""A command answers `--help` before anything heavy is imported: that is what keeps it quick."""
+"""Start-up: `--help` imports nothing heavy, and every help text is complete."""
 
 from __future__ import annotations
 
@@ -13,9 +13,8 @@ from pathlib import Path
 import click
 import pytest
 
-from hypaware.cli.commands import TABLE
-from hypaware.cli.group import Group
-from hypaware.cli.main import hyp
+from hypaware.cli.command import Group
+from hypaware.cli.main import TABLE, hyp
 
 HEAVY = (
     "duckdb fastavro importlib.metadata opentelemetry orjson pyarrow pyiceberg py4j pyspark rich sqlalchemy"
@@ -24,7 +23,7 @@ HEAVY = (
 
 
 def modules_after(*args: str) -> set[str]:
-    """The heavy modules that a process has imported when it has answered."""
+    """Return the heavy modules that a command has imported."""
     script = (
         "import sys\nfrom hypaware.cli.main import main\n"
         "code = main(sys.argv[1:])\n"
@@ -66,7 +65,7 @@ def test_help_of_a_command_imports_nothing_heavy(name: str) -> None:
     assert modules_after(name, "--help") == set()
 
 
-def test_the_version_is_told_without_importing_spark_or_starting_telemetry() -> None:
+def test_version_imports_no_spark_and_starts_no_telemetry() -> None:
     assert not modules_after("version", "--json") & {
         "pyspark",
         "pyarrow",
@@ -77,7 +76,7 @@ def test_the_version_is_told_without_importing_spark_or_starting_telemetry() -> 
 
 
 @pytest.mark.parametrize("path", ALL, ids=" ".join)
-def test_the_help_of_every_command_says_what_it_does_and_carries_an_example(path: tuple[str, ...]) -> None:
+def test_every_help_text_describes_the_command_and_has_an_example(path: tuple[str, ...]) -> None:
     command = ALL[path]
     text = command.get_help(click.Context(command, info_name=" ".join(("hyp", *path))))
 
@@ -92,11 +91,11 @@ def test_the_table_of_commands_agrees_with_the_commands() -> None:
         assert entry.about.endswith(".")
 
 
-def test_an_alias_is_the_command_itself_and_shown_beside_it(capfd: pytest.CaptureFixture[str]) -> None:
-    from hypaware.cli.group import Entry, RootGroup
+def test_an_alias_runs_the_same_command_and_is_shown_next_to_it(capfd: pytest.CaptureFixture[str]) -> None:
+    from hypaware.cli.command import CommandEntry, RootGroup
     from hypaware.cli.main import main
 
-    table = [Entry("version", "hypaware.cli.version:version", "Versions.", aliases=("about",))]
+    table = [CommandEntry("version", "hypaware.cli.installation:version", "Versions.", aliases=("about",))]
     root = RootGroup("hyp", table=table, examples=["hyp version"])
 
     assert main(["about", "--json"], root) == 0
@@ -105,11 +104,11 @@ def test_an_alias_is_the_command_itself_and_shown_beside_it(capfd: pytest.Captur
     assert "version (about)" in capfd.readouterr().out
 
 
-def test_groups_take_examples_like_commands() -> None:
+def test_groups_have_examples_like_commands() -> None:
     assert all(command.examples for command in ALL.values() if isinstance(command, Group))
 
 
-def test_each_line_of_the_help_begins_with_the_name_of_a_command() -> None:
+def test_each_line_of_the_help_starts_with_the_name_of_a_command() -> None:
     lines = (
         hyp.get_help(click.Context(hyp, info_name="hyp")).partition("Commands:\n")[2].partition("\n\n")[0].splitlines()
     )
@@ -118,7 +117,7 @@ def test_each_line_of_the_help_begins_with_the_name_of_a_command() -> None:
 
 
 @pytest.mark.parametrize("args", [("status",), ("status", "--json")])
-def test_ctrl_c_while_the_command_is_still_loading_is_a_cancelled_command(args: tuple[str, ...]) -> None:
+def test_ctrl_c_during_loading_cancels_the_command(args: tuple[str, ...]) -> None:
     script = textwrap.dedent(
         """
         import sys
@@ -153,12 +152,10 @@ def test_ctrl_c_while_the_command_is_still_loading_is_a_cancelled_command(args: 
         (">/dev/full", "config path --json", 1),
     ],
 )
-def test_a_standard_stream_that_is_closed_or_full_does_no_harm(
-    tmp_path: Path, closed: str, args: str, code: int
-) -> None:
+def test_a_closed_or_full_standard_stream_does_no_harm(tmp_path: Path, closed: str, args: str, code: int) -> None:
     line = f'exec "$0" -m hypaware.cli {args} {closed}'
-    told = {**os.environ, "HYP_HOME": str(tmp_path / "home"), "HOME": str(tmp_path)}
-    done = subprocess.run(["sh", "-c", line, sys.executable], capture_output=True, text=True, env=told)
+    result = {**os.environ, "HYP_HOME": str(tmp_path / "home"), "HOME": str(tmp_path)}
+    done = subprocess.run(["sh", "-c", line, sys.executable], capture_output=True, text=True, env=result)
     assert done.returncode == code, done.stderr
     assert "Traceback" not in done.stderr
     if "--json" in args and ">" not in closed:

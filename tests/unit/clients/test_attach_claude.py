@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 
-from hypaware.clients import attach, splice, undo
+from hypaware.clients import attach, settings_file
+from hypaware.clients.attach import AttachRecord
 from hypaware.clients.claude.attach import EVENTS, VARIABLE, ClaudeSettings
-from hypaware.clients.settings_file import Refused
-from hypaware.clients.undo import Record
+from hypaware.clients.settings_file import SettingsRefused
 from hypaware.home import Home
-from tests.strategies import json_values
+from tests.support.strategies import json_values
 
 GATEWAY = "http://127.0.0.1:18521"
 OURS = f"{GATEWAY}/claude"
@@ -24,13 +24,15 @@ CLAUDE = ClaudeSettings()
 NO_ENVIRONMENT = {"HOME": "/home/dev"}
 
 
-def edited(text: str, environment: dict[str, str] | None = None) -> tuple[str, attach.Edit]:
+def edited(text: str, environment: dict[str, str] | None = None) -> tuple[str, attach.SettingsEdit]:
     edit = CLAUDE.attach(text, GATEWAY, environment or NO_ENVIRONMENT)
-    return splice.apply(text, edit.splices), edit
+    return settings_file.apply_splices(text, edit.splices), edit
 
 
-def record_of(edit: attach.Edit, existed: bool = True) -> Record:
-    return Record("claude", "", existed, "", "", edit.splices, edit.base_url, edit.ours, edit.before, edit.upstream)
+def record_of(edit: attach.SettingsEdit, existed: bool = True) -> AttachRecord:
+    return AttachRecord(
+        "claude", "", existed, "", "", edit.splices, edit.base_url, edit.ours, edit.before, edit.upstream
+    )
 
 
 hooks = st.lists(
@@ -72,7 +74,7 @@ def test_attach_adds_only_our_settings_and_detach_restores_the_same_bytes(text: 
     new, edit = edited(text)
     before, after = (json.loads(each.removeprefix("\ufeff")) for each in (text, new))
     assert after["env"][VARIABLE] == OURS == CLAUDE.base_url(new)
-    assert splice.undo(new, edit.splices) == text
+    assert settings_file.undo_splices(new, edit.splices) == text
     for event in EVENTS:
         assert after["hooks"][event][:-1] == before.get("hooks", {}).get(event, [])
         assert after["hooks"][event][-1]["hooks"][0]["command"].endswith(" hook claude 2>/dev/null || :")
@@ -156,10 +158,10 @@ def test_hooks_that_were_moved_to_another_group_are_removed() -> None:
 def test_a_proxy_of_the_user_becomes_the_upstream_and_is_restored() -> None:
     text = json.dumps({"env": {VARIABLE: "https://proxy.example/llm/"}})
     new, edit = edited(text)
-    assert edit.upstream == undo.OwnUpstream("/claude", "https://proxy.example/llm")
+    assert edit.upstream == attach.PreviousUpstream("/claude", "https://proxy.example/llm")
     assert json.loads(CLAUDE.detach(json.dumps(json.loads(new)), record_of(edit))) == json.loads(text)
     _, from_environment = edited("{}", {**NO_ENVIRONMENT, VARIABLE: "https://proxy.example"})
-    assert from_environment.upstream == undo.OwnUpstream("/claude", "https://proxy.example")
+    assert from_environment.upstream == attach.PreviousUpstream("/claude", "https://proxy.example")
     _, ours = edited("{}", {**NO_ENVIRONMENT, VARIABLE: "http://localhost:18521/claude"})
     assert ours.upstream is None
 
@@ -189,7 +191,7 @@ def test_without_a_record_detach_removes_what_can_only_be_ours() -> None:
     ],
 )
 def test_an_unknown_form_of_the_file_is_refused_with_a_reason(text: str) -> None:
-    with pytest.raises(Refused, match="cannot edit"):
+    with pytest.raises(SettingsRefused, match="cannot edit"):
         edited(text)
 
 

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 
-from hypaware.clients import attach, splice, undo
+from hypaware.clients import attach, settings_file
+from hypaware.clients.attach import AttachRecord
 from hypaware.clients.codex.attach import CodexSettings
-from hypaware.clients.settings_file import Refused
-from hypaware.clients.undo import Record
+from hypaware.clients.settings_file import SettingsRefused
 
 GATEWAY = "http://127.0.0.1:18521"
 CODEX = CodexSettings()
@@ -55,13 +55,13 @@ TABLES = [
 ]
 
 
-def edited(text: str, environment: dict[str, str] | None = None) -> tuple[str, attach.Edit]:
+def edited(text: str, environment: dict[str, str] | None = None) -> tuple[str, attach.SettingsEdit]:
     edit = CODEX.attach(text, GATEWAY, environment or NO_ENVIRONMENT)
-    return splice.apply(text, edit.splices), edit
+    return settings_file.apply_splices(text, edit.splices), edit
 
 
-def record_of(edit: attach.Edit) -> Record:
-    return Record("codex", "", True, "", "", edit.splices, edit.base_url, edit.ours, edit.before, edit.upstream)
+def record_of(edit: attach.SettingsEdit) -> AttachRecord:
+    return AttachRecord("codex", "", True, "", "", edit.splices, edit.base_url, edit.ours, edit.before, edit.upstream)
 
 
 @st.composite
@@ -88,7 +88,7 @@ def test_attach_adds_only_our_settings_and_detach_restores_the_same_bytes(text: 
     before.pop("model_provider", None)
     before.setdefault("model_providers", {})
     assert after == before
-    assert splice.undo(new, edit.splices) == text
+    assert settings_file.undo_splices(new, edit.splices) == text
     assert edited(new)[1].splices == ()
     assert ("\r\n" in text) == ("\r\n" in new) or "\n" not in text
 
@@ -138,8 +138,8 @@ def test_attach_writes_a_block_at_the_top_and_a_table_at_the_end() -> None:
 def test_a_provider_of_the_user_is_kept_and_routed_through_the_gateway() -> None:
     new, edit = edited(THEIRS)
     assert new == THEIRS.replace("https://work.example/openai", f"{GATEWAY}/codex/v1")
-    assert edit.upstream == undo.OwnUpstream("/codex/v1", "https://work.example/openai")
-    assert splice.undo(new, edit.splices) == THEIRS
+    assert edit.upstream == attach.PreviousUpstream("/codex/v1", "https://work.example/openai")
+    assert settings_file.undo_splices(new, edit.splices) == THEIRS
     assert CODEX.detach(f"# mine\n{new}", record_of(edit)) == f"# mine\n{THEIRS}"
     moved = new.replace(f"{GATEWAY}/codex/v1", "https://elsewhere.example")
     assert CODEX.detach(moved, record_of(edit)) == moved
@@ -148,9 +148,9 @@ def test_a_provider_of_the_user_is_kept_and_routed_through_the_gateway() -> None
 @pytest.mark.hazard(63)
 def test_another_openai_base_url_becomes_the_upstream() -> None:
     _, edit = edited('openai_base_url = "https://proxy.example/v1"\n')
-    assert edit.upstream == undo.OwnUpstream("/codex/v1", "https://proxy.example/v1")
+    assert edit.upstream == attach.PreviousUpstream("/codex/v1", "https://proxy.example/v1")
     _, edit = edited("", {**NO_ENVIRONMENT, "OPENAI_BASE_URL": "https://proxy.example/v1/"})
-    assert edit.upstream == undo.OwnUpstream("/codex/v1", "https://proxy.example/v1")
+    assert edit.upstream == attach.PreviousUpstream("/codex/v1", "https://proxy.example/v1")
 
 
 @pytest.mark.parametrize(
@@ -182,7 +182,7 @@ def test_a_chatgpt_login_uses_its_own_path(tmp_path: Path, auth: str, expected: 
     ],
 )
 def test_an_unknown_form_of_the_file_is_refused(text: str) -> None:
-    with pytest.raises(Refused, match="Nothing was written"):
+    with pytest.raises(SettingsRefused, match="Nothing was written"):
         edited(text)
 
 

@@ -17,7 +17,7 @@ def home(tmp_path: Path) -> Home:
 
 @pytest.fixture
 def write(home: Home) -> Write:
-    """Gives the home this config.toml."""
+    """Return a function that writes the config.toml of the home."""
 
     def write_config(text: str) -> Home:
         home.root.mkdir(exist_ok=True)

@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from hypaware import config as configuration
+from hypaware import config
 from hypaware.config import Config
-from hypaware.config.edit import set_value
-from hypaware.config.render import to_table, to_toml
+from hypaware.config.edit import set_value, to_table, to_toml
 from hypaware.errors import ConfigError
 from hypaware.home import Home
 
@@ -56,7 +55,7 @@ def test_a_new_key_and_a_new_table_are_added_and_nothing_else_moves(write: Write
         "[engine]",
         'memory = "2g"',
     ]
-    assert configuration.load(home).flush.max_bytes == 2**20
+    assert config.load(home).flush.max_bytes == 2**20
 
 
 @pytest.mark.parametrize(
@@ -66,7 +65,7 @@ def test_a_new_key_and_a_new_table_are_added_and_nothing_else_moves(write: Write
         ("flush.max_rows", "-3", "expected an integer of at least 1"),
         ("flush.intervall", "5m", "Did you mean flush.interval?"),
         ("sinks.team.token", "hunter2", "token_file"),
-        ("sinks.team.datasets", '["nothing"]', "there is no dataset 'nothing'"),
+        ("sinks.team.datasets", '["nothing"]', "unknown dataset 'nothing'"),
         ("version", "2", "reads version 1"),
         ("flush", "3", "expected a table"),
         ("flush.max_rows.deep", "3", "max_rows is not a table"),
@@ -111,7 +110,7 @@ def test_text_is_converted_to_the_type_of_the_setting(write: Write, key: str, va
     home = write(COMMENTED)
 
     assert set_value(home, key, value).after == stored
-    configuration.load(home)
+    config.load(home)
 
 
 def test_a_key_part_with_a_dot_can_be_quoted(write: Write) -> None:
@@ -119,7 +118,7 @@ def test_a_key_part_with_a_dot_can_be_quoted(write: Write) -> None:
 
     set_value(home, 'lake.catalog."s3.endpoint"', "http://127.0.0.1:9000")
 
-    catalog = configuration.load(home).lake.catalog
+    catalog = config.load(home).lake.catalog
     assert isinstance(catalog, dict)
     assert catalog["s3.endpoint"] == "http://127.0.0.1:9000"
 
@@ -129,7 +128,7 @@ def test_a_whole_sink_can_be_set_at_once(write: Write) -> None:
 
     set_value(home, "sinks.archive", '{ kind = "blob", destination = "/data" }')
 
-    assert set(configuration.load(home).sinks) == {"team", "archive"}
+    assert set(config.load(home).sinks) == {"team", "archive"}
 
 
 def test_setting_a_value_can_fix_an_invalid_file(write: Write) -> None:
@@ -185,7 +184,7 @@ def test_a_value_can_be_set_in_any_layout_of_the_file(write: Write, layout: str)
     set_value(home, "flush.interval", "5m")
     set_value(home, "retention.default_days", "3")
 
-    found = configuration.load(home)
+    found = config.load(home)
     assert (found.flush.interval, found.retention.default_days) == (300.0, 3)
     assert found.flush.max_rows == (5 if "max_rows" in layout else 100_000)
 
@@ -213,9 +212,9 @@ def test_a_value_can_be_set_in_any_layout_of_the_file(write: Write, layout: str)
     ],
 )
 def test_setting_a_table_changes_no_other_key(write: Write, text: str, key: str, value: str) -> None:
-    """The keys after a table that is begun in the middle of a file would become its own."""
+    """A table that is inserted in the middle of a file would absorb the keys after it."""
     home = write(text)
-    expected = to_table(configuration.load(home))
+    expected = to_table(config.load(home))
     *above, last = key.split(".")
     node = expected
     for part in above:
@@ -223,7 +222,7 @@ def test_setting_a_table_changes_no_other_key(write: Write, text: str, key: str,
 
     node[last] = set_value(home, key, value).after
 
-    assert to_table(configuration.load(home)) == expected
+    assert to_table(config.load(home)) == expected
 
 
 def test_concurrent_changes_are_all_kept(write: Write) -> None:
@@ -238,14 +237,14 @@ def test_concurrent_changes_are_all_kept(write: Write) -> None:
     running = [subprocess.Popen([sys.executable, "-c", script, str(home.root), key]) for key in keys]
 
     assert [process.wait() for process in running] == [0, 0, 0]
-    found = configuration.load(home)
+    found = config.load(home)
     assert (found.flush.max_rows, found.retention.default_days, found.retention.max_hold_days) == (10, 10, 10)
 
 
 def test_a_rendered_config_has_the_same_meaning(write: Write) -> None:
     home = write(COMMENTED)
     set_value(home, "sinks.lakehouse", '{ kind = "iceberg", table = "a.b", catalog = { type = "glue" } }')
-    found = configuration.load(home)
+    found = config.load(home)
 
-    assert configuration.load(write(to_toml(found))) == found
-    assert configuration.load(write(to_toml(Config()))) == Config()
+    assert config.load(write(to_toml(found))) == found
+    assert config.load(write(to_toml(Config()))) == Config()

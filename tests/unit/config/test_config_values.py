@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hypaware.capture import secrets_rules
-from hypaware.config import cron, values
-from hypaware.config.where import line_of
+from hypaware.config import values
+from hypaware.config.load import find_line
+from hypaware.privacy import secret_rules
 
 
 @pytest.mark.parametrize(
@@ -71,12 +71,12 @@ def test_an_invalid_size_is_rejected(raw: object) -> None:
 def test_a_duration_round_trips(milliseconds: int) -> None:
     seconds = milliseconds / 1000
 
-    assert values.DURATION.read(values.duration_text(seconds)) == pytest.approx(seconds, rel=1e-9)
+    assert values.DURATION.read(values.format_duration(seconds)) == pytest.approx(seconds, rel=1e-9)
 
 
 @given(st.integers(1, 2**62))
 def test_a_size_round_trips(count: int) -> None:
-    assert values.SIZE.read(values.size_text(count)) == count
+    assert values.SIZE.read(values.format_size(count)) == count
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_a_size_round_trips(count: int) -> None:
     ],
 )
 def test_a_five_field_schedule_is_accepted(schedule: str) -> None:
-    cron.check(schedule)
+    assert values.SCHEDULE.read(schedule) == schedule
 
 
 @pytest.mark.parametrize(
@@ -118,31 +118,31 @@ def test_a_five_field_schedule_is_accepted(schedule: str) -> None:
 )
 def test_an_invalid_schedule_is_rejected_with_the_reason(schedule: str, reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
-        cron.check(schedule)
+        values.check_schedule(schedule)
 
 
 @given(st.text(alphabet="0123456789*/,- ", max_size=30))
 def test_any_text_is_accepted_or_rejected_as_a_schedule(schedule: str) -> None:
     with suppress(ValueError):
-        cron.check(schedule)
+        assert values.SCHEDULE.read(schedule) == schedule
 
 
 def test_the_line_of_a_key_is_that_of_its_statement_not_of_its_value() -> None:
     text = 'a = 1\n# why\nlist = [\n  "x",\n  { y = 1 },\n]\n\n[t]\nk = """\nmore\n"""\nz.q = 1\n[[u]]\n[[u]]\nn = 2\n'
 
-    assert line_of(text, ("a",)) == 1
-    assert line_of(text, ("list",)) == 3
-    assert line_of(text, ("list", 1, "y")) == 3
-    assert line_of(text, ("t",)) == 8
-    assert line_of(text, ("t", "k")) == 9
-    assert line_of(text, ("t", "z", "q")) == 12
-    assert line_of(text, ("u", 1)) == 14
-    assert line_of(text, ("u", 1, "n")) == 15
-    assert line_of(text, ("missing",)) is None
+    assert find_line(text, ("a",)) == 1
+    assert find_line(text, ("list",)) == 3
+    assert find_line(text, ("list", 1, "y")) == 3
+    assert find_line(text, ("t",)) == 8
+    assert find_line(text, ("t", "k")) == 9
+    assert find_line(text, ("t", "z", "q")) == 12
+    assert find_line(text, ("u", 1)) == 14
+    assert find_line(text, ("u", 1, "n")) == 15
+    assert find_line(text, ("missing",)) is None
 
 
 def test_every_secret_rule_can_be_disabled_by_name() -> None:
-    names = {rule.kind for rule in secrets_rules.TOKENS}
-    names |= {getattr(secrets_rules, name) for name in "BEARER BASIC COOKIE AZURE_CLIENT PRIVATE_KEY".split()}
-    names |= {getattr(secrets_rules, name) for name in "URL_PASSWORD PASSWORD ASSIGNED".split()}
+    names = {rule.kind for rule in secret_rules.TOKEN_RULES}
+    names |= {getattr(secret_rules, name) for name in ["BEARER", "BASIC", "COOKIE", "AZURE_CLIENT", "PRIVATE_KEY"]}
+    names |= {getattr(secret_rules, name) for name in ["URL_PASSWORD", "PASSWORD", "ASSIGNED"]}
     assert names == set(values.SECRET_RULES)

@@ -12,24 +12,24 @@ from typing import Any
 import pytest
 
 from hypaware import config
-from hypaware.engine import call, client, inline
-from hypaware.engine.jobs import OnEvent, unheard
-from hypaware.engine.launch import Engine
+from hypaware.engine import client, inline, job_call
+from hypaware.engine.jobs import OnEvent, ignore_events
+from hypaware.engine.launcher import Engine
 from hypaware.home import Home
-from tests import processes
+from tests.support import processes
 
 _CALLER = """
 import json, sys
 from hypaware import config
-from hypaware.engine import call, client
-from hypaware.engine.launch import Engine
+from hypaware.engine import client, job_call
+from hypaware.engine.launcher import Engine
 from hypaware.errors import HypError
 from hypaware.home import Home
 
 # A second Ctrl-C of a slow test must find the command waiting, not at its end.
-call.CANCEL_SECONDS = 600.0
+job_call.CALLER_CANCEL_SECONDS = 600.0
 home = Home.from_environment()
-engine = Engine(home, jobs="engine_jobs", check=lambda: None)
+engine = Engine(home, jobs="tests.support.engine_jobs", check=lambda: None)
 job, args = sys.argv[1], json.loads(sys.argv[2])
 try:
     print(json.dumps(client.run_job(home, config.load(home), job, args, lambda event: None, engine=engine)))
@@ -48,7 +48,7 @@ def eventually() -> Eventually:
 
 @dataclass(frozen=True)
 class EngineOfTests:
-    """An engine that knows the jobs of `engine_jobs` and asks for neither Java nor jars."""
+    """An engine with the jobs of `engine_jobs`, which needs neither Java nor jars."""
 
     engine: Engine
 
@@ -56,11 +56,11 @@ class EngineOfTests:
     def home(self) -> Home:
         return self.engine.home
 
-    def run(self, job: str, args: dict[str, Any] | None = None, on_event: OnEvent = unheard) -> dict[str, Any]:
+    def run(self, job: str, args: dict[str, Any] | None = None, on_event: OnEvent = ignore_events) -> dict[str, Any]:
         return client.run_job(self.home, config.load(self.home), job, args or {}, on_event, engine=self.engine)
 
     def command(self, job: str, args: dict[str, Any] | None = None) -> subprocess.Popen[str]:
-        """A process of its own that asks for a job, prints what comes of it, and exits as `hyp` does."""
+        """Start a process that runs a job, prints its events and result, and exits as `hyp` does."""
         return subprocess.Popen(
             [sys.executable, "-c", _CALLER, job, json.dumps(args or {})],
             env={**os.environ, "HYP_HOME": str(self.home.root)},
@@ -78,17 +78,16 @@ class EngineOfTests:
 def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[EngineOfTests]:
     for name in ("HYP_ENGINE", "HYP_CRASH_AT", "DEV_RUN_ID"):
         monkeypatch.delenv(name, raising=False)
-    # A job that was cancelled ends within this time on however slow a machine; tests of one that does not say so.
-    monkeypatch.setattr(call, "CANCEL_SECONDS", 120.0)
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
-    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    # A cancelled job ends within this time, even on a slow machine.
+    monkeypatch.setattr(job_call, "CALLER_CANCEL_SECONDS", 120.0)
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[3]))
     home = Home(tmp_path / "home")
-    yield EngineOfTests(Engine(home, jobs="engine_jobs", check=lambda: None))
-    inline.close()
-    client.stop(home)
+    yield EngineOfTests(Engine(home, jobs="tests.support.engine_jobs", check=lambda: None))
+    inline.close_inline()
+    client.stop_engine(home)
 
 
 @pytest.fixture
 def files(tmp_path: Path) -> dict[str, str]:
-    """Arguments of the jobs `wait`, `persist` and `pour`: where they leave their traces."""
+    """Arguments of the jobs `wait`, `persist` and `pour`: the files that they write."""
     return {name: str(tmp_path / name) for name in ("began", "until", "cancelled", "ended")}

@@ -1,4 +1,4 @@
-"""The engine's jars: verified before they count, whole or absent, and no network once they are there."""
+"""The engine's jars: verified, installed completely or not at all, and used without a network."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def pinned(name: str, content: bytes | None = None, version: str = "1.0") -> Jar
 JARS = (pinned("lake"), pinned("db"))
 
 
-def quiet(message: str, done: float, total: float) -> None:
+def ignore_progress(message: str, done: float, total: float) -> None:
     pass
 
 
-def delivering(content: dict[str, bytes], then: Callable[[], None] = lambda: None) -> Fetch:
-    """A repository that has these bytes."""
+def fake_repository(content: dict[str, bytes], then: Callable[[], None] = lambda: None) -> Fetch:
+    """Return a fake repository with these bytes."""
 
     def fetch(wanted: Sequence[Jar], into: Path, progress: Progress) -> None:
         for jar in wanted:
@@ -48,30 +48,30 @@ def no_network(wanted: Sequence[Jar], into: Path, progress: Progress) -> None:
     raise NotReady("no network", kind="jars_unavailable", repair="hyp engine install")
 
 
-def left_behind(cache: Path) -> list[str]:
+def leftover_files(cache: Path) -> list[str]:
     return sorted(path.name for path in (cache / "jars").iterdir() if path.name != ".lock")
 
 
 def test_the_lock_file_pins_every_jar_by_version_size_and_hash() -> None:
-    locked = jars.locked()
+    locked = jars.locked_jars()
 
     assert {jar.name for jar in locked} == {"iceberg-spark-runtime-4.1_2.13", "sqlite-jdbc", "postgresql"}
     assert all(re.fullmatch(r"[0-9a-f]{64}", jar.sha256) and jar.size > 1_000_000 for jar in locked)
 
 
 def test_installed_jars_are_found_without_a_network(tmp_path: Path) -> None:
-    first = jars.install(tmp_path, quiet, fetch=delivering(CONTENT), jars=JARS)
-    again = jars.install(tmp_path, quiet, fetch=no_network, jars=JARS)
+    first = jars.install_jars(tmp_path, ignore_progress, fetch=fake_repository(CONTENT), jars=JARS)
+    again = jars.install_jars(tmp_path, ignore_progress, fetch=no_network, jars=JARS)
 
     assert (first.fetched, again.fetched) == (True, False)
     assert [path.read_bytes() for path in first.paths] == [CONTENT["lake"], CONTENT["db"]]
-    assert first.paths == again.paths == jars.installed(tmp_path, JARS)
+    assert first.paths == again.paths == jars.find_installed_jars(tmp_path, JARS)
 
 
 def test_progress_ends_with_all_bytes_done(tmp_path: Path) -> None:
     said: list[tuple[float, float]] = []
 
-    jars.install(tmp_path, lambda _, *bytes_: said.append(bytes_), fetch=delivering(CONTENT), jars=JARS)
+    jars.install_jars(tmp_path, lambda _, *bytes_: said.append(bytes_), fetch=fake_repository(CONTENT), jars=JARS)
 
     total = sum(jar.size for jar in JARS)
     assert said[-1] == (total, total)
@@ -81,31 +81,31 @@ def test_a_jar_with_another_hash_is_not_installed(tmp_path: Path) -> None:
     forged = {**CONTENT, "db": CONTENT["db"][:-1] + b"!"}
 
     with pytest.raises(NotReady, match=r"db-1\.0\.jar") as refused:
-        jars.install(tmp_path, quiet, fetch=delivering(forged), jars=JARS)
+        jars.install_jars(tmp_path, ignore_progress, fetch=fake_repository(forged), jars=JARS)
 
     assert (refused.value.kind, refused.value.exit_code) == ("jars_hash_mismatch", 3)
     assert refused.value.repair == ("hyp engine install",)
-    assert left_behind(tmp_path) == []
+    assert leftover_files(tmp_path) == []
 
 
 def test_a_jar_that_was_not_downloaded_is_reported_as_missing(tmp_path: Path) -> None:
     with pytest.raises(NotReady, match=r"db-1\.0\.jar") as refused:
-        jars.install(tmp_path, quiet, fetch=delivering({"lake": CONTENT["lake"]}), jars=JARS)
+        jars.install_jars(tmp_path, ignore_progress, fetch=fake_repository({"lake": CONTENT["lake"]}), jars=JARS)
 
     assert refused.value.kind == "jars_unavailable"
-    assert left_behind(tmp_path) == []
+    assert leftover_files(tmp_path) == []
 
 
 def test_no_network_leaves_nothing_half_installed(tmp_path: Path) -> None:
     with pytest.raises(NotReady) as refused:
-        jars.install(tmp_path, quiet, fetch=no_network, jars=JARS)
+        jars.install_jars(tmp_path, ignore_progress, fetch=no_network, jars=JARS)
 
-    assert (refused.value.kind, left_behind(tmp_path)) == ("jars_unavailable", [])
+    assert (refused.value.kind, leftover_files(tmp_path)) == ("jars_unavailable", [])
 
 
 def test_missing_jars_are_exit_code_3_with_the_install_command(tmp_path: Path) -> None:
     with pytest.raises(NotReady) as refused:
-        jars.installed(tmp_path, JARS)
+        jars.find_installed_jars(tmp_path, JARS)
 
     assert (refused.value.kind, refused.value.exit_code) == ("engine_not_installed", 3)
     assert refused.value.repair == ("hyp engine install",)
@@ -118,35 +118,35 @@ def test_missing_jars_are_exit_code_3_with_the_install_command(tmp_path: Path) -
     ids=["removed", "cut", "overwritten"],
 )
 def test_a_damaged_installation_is_detected_and_replaced(tmp_path: Path, damage: Callable[[Path], None]) -> None:
-    lake, _ = jars.install(tmp_path, quiet, fetch=delivering(CONTENT), jars=JARS).paths
+    lake, _ = jars.install_jars(tmp_path, ignore_progress, fetch=fake_repository(CONTENT), jars=JARS).paths
     damage(lake)
 
     with pytest.raises(NotReady, match=r"lake-1\.0\.jar") as refused:
-        jars.installed(tmp_path, JARS)
+        jars.find_installed_jars(tmp_path, JARS)
     assert refused.value.kind == "engine_not_installed"
 
-    assert jars.install(tmp_path, quiet, fetch=delivering(CONTENT), jars=JARS).fetched
-    assert jars.installed(tmp_path, JARS)[0].read_bytes() == CONTENT["lake"]
-    assert left_behind(tmp_path) == [jars.folder(tmp_path, JARS).name]
+    assert jars.install_jars(tmp_path, ignore_progress, fetch=fake_repository(CONTENT), jars=JARS).fetched
+    assert jars.find_installed_jars(tmp_path, JARS)[0].read_bytes() == CONTENT["lake"]
+    assert leftover_files(tmp_path) == [jars.jar_folder(tmp_path, JARS).name]
 
 
 def test_a_copied_cache_is_valid(tmp_path: Path) -> None:
-    for path in jars.install(tmp_path, quiet, fetch=delivering(CONTENT), jars=JARS).paths:
+    for path in jars.install_jars(tmp_path, ignore_progress, fetch=fake_repository(CONTENT), jars=JARS).paths:
         os.utime(path, (1, 1))
 
-    assert len(jars.installed(tmp_path, JARS)) == 2
-    assert not jars.install(tmp_path, quiet, fetch=no_network, jars=JARS).fetched
+    assert len(jars.find_installed_jars(tmp_path, JARS)) == 2
+    assert not jars.install_jars(tmp_path, ignore_progress, fetch=no_network, jars=JARS).fetched
 
 
 def test_verification_reads_every_byte(tmp_path: Path) -> None:
-    lake, _ = jars.install(tmp_path, quiet, fetch=delivering(CONTENT), jars=JARS).paths
-    jars.verify(lake.parent, JARS)
+    lake, _ = jars.install_jars(tmp_path, ignore_progress, fetch=fake_repository(CONTENT), jars=JARS).paths
+    jars.verify_jars(lake.parent, JARS)
     seen = lake.stat()
     lake.write_bytes(b"x" * seen.st_size)
     os.utime(lake, ns=(seen.st_atime_ns, seen.st_mtime_ns))
 
     with pytest.raises(NotReady) as refused:
-        jars.verify(lake.parent, JARS)
+        jars.verify_jars(lake.parent, JARS)
     assert refused.value.kind == "jars_hash_mismatch"
 
 
@@ -161,7 +161,9 @@ def test_concurrent_installations_download_once(tmp_path: Path) -> None:
 
     with ThreadPoolExecutor(2) as pool:
         installs = [
-            pool.submit(jars.install, tmp_path, quiet, fetch=delivering(CONTENT, then=meet), jars=JARS)
+            pool.submit(
+                jars.install_jars, tmp_path, ignore_progress, fetch=fake_repository(CONTENT, then=meet), jars=JARS
+            )
             for _ in range(2)
         ]
 
@@ -174,15 +176,15 @@ def test_leftovers_of_a_killed_installation_are_removed(tmp_path: Path) -> None:
     left.mkdir(parents=True)
     (left / "lake-1.0.jar").write_bytes(b"half")
 
-    jars.install(tmp_path, quiet, fetch=delivering(CONTENT), jars=JARS)
+    jars.install_jars(tmp_path, ignore_progress, fetch=fake_repository(CONTENT), jars=JARS)
 
-    assert left_behind(tmp_path) == [jars.folder(tmp_path, JARS).name]
+    assert leftover_files(tmp_path) == [jars.jar_folder(tmp_path, JARS).name]
 
 
 def test_different_versions_can_be_installed_together(tmp_path: Path) -> None:
     newer = (pinned("lake", b"newer", version="1.1"), pinned("db"))
-    old = jars.install(tmp_path, quiet, fetch=delivering(CONTENT), jars=JARS)
-    new = jars.install(tmp_path, quiet, fetch=delivering({**CONTENT, "lake": b"newer"}), jars=newer)
+    old = jars.install_jars(tmp_path, ignore_progress, fetch=fake_repository(CONTENT), jars=JARS)
+    new = jars.install_jars(tmp_path, ignore_progress, fetch=fake_repository({**CONTENT, "lake": b"newer"}), jars=newer)
 
     assert old.paths[0].read_bytes() == CONTENT["lake"]
     assert new.paths[0].read_bytes() == b"newer"

@@ -14,15 +14,15 @@ from hypothesis import strategies as st
 
 from hypaware import errors
 from hypaware.engine import protocol
-from hypaware.engine.protocol import Connection, ProtocolError
+from hypaware.engine.protocol import JobConnection, ProtocolError
 
-Pair = tuple[Connection, Connection]
+Pair = tuple[JobConnection, JobConnection]
 
 
 @pytest.fixture
 def pair() -> Iterator[Pair]:
     ours, theirs = socket.socketpair()
-    with Connection(ours) as here, Connection(theirs) as there:
+    with JobConnection(ours) as here, JobConnection(theirs) as there:
         yield here, there
 
 
@@ -39,7 +39,7 @@ def test_messages_and_bytes_arrive_unchanged_and_in_order(pair: Pair) -> None:
 @given(sizes=st.lists(st.integers(1, 2000), min_size=1, max_size=8), cut=st.integers(1, 40))
 def test_frames_are_reassembled_from_any_split_of_the_stream(sizes: list[int], cut: int) -> None:
     ours, theirs = socket.socketpair()
-    with Connection(ours) as here, ours, theirs:
+    with JobConnection(ours) as here, ours, theirs:
         stream = b"".join(struct.pack(">cI", b"B", size) + bytes([size % 256]) * size for size in sizes)
 
         def trickle() -> None:
@@ -118,7 +118,7 @@ def test_a_message_too_large_for_a_frame_is_rejected_before_it_is_sent(pair: Pai
 
 
 def test_an_interrupted_receive_keeps_the_received_data(pair: Pair) -> None:
-    """Ctrl-C in the middle of a frame: the job must still be cancelled over this very connection."""
+    """After Ctrl-C within a frame, the job must still be cancelled over the same connection."""
     here, there = pair
     frame = struct.pack(">cI", b"B", 4) + b"four"
     here.socket.sendall(frame[:6])
@@ -142,7 +142,7 @@ def _every_error() -> list[type[errors.HypError]]:
 @pytest.mark.parametrize("kind", _every_error())
 def test_every_error_is_decoded_to_the_same_class_and_fields(kind: type[errors.HypError]) -> None:
     raised = kind("what happened")
-    got = protocol.error_from(protocol.error_message(raised))
+    got = protocol.decode_error(protocol.encode_error(raised))
     assert type(got) is kind
     assert (got.as_json(), got.exit_code) == (raised.as_json(), raised.exit_code)
 
@@ -152,12 +152,12 @@ def test_an_error_class_of_another_module_is_decoded_to_its_base_class() -> None
         kind = "special"
         exit_code = 7
 
-    got = protocol.error_from(protocol.error_message(Special("gone", repair=["hyp a", "hyp b"])))
+    got = protocol.decode_error(protocol.encode_error(Special("gone", repair=["hyp a", "hyp b"])))
     assert type(got) is errors.NotReady
     assert (got.kind, got.exit_code, got.message, got.repair) == ("special", 7, "gone", ("hyp a", "hyp b"))
 
 
 @pytest.mark.parametrize("name", ["Sequence", "annotations", "__name__", "NoSuchThing", None])
 def test_an_error_with_an_unknown_class_is_decoded(name: str | None) -> None:
-    got = protocol.error_from({"type": "error", "class": name, "kind": "odd", "message": "m", "exit_code": 1})
+    got = protocol.decode_error({"type": "error", "class": name, "kind": "odd", "message": "m", "exit_code": 1})
     assert type(got) is errors.HypError

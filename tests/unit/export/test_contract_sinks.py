@@ -1,4 +1,4 @@
-"""The contract, over real destinations: a plain HTTP server, our own, and folders of Parquet and of JSON lines."""
+"""The sink contract for real destinations: a plain HTTP server, our own server, folders of Parquet and JSON lines."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from hypaware.export.sinks.forward import FORWARD
 from hypaware.home import Home
 from hypaware.testing import contract
 from hypaware.testing.contract import SinkContract
-from tests.plain_server import PlainServer
-from tests.unit.server.serving import Server, served, stored
+from tests.support.plain_server import PlainServer
+from tests.support.receiver import Server, served, stored
 
 _FEW_POINTS = ("export.ship.before-send", "export.plan.after-mirror", "export.ship.after-answer")
 
 
 class TestPlainServer(SinkContract):
     kind = FORWARD
-    can_be_asked = False
+    can_be_queried = False
     servers: dict[str, PlainServer]
 
     @pytest.fixture(autouse=True)
@@ -64,7 +64,7 @@ class TestFolderOfParquet(SinkContract):
         return {"destination": str(tmp_path / "elsewhere"), "encoder": self.encoder}
 
     def arrived(self, tmp_path: Path, options: Mapping[str, Any]) -> list[str]:
-        """As a reader goes by manifests: what they name, and nothing else."""
+        """Read the objects that manifests name, and nothing else."""
         root = Path(options["destination"])
         found = []
         for manifest in sorted(root.rglob("_manifests/*.json")):
@@ -82,7 +82,7 @@ class TestFolderOfJsonLines(TestFolderOfParquet):
 
     @pytest.fixture(autouse=True)
     def _few_points(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """The driver passes the others as it does with Parquet."""
+        """The other crash points are covered by the Parquet contract."""
         if "HYP_SOAK" not in os.environ:
             monkeypatch.setattr(contract, "POINTS", _FEW_POINTS)
 
@@ -91,7 +91,7 @@ class TestFolderOfJsonLines(TestFolderOfParquet):
 
 
 class TestOurServer(SinkContract):
-    """Rows are counted where a flush would find them: in the server's spool, which only a registered batch enters."""
+    """Rows are counted in the server's spool, which only a registered batch enters."""
 
     kind = FORWARD
     servers: dict[str, Server]

@@ -1,4 +1,4 @@
-"""What is stored is what arrives: rows through the wire form and back."""
+"""Rows survive the wire format unchanged."""
 
 from __future__ import annotations
 
@@ -13,40 +13,39 @@ from hypothesis import strategies as st
 
 from hypaware.export import ndjson
 from hypaware.model import canonical
-from hypaware.model.coerce import coerce_row
-from hypaware.model.columns import Column, Type
-from hypaware.model.datasets import Dataset
-from tests import rows
-from tests.rows import MESSAGES
-from tests.strategies import json_values
-from tests.unit.export.forward.forwarding import GATEWAY, stored, table
+from hypaware.model.columns import Column, ColumnType
+from hypaware.model.datasets import Dataset, coerce_row
+from tests.support import rows
+from tests.support.forward_servers import GATEWAY, stored, table
+from tests.support.rows import MESSAGES
+from tests.support.strategies import json_values
 
-# One column of each type that may be null; no column that never is, unlike our own datasets.
+# One nullable column of each type and no required column, unlike our own datasets.
 LOOSE = Dataset(
     name="loose",
     about="For tests.",
-    columns=tuple(Column(type_.value.lower(), type_, "Of this type.") for type_ in Type),
+    columns=tuple(Column(type_.value.lower(), type_, "Of this type.") for type_ in ColumnType),
     time_column="timestamp",
     source_columns=("string",),
     key_column="string",
 )
 MOMENTS = st.datetimes(datetime(1, 1, 2), datetime(9999, 12, 30), timezones=st.just(UTC))
-# Text that is JSON in disguise, beside any other.
+# Text that looks like JSON, and other text.
 TEXT = (
     st.text() | json_values.map(json.dumps) | st.sampled_from(["", "null", '"', '",\n  "', "\\", "\x1b[2J", "\u2028"])
 )
 VALUES = {
-    Type.STRING: TEXT,
-    Type.INT: st.integers(-(2**31), 2**31 - 1),
-    Type.BIGINT: st.integers(-(2**63), 2**63 - 1) | st.integers(2**53 - 3, 2**53 + 3) | st.integers(-9, 9),
-    Type.BOOLEAN: st.booleans(),
-    Type.TIMESTAMP: MOMENTS,
-    Type.JSON: json_values | TEXT,
+    ColumnType.STRING: TEXT,
+    ColumnType.INT: st.integers(-(2**31), 2**31 - 1),
+    ColumnType.BIGINT: st.integers(-(2**63), 2**63 - 1) | st.integers(2**53 - 3, 2**53 + 3) | st.integers(-9, 9),
+    ColumnType.BOOLEAN: st.booleans(),
+    ColumnType.TIMESTAMP: MOMENTS,
+    ColumnType.JSON: json_values | TEXT,
 }
 
 
 def some_of(dataset: Dataset) -> st.SearchStrategy[dict[str, Any]]:
-    # What follows from other columns is left to follow.
+    # Derived columns are left out.
     free = {column.name: VALUES[column.type] for column in dataset.columns if column.name not in dataset.derive({}, "")}
     for name in ("date", "part_id"):
         free.pop(name, None)
@@ -57,23 +56,23 @@ def some_of(dataset: Dataset) -> st.SearchStrategy[dict[str, Any]]:
 
 
 def encoded(coerced: list[dict[str, Any]], dataset: Dataset = MESSAGES) -> list[bytes]:
-    json_columns = {column.name for column in dataset.columns if column.type is Type.JSON}
-    return list(ndjson.encode(table(coerced, dataset), json_columns).lines)
+    json_columns = {column.name for column in dataset.columns if column.type is ColumnType.JSON}
+    return list(ndjson.encode_ndjson(table(coerced, dataset), json_columns).lines)
 
 
 def received(lines: list[bytes], dataset: Dataset = MESSAGES) -> list[dict[str, Any]]:
-    return [coerce_row(dataset, canonical.parse(line), GATEWAY) for line in lines]
+    return [coerce_row(dataset, canonical.loads(line), GATEWAY) for line in lines]
 
 
 @given(st.lists(some_of(MESSAGES), min_size=1, max_size=4))
-def test_a_row_arrives_exactly_as_it_was_stored(raw: list[dict[str, Any]]) -> None:
+def test_a_row_arrives_unchanged(raw: list[dict[str, Any]]) -> None:
     coerced = stored(raw)
 
     assert received(encoded(coerced)) == coerced
 
 
 @given(st.lists(some_of(LOOSE), min_size=1, max_size=6))
-def test_a_row_of_any_types_and_any_nulls_arrives_exactly(raw: list[dict[str, Any]]) -> None:
+def test_a_row_of_any_types_and_nulls_arrives_unchanged(raw: list[dict[str, Any]]) -> None:
     coerced = stored(raw, LOOSE)
 
     lines = encoded(coerced, LOOSE)
@@ -83,7 +82,7 @@ def test_a_row_of_any_types_and_any_nulls_arrives_exactly(raw: list[dict[str, An
 
 
 @given(st.lists(some_of(LOOSE), min_size=1, max_size=4))
-def test_a_row_is_one_line_without_a_whole_number_that_javascript_would_bend(raw: list[dict[str, Any]]) -> None:
+def test_a_row_is_one_line_without_integers_that_javascript_cannot_represent(raw: list[dict[str, Any]]) -> None:
     for line in encoded(stored(raw, LOOSE), LOOSE):
         assert line.endswith(b"\n")
         assert line.count(b"\n") == 1
@@ -91,7 +90,7 @@ def test_a_row_is_one_line_without_a_whole_number_that_javascript_would_bend(raw
 
 
 def safe_number(digits: str) -> int:
-    assert abs(int(digits)) <= ndjson.MAX_SAFE
+    assert abs(int(digits)) <= ndjson.MAX_SAFE_INTEGER
     return int(digits)
 
 
@@ -118,7 +117,7 @@ def on_the_wire(column: str, value: Any) -> Any:
         ({"x": 0.1234567890123456}, {"x": 0.1234567890123456}),
     ],
 )
-def test_a_json_value_travels_as_itself_unless_it_would_arrive_as_another(value: Any, wire: Any) -> None:
+def test_a_json_value_is_sent_as_text_only_if_it_would_change(value: Any, wire: Any) -> None:
     assert on_the_wire("json", value) == wire
 
 
@@ -126,27 +125,27 @@ def test_a_json_value_travels_as_itself_unless_it_would_arrive_as_another(value:
     ("number", "wire"),
     [(2**53 - 1, 2**53 - 1), (2**53, "9007199254740992"), (-(2**53), "-9007199254740992"), (-(2**63), str(-(2**63)))],
 )
-def test_a_large_whole_number_travels_as_text(number: int, wire: Any) -> None:
+def test_a_large_integer_is_sent_as_text(number: int, wire: Any) -> None:
     assert on_the_wire("bigint", number) == wire
 
 
-def test_a_moment_has_microseconds_and_a_zone() -> None:
+def test_a_timestamp_has_microseconds_and_a_zone() -> None:
     moment = datetime(2026, 11, 15, 7, 15, 8, 256000, UTC)
 
     assert on_the_wire("timestamp", moment) == "2026-11-15T07:15:08.256000Z"
 
 
-def test_json_with_line_feeds_stays_one_line() -> None:
-    """A lake that was taken over may hold JSON as others wrote it."""
+def test_json_with_line_feeds_remains_one_line() -> None:
+    """An imported lake may hold JSON in another notation."""
     rows_of_others = pa.table({"json": ['{\n "a": 1\n}', "not\njson", "[1]"]})
 
-    lines = ndjson.encode(rows_of_others, {"json"}).lines
+    lines = ndjson.encode_ndjson(rows_of_others, {"json"}).lines
 
     assert [json.loads(line) for line in lines] == [{"json": '{\n "a": 1\n}'}, {"json": "not\njson"}, {"json": [1]}]
     assert all(line.count(b"\n") == 1 for line in lines)
 
 
-def test_many_rows_in_pieces_of_any_shape_give_the_same_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_lines_do_not_depend_on_arrow_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     raw = [
         rows.row(
             number, content_text=f'line {number}\n"' if number % 7 else None, tool_args="null" if number % 5 else {}
@@ -155,7 +154,7 @@ def test_many_rows_in_pieces_of_any_shape_give_the_same_lines(monkeypatch: pytes
     ]
     coerced = stored(raw)
     whole = encoded(coerced)
-    json_columns = {column.name for column in MESSAGES.columns if column.type is Type.JSON}
+    json_columns = {column.name for column in MESSAGES.columns if column.type is ColumnType.JSON}
     in_pieces = pa.concat_tables([table(coerced[start : start + 70]) for start in range(0, 300, 70)])
     large = in_pieces.cast(
         pa.schema(
@@ -165,24 +164,24 @@ def test_many_rows_in_pieces_of_any_shape_give_the_same_lines(monkeypatch: pytes
     )
 
     monkeypatch.setattr(ndjson, "_BLOCK_ROWS", 64)
-    assert list(ndjson.encode(in_pieces, json_columns).lines) == whole
-    assert list(ndjson.encode(large, json_columns).lines) == whole
-    assert list(ndjson.encode(in_pieces.slice(33, 150), json_columns).lines) == whole[33:183]
+    assert list(ndjson.encode_ndjson(in_pieces, json_columns).lines) == whole
+    assert list(ndjson.encode_ndjson(large, json_columns).lines) == whole
+    assert list(ndjson.encode_ndjson(in_pieces.slice(33, 150), json_columns).lines) == whole[33:183]
     monkeypatch.setattr(ndjson, "_BLOCK_BYTES", 1)
-    assert list(ndjson.encode(in_pieces, json_columns).lines) == whole
+    assert list(ndjson.encode_ndjson(in_pieces, json_columns).lines) == whole
 
 
-def test_no_rows_are_no_lines() -> None:
-    assert list(ndjson.encode(table(stored([rows.row(1)])).slice(0, 0), ()).lines) == []
+def test_an_empty_table_gives_no_lines() -> None:
+    assert list(ndjson.encode_ndjson(table(stored([rows.row(1)])).slice(0, 0), ()).lines) == []
 
 
-def test_sizes_are_those_of_the_lines() -> None:
-    payload = ndjson.encode(table(stored(rows.rows(5))), {"attributes"})
+def test_sizes_equal_the_lengths_of_the_lines() -> None:
+    payload = ndjson.encode_ndjson(table(stored(rows.rows(5))), {"attributes"})
 
     assert sum(payload.sizes) == len(b"".join(payload.lines))
     assert payload.slice(1, 3).lines == payload.lines[1:3]
 
 
-def test_a_type_that_no_dataset_has_is_refused_by_name() -> None:
+def test_an_unsupported_type_is_refused_by_name() -> None:
     with pytest.raises(TypeError, match="column x has the unsupported type double"):
-        ndjson.encode(pa.table({"x": [1.5]}), ())
+        ndjson.encode_ndjson(pa.table({"x": [1.5]}), ())

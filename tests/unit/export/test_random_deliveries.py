@@ -1,8 +1,8 @@
-"""Random lives of a home with sinks, against the books of what must be where (`tests/delivery_world.py`).
+"""Random histories of a home with sinks, compared with a model (`tests/support/delivery_model.py`).
 
-Whatever happened (kills at any point, lost answers, refusals, compaction, purges, lost or older memory, renamed sinks,
-sinks that point elsewhere): once nothing is wrong any more, every row that was not purged is where it belongs, once,
-and the rounds end.
+After kills at any point, lost responses, refusals, compaction, purges, lost or older states, renamed sinks and changed
+destinations: once all faults are cleared, every row that was not purged is at its destination exactly once, and the
+rounds end.
 """
 
 from __future__ import annotations
@@ -15,64 +15,70 @@ from pathlib import Path
 
 import pytest
 
-from tests.delivery_world import World, world
+from tests.support.delivery_model import DeliveryModel, delivery_model
 
-# `make test` takes the same schedules each time; a soak draws new ones. A failure says its seed, for `run`.
+# `make test` runs the same histories each time; a soak draws new ones. A failure reports its seed for `run`.
 SCHEDULES = 400 * int(os.environ["HYP_SOAK"]) if "HYP_SOAK" in os.environ else 24
 _BLOCKS = 8
 
 # How often each step is drawn.
-_STEPS: dict[Callable[[World], object], int] = {
-    World.commit: 10,
-    World.deliver: 8,
-    World.deliver_killed: 6,
-    World.deliver_twice_at_once: 1,
-    World.deliver_cancelled: 2,
-    World.trouble: 6,
-    World.calm: 2,
-    World.rewrite: 1,
-    World.purge: 1,
-    World.lose_state: 2,
-    World.copy_state: 2,
-    World.restore_state: 2,
-    World.restore_both: 1,
-    World.lose_side_file: 1,
-    World.lose_both: 1,
-    World.replay: 2,
-    World.replay_killed: 1,
-    World.rename: 2,
-    World.twin: 1,
-    World.point_elsewhere: 1,
-    World.decide: 2,
-    World.resend: 1,
+_STEPS: dict[Callable[[DeliveryModel], object], int] = {
+    DeliveryModel.commit: 10,
+    DeliveryModel.deliver: 8,
+    DeliveryModel.deliver_killed: 6,
+    DeliveryModel.deliver_twice_at_once: 1,
+    DeliveryModel.deliver_cancelled: 2,
+    DeliveryModel.inject_faults: 6,
+    DeliveryModel.clear_faults: 2,
+    DeliveryModel.compact: 1,
+    DeliveryModel.purge: 1,
+    DeliveryModel.lose_state: 2,
+    DeliveryModel.copy_state: 2,
+    DeliveryModel.restore_state: 2,
+    DeliveryModel.restore_both: 1,
+    DeliveryModel.lose_mirror: 1,
+    DeliveryModel.lose_both: 1,
+    DeliveryModel.replay: 2,
+    DeliveryModel.replay_killed: 1,
+    DeliveryModel.rename: 2,
+    DeliveryModel.add_second_sink: 1,
+    DeliveryModel.point_elsewhere: 1,
+    DeliveryModel.decide: 2,
+    DeliveryModel.resend: 1,
 }
-_FORGETFUL = {
-    World.lose_state, World.restore_state, World.restore_both, World.lose_both, World.point_elsewhere, World.decide,
-    World.resend, World.rename,
-}  # fmt: skip
+_MAY_LOWER_WATERMARKS = {
+    DeliveryModel.lose_state,
+    DeliveryModel.restore_state,
+    DeliveryModel.restore_both,
+    DeliveryModel.lose_both,
+    DeliveryModel.point_elsewhere,
+    DeliveryModel.decide,
+    DeliveryModel.resend,
+    DeliveryModel.rename,
+}
 
 
 def run(folder: Path, seed: int) -> None:
-    steps, weights = list(_STEPS), list(_STEPS.values())
-    with world(folder, seed) as here:
+    choices, weights = list(_STEPS), list(_STEPS.values())
+    with delivery_model(folder, seed) as model:
         try:
-            here.told.append("commit")
-            here.commit()
-            known = here.watermarks()
-            for _ in range(here.draw.randint(4, 14)):
-                step = here.draw.choices(steps, weights)[0]
-                here.told.append(step.__name__)
-                step(here)
-                if step in _FORGETFUL:
+            model.steps.append("commit")
+            model.commit()
+            known = model.watermarks()
+            for _ in range(model.draw.randint(4, 14)):
+                step = model.draw.choices(choices, weights)[0]
+                model.steps.append(step.__name__)
+                step(model)
+                if step in _MAY_LOWER_WATERMARKS:
                     known = {}
-                now = here.watermarks()
+                now = model.watermarks()
                 assert all(now.get(key, seq) >= seq for key, seq in known.items()), f"down from {known} to {now}"
                 known = now
-            here.told.append("settle")
-            here.settle()
-            here.check()
+            model.steps.append("clear_and_deliver")
+            model.clear_and_deliver()
+            model.check()
         except BaseException as error:
-            error.add_note(f"seed {seed}, {here.manner}, {len(here.slots)} sinks: {'; '.join(here.told)}")
+            error.add_note(f"seed {seed}, {model.sink_ability}, {len(model.slots)} sinks: {'; '.join(model.steps)}")
             raise
 
 
@@ -80,7 +86,7 @@ def run(folder: Path, seed: int) -> None:
 @pytest.mark.hazard(26)
 @pytest.mark.hazard(88)
 @pytest.mark.parametrize("block", range(_BLOCKS))
-def test_whatever_happens_every_row_ends_where_it_belongs_once(tmp_path: Path, block: int) -> None:
+def test_random_histories_deliver_every_row_exactly_once(tmp_path: Path, block: int) -> None:
     first = random.randrange(10**9) if "HYP_SOAK" in os.environ else block
     for seed in range(first, first + SCHEDULES, _BLOCKS):
         folder = tmp_path / str(seed)

@@ -14,20 +14,21 @@ import pytest
 
 from hypaware.errors import HypError, LakeError, Retryable
 from hypaware.home import Home
-from hypaware.lake import build, keys, metadata, rebuild
-from hypaware.lake.flush import Limits
-from hypaware.lake.isolate import PATIENCE
-from hypaware.lake.keys import KeyIndex
+from hypaware.iceberg import metadata
+from hypaware.lake import build, key_index, row_keys
+from hypaware.lake.flush import FlushLimits
+from hypaware.lake.key_index import KeyIndex
+from hypaware.lake.prepare import MAX_SHARED_ATTEMPTS
 from hypaware.model import canonical, datasets
 from hypaware.model.datasets import BATCH_ID, INTERNAL, ROW_ID, SEQ, SOURCE
-from hypaware.opening import open_home
-from hypaware.spool import envelope, segments
-from hypaware.state import flushes
-from tests.light_lake import LightLake, LightTable, read_lake
-from tests.light_life import DATASET, append, flush
-from tests.lives import live
-from tests.rows import rows
-from tests.shadow_disk import ShadowDisk
+from hypaware.spool import segments
+from hypaware.state import flushes, recovery
+from hypaware.state.home_opener import open_home
+from hypaware.testing.fault_injection import run_in_child
+from tests.support.light_home import DATASET, append, flush
+from tests.support.light_lake import LightLake, LightTable, read_lake
+from tests.support.rows import rows
+from tests.support.shadow_disk import ShadowDisk
 
 
 def parts(home: Home) -> list[str]:
@@ -35,12 +36,12 @@ def parts(home: Home) -> list[str]:
 
 
 def rejected(home: Home) -> list[dict[str, Any]]:
-    folder = segments.folder(home, DATASET).rejected
+    folder = segments.spool_folder(home, DATASET).rejected
     return [json.loads(line) for path in folder.glob("*.jsonl") for line in path.read_text().splitlines()]
 
 
 def waiting(home: Home) -> int:
-    return sum(segment.rows for segment in segments.sealed_segments(segments.folder(home, DATASET)))
+    return sum(segment.rows for segment in segments.list_sealed_segments(segments.spool_folder(home, DATASET)))
 
 
 @pytest.mark.hazard(12)
@@ -52,7 +53,7 @@ def test_a_committed_row_carries_its_sequence_source_row_id_and_flush(home: Home
         public = {name: value for name, value in row.items() if name not in INTERNAL and value is not None}
         for name in ("message_created_at", "conversation_started_at"):
             public[name] = public[name].isoformat(timespec="microseconds").replace("+00:00", "Z")
-        assert row[ROW_ID] == canonical.row_id(public)
+        assert row[ROW_ID] == canonical.compute_row_id(public)
 
 
 @pytest.mark.hazard(11)
@@ -60,7 +61,7 @@ def test_every_row_in_the_lake_has_a_sequence(home: Home) -> None:
     append(home, rows(5))
     append(home, rows(5, start=5, client_name="codex"))
     flush(home)
-    live(lambda: append(home, rows(5, start=10), seal=False))
+    run_in_child(lambda: append(home, rows(5, start=10), seal=False))
     flush(home)
     assert sorted(row[SEQ] for row in read_lake(home, DATASET)) == list(range(1, 16))
 
@@ -68,11 +69,11 @@ def test_every_row_in_the_lake_has_a_sequence(home: Home) -> None:
 def test_a_flush_of_only_duplicates_commits_nothing_and_still_finishes(home: Home) -> None:
     append(home, rows(5))
     flush(home)
-    before = metadata.entry(home, DATASET)
+    before = metadata.find_table(home, DATASET)
     append(home, rows(5))
     report = flush(home)
-    assert (report.rows_written, report.rows_duplicate) == (0, 5)
-    assert metadata.entry(home, DATASET) == before
+    assert (report.rows.written, report.rows.duplicate) == (0, 5)
+    assert metadata.find_table(home, DATASET) == before
     assert waiting(home) == 0
 
 
@@ -89,7 +90,7 @@ def test_of_two_rows_with_the_same_key_in_one_flush_the_lower_sequence_is_kept(h
 def test_a_large_spool_takes_several_bounded_flushes_that_do_not_split_segments(home: Home) -> None:
     for start in range(0, 50, 10):
         append(home, rows(10, start=start))
-    flush(home, Limits(max_rows=20))
+    flush(home, FlushLimits(max_rows=20))
     by_flush: dict[str, list[int]] = {}
     for row in read_lake(home, DATASET):
         by_flush.setdefault(row[BATCH_ID], []).append(row[SEQ])
@@ -101,14 +102,14 @@ def test_a_poison_row_is_rejected_and_does_not_block_the_rows_behind_it(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without isolation the segment would fail forever and block every later flush."""
-    real = envelope.read_line
+    real = segments.decode_line
 
     def read_line(dataset: Any, line: bytes, ordinal: int) -> Any:
         if b"poison" in line:
             raise RuntimeError("this row cannot be built")
         return real(dataset, line, ordinal)
 
-    monkeypatch.setattr(envelope, "read_line", read_line)
+    monkeypatch.setattr(segments, "decode_line", read_line)
     guilty = rows(1, start=7, content_text="poison")
     append(home, [*rows(7), *guilty, *rows(12, start=8)])
     append(home, rows(10, start=20))
@@ -141,7 +142,7 @@ def test_segments_flushed_together_with_a_poisoned_one_are_not_blamed(
     append(home, rows(1, start=2, content_text="poison"))
     flush(home)
     first_segment = calls[0][0]
-    assert sum(first_segment in tasks for tasks in calls) == PATIENCE + 1, (
+    assert sum(first_segment in tasks for tasks in calls) == MAX_SHARED_ATTEMPTS + 1, (
         "twice together with the other segment, then without it"
     )
     assert first_segment not in calls[-1]
@@ -154,7 +155,7 @@ def test_a_full_disk_during_a_build_loses_no_rows(home: Home, monkeypatch: pytes
     append(home, rows(10))
     with monkeypatch.context() as full:
         full.setattr(pq.ParquetWriter, "write_table", _no_space)
-        for _ in range(PATIENCE + 2):
+        for _ in range(MAX_SHARED_ATTEMPTS + 2):
             with pytest.raises(Retryable, match="No space left"):
                 flush(home)
     assert (waiting(home), rejected(home)) == (10, [])
@@ -169,9 +170,9 @@ def _no_space(*_: object, **__: object) -> None:
 def test_an_error_after_the_commit_never_removes_a_committed_row(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     """A flush that is committed but not recorded is finished later, not undone."""
     append(home, rows(10))
-    for step in ("secure.durable.fsync_file", "recover.record", "recover.remove_segments"):
+    for step in ("fsync.durable_files.fsync_file", "record_flush", "remove_segments"):
         with monkeypatch.context() as failing:
-            failing.setattr(f"hypaware.lake.landing.{step}", _no_space)
+            failing.setattr(f"hypaware.lake.commit.{step}", _no_space)
             with pytest.raises(Retryable, match=r"next flush records them|remain in the spool"):
                 flush(home)
         flush(home)
@@ -184,8 +185,8 @@ def test_a_commit_that_succeeded_but_was_reported_failed_is_neither_undone_nor_r
 ) -> None:
     """The connection breaks after the commit: the rejects and the committed files are kept."""
     append(home, rows(10))
-    folder = segments.folder(home, DATASET)
-    (folder.sealed / segments.sealed_name(segments.new_name(), 1)).write_bytes(b'{"n":0,"v":1,"row":{}}\n')
+    folder = segments.spool_folder(home, DATASET)
+    (folder.sealed / segments.sealed_file_name(segments.new_segment_name(), 1)).write_bytes(b'{"n":0,"v":1,"row":{}}\n')
     real = LightTable.commit
 
     def lands_and_fails(self: LightTable, *args: Any) -> None:
@@ -213,8 +214,8 @@ def test_an_unreadable_key_index_fails_the_flush_and_drops_nothing(home: Home) -
         flush(home)
     assert failed.value.repair == ("hyp verify --repair",)
     assert waiting(home) == 5
-    keys.remove(home.keys)
-    assert flush(home).rows_written == 5
+    key_index.remove_index(home.keys)
+    assert flush(home).rows.written == 5
 
 
 def test_a_key_index_of_another_table_is_rebuilt(home: Home) -> None:
@@ -222,10 +223,10 @@ def test_a_key_index_of_another_table_is_rebuilt(home: Home) -> None:
     append(home, rows(5))
     flush(home)
     with closing(KeyIndex(home.keys)) as index:
-        index.add(DATASET, "another-table", 10**9, [(build.key_hash(DATASET, "message-7#0"), 99)])
+        index.add(DATASET, "another-table", 10**9, [(row_keys.hash_key(DATASET, "message-7#0"), 99)])
     append(home, rows(10))
     report = flush(home)
-    assert (report.rows_written, report.rows_duplicate) == (5, 5)
+    assert (report.rows.written, report.rows.duplicate) == (5, 5)
 
 
 def test_a_key_index_that_is_behind_catches_up_from_the_lake(home: Home) -> None:
@@ -234,10 +235,10 @@ def test_a_key_index_that_is_behind_catches_up_from_the_lake(home: Home) -> None
     old = home.keys.read_bytes()
     append(home, rows(5, start=5))
     flush(home)
-    keys.remove(home.keys)
+    key_index.remove_index(home.keys)
     home.keys.write_bytes(old)
     append(home, rows(10))
-    assert flush(home).rows_duplicate == 10
+    assert flush(home).rows.duplicate == 10
 
 
 @pytest.mark.hazard(73)
@@ -247,8 +248,8 @@ def test_a_row_of_another_flush_in_the_same_range_is_not_mistaken_for_ours(home:
     flush(home)
     with closing(LightLake(home)) as lake:
         table = lake.table(datasets.get(DATASET))
-        stranger = flushes.Flush("another-flush", DATASET, 0, 10, ())
-        assert table.find_flush(stranger) is None
+        other_flush = flushes.Flush("another-flush", DATASET, 0, 10, ())
+        assert table.find_flush(other_flush) is None
 
 
 @pytest.mark.hazard(73)
@@ -264,7 +265,7 @@ def test_a_state_restored_from_an_older_copy_reuses_no_sequence(home: Home) -> N
     found = read_lake(home, DATASET)
     assert len({row[SEQ] for row in found}) == len(found) == 30
     with closing(open_home(home).store) as store, store.reading() as connection:
-        assert flushes.high_water(connection)[DATASET]["claude"] == max(row[SEQ] for row in found)
+        assert flushes.load_high_water(connection)[DATASET]["claude"] == max(row[SEQ] for row in found)
 
 
 @pytest.mark.hazard(74)
@@ -296,8 +297,8 @@ def test_a_lost_or_damaged_state_is_rebuilt_above_every_used_sequence(home: Home
         home.state.write_bytes(b"" if how == "emptied" else b"garbage" * 5000)
     after = open_home(home)
     with closing(after.store), after.store.reading() as connection:
-        assert flushes.next_seq(connection) == 11
-        assert flushes.high_water(connection) == {DATASET: {"claude": 10}}
+        assert flushes.next_sequence(connection) == 11
+        assert flushes.load_high_water(connection) == {DATASET: {"claude": 10}}
     assert after.gateway_id == before.gateway_id
     assert after.identity.incarnation != before.identity.incarnation
     assert after.identity.parents == (before.identity.incarnation,)
@@ -309,13 +310,13 @@ def test_a_commit_that_lost_files_in_a_power_cut_is_rolled_back(home: Home) -> N
     append(home, rows(5))
     flush(home)
     append(home, rows(5, start=5))
-    sealed = {path: path.read_bytes() for path in segments.folder(home, DATASET).sealed.iterdir()}
+    sealed = {path: path.read_bytes() for path in segments.spool_folder(home, DATASET).sealed.iterdir()}
     with closing(open_home(home).store) as store, closing(LightLake(home)) as lake:
         _flush_up_to_commit(home, store, lake)
-    assert sealed.keys() == set(segments.folder(home, DATASET).sealed.iterdir())
-    entry = metadata.entry(home, DATASET)
+    assert sealed.keys() == set(segments.spool_folder(home, DATASET).sealed.iterdir())
+    entry = metadata.find_table(home, DATASET)
     assert entry
-    newest = metadata.read(entry.metadata).current
+    newest = metadata.read_metadata(entry.metadata).current
     assert newest
     newest.manifest_list.write_bytes(newest.manifest_list.read_bytes()[:100])
     flush(home)
@@ -330,15 +331,15 @@ def test_damage_to_a_recorded_commit_is_reported_and_never_rolled_back(home: Hom
     flush(home)
     append(home, rows(5, start=5))
     flush(home)
-    entry = metadata.entry(home, DATASET)
+    entry = metadata.find_table(home, DATASET)
     assert entry
-    known = metadata.read(entry.metadata)
+    known = metadata.read_metadata(entry.metadata)
     assert known.current
-    newest = metadata.manifests(known.current)
+    newest = metadata.read_manifests(known.current)
     paths = {
         "metadata": entry.metadata,
         "manifest_list": known.current.manifest_list,
-        "data": next(metadata.data_files(known, max(newest, key=lambda each: each.path.stat().st_mtime_ns))).path,
+        "data": next(metadata.read_data_files(known, max(newest, key=lambda each: each.path.stat().st_mtime_ns))).path,
     }
     paths[victim].unlink()
     append(home, rows(5, start=10))
@@ -368,7 +369,7 @@ def test_a_committed_flush_is_recognised_by_its_rows_after_its_snapshot_expired(
 def test_segments_in_the_lake_are_not_committed_again_after_the_state_was_lost(home: Home) -> None:
     """This includes rows without a key, which the index cannot deduplicate."""
     append(home, rows(5))
-    sealed = next(segments.folder(home, DATASET).sealed.iterdir())
+    sealed = next(segments.spool_folder(home, DATASET).sealed.iterdir())
     held = sealed.read_bytes()
     flush(home)
     sealed.write_bytes(held)
@@ -382,10 +383,10 @@ def test_the_summary_of_a_lake_is_read_without_spark(home: Home) -> None:
     append(home, rows(4))
     append(home, rows(4, start=4, client_name="codex"))
     flush(home)
-    facts = rebuild.read_facts(home)
+    facts = recovery.summarize_lake(home)
     assert facts.floor == 8
     table = facts.tables[DATASET]
-    found = {(file.source, file.rows, file.max_seq) for file in metadata.live_files(table)}
+    found = {(file.source, file.rows, file.max_seq) for file in metadata.iter_live_files(table)}
     assert found == {("claude", 4, 4), ("codex", 4, 8)}
 
 
@@ -409,7 +410,7 @@ def test_a_commit_that_was_never_fsynced_is_fsynced_before_the_next_one(home: Ho
     disk = ShadowDisk(tmp_path / "shadow")
     with disk.watching():
         append(home, rows(5))
-        assert not live(lambda: (flush(home), None)[1], crash_at="lake.secure.before-fsync:3")
+        assert not run_in_child(lambda: (flush(home), None)[1], crash_at="iceberg.fsync.before-fsync:3")
         _lose_state(home, mirror_too=True)
         append(home, rows(5, start=5))
         flush(home)
@@ -422,8 +423,8 @@ def test_a_table_whose_creation_was_lost_in_a_power_cut_is_removed_from_the_cata
     disk = ShadowDisk(tmp_path / "shadow")
     with disk.watching():
         append(home, rows(5))
-        assert not live(lambda: (flush(home), None)[1], crash_at="lake.secure.before-fsync")
-        assert not live(lambda: (flush(home), None)[1], crash_at="lake.secure.before-fsync")
+        assert not run_in_child(lambda: (flush(home), None)[1], crash_at="iceberg.fsync.before-fsync")
+        assert not run_in_child(lambda: (flush(home), None)[1], crash_at="iceberg.fsync.before-fsync")
         disk.power_cut(home.root, lambda: False)
         flush(home)
     assert len(parts(home)) == 5
@@ -438,10 +439,10 @@ def test_a_damaged_commit_and_a_lost_state_together_lose_no_rows(home: Home, vic
     append(home, rows(5, start=5))
     with closing(open_home(home).store) as store, closing(LightLake(home)) as lake:
         _flush_up_to_commit(home, store, lake)
-    entry = metadata.entry(home, DATASET)
+    entry = metadata.find_table(home, DATASET)
     assert entry
-    known = metadata.read(entry.metadata)
-    newest = max(metadata.live_files(known), key=lambda file: file.max_seq or 0).path
+    known = metadata.read_metadata(entry.metadata)
+    newest = max(metadata.iter_live_files(known), key=lambda file: file.max_seq or 0).path
     _lose_state(home)
     (entry.metadata if victim == "metadata" else newest).unlink()
     flush(home)
@@ -454,7 +455,7 @@ def test_a_table_with_an_intact_commit_is_never_removed_from_the_catalog(home: H
     for start in range(0, 20, 5):
         append(home, rows(5, start=start))
         flush(home)
-    entry = metadata.entry(home, DATASET)
+    entry = metadata.find_table(home, DATASET)
     assert entry
     assert entry.previous
     for path in (entry.metadata, entry.previous):
@@ -475,7 +476,7 @@ def test_a_catalog_without_a_recorded_table_raises_an_error_and_creates_no_table
     append(home, rows(5, start=5))
     with pytest.raises(LakeError, match="has no such table"):
         flush(home)
-    assert metadata.entries(home) == []
+    assert metadata.list_tables(home) == []
 
 
 def test_a_flush_ends_while_producers_keep_writing(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -496,7 +497,7 @@ def test_a_flush_ends_while_producers_keep_writing(home: Home, monkeypatch: pyte
 @pytest.mark.hazard(93)
 def test_an_unreadable_segment_blocks_only_itself(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     append(home, rows(5))
-    bad = next(segments.folder(home, DATASET).sealed.iterdir())
+    bad = next(segments.spool_folder(home, DATASET).sealed.iterdir())
     append(home, rows(5, start=5))
     real = open
 
@@ -505,7 +506,7 @@ def test_an_unreadable_segment_blocks_only_itself(home: Home, monkeypatch: pytes
             raise OSError(errno.EIO, "Input/output error")
         return real(path, *args, **kwargs)
 
-    monkeypatch.setattr("hypaware.lake.slices.open", fails, raising=False)
+    monkeypatch.setattr("hypaware.lake.build.open", fails, raising=False)
     with pytest.raises(Retryable, match="Input/output error"):
         flush(home)
     assert parts(home) == sorted(f"message-{n}#0" for n in range(5, 10))
@@ -517,10 +518,10 @@ def test_an_unreadable_segment_blocks_only_itself(home: Home, monkeypatch: pytes
 
 def test_a_segment_with_a_wrong_row_count_in_its_name_loses_no_rows(home: Home) -> None:
     append(home, rows(5))
-    sealed = next(segments.folder(home, DATASET).sealed.iterdir())
+    sealed = next(segments.spool_folder(home, DATASET).sealed.iterdir())
     sealed.rename(sealed.with_name(sealed.name.replace(".5.", ".3.")))
     append(home, rows(5, start=5))
-    short = max(segments.folder(home, DATASET).sealed.iterdir())
+    short = max(segments.spool_folder(home, DATASET).sealed.iterdir())
     short.rename(short.with_name(short.name.replace(".5.", ".9.")))
     flush(home)
     assert len(parts(home)) == 10
@@ -538,7 +539,7 @@ def _flush_up_to_commit(home: Home, store: Any, lake: LightLake) -> None:
         raise Died
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("hypaware.lake.landing._after_commit", die)
+        patch.setattr("hypaware.lake.commit._after_commit", die)
         with pytest.raises(Died):
             Flusher(home, store, lake).flush(datasets.get(DATASET), wait=0)
 
@@ -562,5 +563,5 @@ def _restore_state(home: Home, copy: dict[Path, bytes]) -> None:
 
 
 def test_an_unknown_dataset_suggests_the_nearest_name() -> None:
-    with pytest.raises(HypError, match="did you mean ai_gateway_messages"):
+    with pytest.raises(HypError, match="Did you mean ai_gateway_messages"):
         datasets.get("ai_gateway_mesages")

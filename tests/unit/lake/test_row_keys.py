@@ -10,30 +10,28 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hypaware.home import Home
-from hypaware.lake import keys
-from hypaware.lake.build import KEY_BYTES, key_hash, row_key
-from hypaware.lake.keys import pairs
-from hypaware.lake.scan import FileScan, keys_of_file
-from hypaware.model.coerce import coerce_row
-from hypaware.model.datasets import SEQ
-from hypaware.opening import open_home
-from hypaware.spool import envelope, segments
-from tests.light_lake import read_lake
-from tests.light_life import flush
-from tests.rows import DATASET, MESSAGES
-from tests.rows import row as message
+from hypaware.lake import key_index
+from hypaware.lake.row_keys import KEY_BYTES, hash_key, hash_row_key, unpack_keys
+from hypaware.lake.scan import KeyScanTask
+from hypaware.model.datasets import SEQ, coerce_row
+from hypaware.spool import segments
+from hypaware.state.home_opener import open_home
+from tests.support.light_home import flush
+from tests.support.light_lake import read_lake
+from tests.support.rows import DATASET, MESSAGES
+from tests.support.rows import row as message
 
 OWN = "gw-own"
 
 
 def key(part: str, gateway: str | None, own: str | None = OWN) -> bytes | None:
-    return row_key(MESSAGES, {"part_id": part, "gateway_id": gateway}, own)
+    return hash_row_key(MESSAGES, {"part_id": part, "gateway_id": gateway}, own)
 
 
 def test_a_row_of_the_own_gateway_has_a_key_without_gateway() -> None:
-    assert key("m#0", OWN) == key_hash(DATASET, "m#0")
-    assert key("m#0", None) == key_hash(DATASET, "m#0"), "rows without a gateway are the own ones"
-    assert key("m#0", "gw-other", None) == key_hash(DATASET, "m#0")
+    assert key("m#0", OWN) == hash_key(DATASET, "m#0")
+    assert key("m#0", None) == hash_key(DATASET, "m#0"), "rows without a gateway are the own ones"
+    assert key("m#0", "gw-other", None) == hash_key(DATASET, "m#0")
 
 
 def test_no_gateway_can_claim_rows_of_another() -> None:
@@ -42,7 +40,7 @@ def test_no_gateway_can_claim_rows_of_another() -> None:
 
 
 def test_a_row_without_a_key_has_no_hash_from_any_gateway() -> None:
-    assert row_key(MESSAGES, {"gateway_id": "gw-1"}, OWN) is None
+    assert hash_row_key(MESSAGES, {"gateway_id": "gw-1"}, OWN) is None
 
 
 @given(
@@ -63,10 +61,10 @@ def test_a_scan_of_data_files_gives_the_same_keys(tmp_path: Path) -> None:
     ]
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "file.parquet")
 
-    found = keys_of_file(FileScan(DATASET, tmp_path / "file.parquet", own_gateway=OWN))
-    expected = [(row_key(MESSAGES, row, OWN), row[SEQ]) for row in rows]
-    assert list(pairs(found.hashes, found.seqs)) == expected
-    assert len(found.hashes) == 3 * KEY_BYTES
+    found = KeyScanTask(DATASET, tmp_path / "file.parquet", own_gateway=OWN).run()
+    expected = [(hash_row_key(MESSAGES, row, OWN), row[SEQ]) for row in rows]
+    assert list(unpack_keys(found.keys, found.seqs)) == expected
+    assert len(found.keys) == 3 * KEY_BYTES
 
 
 def test_rows_of_two_gateways_with_the_same_part_stay_two_rows_after_the_index_is_rebuilt(home: Home) -> None:
@@ -75,16 +73,16 @@ def test_rows_of_two_gateways_with_the_same_part_stay_two_rows_after_the_index_i
     own.store.close()
 
     def arrive(gateway_id: str) -> int:
-        spool = segments.folder(home, DATASET)
+        spool = segments.spool_folder(home, DATASET)
         spool.create()
         row = coerce_row(MESSAGES, message(1), gateway_id)
-        path = spool.sealed / segments.sealed_name(segments.new_name(), 1)
-        path.write_bytes(envelope.write_lines([row], 0))
-        return flush(home).rows_written
+        path = spool.sealed / segments.sealed_file_name(segments.new_segment_name(), 1)
+        path.write_bytes(segments.encode_lines([row], 0))
+        return flush(home).rows.written
 
     gateways = [own.gateway_id, "gw-1", "gw-2"]
     assert [arrive(gateway) for gateway in gateways] == [1, 1, 1]
     assert [arrive(gateway) for gateway in gateways] == [0, 0, 0]
-    keys.remove(home.keys)
+    key_index.remove_index(home.keys)
     assert [arrive(gateway) for gateway in gateways] == [0, 0, 0]
     assert sorted(row["gateway_id"] for row in read_lake(home, DATASET)) == sorted(gateways)

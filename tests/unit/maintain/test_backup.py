@@ -15,41 +15,40 @@ from typing import Any
 
 import pytest
 
-from hypaware import moving
 from hypaware.config.schema import Config, SinkConfig
 from hypaware.errors import Cancelled, HypError, NotReady
-from hypaware.export import configured
-from hypaware.export.driver import Driver, Terms
-from hypaware.export.lake_rows import LakeRows
+from hypaware.export.driver import DeliveryOptions, Driver
 from hypaware.export.report import SinkReport
+from hypaware.export.rows import LakeRowReader
 from hypaware.home import Home
-from hypaware.lake import metadata, turns
-from hypaware.maintain import backup, contents, lake_copy, staging
-from hypaware.maintain.backup import Hold
-from hypaware.maintain.restore import Restored, restore
-from hypaware.opening import identify, open_home
+from hypaware.iceberg import metadata
+from hypaware.lake import locks
+from hypaware.maintain import backup
+from hypaware.maintain.backup import LockCallback
+from hypaware.maintain.backup_folder import MANIFEST_NAME, staged_folder
+from hypaware.maintain.restore import RestoredHome, restore_home
 from hypaware.spool import reader
 from hypaware.spool.writer import SealRule, Spool
-from hypaware.state import flushes
-from hypaware.testing.destination import FOLDER, FolderDestination
-from tests.light_lake import read_lake
-from tests.light_life import DATASET, append, flush
-from tests.processes import run, running, was_killed
-from tests.rows import rows
-
-_NO_LOCKS = Hold(nullcontext, nullcontext)
+from hypaware.state import flushes, home_opener
+from hypaware.state.home_opener import open_home, read_identity
+from hypaware.testing import fault_injection
+from hypaware.testing.folder_sink import FOLDER, FolderDestination
+from tests.support.light_home import DATASET, append, flush
+from tests.support.light_lake import read_lake
+from tests.support.processes import run, running, was_killed
+from tests.support.rows import rows
 
 
 def _ignore(*_: object, **__: object) -> None:
     pass
 
 
-def _back_up(home: Home, to: Path, locks: Hold = _NO_LOCKS) -> dict[str, Any]:
-    return backup.make(home, to, locks, _ignore, _ignore)
+def _back_up(home: Home, to: Path, block_commits: LockCallback = nullcontext) -> dict[str, Any]:
+    return backup.make_backup(home, to, _ignore, _ignore, block_commits=block_commits)
 
 
-def _restore(to: Home, source: Path) -> Restored:
-    return restore(to, source, _ignore)
+def _restore(to: Home, source: Path) -> RestoredHome:
+    return restore_home(to, source, _ignore)
 
 
 def _messages(home: Home) -> list[str]:
@@ -95,12 +94,12 @@ def test_a_restored_home_equals_the_home_at_the_backup(home: Home, tmp_path: Pat
     restored = Home(tmp_path / "another user" / "hyp home")
     done = _restore(restored, tmp_path / "backup")
     assert (done.identity.parents, done.identity.forks) == ((opened.identity.incarnation,), (20,))
-    assert done.next_seq == 21 + moving.LEAP
+    assert done.next_seq == 21 + home_opener.SKIPPED_SEQUENCES
     assert _messages(restored) == _messages(home)
-    assert reader.waiting(restored, DATASET).rows == 5
-    entry = metadata.entry(restored, DATASET)
+    assert reader.summarize_spool(restored, DATASET).rows == 5
+    entry = metadata.find_table(restored, DATASET)
     assert entry
-    assert len(metadata.read(entry.metadata).snapshots) == 1
+    assert len(metadata.read_metadata(entry.metadata).snapshots) == 1
     for name in ("config.toml", "team.token", "delivery/gateway.secret", "delivery/tokens/team.json",
                  "server/server.id", f"spool/{DATASET}/rejected/flush-1.jsonl", "gateway.id"):  # fmt: skip
         assert (restored.root / name).read_bytes() == (home.root / name).read_bytes()
@@ -113,9 +112,9 @@ def test_a_restored_home_equals_the_home_at_the_backup(home: Home, tmp_path: Pat
     modes = {path.stat().st_mode & 0o777 for path in (tmp_path / "backup").rglob("*")}
     assert modes == {0o600, 0o700}
     report_of_flush = flush(restored)
-    assert (report_of_flush.rows_written, report_of_flush.seq_after) == (5, 20 + moving.LEAP)
+    assert (report_of_flush.rows.written, report_of_flush.seq_after) == (5, 20 + home_opener.SKIPPED_SEQUENCES)
     append(restored, rows(5, start=20))
-    assert flush(restored).rows_duplicate == 5
+    assert flush(restored).rows.duplicate == 5
 
 
 def test_each_of_two_backups_can_be_restored(home: Home, tmp_path: Path) -> None:
@@ -135,7 +134,7 @@ def test_a_backup_is_refused_as_a_home(home: Home, tmp_path: Path) -> None:
     with pytest.raises(NotReady, match="is a backup"):
         open_home(Home(tmp_path / "backup"))
     with pytest.raises(NotReady, match="is a backup"):
-        identify(Home(tmp_path / "backup"))
+        read_identity(Home(tmp_path / "backup"))
     assert _contents(tmp_path / "backup") == before
 
 
@@ -152,20 +151,21 @@ def test_rows_around_the_moment_of_the_copy_are_backed_up_once_or_not_at_all(hom
         append(home, rows(4, start=300))
         flush(home)
 
-    _back_up(home, tmp_path / "backup", Hold(nullcontext, commits))
+    _back_up(home, tmp_path / "backup", commits)
     restored = Home(tmp_path / "restored")
     _restore(restored, tmp_path / "backup")
     assert len(_messages(restored)) == 28
-    assert reader.waiting(restored, DATASET).rows == 2
-    assert (flush(restored).rows_written, flush(restored).rows_duplicate) == (2, 0)
+    assert reader.summarize_spool(restored, DATASET).rows == 2
+    assert (flush(restored).rows.written, flush(restored).rows.duplicate) == (2, 0)
     assert set(_messages(restored)) < set(_messages(home))
     assert len(_messages(home)) == 34
 
 
 _PRODUCER = """
 import os, sys
-from hypaware.spool.writer import SealRule, Spool
-from tests.rows import rows
+from hypaware.spool.writer import Spool
+from hypaware.spool.writer import SealRule
+from tests.support.rows import rows
 spool = Spool(os.environ["HYP_HOME"], SealRule(linger=float("inf")))
 spool.append("ai_gateway_messages", rows(3, start=50))
 (segment,) = spool._segments.values()
@@ -178,7 +178,7 @@ sys.stdin.readline()
 def test_an_active_segment_is_copied_up_to_its_last_complete_line(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hypaware.maintain.spool_copy._SEAL_SECONDS", 0.0)
+    monkeypatch.setattr("hypaware.maintain.backup._SEAL_SECONDS", 0.0)
     with running(_PRODUCER, home) as producer:
         assert producer.stdout
         assert producer.stdout.readline() == "held\n"
@@ -188,7 +188,7 @@ def test_an_active_segment_is_copied_up_to_its_last_complete_line(
     assert active.read_bytes().endswith(b"\n")
     restored = Home(tmp_path / "restored")
     _restore(restored, tmp_path / "backup")
-    assert flush(restored).rows_written == 8
+    assert flush(restored).rows.written == 8
 
 
 def test_a_batch_sealed_during_the_copy_is_copied_once(home: Home, tmp_path: Path) -> None:
@@ -204,7 +204,7 @@ def test_a_batch_sealed_during_the_copy_is_copied_once(home: Home, tmp_path: Pat
         arrived.rename(sealed)
         yield
 
-    _back_up(home, tmp_path / "backup", Hold(nullcontext, commits))
+    _back_up(home, tmp_path / "backup", commits)
     found = [
         str(path.relative_to(tmp_path / "backup" / "spool" / DATASET))
         for path in (tmp_path / "backup").rglob(sealed.name)
@@ -216,16 +216,20 @@ _BACK_UP = """
 import os, sys
 from contextlib import nullcontext
 from pathlib import Path
+from hypaware.maintain.backup import make_backup
 from hypaware.home import Home
-from hypaware.maintain.backup import Hold, make
-make(Home(Path(os.environ["HYP_HOME"])), Path(sys.argv[1]), Hold(nullcontext, nullcontext), print, lambda: None)
+from hypaware.maintain.backup import LockCallback
+from hypaware.maintain.backup_folder import MANIFEST_NAME, staged_folder
+
+make_backup(Home(Path(os.environ["HYP_HOME"])), Path(sys.argv[1]), print, lambda: None)
 """
 _RESTORE = """
 import os, sys
 from pathlib import Path
+from hypaware.maintain.restore import restore_home
 from hypaware.home import Home
-from hypaware.maintain.restore import restore
-restore(Home(Path(os.environ["HYP_HOME"])), Path(sys.argv[1]), lambda *_, **__: None)
+
+restore_home(Home(Path(os.environ["HYP_HOME"])), Path(sys.argv[1]), lambda *_, **__: None)
 """
 
 
@@ -236,7 +240,7 @@ def test_the_next_backup_removes_the_remains_of_a_killed_one(home: Home, tmp_pat
     done = run(code, home, to, crash_at=f"maintain.backup.{point}")
     assert was_killed(done), done.stderr
     if point == "after-rename":
-        assert (to / contents.NAME).is_file()
+        assert (to / MANIFEST_NAME).is_file()
     else:
         assert not to.exists()
         assert len(list(tmp_path.glob("backup.partial-*"))) == 1
@@ -251,7 +255,7 @@ def test_the_next_backup_removes_the_remains_of_a_killed_one(home: Home, tmp_pat
     "point",
     [
         "maintain.restore.after-copy", "maintain.restore.before-rename", "maintain.restore.after-rename",
-        "lake.relocate.before-update", "lake.relocate.after-remove", "state.commit.before-commit:2",
+        "iceberg.relocate.before-update", "iceberg.relocate.after-remove", "state.commit.before-commit:2",
     ],
 )  # fmt: skip
 def test_a_killed_restore_leaves_no_home_or_a_complete_one(home: Home, tmp_path: Path, point: str) -> None:
@@ -288,14 +292,14 @@ def _lose(backup_folder: Path) -> None:
 
 
 def _forget(backup_folder: Path) -> None:
-    (backup_folder / contents.NAME).unlink()
+    (backup_folder / MANIFEST_NAME).unlink()
 
 
 def _change(edit: Callable[[dict[str, Any]], None]) -> Callable[[Path], None]:
     def change(backup_folder: Path) -> None:
-        document = json.loads((backup_folder / contents.NAME).read_bytes())
+        document = json.loads((backup_folder / MANIFEST_NAME).read_bytes())
         edit(document)
-        (backup_folder / contents.NAME).write_text(json.dumps(document))
+        (backup_folder / MANIFEST_NAME).write_text(json.dumps(document))
 
     return change
 
@@ -360,10 +364,10 @@ def test_a_target_that_cannot_be_written_is_reported(home: Home, tmp_path: Path)
 
 def test_two_concurrent_backups_to_one_target_are_refused(home: Home, tmp_path: Path) -> None:
     to = tmp_path / "backup*"
-    with staging.staged(to), pytest.raises(HypError, match="another process is writing"):
+    with staged_folder(to), pytest.raises(HypError, match="another process is writing"):
         _back_up(home, to)
     _back_up(home, to)
-    assert (to / contents.NAME).is_file()
+    assert (to / MANIFEST_NAME).is_file()
 
 
 def test_too_little_disk_space_is_reported_before_anything_is_written(
@@ -390,15 +394,17 @@ def test_a_table_with_a_missing_file_is_not_backed_up(home: Home, tmp_path: Path
 class _Delivering:
     """Homes with one sink, into a directory that supports a query for delivered rows, or does not."""
 
-    def __init__(self, folder: Path, can_be_asked: bool) -> None:
+    def __init__(self, folder: Path, can_be_queried: bool) -> None:
         self.destination = FolderDestination(folder)
-        options = {"folder": str(folder), "can_be_asked": can_be_asked}
+        options = {"folder": str(folder), "can_be_queried": can_be_queried}
         self.config = Config(sinks={"here": SinkConfig(FOLDER.name, "* * * * *", (DATASET,), options)})
 
     def deliver(self, home: Home) -> SinkReport:
         opened = open_home(home)
-        with closing(opened.store), configured.also(FOLDER):
-            return asyncio.run(Driver(opened, self.config, LakeRows(home), Terms(1.0)).deliver(["here"]))[0]
+        with closing(opened.store), fault_injection.register_kind(FOLDER):
+            return asyncio.run(
+                Driver(opened, self.config, LakeRowReader(home), DeliveryOptions(1.0)).deliver(["here"])
+            )[0]
 
     def check(self, *numbers: range) -> None:
         expected = Counter(f"message-{number}" for each_range in numbers for number in each_range)
@@ -407,7 +413,7 @@ class _Delivering:
 
 def _add(home: Home, numbers: range, **columns: str) -> None:
     append(home, rows(len(numbers), start=numbers.start, **columns))
-    assert flush(home).rows_written == len(numbers)
+    assert flush(home).rows.written == len(numbers)
 
 
 @pytest.fixture
@@ -417,10 +423,12 @@ def empty(tmp_path: Path) -> Home:
 
 @pytest.mark.hazard(71)
 @pytest.mark.hazard(73)
-@pytest.mark.parametrize("can_be_asked", [True, False])
-def test_a_restored_home_without_a_backlog_continues_delivery(empty: Home, tmp_path: Path, can_be_asked: bool) -> None:
+@pytest.mark.parametrize("can_be_queried", [True, False])
+def test_a_restored_home_without_a_backlog_continues_delivery(
+    empty: Home, tmp_path: Path, can_be_queried: bool
+) -> None:
     """Sequences that the lost home assigned after its backup are not reused, delivered rows not delivered again."""
-    delivery = _Delivering(tmp_path / "there", can_be_asked)
+    delivery = _Delivering(tmp_path / "there", can_be_queried)
     _add(empty, range(20))
     assert delivery.deliver(empty).status == "ok"
     _back_up(empty, tmp_path / "backup")
@@ -433,8 +441,8 @@ def test_a_restored_home_without_a_backlog_continues_delivery(empty: Home, tmp_p
     delivery.check(range(30), range(40, 50))
     assert [stream.chunks for stream in delivery.deliver(empty).streams] == [0]
     last_sequences = [chunk["last"] for chunk in delivery.destination.chunks()]
-    assert max(last for last in last_sequences if last < moving.LEAP) == 30
-    assert max(last_sequences) == 30 + moving.LEAP
+    assert max(last for last in last_sequences if last < home_opener.SKIPPED_SEQUENCES) == 30
+    assert max(last_sequences) == 30 + home_opener.SKIPPED_SEQUENCES
 
 
 @pytest.mark.hazard(71)
@@ -444,7 +452,7 @@ def test_a_restored_home_with_a_backlog_asks_for_the_delivered_rows(
     empty: Home, tmp_path: Path, lost_files: tuple[str, ...]
 ) -> None:
     """This holds even if the restored home also loses its state."""
-    delivery = _Delivering(tmp_path / "there", can_be_asked=True)
+    delivery = _Delivering(tmp_path / "there", can_be_queried=True)
     _add(empty, range(20))
     assert delivery.deliver(empty).status == "ok"
     _add(empty, range(20, 27))
@@ -464,7 +472,7 @@ def test_a_restored_home_with_a_backlog_asks_for_the_delivered_rows(
 @pytest.mark.hazard(73)
 def test_rows_that_only_the_lost_home_had_do_not_block_delivery(empty: Home, tmp_path: Path) -> None:
     """The destination is ahead of a source whose rows end below the fork: they were delivered after the backup."""
-    delivery = _Delivering(tmp_path / "there", can_be_asked=True)
+    delivery = _Delivering(tmp_path / "there", can_be_queried=True)
     _add(empty, range(10))
     _add(empty, range(10, 20), client_name="codex")
     _back_up(empty, tmp_path / "backup")
@@ -482,7 +490,7 @@ def test_rows_that_only_the_lost_home_had_do_not_block_delivery(empty: Home, tmp
 
 @pytest.mark.hazard(73)
 def test_a_restored_home_with_a_backlog_is_held_if_the_destination_cannot_tell(empty: Home, tmp_path: Path) -> None:
-    delivery = _Delivering(tmp_path / "there", can_be_asked=False)
+    delivery = _Delivering(tmp_path / "there", can_be_queried=False)
     _add(empty, range(20))
     assert delivery.deliver(empty).status == "ok"
     _add(empty, range(20, 27))
@@ -499,7 +507,7 @@ def test_a_restored_home_with_a_backlog_is_held_if_the_destination_cannot_tell(e
 
 @pytest.mark.hazard(71)
 def test_original_and_copy_deliver_a_common_backlog_once(empty: Home, tmp_path: Path) -> None:
-    delivery = _Delivering(tmp_path / "there", can_be_asked=True)
+    delivery = _Delivering(tmp_path / "there", can_be_queried=True)
     _add(empty, range(20))
     _back_up(empty, tmp_path / "backup")
     copy = Home(tmp_path / "copy")
@@ -510,7 +518,7 @@ def test_original_and_copy_deliver_a_common_backlog_once(empty: Home, tmp_path: 
     assert delivery.deliver(empty).status == "ok"
     delivery.check(range(25), range(100, 105))
     with closing(open_home(empty).store) as store, store.reading() as connection:
-        assert flushes.next_seq(connection) == 26
+        assert flushes.next_sequence(connection) == 26
 
 
 class _Context:
@@ -532,18 +540,20 @@ def test_flushes_continue_while_tables_are_copied_but_files_are_not_removed(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     unlocked: list[tuple[bool, bool]] = []
-    copy_table = lake_copy.copy_table
+    copy_table = backup.copy_table
 
     def recording_copy(*args: Any) -> int:
-        locks = [getattr(turns, f"_{kind}")[DATASET] for kind in ("changing", "keeping")]
-        unlocked.append((not locks[0].locked(), not locks[1].locked()))
+        locked = [held[DATASET].locked() for held in (locks._commit_locks, locks._maintenance_locks)]
+        unlocked.append((not locked[0], not locked[1]))
         return copy_table(*args)
 
-    monkeypatch.setattr(lake_copy, "copy_table", recording_copy)
+    monkeypatch.setattr(backup, "copy_table", recording_copy)
     context: Any = _Context(home)
-    assert backup.backup(context, {"to": str(tmp_path / "backup")})["datasets"] == [{"dataset": DATASET, "rows": 20}]
+    assert backup.run_backup(context, {"to": str(tmp_path / "backup")})["datasets"] == [
+        {"dataset": DATASET, "rows": 20}
+    ]
     assert unlocked == [(True, False)]
-    assert not turns._keeping[DATASET].locked()
+    assert not locks._maintenance_locks[DATASET].locked()
 
 
 def test_a_cancelled_backup_leaves_nothing_behind(home: Home, tmp_path: Path) -> None:
@@ -551,5 +561,5 @@ def test_a_cancelled_backup_leaves_nothing_behind(home: Home, tmp_path: Path) ->
         raise Cancelled
 
     with pytest.raises(Cancelled):
-        backup.make(home, tmp_path / "backup", _NO_LOCKS, _ignore, cancel)
+        backup.make_backup(home, tmp_path / "backup", _ignore, cancel)
     assert sorted(path.name for path in tmp_path.iterdir()) == [home.root.name]

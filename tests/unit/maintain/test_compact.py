@@ -15,24 +15,27 @@ import pyarrow.parquet as pq
 import pytest
 
 from hypaware import errors, telemetry
-from hypaware.crash_points import all_points
+from hypaware.faults import list_crash_points
 from hypaware.home import Home
-from hypaware.lake import metadata, rewrite, row_groups, since
-from hypaware.lake.build import BuildFailure, Built, Task
-from hypaware.lake.committer import Change
-from hypaware.lake.metadata import DataFile
-from hypaware.lake.rewrite import Rewritten
+from hypaware.iceberg import metadata
+from hypaware.iceberg.metadata import DataFile
+from hypaware.lake import parquet, read, rewrite
+from hypaware.lake.build import BuildFailure, BuildResult, Task
+from hypaware.lake.rewrite import RewriteBalance
+from hypaware.lake.table import TableChange
 from hypaware.maintain import compact, compact_plan
-from hypaware.maintain.report import Report
+from hypaware.maintain.context import MaintenanceReport
 from hypaware.model import datasets
 from hypaware.model.datasets import SEQ
-from tests.light_lake import LightLake
-from tests.light_life import DATASET, append, flush
-from tests.lives import live
-from tests.rows import rows as message_rows
-from tests.unit.maintain.compacting import KeptSmallFiles, SmallFiles, due_now
+from hypaware.testing.fault_injection import run_in_child
+from tests.support.compaction_cases import PreparedSmallFiles, SmallFiles, due_now
+from tests.support.light_home import DATASET, append, flush
+from tests.support.light_lake import LightLake
+from tests.support.rows import rows as message_rows
 
-POINTS = sorted(point.name for point in all_points() if point.name.startswith(("maintain.compact", "lake.secure")))
+POINTS = sorted(
+    point.name for point in list_crash_points() if point.name.startswith(("maintain.compact", "iceberg.fsync"))
+)
 # The second time is in the second batch, after the first is committed.
 KILLS = [
     (point, times)
@@ -44,19 +47,19 @@ COLD = date(2026, 11, 2)
 
 
 @pytest.fixture(scope="module")
-def kept(tmp_path_factory: pytest.TempPathFactory) -> KeptSmallFiles:
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> PreparedSmallFiles:
     """Two cold days of claude and one of codex, and a tail of each."""
 
     def make(made: SmallFiles) -> None:
         made.commit_each([("claude", 0), ("claude", 1), ("codex", 0)], times=3)
         made.commit_each([("claude", 5), ("codex", 5)], times=4)
 
-    return KeptSmallFiles(tmp_path_factory.mktemp("small-files"), make)
+    return PreparedSmallFiles(tmp_path_factory.mktemp("small-files"), make)
 
 
 @pytest.fixture
-def lake(kept: KeptSmallFiles) -> SmallFiles:
-    return kept.as_made()
+def lake(prepared: PreparedSmallFiles) -> SmallFiles:
+    return prepared.restored()
 
 
 def cold_codex(lake: SmallFiles) -> DataFile:
@@ -94,9 +97,9 @@ def test_rewritten_files_are_sorted_and_have_statistics(lake: SmallFiles) -> Non
         assert seqs == sorted(seqs)
         assert (file.min_seq, file.max_seq, file.rows) == (seqs[0], seqs[-1], len(seqs))
         assert file.path.stat().st_mode & 0o777 == 0o600
-    (kept,) = [cold_codex(lake)]
-    assert kept.path.name.startswith("keep-")
-    assert b"hyp.row-group-bytes" in pq.read_metadata(kept.path).metadata
+    (prepared,) = [cold_codex(lake)]
+    assert prepared.path.name.startswith("keep-")
+    assert b"hyp.row-group-bytes" in pq.read_metadata(prepared.path).metadata
 
 
 def test_a_read_since_a_sequence_skips_row_groups(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,11 +110,11 @@ def test_a_read_since_a_sequence_skips_row_groups(home: Home, monkeypatch: pytes
     lake.commit(3, times=4)
     lake.compact()
     (file,) = (file for file in lake.files() if file.day == COLD)
-    groups = row_groups.of_file(file.path)
+    groups = parquet.read_row_groups(file.path)
     assert len(groups) > 5
     assert all(one.max_seq is not None and one.max_seq < (two.min_seq or 0) for one, two in pairwise(groups))
     last = lake.rows()[239][SEQ]
-    found = since.between(home, DATASET, "claude", last - 5, last)
+    found = read.read_between(home, DATASET, "claude", last - 5, last)
     assert (len(found.rows), found.rows.column(SEQ).to_pylist()) == (5, list(range(last - 4, last + 1)))
     assert found.scanned <= 5 + 2 * 240 // len(groups)
 
@@ -151,30 +154,32 @@ def test_an_unreadable_day_is_reported_and_the_others_are_compacted(lake: SmallF
 class _Tampered(LightLake):
     """A lake whose task results can be changed."""
 
-    def __init__(self, home: Home, change: Callable[[Task, Built | BuildFailure], Built | BuildFailure]) -> None:
+    def __init__(
+        self, home: Home, change: Callable[[Task, BuildResult | BuildFailure], BuildResult | BuildFailure]
+    ) -> None:
         super().__init__(home)
         self._change = change
         self.batches: list[int] = []
 
-    def run(self, tasks: Any) -> list[Built | BuildFailure]:
+    def run(self, tasks: Any) -> list[BuildResult | BuildFailure]:
         self.batches.append(len(tasks))
         return [self._change(task, result) for task, result in zip(tasks, super().run(tasks), strict=True)]
 
 
-def _compact_with(lake: SmallFiles, tampered: LightLake, **options: Any) -> Report:
-    report = Report(DATASET)
+def _compact_with(lake: SmallFiles, tampered: LightLake, **options: Any) -> MaintenanceReport:
+    report = MaintenanceReport(DATASET)
     with lake.work(**options) as context:
-        compact.run(replace(context, lake=tampered), report)
+        compact.compact_dataset(replace(context, lake=tampered), report)
     tampered.close()
     return report
 
 
 @pytest.mark.hazard(38)
 def test_a_rewrite_with_wrong_row_counts_is_not_committed(lake: SmallFiles) -> None:
-    def lose_a_row(task: Any, result: Built | BuildFailure) -> Built | BuildFailure:
-        assert isinstance(result, Built)
+    def lose_a_row(task: Any, result: BuildResult | BuildFailure) -> BuildResult | BuildFailure:
+        assert isinstance(result, BuildResult)
         if task.rewriting.source == "codex":
-            report_: Rewritten = result.reports[0]
+            report_: RewriteBalance = result.reports[0]
             return replace(result, reports=[replace(report_, rows_out=report_.rows_out - 1)])
         return result
 
@@ -192,7 +197,7 @@ def test_a_task_that_kills_its_worker_is_identified(lake: SmallFiles) -> None:
     """If a worker dies, Spark reports the same failure for every task of the batch."""
     tampered = _Tampered(lake.home, lambda _task, result: result)
 
-    def die(tasks: Any) -> list[Built | BuildFailure]:
+    def die(tasks: Any) -> list[BuildResult | BuildFailure]:
         tampered.batches.append(len(tasks))
         if any(task.rewriting.source == "codex" for task in tasks):
             return [BuildFailure("a Spark task died")] * len(tasks)
@@ -215,13 +220,13 @@ def test_a_full_disk_stops_compaction_with_one_error(lake: SmallFiles) -> None:
 def test_a_file_removed_by_another_commit_is_reported(lake: SmallFiles) -> None:
     removed = False
 
-    def remove_file(_task: Task, result: Built | BuildFailure) -> Built | BuildFailure:
+    def remove_file(_task: Task, result: BuildResult | BuildFailure) -> BuildResult | BuildFailure:
         nonlocal removed
         if not removed:
             removed = True
             file = cold_codex(lake)
             with closing(LightLake(lake.home)) as other:
-                other.table(datasets.get(DATASET)).replace_files(Change("retain", [file]))
+                other.table(datasets.get(DATASET)).replace_files(TableChange("retain", [file]))
         return result
 
     before = lake.rows()
@@ -235,7 +240,7 @@ def test_a_file_removed_by_another_commit_is_reported(lake: SmallFiles) -> None:
 def test_a_budget_ends_between_batches_and_the_rest_is_counted(
     lake: SmallFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(compact_plan, "_LOT_TASKS", 1)
+    monkeypatch.setattr(compact_plan, "_BATCH_TASKS", 1)
     report = lake.compact(deadline=0.0)
     assert (report.partitions_compacted, report.partitions_left, report.files_after) == (0, 3, 17)
     assert report.reasons == ["3 more partitions are due, but the time was up"]
@@ -243,7 +248,7 @@ def test_a_budget_ends_between_batches_and_the_rest_is_counted(
 
 
 def test_cancellation_between_batches_keeps_committed_work(lake: SmallFiles, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compact_plan, "_LOT_TASKS", 1)
+    monkeypatch.setattr(compact_plan, "_BATCH_TASKS", 1)
     before, checks = lake.rows(), 0
 
     def cancel_at_the_second() -> None:
@@ -270,7 +275,7 @@ def test_a_dry_run_reports_and_changes_nothing(lake: SmallFiles) -> None:
 
 
 def test_progress_is_reported_per_batch(lake: SmallFiles, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compact_plan, "_LOT_TASKS", 2)
+    monkeypatch.setattr(compact_plan, "_BATCH_TASKS", 2)
     messages: list[tuple[int, int]] = []
     lake.compact(progress=lambda _message, done, total: messages.append((done, total)))
     assert messages == [(0, 3), (2, 3)]
@@ -294,7 +299,7 @@ def test_the_span_has_file_and_byte_counts(lake: SmallFiles, monkeypatch: pytest
 def test_rows_flushed_during_a_rewrite_are_kept(lake: SmallFiles) -> None:
     before = lake.rows()
 
-    def flush_during_rewrite(_task: Task, result: Built | BuildFailure) -> Built | BuildFailure:
+    def flush_during_rewrite(_task: Task, result: BuildResult | BuildFailure) -> BuildResult | BuildFailure:
         lake.commit(0, source="codex")
         return result
 
@@ -311,9 +316,9 @@ def test_rows_flushed_during_a_rewrite_are_kept(lake: SmallFiles) -> None:
 def test_a_kill_at_any_point_loses_or_duplicates_no_row(
     lake: SmallFiles, point: str, times: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(compact_plan, "_LOT_TASKS", 1)
+    monkeypatch.setattr(compact_plan, "_BATCH_TASKS", 1)
     before = lake.rows()
-    was_killed = not live(lambda: (lake.compact(), None)[1], crash_at=f"{point}:{times}")
+    was_killed = not run_in_child(lambda: (lake.compact(), None)[1], crash_at=f"{point}:{times}")
     assert was_killed or times > 1
     assert lake.rows() == before
     append(lake.home, message_rows(3, start=5_000))
@@ -327,9 +332,9 @@ def test_a_kill_at_any_point_loses_or_duplicates_no_row(
 
 def test_delete_files_of_another_program_stop_compaction(lake: SmallFiles, monkeypatch: pytest.MonkeyPatch) -> None:
     """A rewrite that ignores them would bring deleted rows back."""
-    real = metadata.manifests
+    real = metadata.read_manifests
     monkeypatch.setattr(
-        metadata, "manifests", lambda snapshot: [replace(each, deletes=True) for each in real(snapshot)]
+        metadata, "read_manifests", lambda snapshot: [replace(each, deletes=True) for each in real(snapshot)]
     )
     with pytest.raises(errors.LakeError, match="delete files"):
         lake.compact()

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hypaware.lake.metadata import DataFile
-from hypaware.lake.sizes import TARGET_BYTES
+from hypaware.iceberg.metadata import DataFile
+from hypaware.lake import TARGET_FILE_BYTES
 from hypaware.maintain import compact_plan
-from hypaware.maintain.compact_plan import Rewriting, due, lots
+from hypaware.maintain.compact_plan import RewriteGroup, batch_groups, plan_compaction
 
 DAY = date(2026, 11, 2)
 SMALL = 60_000
@@ -32,38 +32,40 @@ def files(count: int, start: int = 0, **options: int | str) -> list[DataFile]:
 
 def test_a_day_behind_the_tail_is_due_with_two_small_files() -> None:
     tail = files(4, start=100, day=1)
-    assert due([file(0), *tail]) == []
-    assert due([*files(2), *tail]) == [Rewriting("claude", DAY, tuple(files(2)))]
+    assert plan_compaction([file(0), *tail]) == []
+    assert plan_compaction([*files(2), *tail]) == [RewriteGroup("claude", DAY, tuple(files(2)))]
 
 
 def test_the_tail_is_left_alone_and_its_day_waits_for_more_files() -> None:
     """Otherwise today's files would be rewritten with every flush."""
-    assert due(files(5)) == []
-    (found,) = due(files(6))
+    assert plan_compaction(files(5)) == []
+    (found,) = plan_compaction(files(6))
     assert found.files == tuple(files(4))
 
 
 def test_each_source_has_its_own_tail() -> None:
     """A source with little traffic has its newest files long before those of the others."""
     idle, busy = files(4, source="codex"), files(20, start=50)
-    assert {found.source for found in due([*idle, *busy])} == {"claude"}
+    assert {found.source for found in plan_compaction([*idle, *busy])} == {"claude"}
 
 
 def test_force_makes_every_reduction_due() -> None:
-    assert [len(found.files) for found in due(files(3), force=True)] == [3]
-    assert due(files(1), force=True) == []
-    assert due(files(3, size=22 << 20), force=True) == [], "three files would stay three"
+    assert [len(found.files) for found in plan_compaction(files(3), force=True)] == [3]
+    assert plan_compaction(files(1), force=True) == []
+    assert plan_compaction(files(3, size=22 << 20), force=True) == [], "three files would stay three"
 
 
 def test_files_whose_number_would_not_halve_are_not_rewritten() -> None:
     tail = files(4, start=100, day=1)
-    assert due([*files(3, size=20 << 20), *tail]) == []
-    assert len(due([*files(4, size=15 << 20), *tail])) == 1
+    assert plan_compaction([*files(3, size=20 << 20), *tail]) == []
+    assert len(plan_compaction([*files(4, size=15 << 20), *tail])) == 1
 
 
 def test_large_files_are_not_rewritten() -> None:
     tail = files(4, start=100, day=1)
-    (found,) = due([*files(2), file(5, size=TARGET_BYTES), file(6, size=TARGET_BYTES * 3 // 4), *tail])
+    (found,) = plan_compaction(
+        [*files(2), file(5, size=TARGET_FILE_BYTES), file(6, size=TARGET_FILE_BYTES * 3 // 4), *tail]
+    )
     assert found.files == tuple(files(2))
 
 
@@ -71,27 +73,29 @@ def test_files_without_sequences_or_a_day_are_left_alone() -> None:
     unknown = [replace(each, min_seq=None, max_seq=None) for each in files(5)]
     mixed = [replace(each, sequenced=3) for each in files(5, start=10)]
     without_day = [replace(each, day=None) for each in files(5, start=20)]
-    assert due([*unknown, *mixed, *without_day], force=True) == []
+    assert plan_compaction([*unknown, *mixed, *without_day], force=True) == []
 
 
 def test_the_day_with_most_files_comes_first() -> None:
     current = [*files(3, day=1), *files(9, start=20, day=2), *files(5, start=40, day=3), *files(4, start=90, day=9)]
-    assert [found.day.day for found in due(current)] == [4, 5, 3]
+    assert [found.day.day for found in plan_compaction(current)] == [4, 5, 3]
 
 
 def test_a_large_day_is_split_by_sequence_into_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
     tail = files(4, start=5_000, day=1)
     many = files(40, size=10 << 20)
-    found = due([*reversed(many), *tail])
+    found = plan_compaction([*reversed(many), *tail])
     assert [each for group in found for each in group.files] == many
     assert max(group.bytes for group in found) <= 128 << 20
     wide = files(8, rows=200_000)
-    assert [len(group.files) for group in due([*wide, *tail])] == [2, 2, 2, 2], "the keys must fit into memory"
+    assert [len(group.files) for group in plan_compaction([*wide, *tail])] == [2, 2, 2, 2], (
+        "the keys must fit into memory"
+    )
 
 
 def test_batches_are_bounded_and_ordered() -> None:
-    found = [Rewriting("claude", DAY, tuple(files(number % 7 + 2, size=9 << 20))) for number in range(90)]
-    batches = list(lots(found))
+    found = [RewriteGroup("claude", DAY, tuple(files(number % 7 + 2, size=9 << 20))) for number in range(90)]
+    batches = list(batch_groups(found))
     assert [each for batch in batches for each in batch] == found
     assert max(len(batch) for batch in batches) <= 16
     assert all(sum(each.bytes for each in batch) <= 256 << 20 for batch in batches if len(batch) > 1)
@@ -118,7 +122,7 @@ def test_compaction_converges_for_every_layout(layout: list[DataFile], force: bo
     without `force` must find nothing after one with it."""
     current, next_number = list(layout), 1_000
     passes = 0
-    while found := due(current, force=force):
+    while found := plan_compaction(current, force=force):
         passes += 1
         assert passes <= 8, "each pass must leave less to do"
         for group in found:
@@ -127,16 +131,16 @@ def test_compaction_converges_for_every_layout(layout: list[DataFile], force: bo
             outcome = _rewritten(group, ratio, next_number)
             next_number += len(outcome)
             current += outcome
-    assert due(current) == []
+    assert plan_compaction(current) == []
     assert sum(each.rows for each in current) == sum(each.rows for each in layout)
 
 
-def _rewritten(group: Rewriting, ratio: float, next_number: int) -> list[DataFile]:
+def _rewritten(group: RewriteGroup, ratio: float, next_number: int) -> list[DataFile]:
     remaining, rows = max(1, int(group.bytes * ratio)), group.rows
     batches: list[DataFile] = []
     first, last = group.files[0].min_seq, max(each.max_seq or 0 for each in group.files)
     while remaining > 0:
-        size = remaining if remaining < TARGET_BYTES + 100_000 else TARGET_BYTES + 100_000
+        size = remaining if remaining < TARGET_FILE_BYTES + 100_000 else TARGET_FILE_BYTES + 100_000
         remaining -= size
         path = Path(f"/lake/{group.source}/{group.day}/new-{next_number + len(batches)}.parquet")
         share = rows if remaining <= 0 else rows // 2
@@ -157,4 +161,6 @@ def _rewritten(group: Rewriting, ratio: float, next_number: int) -> list[DataFil
 
 
 def test_partitions_are_counted_once() -> None:
-    assert compact_plan.partitions(due([*files(40, size=10 << 20), *files(4, start=5_000, day=1)])) == 1
+    assert (
+        compact_plan.count_partitions(plan_compaction([*files(40, size=10 << 20), *files(4, start=5_000, day=1)])) == 1
+    )

@@ -17,28 +17,32 @@ import pytest
 from hypaware.config import Config
 from hypaware.config.schema import SinkConfig
 from hypaware.home import Home
-from hypaware.lake import metadata, tombstones
-from hypaware.lake.committer import Change, NotCommitted
-from hypaware.lake.keys import KeyIndex
-from hypaware.maintain.purge import dry, spooled
-from hypaware.maintain.purge.selection import Kind, Selector
+from hypaware.iceberg import metadata
+from hypaware.lake import tombstones
+from hypaware.lake.key_index import KeyIndex
+from hypaware.lake.row_keys import unpack_keys
+from hypaware.lake.scan import scan_table_keys
+from hypaware.lake.table import NotCommitted, TableChange
+from hypaware.maintain.purge import spool
+from hypaware.maintain.purge.run import plan_purge
+from hypaware.maintain.purge.selector import PurgeSelector, SelectorKind
 from hypaware.model.datasets import SEQ
-from hypaware.opening import open_home
-from hypaware.spool import envelope, segments
+from hypaware.spool import segments
 from hypaware.spool.writer import Spool
 from hypaware.state import dead_letters, intents, sources, streams
-from hypaware.state.source_mark import SourceMark
-from hypaware.state.stream_key import StreamKey
-from hypaware.testing.destination import FOLDER, FolderDestination
-from tests.light_lake import LightLake, LightTable, read_lake
-from tests.light_life import DATASET, NO_TIMER, append, flush
-from tests.light_purge import deliver, holders, purge
-from tests.lives import live
-from tests.rows import MESSAGES, rows
+from hypaware.state.home_opener import open_home
+from hypaware.state.sources import SourceCheckpoint
+from hypaware.state.streams import StreamKey
+from hypaware.testing.fault_injection import run_in_child
+from hypaware.testing.folder_sink import FOLDER, FolderDestination
+from tests.support.light_home import DATASET, NO_TIMER, append, flush
+from tests.support.light_lake import LightLake, LightTable, read_lake
+from tests.support.light_purge import deliver, holders, purge
+from tests.support.rows import MESSAGES, rows
 
 SECRET = "0b7d5a52-5a0c-4c8e-9f4e-2f1f6f0e7a11"
 WORDS = "planted words"
-TEXT = f"{WORDS} that nobody may find"
+TEXT = f"{WORDS} that must not be found"
 
 
 def secret(count: int, start: int = 0, **columns: Any) -> list[dict[str, Any]]:
@@ -59,7 +63,7 @@ def sink(folder: Path) -> Config:
 
 
 def add_reject(home: Home, name: str, line: bytes) -> None:
-    folder = segments.folder(home, DATASET)
+    folder = segments.spool_folder(home, DATASET)
     folder.create()
     document = {"segment": "s", "ordinal": 0, "reason": "r", "line_base64": base64.b64encode(line).decode()}
     (folder.rejected / f"{name}.jsonl").write_bytes(json.dumps(document).encode() + b"\n")
@@ -75,21 +79,21 @@ def test_no_file_mentions_a_purged_session(home: Home, tmp_path: Path) -> None:
     append(home, secret(4, start=12))
     append(home, rows(4, start=16))
     flush(home)
-    destination.set_fault("refuse", "hidden-message-7\nhidden-message-8\nmessage-17")
+    destination.faults.set("refuse", "hidden-message-7\nhidden-message-8\nmessage-17")
     deliver(home, config)
     with closing(open_home(home).store) as store, store.reading() as connection:
-        assert len(dead_letters.all_letters(connection)) == 3
+        assert len(dead_letters.list_letters(connection)) == 3
     # Besides: spooled rows, an active segment of a dead producer, rejects, an orphan in the lake.
     append(home, secret(3, start=20))
-    live(lambda: append(home, secret(2, start=23), seal=False))
-    add_reject(home, "one", envelope.write_lines([{**secret(1, start=30)[0], "role": 7}], 0))
+    run_in_child(lambda: append(home, secret(2, start=23), seal=False))
+    add_reject(home, "one", segments.encode_lines([{**secret(1, start=30)[0], "role": 7}], 0))
     add_reject(home, "torn", f'{{"n":0,"v":1,"row":{{"session_id":"{SECRET}","content_text":"{WORDS}'.encode())
     add_reject(home, "another", b'{"n":0,"v":1,"row":{"session_id":"another"}}\n')
     data_file = next(home.warehouse.rglob("*.parquet"))
     data_file.with_name("orphan.parquet").write_bytes(data_file.read_bytes())
-    incoming = segments.folder(home, DATASET).path / "incoming"
+    incoming = segments.spool_folder(home, DATASET).path / "incoming"
     incoming.mkdir()
-    (incoming / "x.2.jsonl").write_bytes(envelope.write_lines([rows(1, start=40)[0], secret(1, start=41)[0]], 0))
+    (incoming / "x.2.jsonl").write_bytes(segments.encode_lines([rows(1, start=40)[0], secret(1, start=41)[0]], 0))
     assert len(holders(home, SECRET, WORDS, "hidden-")) > 8
 
     report = purge(home, "session", SECRET, config=config)
@@ -102,23 +106,23 @@ def test_no_file_mentions_a_purged_session(home: Home, tmp_path: Path) -> None:
     assert report["dead_letters"] == {"letters": 2, "rows": 2}
     (copy,) = report["delivered"]
     assert (copy["sink"], copy["rows"]) == ("there", 8)
-    assert [path.name for path in segments.folder(home, DATASET).rejected.iterdir()] == ["another.jsonl"]
+    assert [path.name for path in segments.spool_folder(home, DATASET).rejected.iterdir()] == ["another.jsonl"]
     assert len((incoming / "x.2.jsonl").read_bytes().splitlines()) == 2, "the server's ledger counts the lines"
     with closing(open_home(home).store) as store, store.reading() as connection:
-        assert [letter.reason for letter in dead_letters.all_letters(connection)] == ["message-17 is refused"]
+        assert [letter.reason for letter in dead_letters.list_letters(connection)] == ["message-17 is refused"]
 
 
 def test_a_dry_run_counts_the_same_rows_and_changes_nothing(home: Home, tmp_path: Path) -> None:
     config = sink(tmp_path / "there")
     append(home, [*rows(6), *secret(6, start=6)])
     flush(home)
-    FolderDestination(tmp_path / "there").set_fault("refuse", "hidden-message-7")
+    FolderDestination(tmp_path / "there").faults.set("refuse", "hidden-message-7")
     deliver(home, config)
     append(home, secret(3, start=20))
-    add_reject(home, "one", envelope.write_lines([{**secret(1, start=30)[0], "role": 7}], 0))
+    add_reject(home, "one", segments.encode_lines([{**secret(1, start=30)[0], "role": 7}], 0))
     open_home(home).store.close()
     before = {path: path.read_bytes() for path in home.root.rglob("*") if path.is_file()}
-    counted = dry.count(home, Selector("session", (SECRET,)), lambda *_: None)
+    counted = plan_purge(home, PurgeSelector("session", (SECRET,)), lambda *_: None)
     assert {path: path.read_bytes() for path in home.root.rglob("*") if path.is_file()} == before
     report = purge(home, "session", SECRET, config=config)
     for key in ("selector", "spool", "rejects", "dead_letters", "delivered"):
@@ -137,7 +141,7 @@ def test_a_dry_run_counts_the_same_rows_and_changes_nothing(home: Home, tmp_path
         ("before", "2026-11-15T07:00:03.000000Z", {"d", "e"}),
     ],
 )
-def test_only_the_selected_rows_are_purged(home: Home, kind: Kind, value: str, remaining: set[str]) -> None:
+def test_only_the_selected_rows_are_purged(home: Home, kind: SelectorKind, value: str, remaining: set[str]) -> None:
     append(
         home,
         [
@@ -161,15 +165,15 @@ def test_files_without_a_selected_row_are_not_rewritten(home: Home) -> None:
     append(home, secret(2, message_created_at="2026-10-02T00:00:00Z"))
     append(home, secret(2, start=5, message_created_at="2026-10-04T00:00:00Z"))
     flush(home)
-    entry = metadata.entry(home, DATASET)
+    entry = metadata.find_table(home, DATASET)
     assert entry
-    before = {file.path: file.day for file in metadata.live_files(metadata.read(entry.metadata))}
+    before = {file.path: file.day for file in metadata.iter_live_files(metadata.read_metadata(entry.metadata))}
     (report,) = purge(home, "session", SECRET)["datasets"]
     assert (report["files_rewritten"], report["files_removed"]) == (0, 2)
-    entry = metadata.entry(home, DATASET)
+    entry = metadata.find_table(home, DATASET)
     assert entry
-    table_metadata = metadata.read(entry.metadata)
-    assert {file.path for file in metadata.live_files(table_metadata)} < before.keys()
+    table_metadata = metadata.read_metadata(entry.metadata)
+    assert {file.path for file in metadata.iter_live_files(table_metadata)} < before.keys()
     assert len(table_metadata.snapshots) == 1
 
 
@@ -180,7 +184,7 @@ def test_other_rows_of_a_rewritten_file_are_unchanged(home: Home) -> None:
     purge(home, "session", SECRET)
     after = {row["message_id"]: row for row in read_lake(home, DATASET)}
     assert after == {name: before[name] for name in expected_messages(20) + expected_messages(20, start=40)}
-    assert flush(home).rows_written == 0
+    assert flush(home).rows.written == 0
     append(home, rows(1, start=90))
     flush(home)
     assert min(row[SEQ] for row in read_lake(home, DATASET) if row["message_id"] == "message-90") > 60
@@ -202,7 +206,7 @@ def test_a_purged_session_never_comes_back_even_after_losses(home: Home, lost: t
     append(home, [*fork, *rows(5)])
     report = flush(home)
     # Only the fork's own rows are accepted.
-    assert (report.rows_purged, report.rows_duplicate, report.rows_rejected) == (20, 5, 0)
+    assert (report.rows.purged, report.rows.duplicate, report.rows.rejected) == (20, 5, 0)
     assert messages(home) == expected_messages(5) + Counter(["hidden-message-13", "hidden-message-14"])
 
 
@@ -214,7 +218,7 @@ def test_purged_rows_of_a_source_stay_out_and_new_ones_are_accepted(home: Home) 
     purge(home, "source", "claude")
     append(home, rows(9))
     report = flush(home)
-    assert (report.rows_written, report.rows_purged) == (2, 7)
+    assert (report.rows.written, report.rows.purged) == (2, 7)
     assert messages(home) == expected_messages(2, start=7)
 
 
@@ -226,11 +230,11 @@ def test_allow_reimport_lets_an_import_restore_all_rows(home: Home) -> None:
     report = purge(home, "session", SECRET, allow_reimport=True)
     assert report["tombstones"]["lifted"] == 1
     append(home, secret(6))
-    assert flush(home).rows_written == 6
+    assert flush(home).rows.written == 6
     assert purge(home, "session", SECRET, allow_reimport=True)["remaining"] == []
     assert messages(home) == Counter()
     append(home, secret(6))
-    assert flush(home).rows_written == 6, "the keys are removed with the rows"
+    assert flush(home).rows.written == 6, "the keys are removed with the rows"
 
 
 def test_lifting_one_session_keeps_the_other_out(home: Home) -> None:
@@ -239,7 +243,7 @@ def test_lifting_one_session_keeps_the_other_out(home: Home) -> None:
     purge(home, "session", SECRET, "second")
     purge(home, "session", "second", allow_reimport=True)
     append(home, [*secret(3), *rows(3, start=3, session_id="second")])
-    assert flush(home).rows_purged == 3
+    assert flush(home).rows.purged == 3
     assert messages(home) == expected_messages(3, start=3)
 
 
@@ -254,7 +258,7 @@ def test_rows_of_a_session_survive_the_purge_of_its_fork(home: Home) -> None:
     home.keys.unlink()
     append(home, rows(5, session_id="first"))
     report = flush(home)
-    assert (report.rows_duplicate, report.rows_purged) == (5, 0)
+    assert (report.rows.duplicate, report.rows.purged) == (5, 0)
     assert messages(home) == expected_messages(5)
 
 
@@ -263,23 +267,23 @@ def test_a_pending_intent_delivers_its_remaining_rows_once(home: Home, tmp_path:
     destination, config = FolderDestination(tmp_path / "there"), sink(tmp_path / "there")
     append(home, [*rows(4), *secret(4, start=4), *rows(4, start=8)])
     flush(home)
-    destination.set_fault("lose-answer", 1)
+    destination.faults.set("lose_answer", 1)
     deliver(home, config)
     with closing(open_home(home).store) as store, store.reading() as connection:
-        planned = intents.pending(connection, StreamKey("there", DATASET, "claude"))
+        planned = intents.load_intent(connection, StreamKey("there", DATASET, "claude"))
     assert planned
     assert planned.due
     arrived = Counter(destination.arrived())
     (copy,) = purge(home, "session", SECRET, config=config)["delivered"] or [{"rows": 0, "rows_under_way": 0}]
     assert copy["rows"] + copy["rows_under_way"] >= sum(name.startswith("hidden") for name in arrived)
-    destination.clear_faults()
+    destination.faults.clear()
     append(home, rows(2, start=12))
     flush(home)
     for _ in range(2):
         deliver(home, config)
     assert Counter(destination.arrived()) == arrived | expected_messages(4) | expected_messages(6, start=8)
     with closing(open_home(home).store) as store, store.reading() as connection:
-        stream = streams.load(connection, StreamKey("there", DATASET, "claude"))
+        stream = streams.load_stream(connection, StreamKey("there", DATASET, "claude"))
     assert stream
     assert stream.watermark == 14
 
@@ -293,9 +297,9 @@ def test_an_active_segment_is_reported_and_purged_by_the_next_run(home: Home) ->
         (data_file,) = report["remaining"]
         assert data_file["file"].startswith(f"spool/{DATASET}/active/")
         assert report["spool"]["held"]
-        assert tombstones.unfinished(home) == [f"hyp purge --session {SECRET}"]
+        assert tombstones.list_unfinished_purges(home) == [f"hyp purge --session {SECRET}"]
     report = purge(home, "session", SECRET)
-    assert (report["remaining"], report["spool"]["rows"], tombstones.unfinished(home)) == ([], 3, [])
+    assert (report["remaining"], report["spool"]["rows"], tombstones.list_unfinished_purges(home)) == ([], 3, [])
     assert holders(home, SECRET, WORDS) == set()
 
 
@@ -315,11 +319,11 @@ def test_rows_that_a_session_adds_during_its_purge_are_kept_out(home: Home, monk
 
         return step
 
-    monkeypatch.setattr(spooled, "scrub", with_new_rows(spooled.scrub))
-    monkeypatch.setattr(spooled, "flush", with_new_rows(spooled.flush))
+    monkeypatch.setattr(spool, "remove_rejects", with_new_rows(spool.remove_rejects))
+    monkeypatch.setattr(spool, "flush_spool", with_new_rows(spool.flush_spool))
     report = purge(home, "session", SECRET)
     assert list(batches) == []
-    assert (report["remaining"], report["spool"]["rows"], tombstones.unfinished(home)) == ([], 4, [])
+    assert (report["remaining"], report["spool"]["rows"], tombstones.list_unfinished_purges(home)) == ([], 4, [])
     assert holders(home, SECRET, WORDS) == set()
 
 
@@ -342,9 +346,9 @@ def test_checkpoints_are_forgotten_only_with_allow_reimport(home: Home) -> None:
             return int(state.execute("SELECT count(*) FROM sources").fetchone()[0])
 
     with closing(open_home(home).store) as store, store.transaction() as connection:
-        mark = SourceMark("claude", DATASET, "/x", 1, 1, 1, 1, "h", (), True, (), None, None)
-        sources.pend(connection, "f", [mark])
-        sources.promote(connection, "f")
+        mark = SourceCheckpoint("claude", DATASET, "/x", 1, 1, 1, 1, "h", (), True, (), None, None)
+        sources.add_pending_checkpoints(connection, "f", [mark])
+        sources.promote_checkpoints(connection, "f")
     purge(home, "session", "session-1")
     assert marks() == 1
     purge(home, "session", "session-1", allow_reimport=True)
@@ -357,7 +361,8 @@ def test_the_key_index_holds_exactly_the_remaining_rows(home: Home) -> None:
     purge(home, "session", SECRET)
     with closing(KeyIndex(home.keys)) as index, closing(LightLake(home)) as lake:
         table = lake.table(MESSAGES)
-        in_lake = {key for lot in table.key_hashes(0) for key, _ in lot}
+        scanned = scan_table_keys(home, lake, table, MESSAGES)
+        in_lake = {key for result in scanned for key, _ in unpack_keys(result.keys, result.seqs)}
         assert (index.count(), set(index.find(in_lake))) == (7, in_lake)
         assert index.indexed_through(DATASET, table.uuid) == table.floor
 
@@ -367,9 +372,9 @@ def test_a_purge_without_matches_does_not_change_the_lake(home: Home) -> None:
     flush(home)
     append(home, rows(3, start=3))
     flush(home)
-    before = metadata.entry(home, DATASET)
-    assert purge(home, "session", "nobody")["remaining"] == []
-    assert metadata.entry(home, DATASET) == before
+    before = metadata.find_table(home, DATASET)
+    assert purge(home, "session", "no-such-session")["remaining"] == []
+    assert metadata.find_table(home, DATASET) == before
 
 
 def test_a_log_that_quotes_a_row_is_reported(home: Home) -> None:
@@ -398,7 +403,7 @@ def test_a_failed_commit_leaves_everything_unchanged(home: Home, monkeypatch: py
     flush(home)
     before = set(home.warehouse.rglob("*.parquet"))
 
-    def refuse(_table: LightTable, _change: Change) -> None:
+    def refuse(_table: LightTable, _change: TableChange) -> None:
         raise NotCommitted("another commit came first")
 
     with monkeypatch.context() as patched:
@@ -434,5 +439,5 @@ def test_a_row_purged_by_time_does_not_come_back_with_another_time(home: Home) -
     flush(home)
     assert purge(home, "before", "2026-06-01T00:00:00.000000Z")["remaining"] == []
     append(home, rows(2))
-    assert flush(home).rows_written == 0
+    assert flush(home).rows.written == 0
     assert messages(home) == expected_messages(1, start=2)

@@ -12,23 +12,23 @@ import pytest
 
 from hypaware.config import Config
 from hypaware.config.schema import SinkConfig
-from hypaware.crash_points import all_points
+from hypaware.faults import list_crash_points
 from hypaware.home import Home
 from hypaware.lake import tombstones
 from hypaware.model.datasets import SEQ
-from hypaware.opening import open_home
-from hypaware.spool import envelope, segments
+from hypaware.spool import segments
 from hypaware.state import dead_letters
-from hypaware.testing.destination import FOLDER, FolderDestination
-from tests.kept_home import KeptHome
-from tests.light_lake import read_lake
-from tests.light_life import DATASET, append, flush
-from tests.light_purge import deliver, holders, purge
-from tests.lives import live
-from tests.rows import rows
+from hypaware.state.home_opener import open_home
+from hypaware.testing.fault_injection import run_in_child
+from hypaware.testing.folder_sink import FOLDER, FolderDestination
+from tests.support.light_home import DATASET, append, flush
+from tests.support.light_lake import read_lake
+from tests.support.light_purge import deliver, holders, purge
+from tests.support.prepared_home import PreparedHome
+from tests.support.rows import rows
 
 SECRET = "secret-session"
-POINTS = [point.name for point in all_points() if point.name.startswith(("maintain.purge.", "lake.tombstones."))]
+POINTS = [point.name for point in list_crash_points() if point.name.startswith(("maintain.purge.", "lake.tombstones."))]
 LATER = ["lake.tombstones.before-commit:2", "lake.tombstones.after-commit:2", "lake.tombstones.before-commit:3"]
 
 
@@ -51,19 +51,19 @@ def prepare(home: Home) -> None:
     """Put rows of two sessions into the lake, a dead letter, the spool and the rejects."""
     append(home, [*rows(4), *secret(4, start=4)])
     flush(home)
-    FolderDestination(delivery_folder(home)).set_fault("refuse", "hidden-message-5\nmessage-2")
+    FolderDestination(delivery_folder(home)).faults.set("refuse", "hidden-message-5\nmessage-2")
     deliver(home, config_of(home))
     append(home, [*secret(2, start=8), *rows(2, start=10)])
-    rejects = segments.folder(home, DATASET).rejected / "x.jsonl"
+    rejects = segments.spool_folder(home, DATASET).rejected / "x.jsonl"
     invalid = {**secret(1, start=12)[0], "role": 7}
     rejects.write_bytes(
-        b'{"segment":"s","ordinal":0,"reason":"r","line":%b}\n' % _quoted(envelope.write_lines([invalid], 0))
+        b'{"segment":"s","ordinal":0,"reason":"r","line":%b}\n' % _quoted(segments.encode_lines([invalid], 0))
     )
 
 
 @pytest.fixture(scope="module")
-def prepared(tmp_path_factory: pytest.TempPathFactory) -> KeptHome:
-    return KeptHome(tmp_path_factory.mktemp("purge"), prepare)
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> PreparedHome:
+    return PreparedHome(tmp_path_factory.mktemp("purge"), prepare)
 
 
 def _quoted(line: bytes) -> bytes:
@@ -83,11 +83,11 @@ def others(home: Home) -> set[tuple[str, int]]:
 @pytest.mark.hazard(44)
 @pytest.mark.hazard(85)
 @pytest.mark.parametrize("point", [*POINTS, *LATER])
-def test_a_purge_killed_at_any_point_is_finished_by_the_next_run(prepared: KeptHome, point: str) -> None:
-    home = prepared.as_made()
+def test_a_purge_killed_at_any_point_is_finished_by_the_next_run(prepared: PreparedHome, point: str) -> None:
+    home = prepared.restored()
     config = config_of(home)
     before = others(home)
-    survived = live(lambda: (purge(home, "session", SECRET, config=config), None)[1], crash_at=point)
+    survived = run_in_child(lambda: (purge(home, "session", SECRET, config=config), None)[1], crash_at=point)
     assert not survived, "the crash point was not reached"
     assert others(home) >= before
 
@@ -101,16 +101,16 @@ def test_a_purge_killed_at_any_point_is_finished_by_the_next_run(prepared: KeptH
 
     report = purge(home, "session", SECRET, config=config)
     assert (report["remaining"], report["again"]) == ([], has_tombstone)
-    assert tombstones.unfinished(home) == []
+    assert tombstones.list_unfinished_purges(home) == []
     assert holders(home, SECRET, "planted", "hidden-") == set()
     assert messages(home) == Counter(f"message-{number}" for number in (*range(4), 10, 11, *range(20, 23)))
     with closing(open_home(home).store) as store, store.reading() as connection:
-        assert [letter.rows for letter in dead_letters.all_letters(connection)] == [1]
+        assert [letter.rows for letter in dead_letters.list_letters(connection)] == [1]
 
     # No purged row comes back, and no other row is kept out.
     append(home, [*secret(9, start=4), *({**row, "session_id": "a-fork"} for row in secret(4, start=4)), *rows(4)])
     flushed = flush(home)
-    assert (flushed.rows_written, flushed.rows_purged, flushed.rows_duplicate) == (0, 13, 4)
+    assert (flushed.rows.written, flushed.rows.purged, flushed.rows.duplicate) == (0, 13, 4)
 
 
 @pytest.mark.parametrize(
@@ -121,10 +121,12 @@ def test_a_killed_purge_with_allow_reimport_is_finished_by_the_next_run(home: Ho
     """After a kill between the commit and the key index, the rows must not count as present."""
     append(home, [*rows(3), *rows(3, start=3, cwd="/home/dev/acme")])
     flush(home)
-    assert not live(lambda: (purge(home, "cwd", "/home/dev/acme", allow_reimport=True), None)[1], crash_at=point)
+    assert not run_in_child(
+        lambda: (purge(home, "cwd", "/home/dev/acme", allow_reimport=True), None)[1], crash_at=point
+    )
     assert purge(home, "cwd", "/home/dev/acme", allow_reimport=True)["remaining"] == []
     append(home, rows(6))
-    assert flush(home).rows_written == 3
+    assert flush(home).rows.written == 3
     assert messages(home) == Counter(f"message-{number}" for number in range(6))
 
 
@@ -138,8 +140,8 @@ def test_a_killed_lift_of_a_time_is_finished_by_the_next_run(home: Home, point: 
     def lift() -> None:
         purge(home, "before", "2026-02-01T00:00:00.000000Z", allow_reimport=True)
 
-    assert not live(lift, crash_at=point)
+    assert not run_in_child(lift, crash_at=point)
     lift()
     append(home, rows(3, message_created_at="2026-01-01T00:00:00Z"))
-    assert flush(home).rows_written == 3
+    assert flush(home).rows.written == 3
     assert messages(home) == Counter(f"message-{number}" for number in range(6))

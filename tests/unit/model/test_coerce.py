@@ -8,20 +8,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hypaware.model.coerce import RowRejected, coerce_row
-from hypaware.model.columns import Column, Type
-from hypaware.model.datasets import INTERNAL
-from tests.rows import MESSAGES, row
-from tests.strategies import json_values
+from hypaware.model.columns import Column, ColumnType
+from hypaware.model.datasets import INTERNAL, RowRejected, coerce_row
+from tests.support.rows import MESSAGES, row
+from tests.support.strategies import json_values
 
 _GATEWAY = "gw-1"
-_WRONG: dict[Type, tuple[Any, ...]] = {
-    Type.STRING: (1, 1.5, True, ["text"], {"text": "text"}, "\ud800"),
-    Type.INT: ("one", 1.5, True, [1], {"n": 1}, 2**31),
-    Type.BIGINT: ("one", 1.5, True, [1], {"n": 1}, 2**63),
-    Type.BOOLEAN: ("true", 0, 1, [True], {"is": True}),
-    Type.TIMESTAMP: ("today", 1_700_000_000, "2026-11-15T07:15:08", True, ["2026-11-15T07:15:08Z"]),
-    Type.JSON: (float("nan"), {"a": float("inf")}, {1: "number as key"}, {"set"}, "\ud800"),
+_WRONG: dict[ColumnType, tuple[Any, ...]] = {
+    ColumnType.STRING: (1, 1.5, True, ["text"], {"text": "text"}, "\ud800"),
+    ColumnType.INT: ("one", 1.5, True, [1], {"n": 1}, 2**31),
+    ColumnType.BIGINT: ("one", 1.5, True, [1], {"n": 1}, 2**63),
+    ColumnType.BOOLEAN: ("true", 0, 1, [True], {"is": True}),
+    ColumnType.TIMESTAMP: ("today", 1_700_000_000, "2026-11-15T07:15:08", True, ["2026-11-15T07:15:08Z"]),
+    ColumnType.JSON: (float("nan"), {"a": float("inf")}, {1: "number as key"}, {"set"}, "\ud800"),
 }
 _columns = st.sampled_from([column.name for column in MESSAGES.columns])
 _raw_rows = st.dictionaries(_columns | st.sampled_from(INTERNAL) | st.text(), json_values, max_size=8)
@@ -31,7 +30,7 @@ def _coerced(raw: Any) -> dict[str, Any]:
     return coerce_row(MESSAGES, raw, _GATEWAY)
 
 
-def _judged(raw: Any) -> tuple[dict[str, Any] | None, str]:
+def _coerce_or_reason(raw: Any) -> tuple[dict[str, Any] | None, str]:
     """Return the coerced row, or None and the reason."""
     try:
         return _coerced(raw), ""
@@ -53,7 +52,7 @@ def test_every_column_rejects_a_value_of_another_type(column: Column) -> None:
 @pytest.mark.hazard(60)
 @given(_raw_rows.map(lambda odd: {**row(1), **odd}) | _raw_rows | json_values)
 def test_any_json_is_either_coerced_or_rejected(raw: Any) -> None:
-    coerced, reason = _judged(raw)
+    coerced, reason = _coerce_or_reason(raw)
     if coerced is None:
         assert 0 < len(reason) < 400
         return
@@ -63,7 +62,7 @@ def test_any_json_is_either_coerced_or_rejected(raw: Any) -> None:
 
 @given(st.dictionaries(_columns, st.text() | st.integers() | st.booleans() | st.none(), max_size=6))
 def test_coercing_a_coerced_row_changes_nothing(odd: dict[str, Any]) -> None:
-    coerced, _ = _judged({**row(1), **odd})
+    coerced, _ = _coerce_or_reason({**row(1), **odd})
     assert coerced is None or _coerced(coerced) == coerced
 
 
@@ -95,7 +94,7 @@ def test_a_row_without_a_required_column_is_rejected(name: str) -> None:
 
 
 def test_an_unknown_column_is_rejected_with_a_suggestion() -> None:
-    with pytest.raises(RowRejected, match=r"unknown column 'sesion_id'; did you mean session_id\?"):
+    with pytest.raises(RowRejected, match=r"unknown column 'sesion_id'\. Did you mean session_id\?"):
         _coerced(row(1, sesion_id="x"))
 
 

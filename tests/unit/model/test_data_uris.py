@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hypaware.model.data_uris import may_hold_base64, strip_json, strip_text
+from hypaware.model.sanitize import may_contain_base64, strip_json, strip_text
 
 LOAD = "iVBORw0KGgo+/AAAA" * 40 + "=="
 
@@ -67,10 +67,10 @@ def test_nested_text_is_stripped_in_a_copy() -> None:
 
 
 def test_the_quick_check_has_no_false_negatives() -> None:
-    assert may_hold_base64('{"a":"data:image/png;base64,AA"}')
-    assert may_hold_base64('{"type":"base64","data":"AA"}')
-    assert may_hold_base64('{"mimeType":"image/png"}')
-    assert not may_hold_base64('{"a":"plain"}')
+    assert may_contain_base64('{"a":"data:image/png;base64,AA"}')
+    assert may_contain_base64('{"type":"base64","data":"AA"}')
+    assert may_contain_base64('{"mimeType":"image/png"}')
+    assert not may_contain_base64('{"a":"plain"}')
 
 
 @given(st.text(alphabet="data:;base64,AZ/+= \n<>", max_size=60))

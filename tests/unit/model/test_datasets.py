@@ -8,11 +8,11 @@ import pytest
 
 from hypaware.errors import HypError
 from hypaware.model import datasets
-from hypaware.model.columns import Column, Type
+from hypaware.model.columns import Column, ColumnType
 from hypaware.model.datasets import Dataset
-from tests.rows import DATASET, MESSAGES
+from tests.support.rows import DATASET, MESSAGES
 
-_COLUMNS = (Column("at", Type.TIMESTAMP, "When."), Column("key", Type.STRING, "Key."))
+_COLUMNS = (Column("at", ColumnType.TIMESTAMP, "When."), Column("key", ColumnType.STRING, "Key."))
 
 
 def _dataset(**changes: object) -> Dataset:
@@ -22,12 +22,12 @@ def _dataset(**changes: object) -> Dataset:
 
 def test_the_built_in_dataset_is_registered() -> None:
     assert datasets.get(DATASET) is MESSAGES
-    assert DATASET in datasets.names()
+    assert DATASET in datasets.list_names()
 
 
 def test_an_unknown_dataset_is_an_error_with_a_suggestion() -> None:
     with pytest.raises(
-        HypError, match=r"no dataset 'ai_gateway_message' \(did you mean ai_gateway_messages\?\); there are: "
+        HypError, match=r"unknown dataset 'ai_gateway_message'\. Did you mean ai_gateway_messages\? Known: "
     ) as error:
         datasets.get("ai_gateway_message")
     assert error.value.kind == "unknown_dataset"
@@ -48,8 +48,8 @@ def test_dataset_names_are_safe_for_folders_and_tables(name: str) -> None:
         {"key_column": "absent"},
         {"source_columns": ("absent",)},
         {"key_parts": ("absent",)},
-        {"columns": (*_COLUMNS, Column("key", Type.STRING, "Again."))},
-        {"columns": (*_COLUMNS, Column("_hyp", Type.INT, "Not ours to use."))},
+        {"columns": (*_COLUMNS, Column("key", ColumnType.STRING, "Again."))},
+        {"columns": (*_COLUMNS, Column("_hyp", ColumnType.INT, "Not ours to use."))},
     ],
 )
 def test_an_inconsistent_dataset_is_rejected(changes: dict[str, object]) -> None:

@@ -8,12 +8,10 @@ from typing import Any
 
 import pytest
 
-from hypaware.model.coerce import coerce_row
-from hypaware.model.datasets import Row
-from hypaware.model.exchange import Exchange, Message
-from hypaware.model.expand import expand
-from hypaware.model.messages import AI_GATEWAY_MESSAGES
-from tests.history import readable
+from hypaware.model.datasets import Row, coerce_row
+from hypaware.model.expand import Exchange, Message, expand
+from hypaware.model.schemas import AI_GATEWAY_MESSAGES
+from tests.support.history import readable
 
 START = "2026-11-15T08:00:00.000000Z"
 

@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hypaware.model.coerce import coerce_row
-from hypaware.model.exchange import Exchange, Message
-from hypaware.model.expand import expand, fallback_id, has_parts
-from hypaware.model.messages import AI_GATEWAY_MESSAGES
+from hypaware.model.blocks import has_parts
+from hypaware.model.datasets import coerce_row
+from hypaware.model.expand import Exchange, Message, expand
+from hypaware.model.identity import compute_fallback_id
+from hypaware.model.schemas import AI_GATEWAY_MESSAGES
 
 SCALE = int(os.environ.get("HYP_SOAK", "1"))
 
@@ -112,7 +113,7 @@ def test_a_message_makes_a_row_exactly_if_it_has_parts(content: Any) -> None:
 @settings(max_examples=200 * SCALE)
 @given(_content, _text)
 def test_a_fallback_id_does_not_depend_on_the_order_of_keys(content: Any, role: str) -> None:
-    assert fallback_id("s", role, content) == fallback_id("s", role, _shuffled(content))
+    assert compute_fallback_id("s", role, content) == compute_fallback_id("s", role, _shuffled(content))
 
 
 @settings(max_examples=200 * SCALE)

@@ -7,25 +7,27 @@ from typing import Any
 
 import pytest
 
-from hypaware.model.exchange import Exchange, Message
-from hypaware.model.expand import Occurrences, expand, fallback_id, scope_of
+from hypaware.model.expand import Exchange, Message, expand
+from hypaware.model.identity import Occurrences, compute_fallback_id, fallback_scope
 
 
 def test_fallback_ids_equal_those_of_the_original() -> None:
     """Rows of older installations must get the same ids: (session, role, content) → recorded id."""
     session = "6f94fccb-0793-4b1a-90fa-54c572ee776a"
-    assert fallback_id(session, "system", "Today's date is 2026-11-15.") == "adac24f7cc666a5a"
+    assert compute_fallback_id(session, "system", "Today's date is 2026-11-15.") == "adac24f7cc666a5a"
 
 
 def test_text_and_an_equal_text_block_have_the_same_id() -> None:
-    assert fallback_id("s", "user", "a") == fallback_id("s", "user", [{"type": "text", "text": "a"}])
-    assert fallback_id("s", "user", ["a"]) == fallback_id("s", "user", "a")
+    assert compute_fallback_id("s", "user", "a") == compute_fallback_id("s", "user", [{"type": "text", "text": "a"}])
+    assert compute_fallback_id("s", "user", ["a"]) == compute_fallback_id("s", "user", "a")
 
 
 @pytest.mark.parametrize("fleeting", ["cache_control", "caller"])
 def test_volatile_keys_do_not_change_the_id(fleeting: str) -> None:
     block = {"type": "text", "text": "a"}
-    assert fallback_id("s", "user", [block | {fleeting: {"type": "ephemeral"}}]) == fallback_id("s", "user", [block])
+    assert compute_fallback_id("s", "user", [block | {fleeting: {"type": "ephemeral"}}]) == compute_fallback_id(
+        "s", "user", [block]
+    )
 
 
 @pytest.mark.parametrize(
@@ -33,15 +35,15 @@ def test_volatile_keys_do_not_change_the_id(fleeting: str) -> None:
     [("t", "user", "a"), ("s", "assistant", "a"), ("s", "user", "b"), ("s", "user", "a", 1), ("s:x", "user", "a")],
 )
 def test_scope_role_content_and_occurrence_determine_the_id(other: Any) -> None:
-    assert fallback_id(*other) != fallback_id("s", "user", "a")
+    assert compute_fallback_id(*other) != compute_fallback_id("s", "user", "a")
 
 
 def test_the_scope_is_the_conversation_or_session_and_the_agent() -> None:
-    assert scope_of("s") == "s"
-    assert scope_of("s", "c") == "c"
-    assert scope_of("s", None, "a") == "s:a"
-    assert scope_of("s", "c", "a") == "c:a"
-    assert scope_of("s", "", 7) == "s"
+    assert fallback_scope("s") == "s"
+    assert fallback_scope("s", "c") == "c"
+    assert fallback_scope("s", None, "a") == "s:a"
+    assert fallback_scope("s", "c", "a") == "c:a"
+    assert fallback_scope("s", "", 7) == "s"
 
 
 @pytest.mark.hazard(53)
@@ -67,5 +69,5 @@ def test_an_occurrence_counted_by_the_caller_is_used() -> None:
 
 @pytest.mark.parametrize("content", [[{"type": "text", "text": "\ud800"}], [{"type": "x", "n": float("nan")}]])
 def test_content_without_canonical_text_has_a_fallback_id(content: Any) -> None:
-    assert fallback_id("s", "user", content) == fallback_id("s", "user", content)
-    assert fallback_id("s", "user", content) != fallback_id("s", "user", "")
+    assert compute_fallback_id("s", "user", content) == compute_fallback_id("s", "user", content)
+    assert compute_fallback_id("s", "user", content) != compute_fallback_id("s", "user", "")

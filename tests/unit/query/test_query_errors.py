@@ -1,11 +1,11 @@
-"""Spark's messages, as the user reads them."""
+"""Translation of Spark's error messages."""
 
 from __future__ import annotations
 
 import pytest
 
 from hypaware.errors import HypError
-from hypaware.query import spark_errors
+from hypaware.query import errors
 
 UNRESOLVED = """[UNRESOLVED_COLUMN.WITH_SUGGESTION] A column, variable, or function parameter with name `rol` \
 cannot be resolved. Did you mean one of the following? [`role`, `model`]. SQLSTATE: 42703; line 2 pos 7;
@@ -41,19 +41,19 @@ failure: Lost task 0.0 in stage 1.0 (TID 1) (localhost executor driver): java.io
 """
 
 
-def test_an_unknown_column_keeps_its_place_and_the_nearest_names() -> None:
-    assert spark_errors.readable(UNRESOLVED) == (
+def test_an_unknown_column_is_reported_with_its_position_and_similar_names() -> None:
+    assert errors.readable_message(UNRESOLVED) == (
         "A column, variable, or function parameter with name `rol` cannot be resolved. "
         "Did you mean one of the following? [`role`, `model`] (line 2, column 8)"
     )
 
 
-def test_a_syntax_error_says_where() -> None:
-    assert spark_errors.readable(SYNTAX) == "Syntax error at or near 'selec' (line 1, column 1)"
+def test_a_syntax_error_is_reported_with_its_position() -> None:
+    assert errors.readable_message(SYNTAX) == "Syntax error at or near 'selec' (line 1, column 1)"
 
 
-def test_a_value_that_fails_in_a_task_is_told_without_stack_and_without_advice_that_we_refuse() -> None:
-    assert spark_errors.readable(IN_A_TASK) == (
+def test_a_value_error_in_a_task_is_reported_without_stack_and_spark_settings() -> None:
+    assert errors.readable_message(IN_A_TASK) == (
         'The value \'x\' of the type "STRING" cannot be cast to "INT" because it is malformed. '
         "Use `try_cast` to tolerate malformed input and return NULL instead (line 1, column 8)"
     )
@@ -70,10 +70,10 @@ def test_a_value_that_fails_in_a_task_is_told_without_stack_and_without_advice_t
         ("OSError: [Errno 28] No space left on device", "disk_full", "the disk is too full"),
     ],
 )
-def test_whatever_spark_reports_becomes_one_line_with_its_kind(text: str, kind: str, message: str) -> None:
+def test_every_spark_error_becomes_one_line_with_its_kind(text: str, kind: str, message: str) -> None:
     from pyspark.errors import PySparkException
 
-    with pytest.raises(HypError) as raised, spark_errors.translated():
+    with pytest.raises(HypError) as raised, errors.translate_errors():
         raise PySparkException(message=text)
 
     assert raised.value.kind == kind
@@ -81,6 +81,6 @@ def test_whatever_spark_reports_becomes_one_line_with_its_kind(text: str, kind: 
     assert "\n" not in raised.value.message
 
 
-def test_what_is_not_sparks_goes_on_as_it_is() -> None:
-    with pytest.raises(ZeroDivisionError), spark_errors.translated():
+def test_errors_of_other_origin_are_not_translated() -> None:
+    with pytest.raises(ZeroDivisionError), errors.translate_errors():
         raise ZeroDivisionError

@@ -1,4 +1,4 @@
-"""The forms of a result, without Spark: Arrow batches in, bytes out."""
+"""The output formats, without Spark: Arrow batches in, bytes out."""
 
 from __future__ import annotations
 
@@ -66,12 +66,12 @@ def values(column: pa.Array) -> list[Any]:
         (pa.array([timedelta(days=1)], pa.duration("us")), ["1 day, 0:00:00"]),
     ],
 )  # fmt: skip
-def test_every_type_has_its_form_in_json(column: pa.Array, expected: list[Any]) -> None:
+def test_every_type_is_written_as_json(column: pa.Array, expected: list[Any]) -> None:
     assert values(column) == expected
     assert values(column.slice(1)) == expected[1:], "a part of a column is written like the whole"
 
 
-def test_decimals_are_json_numbers_with_all_their_digits() -> None:
+def test_decimals_are_json_numbers_with_all_digits() -> None:
     column = pa.array([Decimal("1.50"), Decimal("1E-18"), Decimal("12345678901234567890")], pa.decimal128(38, 18))
     written = text("jsonl", batch(x=column)).splitlines()
 
@@ -80,13 +80,13 @@ def test_decimals_are_json_numbers_with_all_their_digits() -> None:
     assert written[2] == '{"x":12345678901234567890.000000000000000000}'
 
 
-def test_json_is_one_array_whatever_the_batches() -> None:
+def test_json_is_one_array_however_the_rows_are_batched() -> None:
     assert json.loads(render("json", batch(a=[1, 2]), batch(a=[3]))) == [{"a": 1}, {"a": 2}, {"a": 3}]
     assert json.loads(render("json", batch(a=pa.array([], pa.int32())))) == []
     assert json.loads(b"".join(formats.render("json", pa.schema([("a", pa.int32())]), []))) == []
 
 
-def test_jsonl_is_one_object_a_line_and_nothing_where_there_are_no_rows() -> None:
+def test_jsonl_is_one_object_per_line_and_empty_without_rows() -> None:
     assert [json.loads(line) for line in render("jsonl", batch(a=["x\ny"]), batch(a=["z"])).splitlines()] == [
         {"a": "x\ny"},
         {"a": "z"},
@@ -94,14 +94,14 @@ def test_jsonl_is_one_object_a_line_and_nothing_where_there_are_no_rows() -> Non
     assert render("jsonl", batch(a=pa.array([], pa.int32()))) == b""
 
 
-def test_columns_that_share_a_name_all_reach_json() -> None:
+def test_columns_with_the_same_name_are_all_in_the_json() -> None:
     two = pa.RecordBatch.from_arrays([pa.array([n]) for n in range(4)], names=["a", "a", "a_2", "a"])
 
     assert json.loads(render("jsonl", two)) == {"a": 0, "a_3": 1, "a_2": 2, "a_4": 3}
 
 
 @given(st.lists(st.one_of(st.none(), st.text()), min_size=1))
-def test_json_keeps_every_text_exactly_and_lets_none_act_on_a_terminal(texts: list[str | None]) -> None:
+def test_json_preserves_text_exactly_and_escapes_control_characters(texts: list[str | None]) -> None:
     written = text("jsonl", batch(x=pa.array(texts, pa.string())))
 
     assert [json.loads(line)["x"] for line in written.split("\n")[:-1]] == texts
@@ -109,21 +109,21 @@ def test_json_keeps_every_text_exactly_and_lets_none_act_on_a_terminal(texts: li
 
 
 @given(st.lists(st.tuples(st.text(), st.one_of(st.none(), st.integers(-(2**63), 2**63 - 1))), min_size=1))
-def test_csv_comes_back_through_any_reader_exactly(rows: list[tuple[str, int | None]]) -> None:
+def test_csv_is_read_back_exactly_by_any_reader(rows: list[tuple[str, int | None]]) -> None:
     written = text("csv", batch(a=[a for a, _ in rows], b=pa.array([b for _, b in rows], pa.int64())))
 
     read = list(csv.reader(io.StringIO(written, newline="")))
     assert read == [["a", "b"], *[[a, "" if b is None else str(b)] for a, b in rows]]
 
 
-def test_csv_ends_lines_with_crlf_quotes_what_must_be_and_tells_null_from_empty() -> None:
+def test_csv_has_crlf_minimal_quotes_and_distinguishes_null_from_empty() -> None:
     columns = batch(**{'a"b': ["x", "", None, 'say "hi"'], "c,d": [1.5, float("nan"), None, float("inf")]})
 
     assert text("csv", columns) == ('"a""b","c,d"\r\nx,1.5\r\n"",NaN\r\n,\r\n"say ""hi""",Infinity\r\n')
 
 
 @pytest.mark.hazard(62)
-def test_csv_is_exact_in_a_file_and_harmless_on_a_terminal() -> None:
+def test_csv_is_exact_in_a_file_and_escaped_on_a_terminal() -> None:
     column = batch(x=[UNSAFE])
 
     assert UNSAFE in text("csv", column)
@@ -132,14 +132,14 @@ def test_csv_is_exact_in_a_file_and_harmless_on_a_terminal() -> None:
     assert "\\x1b[31m" in shown
 
 
-def test_arrow_is_an_ipc_stream_of_the_very_batches() -> None:
+def test_arrow_is_an_ipc_stream_of_the_same_batches() -> None:
     first, second = batch(a=[1, 2], b=["x", None]), batch(a=[3], b=["y"])
 
     with pa.ipc.open_stream(render("arrow", first, second)) as reader:
         assert reader.read_all().equals(pa.Table.from_batches([first, second]))
 
 
-def test_arrow_without_rows_still_tells_the_columns() -> None:
+def test_arrow_without_rows_still_has_the_schema() -> None:
     schema = pa.schema([("a", pa.int32())])
 
     with pa.ipc.open_stream(b"".join(formats.render("arrow", schema, []))) as reader:
@@ -147,7 +147,7 @@ def test_arrow_without_rows_still_tells_the_columns() -> None:
 
 
 @pytest.mark.parametrize("name", formats.FORMATS)
-def test_a_result_is_written_as_it_comes(name: str) -> None:
+def test_a_result_is_streamed(name: str) -> None:
     asked_for = 0
 
     def batches() -> Iterator[pa.RecordBatch]:
@@ -161,7 +161,7 @@ def test_a_result_is_written_as_it_comes(name: str) -> None:
     assert {1, 2, 3} <= written_after
 
 
-def test_a_format_that_does_not_exist_is_answered_with_the_nearest() -> None:
+def test_an_unknown_format_is_an_error_that_suggests_the_nearest_name() -> None:
     with pytest.raises(UsageError, match="Did you mean json"):
         formats.render("jsn", pa.schema([]), [])
 
@@ -169,7 +169,7 @@ def test_a_format_that_does_not_exist_is_answered_with_the_nearest() -> None:
 @pytest.mark.hazard(62)
 @pytest.mark.parametrize("name", ["table", "markdown"])
 @pytest.mark.parametrize("width", [None, 60, 12])
-def test_no_stored_text_acts_on_a_terminal(name: str, width: int | None) -> None:
+def test_stored_text_cannot_control_the_terminal(name: str, width: int | None) -> None:
     hostile = batch(**{UNSAFE: [UNSAFE, "plain"]})
     nested = batch(x=[[UNSAFE]])
 

@@ -1,4 +1,4 @@
-"""Markdown tables: every cell is shown as the text it is, and nothing in it acts."""
+"""Markdown tables: every cell shows its text literally."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def lines(**columns: Any) -> list[str]:
     return b"".join(formats.render("markdown", batch.schema, [batch])).decode().splitlines()
 
 
-def test_it_is_a_table_with_numbers_to_the_right() -> None:
+def test_markdown_is_a_table_with_right_aligned_numbers() -> None:
     assert lines(name=["a", None], n=[1, None]) == [
         "| name | n |",
         "| --- | ---: |",
@@ -23,7 +23,7 @@ def test_it_is_a_table_with_numbers_to_the_right() -> None:
     ]
 
 
-def test_pipes_and_line_breaks_do_not_end_a_cell() -> None:
+def test_pipes_and_line_breaks_do_not_end_a_markdown_cell() -> None:
     assert lines(x=["a|b\nc\r\nd"])[2] == r"| a\|b<br>c<br>d |"
 
 
@@ -31,7 +31,7 @@ def test_a_backslash_cannot_undo_an_escape() -> None:
     assert lines(x=["\\|"])[2] == r"| \\\| |"
 
 
-def test_markup_links_and_html_are_shown_and_not_rendered() -> None:
+def test_markup_links_and_html_are_shown_literally() -> None:
     shown = lines(x=["**b** `c` [l](http://evil) ![i](http://evil) <script>&amp; http://evil"])[2]
 
     assert shown == (
@@ -39,5 +39,5 @@ def test_markup_links_and_html_are_shown_and_not_rendered() -> None:
     )
 
 
-def test_a_column_name_is_escaped_as_well() -> None:
+def test_a_column_name_is_escaped_too() -> None:
     assert lines(**{"a|b": [1]})[0] == r"| a\|b |"

@@ -1,4 +1,4 @@
-"""`--output`: the whole result or what was there before."""
+"""`--output`: the complete result, or the previous file."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from hypaware.errors import HypError, UsageError
-from hypaware.query.output_file import replacing
+from hypaware.query.output_file import open_output
 
 
-def test_the_file_appears_whole_and_only_at_the_end(tmp_path: Path) -> None:
+def test_the_file_appears_complete_and_only_at_the_end(tmp_path: Path) -> None:
     target = tmp_path / "rows.csv"
 
-    with replacing(target) as write:
+    with open_output(target) as write:
         write(b"one,")
         assert not target.exists()
         write(b"two")
@@ -24,12 +24,12 @@ def test_the_file_appears_whole_and_only_at_the_end(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["rows.csv"]
 
 
-def test_a_failure_leaves_what_was_there_and_nothing_else(tmp_path: Path) -> None:
+def test_a_failure_leaves_the_previous_file_and_nothing_else(tmp_path: Path) -> None:
     target = tmp_path / "rows.csv"
     target.write_text("before")
 
     def interrupted() -> None:
-        with replacing(target) as write:
+        with open_output(target) as write:
             write(b"half a result")
             raise KeyboardInterrupt
 
@@ -46,7 +46,7 @@ def test_a_replaced_file_keeps_its_mode_and_a_link_its_target(tmp_path: Path) ->
     target.chmod(0o640)
     link.symlink_to(target)
 
-    with replacing(link) as write:
+    with open_output(link) as write:
         write(b"x")
 
     assert link.is_symlink()
@@ -54,10 +54,10 @@ def test_a_replaced_file_keeps_its_mode_and_a_link_its_target(tmp_path: Path) ->
     assert target.stat().st_mode & 0o777 == 0o640
 
 
-def test_a_new_file_gets_the_mode_that_the_user_gives_files(tmp_path: Path) -> None:
+def test_a_new_file_gets_the_mode_of_the_umask(tmp_path: Path) -> None:
     before = os.umask(0o027)
     try:
-        with replacing(tmp_path / "rows.csv") as write:
+        with open_output(tmp_path / "rows.csv") as write:
             write(b"x")
     finally:
         os.umask(before)
@@ -65,14 +65,14 @@ def test_a_new_file_gets_the_mode_that_the_user_gives_files(tmp_path: Path) -> N
     assert (tmp_path / "rows.csv").stat().st_mode & 0o777 == 0o640
 
 
-def test_a_named_pipe_is_written_to_as_it_is(tmp_path: Path) -> None:
+def test_a_named_pipe_is_written_directly(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     read: list[bytes] = []
     reader = threading.Thread(target=lambda: read.append(pipe.read_bytes()))
     reader.start()
 
-    with replacing(pipe) as write:
+    with open_output(pipe) as write:
         write(b"through")
     reader.join()
 
@@ -82,14 +82,14 @@ def test_a_named_pipe_is_written_to_as_it_is(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("where", ["", "not/there.csv"])
 def test_a_folder_and_a_missing_folder_are_wrong_usage(tmp_path: Path, where: str) -> None:
-    with pytest.raises(UsageError, match="folder"), replacing(tmp_path / where):
+    with pytest.raises(UsageError, match="folder"), open_output(tmp_path / where):
         raise AssertionError("it must not begin")
 
 
-def test_a_disk_that_fails_is_said_with_the_file_s_name(tmp_path: Path) -> None:
+def test_a_disk_error_is_reported_with_the_name_of_the_file(tmp_path: Path) -> None:
     with (
         pytest.raises(HypError, match=r"cannot write .*rows\.csv: No space left"),
-        replacing(tmp_path / "rows.csv"),
+        open_output(tmp_path / "rows.csv"),
     ):
         raise OSError(28, "No space left on device")
 

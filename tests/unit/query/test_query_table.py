@@ -1,4 +1,4 @@
-"""The table for the eye: alignment, width, cuts, null, wide characters."""
+"""The `table` format: alignment, width, truncation, null and wide characters."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def lines(columns: dict[str, Any], **look: Any) -> list[str]:
     return b"".join(formats.render("table", batch.schema, [batch], **look)).decode().splitlines()
 
 
-def test_text_stands_left_and_numbers_right() -> None:
+def test_text_is_left_aligned_and_numbers_are_right_aligned() -> None:
     assert lines({"name": ["a", "long one"], "n": [1, 1000]}) == [
         "name         n",
         "────────  ────",
@@ -27,36 +27,36 @@ def test_text_stands_left_and_numbers_right() -> None:
     ]
 
 
-def test_null_and_an_empty_text_look_different() -> None:
+def test_null_and_an_empty_string_look_different() -> None:
     shown = lines({"a": ["", None], "b": [1, 2]})
 
     assert shown[2:] == ["      1", "NULL  2"]
     assert lines({"a": [None], "b": [1]}, width=80, color=True)[2] == "\x1b[2mNULL\x1b[0m  1"
 
 
-def test_a_table_that_is_too_wide_cuts_its_widest_columns_with_an_ellipsis() -> None:
+def test_a_table_that_is_too_wide_truncates_its_widest_columns() -> None:
     shown = lines({"id": ["abc"], "text": ["x" * 100], "more": ["y" * 30]}, width=40)
 
     assert shown[2] == "abc  " + "x" * 16 + "…  " + "y" * 15 + "…"
     assert all(cell_len(line) <= 40 for line in shown)
 
 
-def test_without_a_width_nothing_is_cut() -> None:
+def test_without_a_width_nothing_is_truncated() -> None:
     assert "x" * 5000 in lines({"text": ["x" * 5000], "n": [1]})[2]
 
 
-def test_wide_characters_keep_the_columns_in_line() -> None:
+def test_wide_characters_keep_the_columns_aligned() -> None:
     shown = lines({"text": ["你好", "ab", "👍 ok"], "n": [1, 2, 3]}, width=40)
 
     assert [cell_len(line) for line in shown] == [8, 8, 8, 8, 8]
     assert shown[2] == "你好   1"
 
 
-def test_a_cut_never_splits_a_wide_character() -> None:
+def test_truncation_never_splits_a_wide_character() -> None:
     assert lines({"text": ["你好世界你好世界"], "n": [1]}, width=12)[2] == "你好世界…  1".replace("世界", "世界")
 
 
-def test_columns_too_many_for_the_width_become_a_block_for_each_row() -> None:
+def test_too_many_columns_for_the_width_become_one_block_per_row() -> None:
     shown = lines({f"column_{n}": [f"value {n}", "x" * 200] for n in range(20)}, width=40)
 
     assert shown[0].startswith("── row 1 ──")
@@ -66,11 +66,11 @@ def test_columns_too_many_for_the_width_become_a_block_for_each_row() -> None:
     assert all(cell_len(line) <= 40 for line in shown)
 
 
-def test_a_table_without_rows_shows_its_columns() -> None:
+def test_an_empty_table_shows_its_columns() -> None:
     assert lines({"a": pa.array([], pa.string())}, width=80) == ["a", "─"]
 
 
-def test_later_rows_fit_the_columns_of_the_first() -> None:
+def test_later_rows_use_the_column_widths_of_the_first_page() -> None:
     first = pa.RecordBatch.from_arrays([pa.array(["a"]), pa.array([1])], names=["text", "n"])
     second = pa.RecordBatch.from_arrays([pa.array(["much longer"]), pa.array([2])], names=["text", "n"])
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from hypaware.home import Home
-from tests.unit.server.serving import Gateway, Server, served
+from tests.support.receiver import Gateway, Server, served
 
 
 @pytest.fixture

@@ -14,8 +14,8 @@ from hypaware.home import Home
 from hypaware.spool import reader
 from hypaware.spool.reader import read_spooled_rows
 from hypaware.spool.writer import Spool
-from tests.rows import DATASET, row, rows
-from tests.unit.server.serving import Gateway, Server, incoming_files, messages, ndjson, served, stored
+from tests.support.receiver import Gateway, Server, incoming_files, messages, ndjson, served, stored
+from tests.support.rows import DATASET, row, rows
 
 
 @pytest.mark.hazard(31)
@@ -132,8 +132,8 @@ def test_body_may_be_compressed(gateway: Gateway, home: Home, encoding: str) -> 
         "identity": body,
     }[encoding]
 
-    told = sha256(body).hexdigest()
-    assert gateway.send("b-1", packed, Content_Encoding=encoding, X_Hyp_Content_Sha256=told).status == 202
+    reported = sha256(body).hexdigest()
+    assert gateway.send("b-1", packed, Content_Encoding=encoding, X_Hyp_Content_Sha256=reported).status == 202
     assert stored(home) == messages(range(100))
 
 
@@ -212,6 +212,6 @@ def test_local_producers_can_use_the_spool_of_a_server(gateway: Gateway, home: H
         spool.append(DATASET, rows(3, start=100))
     gateway.send("b-1", gateway.rows(2))
 
-    waiting = reader.waiting(home, DATASET)
+    waiting = reader.summarize_spool(home, DATASET)
     assert (waiting.segments, waiting.rows) == (2, 5)
     assert sorted(stored(home)) == sorted([*messages(range(2)), *messages(range(100, 103))])

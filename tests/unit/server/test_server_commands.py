@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pytest
 
 from hypaware.home import Home
-from tests.command import Hyp
-from tests.unit.server.serving import Server, served
+from tests.support.command import Hyp
+from tests.support.receiver import Server, served
 
 
 @pytest.fixture
@@ -68,8 +68,8 @@ def test_gateways_are_listed_and_released(hyp: Hyp, server: Server) -> None:
     assert (found["gateway_id"], found["host"], found["label"]) == ("gw-1", "gw-1.local", "tests")
     assert found["bound_by"] == "secret"
     assert "gw-1.local" in hyp.run("server", "gateways").out
-    asked = {"bootstrap_token": server.token, "gateway_id": "gw-1", "gateway_secret": "another secret of it"}
-    assert server.client.bootstrap(**asked).status == 403
+    requested = {"bootstrap_token": server.token, "gateway_id": "gw-1", "gateway_secret": "another secret of it"}
+    assert server.client.bootstrap(**requested).status == 403
     assert hyp.ok("server", "gateways", "release", "gw-1") == {"released": "gw-1"}
-    assert server.client.bootstrap(**asked).status == 200
+    assert server.client.bootstrap(**requested).status == 200
     assert hyp.run("server", "gateways", "release", "gw-9").code == 1

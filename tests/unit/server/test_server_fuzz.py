@@ -15,8 +15,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hypaware.home import Home
-from tests.strategies import json_values
-from tests.unit.server.serving import LIFE, Gateway, Server, incoming_files, served, stored
+from tests.support.receiver import LIFE, Gateway, Server, incoming_files, served, stored
+from tests.support.strategies import json_values
 
 pytestmark = pytest.mark.hazard(60)
 # Starting a server is slow, so all examples of a test share one; ids separate their rows.

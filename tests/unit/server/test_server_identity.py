@@ -9,17 +9,14 @@ from datetime import UTC, datetime, timedelta
 
 import jwt
 import pytest
-from sqlalchemy import update
 
 from hypaware.errors import StateError
 from hypaware.home import Home
-from hypaware.opening import open_home
-from hypaware.server import gateways, signing, tokens
-from hypaware.server.callers import Caller
-from hypaware.server.limits import Limits
-from hypaware.server.signing import Signer
-from hypaware.state import tables
-from tests.unit.server.serving import Client, Gateway, Server, incoming_files, served, stored
+from hypaware.server import admin, auth
+from hypaware.server.auth import Caller, TokenSigner
+from hypaware.server.limits import ServerLimits
+from hypaware.state.home_opener import open_home
+from tests.support.receiver import Client, Gateway, Server, incoming_files, served, stored
 
 SECRET = "a secret of sixteen letters and more"
 
@@ -39,7 +36,7 @@ def test_wrong_bootstrap_token_is_rejected(server: Server, given: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "asked",
+    "requested",
     [
         {"bootstrap_token": 7},
         {"bootstrap_token": "\ud800"},
@@ -54,11 +51,11 @@ def test_wrong_bootstrap_token_is_rejected(server: Server, given: str) -> None:
         {"host": "h" * 1000},
     ],
 )
-def test_invalid_enrolment_is_rejected(server: Server, asked: dict[str, object]) -> None:
-    answer = server.client.bootstrap(**{"bootstrap_token": server.token, **asked})
+def test_invalid_enrolment_is_rejected(server: Server, requested: dict[str, object]) -> None:
+    answer = server.client.bootstrap(**{"bootstrap_token": server.token, **requested})
 
     assert answer.status == 400
-    assert gateways.listed(server.home) == []
+    assert admin.list_gateways(server.home) == []
 
 
 @pytest.mark.parametrize("body", [b"", b"[]", b"{", b"\xff", b"null", b'"text"'])
@@ -74,7 +71,7 @@ def test_expired_token_enrols_no_new_gateway_and_keeps_enrolled_ones(server: Ser
     gateway = server.enrolled()
     earlier = (datetime.now(UTC) - timedelta(seconds=1)).isoformat()
     with closing(open_home(server.home).store) as store, store.transaction() as connection:
-        connection.execute(update(tables.server_tokens).values(expires_at=earlier))
+        connection.execute("UPDATE server_tokens SET expires_at = ?", (earlier,))
 
     assert server.client.bootstrap(bootstrap_token=server.token).status == 401
     assert gateway.deliver(0, 5).status == 202
@@ -82,9 +79,9 @@ def test_expired_token_enrols_no_new_gateway_and_keeps_enrolled_ones(server: Ser
 
 
 def test_revoked_token_ends_the_gateways_enrolled_with_it(server: Server) -> None:
-    other_token, _ = tokens.create(server.home, "others")
+    other_token, _ = admin.create_token(server.home, "others")
     gateway, other = server.enrolled("gw-1"), server.enrolled("gw-2", other_token)
-    tokens.revoke(server.home, "tests")
+    admin.revoke_token(server.home, "tests")
 
     assert server.client.bootstrap(bootstrap_token=server.token).status == 401
     assert gateway.deliver(0, 5).status == 401
@@ -103,7 +100,7 @@ def test_signed_token_is_renewed_for_the_same_gateway(server: Server, gateway: G
 def test_every_gateway_endpoint_needs_a_token(server: Server, gateway: Gateway, home: Home) -> None:
     stranger, forged = Client(server.url), server.client
     claims = jwt.decode(gateway.jwt or "", options={"verify_signature": False})
-    key = signing.signing_key(home)
+    key = auth.signing_key(home)
     bad = [
         "",
         "x",
@@ -118,7 +115,7 @@ def test_every_gateway_endpoint_needs_a_token(server: Server, gateway: Gateway, 
         "Bearer " + jwt.encode({name: claims[name] for name in claims if name != "tid"}, key, "HS256"),
         "Bearer " + jwt.encode(claims, key * 2, "HS512"),
     ]
-    asked = [
+    requested = [
         ("POST", "/v1/ingest/proxy"),
         ("POST", "/v1/ingest/nothing"),
         ("GET", "/v1/ingest/proxy/batches/b-1"),
@@ -126,7 +123,7 @@ def test_every_gateway_endpoint_needs_a_token(server: Server, gateway: Gateway, 
         ("POST", "/v1/identity/refresh"),
         ("GET", "/v1/config"),
     ]
-    for method, path in asked:
+    for method, path in requested:
         answer = stranger.ask(method, path)
         assert (answer.status, answer.error) == (401, "unauthorized"), path
         for value in bad:
@@ -137,10 +134,10 @@ def test_every_gateway_endpoint_needs_a_token(server: Server, gateway: Gateway, 
 
 def test_signed_token_expires() -> None:
     now = [1_000.0]
-    signer = Signer(b"k" * 32, lambda: now[0])
+    signer = TokenSigner(b"k" * 32, lambda: now[0])
     signed = signer.sign(Caller("tok", "owner", "gw-1"))
 
-    assert signed.expires_at == 1_000 + signing.LIFETIME_SECONDS
+    assert signed.expires_at == 1_000 + auth.LIFETIME_SECONDS
     now[0] = signed.expires_at - 1
     assert signer.verify(signed.jwt) == Caller("tok", "owner", "gw-1")
     now[0] = signed.expires_at
@@ -150,7 +147,7 @@ def test_signed_token_expires() -> None:
 @pytest.mark.hazard(95)
 def test_gateway_id_belongs_to_the_secret_of_its_first_enrolment(server: Server) -> None:
     server.enrolled("gw-1")
-    other_token, _ = tokens.create(server.home, "others")
+    other_token, _ = admin.create_token(server.home, "others")
     for token in (server.token, other_token):
         answer = server.client.bootstrap(bootstrap_token=token, gateway_id="gw-1", gateway_secret=SECRET)
         assert (answer.status, answer.error) == (403, "gateway_bound")
@@ -159,7 +156,7 @@ def test_gateway_id_belongs_to_the_secret_of_its_first_enrolment(server: Server)
 
 def test_released_gateway_id_can_be_enrolled_again(server: Server) -> None:
     server.enrolled("gw-1").deliver(0, 5)
-    gateways.release(server.home, "gw-1")
+    admin.release_gateway(server.home, "gw-1")
 
     answer = server.client.bootstrap(bootstrap_token=server.token, gateway_id="gw-1", gateway_secret=SECRET)
     again = Gateway(server.url, answer.json["jwt"], "gw-1")
@@ -205,7 +202,7 @@ def test_client_without_gateway_id_is_identified_by_its_rows(server: Server, hom
     assert client.send("b-1", theirs.rows(3)).status == 202
     assert client.send("b-1", theirs.rows(3)).json["stored"] == 0
     assert len(stored(home)) == 3
-    (known,) = gateways.listed(home)
+    (known,) = admin.list_gateways(home)
     assert (known.gateway_id, known.bound_by, known.label) == ("their-id", "token", "tests")
 
 
@@ -219,7 +216,7 @@ def test_clients_without_gateway_id_on_one_token_do_not_share_batch_ids(server: 
 
 def test_client_without_gateway_id_cannot_write_as_another_gateway(server: Server, home: Home) -> None:
     server.enrolled("gw-1")
-    other_token, _ = tokens.create(server.home, "others")
+    other_token, _ = admin.create_token(server.home, "others")
     server.plain(other_token).send("b-1", Gateway(server.url, gateway_id="their-id").rows(1))
 
     for name in ("gw-1", "their-id"):
@@ -236,8 +233,8 @@ def test_client_without_gateway_id_keeps_its_gateway_when_its_token_is_replaced_
 ) -> None:
     theirs = Gateway(server.url, gateway_id="their-id")
     server.plain().send("b-1", theirs.rows(3))
-    tokens.revoke(server.home, "tests")
-    replacing, _ = tokens.create(server.home, "tests")
+    admin.revoke_token(server.home, "tests")
+    replacing, _ = admin.create_token(server.home, "tests")
 
     again = server.plain(replacing)
     assert again.send("b-1", theirs.rows(3)).json["stored"] == 0
@@ -269,14 +266,14 @@ def test_operator_can_list_gateways(server: Server, home: Home) -> None:
     server.enrolled("gw-1").deliver(0, 5)
     server.enrolled("gw-2").deliver(0, 5, X_Hyp_Host="t%C3%A4st.example")
 
-    one, other = gateways.listed(home)
+    one, other = admin.list_gateways(home)
     assert (one.gateway_id, one.host, one.label, one.bound_by) == ("gw-1", "gw-1.local", "tests", "secret")
     assert other.host == "täst.example"
     assert one.first_seen_at <= one.last_seen_at
 
 
 def test_enrolments_from_one_address_are_limited(home: Home) -> None:
-    with served(home, Limits(enrolments_per_minute=3)) as server:
+    with served(home, ServerLimits(enrolments_per_minute=3)) as server:
         answers = [server.client.bootstrap(bootstrap_token="hypb_guess") for _ in range(4)]
 
     assert [answer.status for answer in answers] == [401, 401, 401, 429]

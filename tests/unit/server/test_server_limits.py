@@ -15,11 +15,10 @@ import pyarrow as pa
 import pytest
 
 from hypaware.home import Home
-from hypaware.server.limits import MIB, Limits
-from hypaware.server.problem import Problem
-from hypaware.server.throttle import AtOnce, Pace, Room
-from tests.processes import eventually
-from tests.unit.server.serving import Gateway, Server, incoming_files, served, stored
+from hypaware.server.http import HttpProblem
+from hypaware.server.limits import MIB, ByteBudget, ConcurrencyLimit, RateLimiter, ServerLimits
+from tests.support.processes import eventually
+from tests.support.receiver import Gateway, Server, incoming_files, served, stored
 
 pytestmark = pytest.mark.hazard(60)
 
@@ -29,24 +28,24 @@ def limited(home: Home, **limits: float) -> Iterator[tuple[Server, Gateway]]:
     """Run a server with these limits. The gateway enrols before them, so that they do not affect its enrolment."""
     with served(home) as before:
         gateway = before.enrolled()
-    with served(home, Limits(keep_free_bytes=0, **limits)) as server:  # type: ignore[arg-type]
+    with served(home, ServerLimits(keep_free_bytes=0, **limits)) as server:  # type: ignore[arg-type]
         yield server, replace(gateway, url=server.url)
 
 
 def test_limits_are_published(server: Server) -> None:
     answer = server.client.ask("GET", "/v1/capabilities")
 
-    told = answer.json
-    assert (told["server"], told["api"]) == ("hypaware", 1)
-    assert told["extensions"] == ["batches", "watermark", "ranges"]
-    assert told["encodings"] == ["gzip", "zstd"]
-    assert told["limits"] == {
+    reported = answer.json
+    assert (reported["server"], reported["api"]) == ("hypaware", 1)
+    assert reported["extensions"] == ["batches", "watermark", "ranges"]
+    assert reported["encodings"] == ["gzip", "zstd"]
+    assert reported["limits"] == {
         "max_body_bytes": 8 * MIB,
         "max_decompressed_bytes": 64 * MIB,
         "max_rows": 10_000,
         "max_line_bytes": 8 * MIB,
     }
-    assert told["server_id"].startswith("srv-")
+    assert reported["server_id"].startswith("srv-")
 
 
 def test_large_body_is_rejected(home: Home) -> None:
@@ -156,10 +155,10 @@ def test_slow_body_is_aborted(home: Home) -> None:
     assert stored(home) == []
 
 
-@pytest.mark.parametrize("said", [b"", b"POST /v1/ingest/proxy HTTP/1.1\r\nHost: x\r\n"])
-def test_idle_connection_is_closed(home: Home, said: bytes) -> None:
+@pytest.mark.parametrize("message", [b"", b"POST /v1/ingest/proxy HTTP/1.1\r\nHost: x\r\n"])
+def test_idle_connection_is_closed(home: Home, message: bytes) -> None:
     with limited(home, quiet_seconds=0.05) as (_, gateway), raw(gateway) as wire:
-        wire.sendall(said)
+        wire.sendall(message)
         assert wire.recv(100) == b""
 
 
@@ -177,33 +176,33 @@ def test_truncated_body_stores_nothing(home: Home) -> None:
 
 def test_rate_limit_is_per_key_and_recovers() -> None:
     now = [0.0]
-    pace = Pace(2.0, 3.0, lambda: now[0])
+    pace = RateLimiter(2.0, 3.0, lambda: now[0])
     for _ in range(3):
         pace.take("a")
     pace.take("b")
-    with pytest.raises(Problem) as refused:
+    with pytest.raises(HttpProblem) as refused:
         pace.take("a")
     assert (refused.value.status, refused.value.retry_after) == (429, 1.0)
     now[0] = 0.5
     pace.take("a")
-    with pytest.raises(Problem):
+    with pytest.raises(HttpProblem):
         pace.take("a")
     now[0] = 1_000.0
     for _ in range(3):
         pace.take("a")
-    with pytest.raises(Problem):
+    with pytest.raises(HttpProblem):
         pace.take("a")
 
 
 def test_rate_limit_remembers_a_bounded_number_of_keys() -> None:
-    pace = Pace(1.0, 1.0, lambda: 0.0)
+    pace = RateLimiter(1.0, 1.0, lambda: 0.0)
     for number in range(20_000):
         pace.take(str(number))
     assert len(pace._buckets) == 10_000
 
 
 def test_limits_are_released_after_errors() -> None:
-    concurrency, memory = AtOnce(1), Room(10)
+    concurrency, memory = ConcurrencyLimit(1), ByteBudget(10)
 
     def take_too_much() -> None:
         with concurrency.one("a"), memory.reserve() as share:
@@ -211,7 +210,7 @@ def test_limits_are_released_after_errors() -> None:
             share.grow_to(11)
 
     for _ in range(3):
-        with pytest.raises(Problem, match="busy"):
+        with pytest.raises(HttpProblem, match="busy"):
             take_too_much()
     assert (memory.reserved, concurrency._active) == (0, {})
 

@@ -20,23 +20,23 @@ import pytest
 import trustme
 
 from hypaware.home import Home
-from hypaware.server import incoming, tokens
+from hypaware.server import admin, batches
 from hypaware.spool import segments
-from hypaware.status import server as status
-from tests.command import Hyp
-from tests.processes import eventually
-from tests.rows import DATASET
-from tests.unit.server.serving import LIMITS, Client, Gateway, enrol, messages, running, served, stored
+from hypaware.status import processes
+from tests.support.command import Hyp
+from tests.support.processes import eventually
+from tests.support.receiver import LIMITS, Client, Gateway, enrol, messages, running, served, stored
+from tests.support.rows import DATASET
 
 
 def test_server_announces_its_address_and_ends_on_sigterm(home: Home) -> None:
-    token, _ = tokens.create(home)
+    token, _ = admin.create_token(home)
     for number in (signal.SIGTERM, signal.SIGINT):
         with running(home) as (url, process):
             assert url
-            told = json.loads((home.run / "server.json").read_bytes())
-            assert told == {"pid": process.pid, "listen": url}
-            assert status.look(home) == {"state": "running", "pid": process.pid, "listen": url}
+            reported = json.loads((home.run / "server.json").read_bytes())
+            assert reported == {"pid": process.pid, "listen": url}
+            assert processes.inspect_server(home) == {"state": "running", "pid": process.pid, "listen": url}
             assert Client(url).ask("GET", "/readyz").status == 200
             assert enrol(url, token, "gw-1").deliver(0, 5).status == 202
             process.send_signal(number)
@@ -45,7 +45,7 @@ def test_server_announces_its_address_and_ends_on_sigterm(home: Home) -> None:
             assert url.encode() in err
             assert b"Traceback" not in err
             assert not (home.run / "server.json").exists()
-            assert status.look(home) == {"state": "stopped"}
+            assert processes.inspect_server(home) == {"state": "stopped"}
     assert stored(home) == messages(range(1, 6))
 
 
@@ -115,7 +115,7 @@ def test_server_supports_tls(home: Home, tmp_path: Path) -> None:
 
 
 def test_requests_in_progress_are_finished_on_shutdown(home: Home) -> None:
-    token, _ = tokens.create(home)
+    token, _ = admin.create_token(home)
     with running(home) as (url, process):
         assert url
         gateway = enrol(url, token, "gw-1")
@@ -169,7 +169,9 @@ def test_batches_are_stored_even_if_the_drain_times_out(home: Home) -> None:
         pool = senders.enter_context(ThreadPoolExecutor(len(gateways)))
         for gateway in gateways:
             pool.submit(gateway.deliver, 0, 5)
-        eventually(lambda: len(list(incoming.folder_of(segments.folder(home, DATASET)).iterdir())) == len(gateways))
+        eventually(
+            lambda: len(list(batches.incoming_folder(segments.spool_folder(home, DATASET)).iterdir())) == len(gateways)
+        )
     assert sorted(stored(home)) == sorted(len(gateways) * messages(range(1, 6)))
 
 
@@ -207,7 +209,7 @@ def test_metrics_count_requests_and_name_no_gateway(home: Home) -> None:
 
 
 def test_importing_the_server_does_not_import_spark() -> None:
-    modules = sorted(path.stem for path in Path(tokens.__file__).parent.glob("*.py") if path.stem != "__init__")
+    modules = sorted(path.stem for path in Path(admin.__file__).parent.glob("*.py") if path.stem != "__init__")
     script = "import sys\n" + "".join(f"import hypaware.server.{name}\n" for name in modules)
     script += "print(*({'pyspark', 'py4j'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
@@ -216,7 +218,7 @@ def test_importing_the_server_does_not_import_spark() -> None:
 
 def test_receiving_a_batch_does_not_import_spark(home: Home) -> None:
     """HYP_ENGINE=inline, with which commands run Spark in their own process, does not apply to the server."""
-    token, _ = tokens.create(home)
+    token, _ = admin.create_token(home)
     process = Hyp(home.root, inline=True).start("server", "run", "--listen", "127.0.0.1:0", "--no-flush")
     try:
         assert process.stdout

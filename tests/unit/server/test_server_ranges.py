@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hypaware.home import Home
-from tests.unit.server.serving import Gateway, Server, incoming_files, messages, served, stored
+from tests.support.receiver import Gateway, Server, incoming_files, messages, served, stored
 
 OTHER_LIFE = "f" * 32
 
@@ -20,8 +20,8 @@ def test_watermark_is_the_end_of_the_delivered_range(gateway: Gateway) -> None:
 
 def test_watermark_uses_the_header_incarnation_unless_the_query_names_another(gateway: Gateway) -> None:
     gateway.deliver(0, 10)
-    asked = gateway.ask("GET", "/v1/ingest/proxy/watermark?source=claude", **gateway.says())
-    assert asked.json["last"] == 10
+    requested = gateway.ask("GET", "/v1/ingest/proxy/watermark?source=claude", **gateway.says())
+    assert requested.json["last"] == 10
     other = gateway.reborn(OTHER_LIFE)
     path = f"/v1/ingest/proxy/watermark?source=claude&incarnation={gateway.life}"
     assert other.ask("GET", path, **other.says()).json["last"] == 10

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hypaware.home import Home
-from tests.claude_files import turns, write
+from tests.support.claude_files import turns, write
 
 Ran = tuple[int, str, str]
 Tree = dict[str, tuple[int, bytes | str | None]]
@@ -16,7 +16,7 @@ Tree = dict[str, tuple[int, bytes | str | None]]
 
 @pytest.fixture
 def user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Somebody with both clients, some history of one, no Java, and nothing else of this machine's user."""
+    """Create a user with both clients, some history of one, and no Java, isolated from the real user."""
     folder = tmp_path / "user"
     (folder / ".codex").mkdir(parents=True)
     write(folder / ".claude/projects/-p/one.jsonl", turns("one", 3))
@@ -40,7 +40,7 @@ def home(tmp_path: Path) -> Home:
 
 @pytest.fixture
 def hyp(capfd: pytest.CaptureFixture[str]) -> Callable[..., Ran]:
-    """Runs a command in this process: exit code, stdout, stderr."""
+    """Run a command in this process; return exit code, stdout and stderr."""
 
     def run(*args: str) -> Ran:
         from hypaware.cli.main import main
@@ -54,7 +54,7 @@ def hyp(capfd: pytest.CaptureFixture[str]) -> Callable[..., Ran]:
 
 
 def tree(top: Path) -> Tree:
-    """Everything below a folder: mode, and the bytes of files or the target of links."""
+    """Return everything below a folder: modes, bytes of files and targets of links."""
     found: Tree = {}
     for folder, folders, files in os.walk(top):
         for name in (*folders, *files):

@@ -1,4 +1,4 @@
-"""What flags mean, and which of them do not go together."""
+"""The options of `hyp setup`, and invalid combinations."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from pathlib import Path
 import pytest
 
 from hypaware.errors import UsageError
-from hypaware.setup.choices import Choices, Export, export_of
+from hypaware.setup.plan import ExportChoice, parse_export
 
 Hyp = Callable[..., tuple[int, str, str]]
 
 
-def test_an_export_is_understood_with_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_export_options_are_parsed_with_their_destination(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", "/nonexistent")
-    assert export_of(None, None, None) is None
-    assert export_of("keep-local", None, None) == Export("keep-local")
-    assert export_of("local-parquet", None, None) == Export("local-parquet")
-    assert export_of("local-parquet", "rows", None) == Export("local-parquet", str(tmp_path / "rows"))
-    assert export_of("server", "https://hyp.example/", "~/token") == Export(
+    assert parse_export(None, None, None) is None
+    assert parse_export("keep-local", None, None) == ExportChoice("keep-local")
+    assert parse_export("local-parquet", None, None) == ExportChoice("local-parquet")
+    assert parse_export("local-parquet", "rows", None) == ExportChoice("local-parquet", str(tmp_path / "rows"))
+    assert parse_export("server", "https://hyp.example/", "~/token") == ExportChoice(
         "server", "https://hyp.example", "/nonexistent/token"
     )
 
@@ -39,15 +39,9 @@ def test_an_export_is_understood_with_its_place(tmp_path: Path, monkeypatch: pyt
         ("server", "https://hyp.example/v1", None),
     ],
 )
-def test_what_does_not_go_together_is_refused(kind: str | None, place: str | None, token: str | None) -> None:
+def test_options_that_do_not_fit_together_are_rejected(kind: str | None, place: str | None, token: str | None) -> None:
     with pytest.raises(UsageError):
-        export_of(kind, place, token)
-
-
-def test_without_a_daemon_nothing_is_attached() -> None:
-    assert Choices().attaches
-    assert not Choices(daemon=False).attaches
-    assert not Choices(attach=False).attaches
+        parse_export(kind, place, token)
 
 
 @pytest.mark.parametrize(
@@ -61,14 +55,14 @@ def test_without_a_daemon_nothing_is_attached() -> None:
         ("--retention-days", "soon"),
     ],
 )
-def test_wrong_usage_is_told_and_leaves_nothing(hyp: Hyp, user: Path, tmp_path: Path, args: tuple[str, ...]) -> None:
+def test_wrong_usage_exits_2_and_creates_nothing(hyp: Hyp, user: Path, tmp_path: Path, args: tuple[str, ...]) -> None:
     code, out, err = hyp("setup", *args)
     assert (code, out) == (2, "")
     assert "error:" in err
     assert not (tmp_path / "home").exists()
 
 
-def test_without_a_terminal_and_without_a_flag_it_says_what_to_write(hyp: Hyp, user: Path, tmp_path: Path) -> None:
+def test_without_a_terminal_and_options_setup_exits_2_and_suggests_yes(hyp: Hyp, user: Path, tmp_path: Path) -> None:
     for name in ("setup", "init"):
         code, out, err = hyp(name)
         assert (code, out) == (2, "")

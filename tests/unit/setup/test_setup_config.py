@@ -1,4 +1,4 @@
-"""The config that a set-up writes: new ones whole, others with what their owner wrote kept."""
+"""The config that a setup writes: a new one, or additions to an existing one."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ from typing import Any
 
 import pytest
 
-from hypaware import config
+from hypaware import config as config_config
 from hypaware.config import edit
 from hypaware.errors import ConfigError, HypError
 from hypaware.home import Home
-from hypaware.setup import configuring, finding
-from hypaware.setup.choices import Choices, Export
-from hypaware.setup.configuring import Written
-from hypaware.setup.finding import FoundClient
-from tests.command import Hyp
+from hypaware.setup import config as setup_config
+from hypaware.setup import discovery
+from hypaware.setup.config import MergedConfig
+from hypaware.setup.discovery import FoundClient
+from hypaware.setup.plan import ExportChoice, SetupChoices
+from tests.support.command import Hyp
 
 NOW = datetime(2026, 11, 15, 12, tzinfo=UTC)
 OWN = """# mine, and I like it
@@ -46,11 +47,11 @@ schedule = "*/5 * * * *"
 
 @pytest.fixture
 def found(home: Home, user: Path) -> list[FoundClient]:
-    return finding.clients(home, dict(os.environ), NOW)
+    return discovery.find_clients(home, dict(os.environ), NOW)
 
 
-def write(home: Home, found: list[FoundClient], **chosen: Any) -> Written:
-    return configuring.write(home, Choices(**chosen), found, NOW)
+def write(home: Home, found: list[FoundClient], **chosen: Any) -> tuple[MergedConfig, Path | None]:
+    return setup_config.write_config(home, SetupChoices(**chosen), found, NOW)
 
 
 def table(home: Home) -> dict[str, Any]:
@@ -63,8 +64,8 @@ def own(home: Home, text: str = OWN) -> str:
     return text
 
 
-def test_a_new_config_says_what_was_chosen(home: Home, found: list[FoundClient]) -> None:
-    written = write(home, found, clients=("claude",), retention_days=90, export=Export("local-parquet"))
+def test_a_new_config_contains_the_choices(home: Home, found: list[FoundClient]) -> None:
+    merged, backup = write(home, found, clients=("claude",), retention_days=90, export=ExportChoice("local-parquet"))
     assert table(home) == {
         "version": 1,
         "clients": {"claude": {"enabled": True}, "codex": {"enabled": False}},
@@ -77,12 +78,12 @@ def test_a_new_config_says_what_was_chosen(home: Home, found: list[FoundClient])
             }
         },
     }
-    assert (written.configured.clients, written.configured.sink, written.backup) == (("claude",), "archive", None)
+    assert (merged.clients, merged.sink, backup) == (("claude",), "archive", None)
     assert home.config.stat().st_mode & 0o777 == 0o600
-    assert config.load(home) == written.configured.config
+    assert config_config.load(home) == merged.config
 
 
-def test_without_a_word_every_installed_client_is_recorded_and_rows_stay_for_ever(
+def test_by_default_every_installed_client_is_recorded_and_rows_are_kept_forever(
     home: Home, found: list[FoundClient]
 ) -> None:
     write(home, found)
@@ -93,54 +94,52 @@ def test_without_a_word_every_installed_client_is_recorded_and_rows_stay_for_eve
     }
 
 
-def test_a_config_that_is_there_is_kept_to_the_byte(home: Home, found: list[FoundClient]) -> None:
+def test_an_existing_config_is_kept_byte_for_byte(home: Home, found: list[FoundClient]) -> None:
     before = own(home)
     for chosen in (
         {},
         {"clients": ("claude",)},
         {"retention_days": 30},
-        {"export": Export("server", "https://hyp.example")},
+        {"export": ExportChoice("server", "https://hyp.example")},
         {"retention_days": 30, "force": True},
     ):
-        assert not write(home, found, **chosen).configured.is_changed
+        assert not write(home, found, **chosen)[0].is_changed
     assert home.config.read_text() == before
     assert [path.name for path in home.root.iterdir()] == ["config.toml"]
 
 
-def test_history_that_is_not_wanted_is_left_out_from_then_on(home: Home, found: list[FoundClient]) -> None:
-    """Without it the daemon imports, and delivers, a minute later what the user said no to."""
+def test_declined_history_is_never_imported_later(home: Home, found: list[FoundClient]) -> None:
+    """Without the bound, the daemon would import and deliver the declined history a minute later."""
     write(home, found, clients=("claude",), imports=False)
     assert table(home)["clients"]["claude"] == {"enabled": True, "history_from": "2026-11-15T12:00:00Z"}
     before = home.config.read_text()
-    configuring.write(home, Choices(imports=False), found, NOW + timedelta(days=1))
+    setup_config.write_config(home, SetupChoices(imports=False), found, NOW + timedelta(days=1))
     assert home.config.read_text() == before, "the first word counts, not that of each day"
 
 
-def test_an_import_that_was_begun_goes_on_whatever_a_later_set_up_leaves_out(
-    home: Home, found: list[FoundClient]
-) -> None:
-    """A bound would lose what was written since the last import."""
+def test_a_client_with_an_earlier_import_gets_no_history_bound(home: Home, found: list[FoundClient]) -> None:
+    """A bound would lose lines written since the last import."""
     own(home)
-    begun = [replace(each, is_begun=each.name == "claude") for each in found]
+    begun = [replace(each, was_imported=each.name == "claude") for each in found]
     write(home, begun, imports=False)
     assert list(table(home)["clients"]["claude"]) == ["enabled"]
     assert list(table(home)["clients"]["codex"]) == ["enabled", "history_from"]
 
 
-def test_what_is_added_leaves_comments_and_the_rest_as_they_were(home: Home, found: list[FoundClient]) -> None:
+def test_additions_keep_comments_and_all_other_settings(home: Home, found: list[FoundClient]) -> None:
     own(home, OWN.replace("codex.enabled = true", "codex.enabled = false # not this one"))
-    written = write(home, found, clients=("codex",), export=Export("local-parquet", "/rows"))
+    merged, backup = write(home, found, clients=("codex",), export=ExportChoice("local-parquet", "/rows"))
     text = home.config.read_text()
     assert text.startswith(OWN.replace("codex.enabled = true", "codex.enabled = true # not this one"))
     assert table(home)["sinks"]["archive"] == {"kind": "blob", "destination": "/rows", "encoder": "parquet"}
-    assert (written.backup, written.configured.changes) == (None, ())
+    assert (backup, merged.changes) == (None, ())
 
 
-def test_a_client_that_the_config_leaves_out_stays_out_unless_it_is_named(home: Home, found: list[FoundClient]) -> None:
+def test_a_disabled_client_stays_disabled_unless_it_is_named(home: Home, found: list[FoundClient]) -> None:
     own(home, "version = 1\n[clients.codex]\nenabled = false\n")
-    assert write(home, found).configured.clients == ("claude",)
+    assert write(home, found)[0].clients == ("claude",)
     assert table(home)["clients"] == {"codex": {"enabled": False}, "claude": {"enabled": True}}
-    assert write(home, found, clients=("codex",)).configured.clients == ("codex",)
+    assert write(home, found, clients=("codex",))[0].clients == ("codex",)
     assert table(home)["clients"] == {"codex": {"enabled": True}, "claude": {"enabled": True}}
 
 
@@ -148,12 +147,18 @@ def test_a_client_that_the_config_leaves_out_stays_out_unless_it_is_named(home: 
     ("chosen", "says"),
     [
         ({"retention_days": 7}, "retention.default_days would change from 30 to 7"),
-        ({"export": Export("keep-local")}, "the sink team would go"),
-        ({"export": Export("server", "https://other.example")}, "sinks.team.url is 'https://hyp.example'"),
-        ({"export": Export("server", "https://hyp.example", "/t")}, "sinks.team.token_file is '/tokens/team'"),
+        ({"export": ExportChoice("keep-local")}, "the sink team would be removed"),
+        (
+            {"export": ExportChoice("server", "https://other.example")},
+            "sinks.team.url would change from 'https://hyp.example'",
+        ),
+        (
+            {"export": ExportChoice("server", "https://hyp.example", "/t")},
+            "sinks.team.token_file would change from '/tokens/team'",
+        ),
     ],
 )
-def test_a_change_needs_a_word_and_leaves_a_copy(
+def test_a_change_needs_force_and_leaves_a_backup(
     home: Home, found: list[FoundClient], chosen: dict[str, Any], says: str
 ) -> None:
     before = own(home)
@@ -162,17 +167,17 @@ def test_a_change_needs_a_word_and_leaves_a_copy(
     assert (refused.value.kind, refused.value.exit_code) == ("config_would_change", 1)
     assert says in refused.value.message
     assert home.config.read_text() == before
-    written = write(home, found, **chosen, force=True)
-    assert written.backup == home.root / "config.toml.bak-20261115T120000Z"
-    assert written.backup.read_text() == before
+    _, backup = write(home, found, **chosen, force=True)
+    assert backup == home.root / "config.toml.bak-20261115T120000Z"
+    assert backup.read_text() == before
     assert home.config.read_text().startswith("# mine, and I like it\n")
-    assert not write(home, found, **chosen).configured.is_changed
-    config.load(home)
+    assert not write(home, found, **chosen)[0].is_changed
+    config_config.load(home)
 
 
-def test_a_sink_that_points_elsewhere_keeps_what_else_it_says(home: Home, found: list[FoundClient]) -> None:
+def test_a_sink_with_a_new_destination_keeps_its_other_options(home: Home, found: list[FoundClient]) -> None:
     own(home)
-    write(home, found, export=Export("server", "https://other.example"), force=True)
+    write(home, found, export=ExportChoice("server", "https://other.example"), force=True)
     assert table(home)["sinks"]["team"] == {
         "kind": "forward",
         "url": "https://other.example",
@@ -181,30 +186,30 @@ def test_a_sink_that_points_elsewhere_keeps_what_else_it_says(home: Home, found:
     }
 
 
-def test_two_changes_within_a_second_leave_two_copies(home: Home, found: list[FoundClient]) -> None:
+def test_two_changes_within_a_second_leave_two_backups(home: Home, found: list[FoundClient]) -> None:
     own(home)
-    first = write(home, found, retention_days=7, force=True).backup
-    second = write(home, found, retention_days=8, force=True).backup
+    first = write(home, found, retention_days=7, force=True)[1]
+    second = write(home, found, retention_days=8, force=True)[1]
     assert first is not None
     assert second is not None
     assert "default_days = 30" in first.read_text()
     assert "default_days = 7" in second.read_text()
 
 
-def test_a_broken_config_is_told_and_with_a_word_made_anew(home: Home, found: list[FoundClient]) -> None:
+def test_an_invalid_config_is_reported_and_replaced_with_force(home: Home, found: list[FoundClient]) -> None:
     before = own(home, "version = 1\nretentoin = 3\n")
     with pytest.raises(ConfigError, match="line 2"):
         write(home, found)
-    backup = write(home, found, force=True).backup
+    backup = write(home, found, force=True)[1]
     assert backup is not None
     assert backup.read_text() == before
-    assert config.load(home).clients["claude"].enabled
+    assert config_config.load(home).clients["claude"].enabled
 
 
-def test_an_answer_leaves_a_client_out_of_a_config_that_has_it(home: Home, found: list[FoundClient]) -> None:
+def test_deselecting_a_client_disables_it_in_an_existing_config(home: Home, found: list[FoundClient]) -> None:
     own(home)
-    written = write(home, found, clients=("claude",), interactive=True, force=True)
-    assert written.configured.changes == ("codex would no longer be recorded",)
+    merged, _ = write(home, found, clients=("claude",), interactive=True, force=True)
+    assert merged.changes == ("codex would no longer be recorded",)
     assert table(home)["clients"] == {"claude": {"enabled": True}, "codex": {"enabled": False}}
 
 
@@ -213,7 +218,7 @@ def test_a_linked_config_stays_a_link(home: Home, found: list[FoundClient], tmp_
     real = tmp_path / "dotfiles.toml"
     home.config.rename(real)
     home.config.symlink_to(real)
-    backup = write(home, found, retention_days=7, force=True).backup
+    backup = write(home, found, retention_days=7, force=True)[1]
     assert home.config.is_symlink()
     assert "default_days = 7" in real.read_text()
     assert backup is not None
@@ -221,23 +226,23 @@ def test_a_linked_config_stays_a_link(home: Home, found: list[FoundClient], tmp_
 
 
 @pytest.mark.parametrize("point", ["setup.config.after-backup", "setup.config.after-write"])
-def test_killed_beside_the_write_it_is_done_by_the_next(home: Home, user: Path, point: str) -> None:
+def test_a_setup_killed_during_the_write_is_completed_by_the_next(home: Home, user: Path, point: str) -> None:
     before = own(home)
     hyp = Hyp(home.root)
     flags = ("setup", "--retention-days", "7", "--force", "--no-daemon", "--no-backfill")
     assert hyp.run(*flags, HYP_CRASH_AT=point).code == -signal.SIGKILL
-    # There is no Java here: that is said, and the config is written all the same.
+    # Java is missing: that is reported, and the config is still written.
     assert hyp.run(*flags).code == 3
     copies = [path.read_text() for path in home.root.glob("config.toml.bak-*")]
     assert set(copies) == {before}
-    assert config.load(home).retention.default_days == 7
+    assert config_config.load(home).retention.default_days == 7
     assert not list(home.root.glob(".config.toml.*"))
 
 
-def test_a_table_is_taken_out_whole_and_nothing_else(home: Home) -> None:
+def test_removing_a_table_removes_nothing_else(home: Home) -> None:
     text = (
         'version = 1\n[sinks.a]\nkind = "blob"\ndestination = "/a"\n[sinks.b]\nkind = "blob"\ndestination = "/b" # b\n'
     )
-    left = edit.without(text, ("sinks", "a"), home.config)
+    left = edit.remove_table(text, ("sinks", "a"), home.config)
     assert tomllib.loads(left)["sinks"] == {"b": {"kind": "blob", "destination": "/b"}}
     assert left.endswith('destination = "/b" # b\n')

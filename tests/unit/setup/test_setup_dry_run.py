@@ -1,4 +1,4 @@
-"""A dry run tells exactly what a set-up would do, and leaves no trace at all."""
+"""A dry run reports exactly what a setup would do, and leaves no trace."""
 
 from __future__ import annotations
 
@@ -16,33 +16,33 @@ Hyp = Callable[..., tuple[int, str, str]]
 
 
 def steps(document: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """By name, those of clients by theirs."""
+    """Return the steps by name, those of clients by the name of the client."""
     return {str(each.get("client") or each["step"]): each for each in document["steps"]}
 
 
-def test_on_a_machine_without_a_home_nothing_is_made(hyp: Hyp, user: Path, tmp_path: Path) -> None:
+def test_a_dry_run_without_a_home_creates_nothing(hyp: Hyp, user: Path, tmp_path: Path) -> None:
     before = tree(tmp_path)
     code, out, err = hyp("setup", "--yes", "--dry-run")
     assert code == 0, err
     assert tree(tmp_path) == before
-    # The config, what would be imported, and each client's settings, as a patch shows them.
+    # The config, the import, and a patch of each client's settings.
     assert "+[clients.claude]" in out
     assert "18 rows of 2 sessions would be imported" in out
     assert '"ANTHROPIC_BASE_URL": "http://127.0.0.1:18521/claude"' in out
     assert "+model_provider = " in out
     assert "would be downloaded to" in out
-    # What would not work is told, with what mends it.
+    # A missing requirement is reported with its repair.
     assert "Spark requires Java 17 or 21" in out
 
 
-def test_what_cannot_be_read_of_the_history_is_told(hyp: Hyp, user: Path) -> None:
-    """`hyp backfill` says so, and whoever only sets up would never learn it."""
+def test_unreadable_history_is_reported(hyp: Hyp, user: Path) -> None:
+    """`hyp backfill` reports it too, but a user of `hyp setup` may never run that."""
     (user / ".claude/projects/-p/broken.jsonl").write_text("no JSON\n")
     _, out, _ = hyp("setup", "--client", "claude", "--dry-run")
-    assert "claude: 1 line made no row: not_json 1" in out
+    assert "claude: 1 line produced no row: not_json 1" in out
 
 
-def test_one_document_says_it_all(hyp: Hyp, user: Path, home: Home) -> None:
+def test_the_json_document_contains_every_step(hyp: Hyp, user: Path, home: Home) -> None:
     code, out, _ = hyp(
         "init",
         "--dry-run",
@@ -57,13 +57,13 @@ def test_one_document_says_it_all(hyp: Hyp, user: Path, home: Home) -> None:
     )
     document = json.loads(out)
     assert (code, document["dry_run"], document["clients"]) == (0, True, ["claude"])
-    told = steps(document)
-    assert [each["status"] for each in told.values()] == ["would"] * 5
-    assert str(home.root / "server-token") in told["config"]["diff"]
+    result = steps(document)
+    assert [each["status"] for each in result.values()] == ["would"] * 5
+    assert str(home.root / "server-token") in result["config"]["diff"]
     (claude,) = document["backfill"]["providers"]
     assert (claude["rows_written"], claude["sessions_seen"], claude["status"]) == (18, 2, "ok")
     files = (user / ".claude/projects").rglob("*.jsonl")
-    assert told["import"]["bytes"] == sum(path.stat().st_size for path in files)
+    assert result["import"]["bytes"] == sum(path.stat().st_size for path in files)
     assert document["overview"] is None
 
 
@@ -75,14 +75,14 @@ def test_one_document_says_it_all(hyp: Hyp, user: Path, home: Home) -> None:
         ("--no-backfill", {"import"}),
     ],
 )
-def test_what_is_not_wanted_is_skipped(hyp: Hyp, user: Path, flag: str, skipped: set[str]) -> None:
+def test_declined_steps_are_skipped(hyp: Hyp, user: Path, flag: str, skipped: set[str]) -> None:
     code, out, _ = hyp("setup", flag, "--dry-run", "--json")
-    told = steps(json.loads(out))
+    result = steps(json.loads(out))
     assert code == 0
-    assert {name for name, each in told.items() if each["status"] == "skipped"} == skipped
+    assert {name for name, each in result.items() if each["status"] == "skipped"} == skipped
 
 
-def test_in_a_home_that_is_there_nothing_is_touched(hyp: Hyp, user: Path, home: Home, tmp_path: Path) -> None:
+def test_a_dry_run_changes_nothing_in_an_existing_home(hyp: Hyp, user: Path, home: Home, tmp_path: Path) -> None:
     assert hyp("setup", "--yes", "--no-daemon", "--no-backfill")[0] == 3
     before = tree(tmp_path)
     times = {path: path.stat().st_mtime_ns for path in (home.root, *home.root.rglob("*"))}
@@ -92,7 +92,7 @@ def test_in_a_home_that_is_there_nothing_is_touched(hyp: Hyp, user: Path, home: 
     assert {path: path.stat().st_mtime_ns for path in times} == times
 
 
-def test_a_change_without_a_word_is_refused_here_too(hyp: Hyp, user: Path, home: Home) -> None:
+def test_a_dry_run_also_needs_force_for_a_change(hyp: Hyp, user: Path, home: Home) -> None:
     home.root.mkdir(mode=0o700)
     home.config.write_text("version = 1\n[retention]\ndefault_days = 30\n")
     code, _, err = hyp("setup", "--dry-run", "--retention-days", "7")
@@ -107,13 +107,13 @@ def test_a_change_without_a_word_is_refused_here_too(hyp: Hyp, user: Path, home:
 
 
 @pytest.mark.hazard(63)
-def test_no_client_is_pointed_at_a_port_that_changes_with_each_start(hyp: Hyp, user: Path, home: Home) -> None:
+def test_no_client_is_attached_to_a_random_port(hyp: Hyp, user: Path, home: Home) -> None:
     home.root.mkdir(mode=0o700)
     home.config.write_text('[gateway]\nlisten = "127.0.0.1:0"\n')
     code, out, _ = hyp("setup", "--dry-run", "--json")
-    told = steps(json.loads(out))
-    assert (code, told["claude"]["status"], told["codex"]["status"]) == (0, "skipped", "skipped")
-    assert told["claude"]["later"][0].startswith("hyp config set gateway.listen 127.0.0.1:")
+    result = steps(json.loads(out))
+    assert (code, result["claude"]["status"], result["codex"]["status"]) == (0, "skipped", "skipped")
+    assert result["claude"]["later"][0].startswith("hyp config set gateway.listen 127.0.0.1:")
     before = tree(user)
     for more in ((), ("--dry-run",)):
         code, out, _ = hyp("client", "attach", "claude", "--json", *more)
@@ -121,10 +121,10 @@ def test_no_client_is_pointed_at_a_port_that_changes_with_each_start(hyp: Hyp, u
     assert tree(user) == before
 
 
-def test_telemetry_that_was_asked_for_has_the_span_of_the_import(
+def test_the_span_of_the_import_is_recorded_if_telemetry_is_enabled(
     hyp: Hyp, user: Path, home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The one thing that a dry run writes, since its user said where to."""
+    """Telemetry is the only thing that a dry run writes, because the user enabled it."""
     from hypaware import telemetry
 
     monkeypatch.setenv("HYP_DEV_TELEMETRY", "1")

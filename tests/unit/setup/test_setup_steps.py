@@ -1,4 +1,4 @@
-"""What is told when a set-up is done, and what is left to the user. There is no Java here, which is told as well."""
+"""The output at the end of a setup, and the next steps of the user. Java is missing here, which is reported too."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ ALONE = ("--no-daemon", "--no-backfill")
 NO_JAVA = 3
 
 
-def test_without_a_client_there_is_nothing_to_import_and_that_is_said(hyp: Hyp, user: Path, home: Home) -> None:
+def test_without_a_client_the_import_is_skipped_with_the_reason(hyp: Hyp, user: Path, home: Home) -> None:
     shutil.rmtree(user)
     code, out, _ = hyp("setup", "--yes", "--no-daemon", "--no-backfill", "--json")
     document = json.loads(out)
     assert (code, document["clients"], document["error"]["kind"]) == (NO_JAVA, [], "java_missing")
-    (told,) = [step for step in document["steps"] if step["step"] == "import"]
-    assert (told["status"], told["said"]) == ("skipped", "no client found on this machine")
+    (result,) = [step for step in document["steps"] if step["step"] == "import"]
+    assert (result["status"], result["said"]) == ("skipped", "no client found on this machine")
     assert home.config.exists()
 
 
-def test_where_the_token_belongs_is_said_until_it_is_there(hyp: Hyp, user: Path, home: Home) -> None:
+def test_the_token_file_is_named_until_it_exists(hyp: Hyp, user: Path, home: Home) -> None:
     flags = ("setup", *ALONE, "--export", "server", "https://hyp.example")
     code, _, err = hyp(*flags)
     assert code == NO_JAVA
@@ -37,21 +37,24 @@ def test_where_the_token_belongs_is_said_until_it_is_there(hyp: Hyp, user: Path,
     assert "server's token" not in hyp(*flags)[2]
 
 
-def test_a_sink_that_was_moved_waits_for_the_users_word(hyp: Hyp, user: Path, home: Home) -> None:
+def test_a_sink_with_a_new_destination_needs_adopt_or_resend(hyp: Hyp, user: Path, home: Home) -> None:
     hyp("setup", *ALONE, "--export", "local-parquet", "/one")
     _, _, err = hyp("setup", *ALONE, "--export", "local-parquet", "/two", "--force")
     assert "hyp export adopt archive, or hyp export resend archive" in err
     assert f"in {home.config}.bak-" in err
 
 
-def test_a_client_that_is_left_out_and_still_attached_is_named(hyp: Hyp, user: Path, home: Home) -> None:
+def test_a_disabled_client_that_is_still_attached_is_named(hyp: Hyp, user: Path, home: Home) -> None:
     hyp("setup", *ALONE, "--client", "codex")
     assert CLIENT.settings is not None
-    attach.attach(home, CLIENT.settings, "http://127.0.0.1:1", {"HOME": str(user)})
-    assert "next: claude is disabled but still attached to the gateway: hyp client detach claude" in hyp("setup", *ALONE)[2]
+    attach.attach_client(home, CLIENT.settings, "http://127.0.0.1:1", {"HOME": str(user)})
+    assert (
+        "next: claude is disabled but still attached to the gateway: hyp client detach claude"
+        in hyp("setup", *ALONE)[2]
+    )
 
 
-def test_a_home_that_cannot_be_made_ends_it_before_anything_is_done(
+def test_a_home_that_cannot_be_created_stops_the_setup_at_once(
     hyp: Hyp, user: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").write_text("not a folder")

@@ -1,6 +1,6 @@
-"""The walkthrough on a real terminal: what it shows, what answers do, and that leaving it does nothing.
+"""The questions of `hyp setup` on a real terminal: what they show, what answers do, and that quitting changes nothing.
 
-There is no Java here. So the engine's step fails, which is told at the end, and everything else is done.
+Java is missing, so the engine step fails, which is reported at the end; all other steps are done.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import pytest
 
 from hypaware import config as configuration
 from hypaware.home import Home
-from tests.command import HYP
-from tests.pseudo_terminal import CTRL_C, CTRL_D, CTRL_U, DOWN, ENTER, ESCAPE, PseudoTerminal
+from tests.support.command import HYP
+from tests.support.pseudo_terminal import CTRL_C, CTRL_D, CTRL_U, DOWN, ENTER, ESCAPE, PseudoTerminal
 from tests.unit.setup.conftest import tree
 
 NO_JAVA = 3
@@ -67,7 +67,7 @@ def test_answers_become_the_config_and_the_steps(user: Path, home: Home) -> None
     assert "ANTHROPIC_BASE_URL" not in (user / ".claude/settings.json").read_text()
 
 
-def test_leaving_at_any_question_changes_nothing(user: Path, tmp_path: Path) -> None:
+def test_quitting_at_any_question_changes_nothing(user: Path, tmp_path: Path) -> None:
     before = tree(tmp_path)
     for last in range(len(QUESTIONS)):
         with terminal() as shown:
@@ -82,7 +82,7 @@ def test_leaving_at_any_question_changes_nothing(user: Path, tmp_path: Path) -> 
         assert tree(tmp_path) == before, f"left at question {last + 1}"
 
 
-def test_without_a_client_no_daemon_is_started_unasked(user: Path, home: Home) -> None:
+def test_without_a_client_the_daemon_starts_only_if_the_user_agrees(user: Path, home: Home) -> None:
     with terminal() as shown:
         for question, keys in (
             ("Which clients", (SPACE, DOWN, SPACE, ENTER)),
@@ -93,11 +93,11 @@ def test_without_a_client_no_daemon_is_started_unasked(user: Path, home: Home) -
             shown.expect(question)
             shown.press(*keys)
         assert shown.end() == NO_JAVA, shown.shown
-        assert "daemon  not wanted" in shown.shown
+        assert "daemon  declined" in shown.shown
     assert not any(each["enabled"] for each in config(home)["clients"].values())
 
 
-def test_input_that_ends_is_a_way_to_leave(user: Path, home: Home) -> None:
+def test_the_end_of_the_input_quits(user: Path, home: Home) -> None:
     with terminal() as shown:
         for question, keys in list(QUESTIONS.items())[:2]:
             shown.expect(question)
@@ -106,7 +106,7 @@ def test_input_that_ends_is_a_way_to_leave(user: Path, home: Home) -> None:
         shown.press(ENTER)
         shown.expect("an address, such as https://host.example")
         shown.press("no address", ENTER)
-        shown.expect("is no server")
+        shown.expect("not a server address")
         shown.press(CTRL_U, CTRL_D)
         assert shown.end() == 130, shown.shown
     assert not home.root.exists()
@@ -125,7 +125,7 @@ def test_history_is_not_imported_without_consent(user: Path, home: Home, key: st
             shown.press(DOWN, DOWN, ENTER)
         assert shown.end() == (NO_JAVA if key == "n" else 130)
     assert home.config.exists() == (key == "n")
-    # The daemon imports by itself what clients write: it must know that this is not wanted.
+    # The daemon imports transcripts automatically, so the config must exclude the declined history.
     bounds = [each.history_from for each in configuration.load(home).clients.values()]
     assert [bound > "2026-11-15" for bound in bounds] == ([True, True] if key == "n" else [])
     assert not home.catalog.exists()
@@ -142,7 +142,7 @@ def test_history_is_not_imported_without_consent(user: Path, home: Home, key: st
     assert (about["providers_run"], about["rows_written"]) == (0, 0)
 
 
-def test_walked_again_it_keeps_the_config_and_asks_before_it_changes_it(user: Path, home: Home) -> None:
+def test_a_second_walkthrough_keeps_the_config_and_asks_before_changing_it(user: Path, home: Home) -> None:
     home.root.mkdir(mode=0o700)
     own = (
         "# mine\nretention.default_days = 45\n[clients]\n"

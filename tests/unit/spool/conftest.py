@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from hypaware.home import Home
-from hypaware.opening import identify
 from hypaware.spool import segments
 from hypaware.spool.reader import read_spooled_rows
-from hypaware.spool.segments import Folder
-from tests.rows import DATASET
+from hypaware.spool.segments import SpoolFolder
+from hypaware.state.home_opener import read_identity
+from tests.support.rows import DATASET
 
 Spooled = Callable[[], list[str]]
 
@@ -19,13 +19,13 @@ Spooled = Callable[[], list[str]]
 def home(tmp_path: Path) -> Home:
     """Return an existing home, so that producers need no database to learn its gateway id."""
     made = Home(tmp_path / "home")
-    identify(made)
+    read_identity(made)
     return made
 
 
 @pytest.fixture
-def folder(home: Home) -> Folder:
-    found = segments.folder(home, DATASET)
+def folder(home: Home) -> SpoolFolder:
+    found = segments.spool_folder(home, DATASET)
     found.create()
     return found
 

@@ -13,15 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from hypaware import durable
-from hypaware.model.coerce import coerce_row
-from hypaware.model.datasets import Row
-from hypaware.spool import envelope, repair, segments
-from hypaware.spool.active import ActiveSegment, Closed, GivenUp
-from hypaware.spool.segments import Folder
-from tests.processes import eventually, fork, open_files
-from tests.recorded import disk_calls
-from tests.rows import MESSAGES, rows
+from hypaware.home import durable_files
+from hypaware.model.datasets import Row, coerce_row
+from hypaware.spool import active, segments
+from hypaware.spool.active import ActiveSegment, SegmentAbandoned, SegmentClosed
+from hypaware.spool.segments import SpoolFolder
+from tests.support.processes import eventually, fork, open_files
+from tests.support.recorded import disk_calls
+from tests.support.rows import MESSAGES, rows
 
 needs_proc = pytest.mark.skipif(sys.platform != "linux", reason="descriptors are named through /proc")
 
@@ -33,7 +32,7 @@ def _rows(count: int, start: int = 0) -> list[Row]:
 def _messages(path: Path) -> list[str]:
     """Return the rows of the file, validated as a flush does."""
     lines = path.read_bytes().splitlines(keepends=True)
-    return [envelope.read_line(MESSAGES, line, ordinal)["message_id"] for ordinal, line in enumerate(lines)]
+    return [segments.decode_line(MESSAGES, line, ordinal)["message_id"] for ordinal, line in enumerate(lines)]
 
 
 def _named(*numbers: int) -> list[str]:
@@ -44,12 +43,12 @@ class _FailingDisk:
     """A disk that can be full: writes and fsyncs fail, and a failing write stores only the bytes that fit."""
 
     def __init__(self, patched: pytest.MonkeyPatch, error: int = errno.ENOSPC) -> None:
-        self._write, self._sync, self._truncate = os.write, durable.fsync_fd, os.ftruncate
+        self._write, self._sync, self._truncate = os.write, durable_files.fsync_fd, os.ftruncate
         self._error = OSError(error, os.strerror(error))
         self.room: int | None = None
         self.syncs_fail = self.cuts_fail = False
         patched.setattr(os, "write", self.write)
-        patched.setattr(durable, "fsync_fd", self.sync)
+        patched.setattr(durable_files, "fsync_fd", self.sync)
         patched.setattr(os, "ftruncate", self.truncate)
 
     def write(self, fd: int, data: bytes) -> int:
@@ -74,7 +73,7 @@ class _FailingDisk:
 
 @needs_proc
 @pytest.mark.hazard(10)
-def test_rows_are_fsynced_in_a_visible_durable_file_before_they_are_acknowledged(folder: Folder) -> None:
+def test_rows_are_fsynced_in_a_visible_durable_file_before_they_are_acknowledged(folder: SpoolFolder) -> None:
     with disk_calls(folder.path) as calls:
         segment = ActiveSegment(folder)
         segment.append(_rows(2))
@@ -93,7 +92,7 @@ def test_rows_are_fsynced_in_a_visible_durable_file_before_they_are_acknowledged
 
 
 @pytest.mark.hazard(5)
-def test_each_row_carries_its_ordinal_through_the_whole_segment(folder: Folder) -> None:
+def test_each_row_carries_its_ordinal_through_the_whole_segment(folder: SpoolFolder) -> None:
     segment = ActiveSegment(folder)
     for start in (0, 3, 6):
         segment.append(_rows(3, start))
@@ -103,37 +102,37 @@ def test_each_row_carries_its_ordinal_through_the_whole_segment(folder: Folder) 
     assert _messages(sealed) == _named(*range(9))
 
 
-def test_a_sealed_segment_accepts_no_more_rows(folder: Folder) -> None:
+def test_a_sealed_segment_accepts_no_more_rows(folder: SpoolFolder) -> None:
     segment = ActiveSegment(folder)
     segment.append(_rows(1))
     segment.seal()
-    with pytest.raises(Closed):
+    with pytest.raises(SegmentClosed):
         segment.append(_rows(1, 1))
     assert segment.seal() is None
 
 
-def test_a_segment_without_rows_leaves_no_file(folder: Folder) -> None:
+def test_a_segment_without_rows_leaves_no_file(folder: SpoolFolder) -> None:
     assert ActiveSegment(folder).seal() is None
     assert not list(folder.active.iterdir())
     assert not list(folder.sealed.iterdir())
 
 
 @pytest.mark.hazard(77)
-def test_a_visible_file_is_always_locked(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_visible_file_is_always_locked(folder: SpoolFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     """At every step of a creation, a repair must find the file locked, or not at all."""
     seen: list[list[object]] = []
-    rename, fsync_dir = durable.rename, durable.fsync_dir
+    rename, fsync_dir = durable_files.rename_durably, durable_files.fsync_dir
 
     def looked_at(step: Callable[..., None]) -> Callable[..., None]:
         def looking(*args: object) -> None:
-            seen.append([*repair.repair_orphans(folder)])
+            seen.append([*active.repair_orphans(folder)])
             step(*args)
-            seen.append([*repair.repair_orphans(folder)])
+            seen.append([*active.repair_orphans(folder)])
 
         return looking
 
-    monkeypatch.setattr(durable, "rename", looked_at(rename))
-    monkeypatch.setattr(durable, "fsync_dir", looked_at(fsync_dir))
+    monkeypatch.setattr(durable_files, "rename_durably", looked_at(rename))
+    monkeypatch.setattr(durable_files, "fsync_dir", looked_at(fsync_dir))
     segment = ActiveSegment(folder)
     monkeypatch.undo()
     assert len(seen) > 2
@@ -145,20 +144,20 @@ def test_a_visible_file_is_always_locked(folder: Folder, monkeypatch: pytest.Mon
 
 @pytest.mark.hazard(77)
 def test_a_producer_whose_file_was_replaced_at_creation_acknowledges_nothing(
-    folder: Folder, monkeypatch: pytest.MonkeyPatch
+    folder: SpoolFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rename = durable.rename
+    rename = durable_files.rename_durably
 
     def taken_at_once(old: Path, new: Path) -> None:
         rename(old, new)
-        new.rename(folder.sealed / segments.sealed_name(new.stem, 0))
+        new.rename(folder.sealed / segments.sealed_file_name(new.stem, 0))
 
-    monkeypatch.setattr(durable, "rename", taken_at_once)
-    with pytest.raises(GivenUp, match="was replaced"):
+    monkeypatch.setattr(durable_files, "rename_durably", taken_at_once)
+    with pytest.raises(SegmentAbandoned, match="was replaced"):
         ActiveSegment(folder)
 
 
-def test_a_repair_does_not_disturb_a_creation(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_repair_does_not_disturb_a_creation(folder: SpoolFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     """A repair that holds the lock of a new file must not make its producer fail."""
     flock = fcntl.flock
     others: list[int] = []
@@ -180,7 +179,7 @@ def test_a_repair_does_not_disturb_a_creation(folder: Folder, monkeypatch: pytes
 @pytest.mark.hazard(78)
 @pytest.mark.parametrize("room", [0, 1, 50, 400])
 def test_a_full_disk_leaves_no_half_line_for_the_next_row(
-    folder: Folder, monkeypatch: pytest.MonkeyPatch, room: int
+    folder: SpoolFolder, monkeypatch: pytest.MonkeyPatch, room: int
 ) -> None:
     segment = ActiveSegment(folder)
     segment.append(_rows(2))
@@ -196,7 +195,9 @@ def test_a_full_disk_leaves_no_half_line_for_the_next_row(
 
 
 @pytest.mark.hazard(78)
-def test_an_interrupt_leaves_no_half_line_for_the_next_row(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_leaves_no_half_line_for_the_next_row(
+    folder: SpoolFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Ctrl-C during an append whose caller continues: later rows must not be joined with the half line."""
     segment = ActiveSegment(folder)
     segment.append(_rows(1))
@@ -217,7 +218,9 @@ def test_an_interrupt_leaves_no_half_line_for_the_next_row(folder: Folder, monke
 
 
 @pytest.mark.hazard(78)
-def test_a_file_that_cannot_be_truncated_accepts_no_more_rows(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_cannot_be_truncated_accepts_no_more_rows(
+    folder: SpoolFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
     segment = ActiveSegment(folder)
     segment.append(_rows(1))
     disk = _FailingDisk(monkeypatch)
@@ -226,15 +229,17 @@ def test_a_file_that_cannot_be_truncated_accepts_no_more_rows(folder: Folder, mo
         segment.append(_rows(1, 1))
     disk.room, disk.cuts_fail = None, False
     assert not segment.is_usable
-    with pytest.raises(Closed):
+    with pytest.raises(SegmentClosed):
         segment.append(_rows(1, 2))
     segment.abandon()
-    (repaired,) = repair.repair_orphans(folder)
+    (repaired,) = active.repair_orphans(folder)
     assert (repaired.rows, repaired.bytes_cut) == (1, 100)
 
 
 @pytest.mark.parametrize("error", [errno.EIO, errno.ENOSPC])
-def test_fsync_is_never_retried_for_the_same_bytes(folder: Folder, monkeypatch: pytest.MonkeyPatch, error: int) -> None:
+def test_fsync_is_never_retried_for_the_same_bytes(
+    folder: SpoolFolder, monkeypatch: pytest.MonkeyPatch, error: int
+) -> None:
     segment = ActiveSegment(folder)
     segment.append(_rows(2))
     disk = _FailingDisk(monkeypatch, error)
@@ -244,11 +249,13 @@ def test_fsync_is_never_retried_for_the_same_bytes(folder: Folder, monkeypatch: 
     disk.syncs_fail = False
     assert not segment.is_usable
     assert _messages(segment.path) == _named(0, 1)
-    (repaired,) = repair.repair_orphans(folder)
+    (repaired,) = active.repair_orphans(folder)
     assert repaired.rows == 2
 
 
-def test_threads_that_wait_for_a_failing_fsync_get_the_error(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_that_wait_for_a_failing_fsync_get_the_error(
+    folder: SpoolFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Their bytes were truncated, so they must not be acknowledged."""
     segment = ActiveSegment(folder)
     syncing, fail = threading.Event(), threading.Event()
@@ -258,7 +265,7 @@ def test_threads_that_wait_for_a_failing_fsync_get_the_error(folder: Folder, mon
         fail.wait()
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    monkeypatch.setattr(durable, "fsync_fd", failing)
+    monkeypatch.setattr(durable_files, "fsync_fd", failing)
     with ThreadPoolExecutor(2) as pool:
         first = pool.submit(segment.append, _rows(1))
         syncing.wait()
@@ -266,29 +273,33 @@ def test_threads_that_wait_for_a_failing_fsync_get_the_error(folder: Folder, mon
         eventually(lambda: segment.rows == 2)
         fail.set()
         assert isinstance(first.exception(), OSError)
-        assert isinstance(second.exception(), GivenUp)
+        assert isinstance(second.exception(), SegmentAbandoned)
     assert segment.path.read_bytes() == b""
 
 
 @pytest.mark.hazard(13)
-def test_a_failed_seal_leaves_an_unlocked_file_with_every_row(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_seal_leaves_an_unlocked_file_with_every_row(
+    folder: SpoolFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
     segment = ActiveSegment(folder)
     segment.append(_rows(3))
 
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(durable, "rename", full)
+    monkeypatch.setattr(durable_files, "rename_durably", full)
     with pytest.raises(OSError, match="No space"):
         segment.seal()
     monkeypatch.undo()
-    (repaired,) = repair.repair_orphans(folder)
+    (repaired,) = active.repair_orphans(folder)
     assert (repaired.name, repaired.rows, repaired.bytes_cut) == (segment.name, 3, 0)
 
 
-def test_concurrent_appends_share_an_fsync_and_all_are_durable(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_concurrent_appends_share_an_fsync_and_all_are_durable(
+    folder: SpoolFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
     segment = ActiveSegment(folder)
-    threads, sync = 8, durable.fsync_fd
+    threads, sync = 8, durable_files.fsync_fd
     synced: list[int] = []
 
     def counted(fd: int) -> None:
@@ -297,7 +308,7 @@ def test_concurrent_appends_share_an_fsync_and_all_are_durable(folder: Folder, m
         synced.append(os.fstat(fd).st_size)
         sync(fd)
 
-    monkeypatch.setattr(durable, "fsync_fd", counted)
+    monkeypatch.setattr(durable_files, "fsync_fd", counted)
 
     def append(number: int) -> int:
         segment.append(_rows(1, number))
@@ -314,16 +325,16 @@ def test_concurrent_appends_share_an_fsync_and_all_are_durable(folder: Folder, m
 
 
 @pytest.mark.hazard(79)
-def test_a_child_forked_during_a_creation_holds_no_lock(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_child_forked_during_a_creation_holds_no_lock(folder: SpoolFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise the file of a dead parent could never be repaired."""
-    rename, created, go_on = durable.rename, threading.Event(), threading.Event()
+    rename, created, go_on = durable_files.rename_durably, threading.Event(), threading.Event()
 
     def slow(old: Path, new: Path) -> None:
         created.set()
         go_on.wait()
         rename(old, new)
 
-    monkeypatch.setattr(durable, "rename", slow)
+    monkeypatch.setattr(durable_files, "rename_durably", slow)
     with ThreadPoolExecutor(1) as pool:
         creation = pool.submit(ActiveSegment, folder)
         created.wait()
@@ -332,5 +343,5 @@ def test_a_child_forked_during_a_creation_holds_no_lock(folder: Folder, monkeypa
         creation.result().seal()
 
 
-def _assert_none_open(folder: Folder) -> None:
+def _assert_none_open(folder: SpoolFolder) -> None:
     assert open_files(folder.path) == []

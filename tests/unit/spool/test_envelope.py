@@ -12,14 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hypaware.home import Home
-from hypaware.lake.build import BuildTask
-from hypaware.lake.slices import Slice
-from hypaware.model.coerce import RowRejected, coerce_row
-from hypaware.model.datasets import INTERNAL
-from hypaware.spool import envelope, segments
+from hypaware.lake.build import BuildTask, SegmentSlice
+from hypaware.model.datasets import INTERNAL, RowRejected, coerce_row
+from hypaware.spool import segments
 from hypaware.spool.reader import read_spooled_rows
-from tests.rows import DATASET, MESSAGES, rows
-from tests.strategies import json_values
+from tests.support.rows import DATASET, MESSAGES, rows
+from tests.support.strategies import json_values
 
 _GOOD = [coerce_row(MESSAGES, raw, "gw-1") for raw in rows(3)]
 
@@ -29,15 +27,15 @@ def _line(ordinal: int = 0, **changes: object) -> bytes:
 
 
 def test_written_lines_are_read_back() -> None:
-    lines = envelope.write_lines(_GOOD, 5).splitlines(keepends=True)
-    assert [envelope.read_line(MESSAGES, line, ordinal) for ordinal, line in enumerate(lines, 5)] == _GOOD
+    lines = segments.encode_lines(_GOOD, 5).splitlines(keepends=True)
+    assert [segments.decode_line(MESSAGES, line, ordinal) for ordinal, line in enumerate(lines, 5)] == _GOOD
 
 
 @pytest.mark.hazard(5)
 def test_a_line_with_the_wrong_ordinal_is_rejected() -> None:
-    (line,) = envelope.write_lines(_GOOD[:1], 5).splitlines(keepends=True)
+    (line,) = segments.encode_lines(_GOOD[:1], 5).splitlines(keepends=True)
     with pytest.raises(RowRejected, match="has ordinal 5, expected 4"):
-        envelope.read_line(MESSAGES, line, 4)
+        segments.decode_line(MESSAGES, line, 4)
 
 
 @pytest.mark.parametrize(
@@ -63,11 +61,11 @@ def test_a_line_with_the_wrong_ordinal_is_rejected() -> None:
 )
 def test_an_invalid_line_is_rejected_with_the_reason(line: bytes, reason: str) -> None:
     with pytest.raises(RowRejected, match=reason):
-        envelope.read_line(MESSAGES, line, 0)
+        segments.decode_line(MESSAGES, line, 0)
 
 
 def test_rows_keep_their_gateway_id_when_the_home_gets_a_new_one() -> None:
-    assert envelope.read_line(MESSAGES, _line(), 0)["gateway_id"] == "gw-1"
+    assert segments.decode_line(MESSAGES, _line(), 0)["gateway_id"] == "gw-1"
 
 
 def _spoiled(line: bytes, place: int, piece: bytes) -> bytes:
@@ -90,19 +88,19 @@ _lines = st.one_of(
 @given(st.lists(_lines, min_size=1, max_size=6), st.binary(max_size=10))
 def test_reader_and_flush_accept_the_same_lines(drawn: list[bytes], tail: bytes) -> None:
     """Otherwise an import would skip a row that the spool seems to have and that no flush commits."""
-    pieces = [line or envelope.write_lines(_GOOD[:1], ordinal) for ordinal, line in enumerate(drawn)]
+    pieces = [line or segments.encode_lines(_GOOD[:1], ordinal) for ordinal, line in enumerate(drawn)]
     held = b"".join(pieces) + tail
     with TemporaryDirectory() as folder:
         home = Home(Path(folder))
-        where = segments.folder(home, DATASET)
+        where = segments.spool_folder(home, DATASET)
         where.create()
-        (where.sealed / segments.sealed_name("1-a", held.count(b"\n"))).write_bytes(held)
-        (segment,) = segments.sealed_segments(where)
+        (where.sealed / segments.sealed_file_name("1-a", held.count(b"\n"))).write_bytes(held)
+        (segment,) = segments.list_sealed_segments(where)
         read = [found["message_id"] for found in read_spooled_rows(home, DATASET)]
         columns = [column.name for column in MESSAGES.columns] + list(INTERNAL)
         task = BuildTask(
             DATASET,
-            (Slice(segment.name, segment.path, 1, 0, segment.rows),),
+            (SegmentSlice(segment.name, segment.path, 1, 0, segment.rows),),
             "flush",
             home.warehouse,
             {name: number for number, name in enumerate(columns, 1)},

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from hypaware.home import Home
-from tests.processes import succeed
-from tests.rows import DATASET
+from tests.support.processes import succeed
+from tests.support.rows import DATASET
 
 _HEAVY = ("pyspark", "py4j", "pyarrow", "numpy", "pandas")
 
@@ -27,7 +27,7 @@ def test_a_process_that_only_spools_loads_neither_engine_nor_database_and_stays_
     code = rf"""
 import os, pathlib, re, resource, sys
 from hypaware.spool.writer import Spool
-from tests.rows import rows
+from tests.support.rows import rows
 with Spool(os.environ["HYP_HOME"]) as spool:
     for start in range(0, 20_000, 1_000):
         spool.append("{DATASET}", rows(1_000, start))
@@ -45,7 +45,7 @@ print([name for name in {(*_HEAVY, "sqlalchemy", "sqlite3")} if name in sys.modu
 def test_making_a_home_loads_nothing_heavy(home: Home) -> None:
     code = f"""
 import os, sys
-from hypaware.opening import open_home
+from hypaware.state.home_opener import open_home
 open_home(os.environ["HYP_HOME"] + "-new").store.close()
 print([name for name in {_HEAVY} if name in sys.modules])
 """

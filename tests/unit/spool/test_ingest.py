@@ -16,10 +16,10 @@ from hypaware.errors import HypError, Retryable
 from hypaware.home import Home
 from hypaware.spool import ingest as ingesting
 from hypaware.spool import reader
-from hypaware.spool.ingest import Rejected, ingest
+from hypaware.spool.ingest import RejectedLine, ingest
 from hypaware.spool.writer import Spool
-from tests.rows import DATASET, row, rows
-from tests.strategies import json_values
+from tests.support.rows import DATASET, row, rows
+from tests.support.strategies import json_values
 
 if TYPE_CHECKING:
     from tests.unit.spool.conftest import Spooled
@@ -38,7 +38,7 @@ def test_valid_rows_are_stored_sealed_and_counted(home: Home, spooled: Spooled) 
     assert (report.accepted, report.rejected, report.segments) == (3, [], 1)
     assert report.as_json() == {"dataset": DATASET, "accepted": 3, "rejected": [], "segments": 1}
     assert spooled() == ["message-0", "message-1", "message-2"]
-    assert reader.waiting(home, DATASET).rows == 3
+    assert reader.summarize_spool(home, DATASET).rows == 3
 
 
 def test_valid_rows_are_stored_and_rejected_lines_are_listed(home: Home, spooled: Spooled) -> None:
@@ -46,8 +46,8 @@ def test_valid_rows_are_stored_and_rejected_lines_are_listed(home: Home, spooled
     report = ingest(home, DATASET, lines)
     assert report.accepted == 2
     assert [rejected.line for rejected in report.rejected] == [3, 5, 6]
-    assert report.rejected[1] == Rejected(5, "a row must be a JSON object, not an array")
-    assert report.rejected[2] == Rejected(6, "column role: expected text, got 7")
+    assert report.rejected[1] == RejectedLine(5, "a row must be a JSON object, not an array")
+    assert report.rejected[2] == RejectedLine(6, "column role: expected text, got 7")
     assert spooled() == ["message-1", "last"]
 
 
@@ -108,8 +108,8 @@ def test_unusual_values_are_stored_exactly(home: Home, column: str, value: Any, 
 def test_every_line_of_any_input_is_accounted_for(home: Home, lines: list[bytes]) -> None:
     held = b"\n".join(lines)
     report = ingest(home, DATASET, io.BytesIO(held))
-    told = held.removeprefix(b"\xef\xbb\xbf").split(b"\n")
-    counted = [number for number, line in enumerate(told, 1) if line.strip()]
+    lines = held.removeprefix(b"\xef\xbb\xbf").split(b"\n")
+    counted = [number for number, line in enumerate(lines, 1) if line.strip()]
     assert report.accepted == 0
     assert [rejected.line for rejected in report.rejected] == counted
 
@@ -162,16 +162,16 @@ def test_strict_starts_at_the_current_position_of_the_input(home: Home, spooled:
 
 def test_an_unknown_dataset_reads_nothing(home: Home) -> None:
     lines = _ndjson(row(1))
-    with pytest.raises(HypError, match="no dataset 'messages'"):
+    with pytest.raises(HypError, match="unknown dataset 'messages'"):
         ingest(home, "messages", lines)
     assert lines.tell() == 0
 
 
 def test_many_rows_are_acknowledged_in_batches_with_progress_reports(home: Home, spooled: Spooled) -> None:
-    told: list[float | None] = []
-    report = ingest(home, DATASET, _ndjson(*rows(2_500)), progress=lambda _message, done, _total: told.append(done))
+    reported: list[float | None] = []
+    report = ingest(home, DATASET, _ndjson(*rows(2_500)), progress=lambda _message, done, _total: reported.append(done))
     assert report.accepted == len(spooled()) == 2_500
-    assert told == [1_000, 2_000]
+    assert reported == [1_000, 2_000]
 
 
 @pytest.mark.hazard(13)

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from hypaware.home import Home
-from hypaware.model.coerce import coerce_row
-from hypaware.spool import envelope, reader, segments
-from hypaware.spool.segments import Folder
+from hypaware.model.datasets import coerce_row
+from hypaware.spool import reader, segments
+from hypaware.spool.segments import SpoolFolder
 from hypaware.spool.writer import SealRule, Spool
-from tests.rows import DATASET, MESSAGES, rows
+from tests.support.rows import DATASET, MESSAGES, rows
 
 if TYPE_CHECKING:
     from tests.unit.spool.conftest import Spooled
@@ -51,32 +51,32 @@ def test_only_selected_columns_are_read_and_missing_ones_are_null(home: Home) ->
 
 def test_a_home_without_a_spool_has_no_spooled_rows(home: Home, spooled: Spooled) -> None:
     assert spooled() == []
-    assert reader.waiting(home, DATASET) == reader.Waiting(DATASET, 0, 0, 0, None)
+    assert reader.summarize_spool(home, DATASET) == reader.SpoolContents(DATASET, 0, 0, 0, None)
 
 
-def test_spool_contents_are_derived_from_names_and_sizes(home: Home, folder: Folder) -> None:
+def test_spool_contents_are_derived_from_names_and_sizes(home: Home, folder: SpoolFolder) -> None:
     with Spool(home, _NEVER) as spool:
         spool.append(DATASET, rows(3))
         spool.seal()
         spool.append(DATASET, rows(1, 3))
-        found = reader.waiting(home, DATASET)
+        found = reader.summarize_spool(home, DATASET)
     held = sum(path.stat().st_size for path in folder.sealed.iterdir())
-    (first, _) = segments.sealed_segments(folder)
+    (first, _) = segments.list_sealed_segments(folder)
     assert (found.segments, found.rows, found.bytes) == (2, 3, held)
     assert found.oldest_at == int(first.name.partition("-")[0]) / 1000
 
 
-@pytest.mark.parametrize("looking", ["active_files", "sealed_segments"])
+@pytest.mark.parametrize("listing", ["list_active_files", "list_sealed_segments"])
 def test_a_segment_that_is_sealed_during_a_read_is_found_once(
-    home: Home, spooled: Spooled, monkeypatch: pytest.MonkeyPatch, looking: str
+    home: Home, spooled: Spooled, monkeypatch: pytest.MonkeyPatch, listing: str
 ) -> None:
     """Otherwise an acknowledged row would stay in the spool while a flush reports nothing to do."""
     with Spool(home, _NEVER) as spool:
         spool.append(DATASET, rows(2))
-        monkeypatch.setattr(segments, looking, _after(getattr(segments, looking), spool.seal))
-        assert reader.waiting(home, DATASET).segments == 1
+        monkeypatch.setattr(segments, listing, _after(getattr(segments, listing), spool.seal))
+        assert reader.summarize_spool(home, DATASET).segments == 1
         spool.append(DATASET, rows(1, 2))
-        monkeypatch.setattr(segments, looking, _after(getattr(segments, looking), spool.seal))
+        monkeypatch.setattr(segments, listing, _after(getattr(segments, listing), spool.seal))
         assert spooled() == ["message-0", "message-1", "message-2"]
 
 
@@ -86,25 +86,25 @@ def test_segment_names_of_one_process_stay_ordered_within_a_millisecond_and_when
     times = iter([5_000_000_000_000] * 50 + [4_000_000_000_000] * 50)
     monkeypatch.setattr(segments, "_last_millisecond", 0)
     monkeypatch.setattr("hypaware.spool.segments.time.time_ns", lambda: next(times) * 1_000_000)
-    names = [segments.new_name() for _ in range(100)]
+    names = [segments.new_segment_name() for _ in range(100)]
     assert names == sorted(names)
 
 
-def test_a_segment_that_is_flushed_during_a_read_is_skipped(home: Home, folder: Folder, spooled: Spooled) -> None:
+def test_a_segment_that_is_flushed_during_a_read_is_skipped(home: Home, folder: SpoolFolder, spooled: Spooled) -> None:
     with Spool(home, _NEVER) as spool:
         for number in range(3):
             spool.append(DATASET, rows(1, number))
             spool.seal()
     reading = reader.read_spooled_rows(home, DATASET)
     assert next(reading)["message_id"] == "message-0"
-    segments.sealed_segments(folder)[1].path.unlink()
+    segments.list_sealed_segments(folder)[1].path.unlink()
     assert [found["message_id"] for found in reading] == ["message-2"]
 
 
 @pytest.mark.hazard(6)
-def test_a_half_written_line_is_not_read(home: Home, folder: Folder, spooled: Spooled) -> None:
+def test_a_half_written_line_is_not_read(home: Home, folder: SpoolFolder, spooled: Spooled) -> None:
     good = [coerce_row(MESSAGES, raw, "gw-1") for raw in rows(3)]
-    lines = envelope.write_lines(good, 0)
+    lines = segments.encode_lines(good, 0)
     half = lines[: lines.rindex(b'"n":2')]
     (folder.active / "1-a.jsonl").write_bytes(half)
     reading = reader.read_spooled_rows(home, DATASET)
@@ -116,16 +116,18 @@ def test_a_half_written_line_is_not_read(home: Home, folder: Folder, spooled: Sp
 
 
 @pytest.mark.hazard(2)
-def test_all_rows_of_a_segment_with_a_wrong_count_are_read_as_a_flush_does(folder: Folder, spooled: Spooled) -> None:
+def test_all_rows_of_a_segment_with_a_wrong_count_are_read_as_a_flush_does(
+    folder: SpoolFolder, spooled: Spooled
+) -> None:
     good = [coerce_row(MESSAGES, raw, "gw-1") for raw in rows(3)]
-    (folder.sealed / "1-a.2.jsonl").write_bytes(envelope.write_lines(good, 0))
+    (folder.sealed / "1-a.2.jsonl").write_bytes(segments.encode_lines(good, 0))
     assert spooled() == ["message-0", "message-1", "message-2"]
 
 
-def test_a_segment_without_a_row_count_in_its_name_is_counted(folder: Folder, spooled: Spooled) -> None:
+def test_a_segment_without_a_row_count_in_its_name_is_counted(folder: SpoolFolder, spooled: Spooled) -> None:
     good = [coerce_row(MESSAGES, raw, "gw-1") for raw in rows(2)]
-    (folder.sealed / "by-hand.jsonl").write_bytes(envelope.write_lines(good, 0))
-    assert [segment.rows for segment in segments.sealed_segments(folder)] == [2]
+    (folder.sealed / "by-hand.jsonl").write_bytes(segments.encode_lines(good, 0))
+    assert [segment.rows for segment in segments.list_sealed_segments(folder)] == [2]
     assert spooled() == ["message-0", "message-1"]
 
 
@@ -136,7 +138,7 @@ def test_reading_changes_nothing(home: Home, spooled: Spooled) -> None:
         spool.append(DATASET, rows(2, 2))
         before = _everything(home.spool)
         spooled()
-        reader.waiting(home, DATASET)
+        reader.summarize_spool(home, DATASET)
         assert _everything(home.spool) == before
 
 
@@ -147,10 +149,10 @@ def _everything(root: Path) -> dict[Path, tuple[int, int, int]]:
 
 
 @pytest.mark.hazard(7)
-def test_memory_does_not_grow_with_the_spool(home: Home, folder: Folder) -> None:
+def test_memory_does_not_grow_with_the_spool(home: Home, folder: SpoolFolder) -> None:
     def peak(segment_count: int) -> int:
         good = [coerce_row(MESSAGES, raw, "gw-1") for raw in rows(200, content_text="x" * 2_000)]
-        lines = envelope.write_lines(good, 0)
+        lines = segments.encode_lines(good, 0)
         for number in range(segment_count):
             (folder.sealed / f"{number:013d}-a.200.jsonl").write_bytes(lines)
         tracemalloc.start()

@@ -10,15 +10,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from hypaware import durable
 from hypaware.errors import Retryable
-from hypaware.home import Home
-from hypaware.spool import repair, segments
-from hypaware.spool.repair import Repaired
-from hypaware.spool.segments import Folder
+from hypaware.home import Home, durable_files
+from hypaware.spool import active, segments
+from hypaware.spool.active import RepairedSegment
+from hypaware.spool.segments import SpoolFolder
 from hypaware.spool.writer import SealRule, Spool
-from tests.processes import kill, running
-from tests.rows import DATASET, rows
+from tests.support.processes import kill, running
+from tests.support.rows import DATASET, rows
 
 if TYPE_CHECKING:
     from tests.unit.spool.conftest import Spooled
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
 _PRODUCER = f"""
 import os, sys
 from hypaware.spool.writer import SealRule, Spool
-from tests.rows import rows
+from tests.support.rows import rows
 spool = Spool(os.environ["HYP_HOME"], SealRule(linger=float("inf")))
 spool.append("{DATASET}", rows(3))
 print("acknowledged", flush=True)
@@ -36,23 +35,23 @@ spool.close()
 _LINE = b'{"n":0}\n'
 
 
-def _orphan(folder: Folder, held: bytes, name: str = "1-a") -> None:
+def _orphan(folder: SpoolFolder, held: bytes, name: str = "1-a") -> None:
     (folder.active / f"{name}.jsonl").write_bytes(held)
 
 
 @pytest.mark.hazard(8)
 def test_the_file_of_a_killed_producer_is_detected_by_its_released_lock(
-    home: Home, folder: Folder, spooled: Spooled
+    home: Home, folder: SpoolFolder, spooled: Spooled
 ) -> None:
     with running(_PRODUCER, home) as producer:
         assert producer.stdout
         assert producer.stdout.readline() == "acknowledged\n"
-        assert repair.repair_orphans(folder) == []
+        assert active.repair_orphans(folder) == []
         kill(producer)
-    (repaired,) = repair.repair_orphans(folder)
+    (repaired,) = active.repair_orphans(folder)
     assert (repaired.rows, repaired.bytes_cut) == (3, 0)
     assert spooled() == ["message-0", "message-1", "message-2"]
-    assert repair.repair_orphans(folder) == []
+    assert active.repair_orphans(folder) == []
 
 
 @pytest.mark.hazard(6)
@@ -67,39 +66,39 @@ def test_the_file_of_a_killed_producer_is_detected_by_its_released_lock(
     ],
 )
 def test_a_torn_last_line_is_truncated_and_its_bytes_are_counted(
-    folder: Folder, held: bytes, rows_kept: int, bytes_cut: int
+    folder: SpoolFolder, held: bytes, rows_kept: int, bytes_cut: int
 ) -> None:
     _orphan(folder, held)
-    assert repair.repair_orphans(folder) == [Repaired("1-a", rows_kept, bytes_cut)]
-    (sealed,) = segments.sealed_segments(folder)
+    assert active.repair_orphans(folder) == [RepairedSegment("1-a", rows_kept, bytes_cut)]
+    (sealed,) = segments.list_sealed_segments(folder)
     assert sealed.rows == rows_kept
     assert sealed.path.read_bytes() == held[: len(held) - bytes_cut]
 
 
 @pytest.mark.hazard(6)
 @pytest.mark.parametrize("held", [b"", b'{"n":0,'])
-def test_an_orphan_without_a_whole_line_is_removed(folder: Folder, held: bytes) -> None:
+def test_an_orphan_without_a_whole_line_is_removed(folder: SpoolFolder, held: bytes) -> None:
     _orphan(folder, held)
-    assert repair.repair_orphans(folder) == [Repaired("1-a", 0, len(held))]
-    assert segments.active_files(folder) == []
-    assert segments.sealed_segments(folder) == []
+    assert active.repair_orphans(folder) == [RepairedSegment("1-a", 0, len(held))]
+    assert segments.list_active_files(folder) == []
+    assert segments.list_sealed_segments(folder) == []
 
 
-def test_two_concurrent_repairs_seal_each_orphan_once(folder: Folder) -> None:
+def test_two_concurrent_repairs_seal_each_orphan_once(folder: SpoolFolder) -> None:
     for number in range(40):
         _orphan(folder, _LINE * (number + 1), f"{number}-a")
     with ThreadPoolExecutor(4) as pool:
-        repaired = [done for some in pool.map(lambda _: repair.repair_orphans(folder), range(4)) for done in some]
+        repaired = [done for some in pool.map(lambda _: active.repair_orphans(folder), range(4)) for done in some]
     assert sorted(done.rows for done in repaired) == list(range(1, 41))
-    assert sorted(segment.rows for segment in segments.sealed_segments(folder)) == list(range(1, 41))
+    assert sorted(segment.rows for segment in segments.list_sealed_segments(folder)) == list(range(1, 41))
 
 
 def test_a_file_that_its_producer_seals_first_is_not_repaired(
-    home: Home, folder: Folder, monkeypatch: pytest.MonkeyPatch
+    home: Home, folder: SpoolFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with Spool(home, SealRule(linger=float("inf"))) as spool:
         spool.append(DATASET, rows(2))
-        listed = segments.active_files(folder)
+        listed = segments.list_active_files(folder)
         opened = os.open
 
         def sealed_after_opening(path: str, flags: int, *args: int) -> int:
@@ -108,51 +107,51 @@ def test_a_file_that_its_producer_seals_first_is_not_repaired(
             spool.seal()
             return fd
 
-        monkeypatch.setattr(segments, "active_files", lambda _: listed)
+        monkeypatch.setattr(segments, "list_active_files", lambda _: listed)
         monkeypatch.setattr(os, "open", sealed_after_opening)
-        assert repair.repair_orphans(folder) == []
-    assert [segment.rows for segment in segments.sealed_segments(folder)] == [2]
+        assert active.repair_orphans(folder) == []
+    assert [segment.rows for segment in segments.list_sealed_segments(folder)] == [2]
 
 
-def test_the_wait_repairs_orphans_and_ends_when_producers_seal(home: Home, folder: Folder) -> None:
+def test_the_wait_repairs_orphans_and_ends_when_producers_seal(home: Home, folder: SpoolFolder) -> None:
     _orphan(folder, _LINE)
     with running(_PRODUCER, home) as producer, ThreadPoolExecutor(1) as pool:
         assert producer.stdout
         assert producer.stdin
         producer.stdout.readline()
-        waiting = pool.submit(repair.wait_until_sealed, folder, 60)
+        waiting = pool.submit(active.wait_until_sealed, folder, 60)
         producer.stdin.write("seal\n")
         producer.stdin.flush()
         assert waiting.result() == []
-    assert sorted(segment.rows for segment in segments.sealed_segments(folder)) == [1, 3]
+    assert sorted(segment.rows for segment in segments.list_sealed_segments(folder)) == [1, 3]
 
 
-def test_a_file_that_a_live_process_does_not_seal_is_returned(home: Home, folder: Folder) -> None:
+def test_a_file_that_a_live_process_does_not_seal_is_returned(home: Home, folder: SpoolFolder) -> None:
     with Spool(home, SealRule(linger=float("inf"))) as spool:
         spool.append(DATASET, rows(1))
-        assert repair.wait_until_sealed(folder, 0) == segments.active_files(folder)
+        assert active.wait_until_sealed(folder, 0) == segments.list_active_files(folder)
 
 
-def test_only_old_invisible_files_are_removed(folder: Folder) -> None:
+def test_only_old_invisible_files_are_removed(folder: SpoolFolder) -> None:
     young, old = folder.active / ".new-1-a.jsonl", folder.active / ".new-2-b.jsonl"
     for path in (young, old):
         path.touch()
     os.utime(old, (0, time.time() - 3600))
-    repair.repair_orphans(folder)
+    active.repair_orphans(folder)
     assert young.exists()
     assert not old.exists()
 
 
 @pytest.mark.hazard(13)
 def test_a_repair_on_a_full_disk_raises_an_error_and_keeps_the_orphan(
-    folder: Folder, monkeypatch: pytest.MonkeyPatch
+    folder: SpoolFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     _orphan(folder, _LINE * 2)
-    monkeypatch.setattr(durable, "rename", full)
+    monkeypatch.setattr(durable_files, "rename_durably", full)
     with pytest.raises(Retryable, match=r"could not seal .*1-a\.jsonl.*No space"):
-        repair.repair_orphans(folder)
+        active.repair_orphans(folder)
     monkeypatch.undo()
-    assert repair.repair_orphans(folder) == [Repaired("1-a", 2, 0)]
+    assert active.repair_orphans(folder) == [RepairedSegment("1-a", 2, 0)]

@@ -9,22 +9,22 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from hypaware import crash_points, durable
-from hypaware.home import Home
-from hypaware.opening import identify
-from hypaware.spool import envelope, repair, segments
+from hypaware import faults
+from hypaware.home import Home, durable_files
+from hypaware.spool import active, segments
 from hypaware.spool.reader import read_spooled_rows
-from hypaware.spool.segments import Folder
+from hypaware.spool.segments import SpoolFolder
 from hypaware.spool.writer import SealRule, Spool
-from tests.processes import fork, kill, run, running, was_killed
-from tests.rows import DATASET, MESSAGES, rows
-from tests.shadow_disk import ShadowDisk
+from hypaware.state.home_opener import read_identity
+from tests.support.processes import fork, kill, run, running, was_killed
+from tests.support.rows import DATASET, MESSAGES, rows
+from tests.support.shadow_disk import ShadowDisk
 
 if TYPE_CHECKING:
     from tests.unit.spool.conftest import Spooled
 
 _NEVER = SealRule(linger=float("inf"))
-_POINTS = [point.name for point in crash_points.all_points() if point.package == "spool"]
+_POINTS = [point.name for point in faults.list_crash_points() if point.package == "spool"]
 _APPEND_AND_SEAL = [name for name in _POINTS if ".repair." not in name]
 _REPAIR = [name for name in _POINTS if ".repair." in name]
 
@@ -32,7 +32,7 @@ _REPAIR = [name for name in _POINTS if ".repair." in name]
 _PRODUCER = f"""
 import os, sys
 from hypaware.spool.writer import SealRule, Spool
-from tests.rows import rows
+from tests.support.rows import rows
 first, count = int(sys.argv[1]), int(sys.argv[2])
 with Spool(os.environ["HYP_HOME"], SealRule(max_rows=3, linger=float("inf"))) as spool:
     for number in range(first, first + count):
@@ -42,16 +42,16 @@ with Spool(os.environ["HYP_HOME"], SealRule(max_rows=3, linger=float("inf"))) as
 _REPAIRER = f"""
 import os
 from hypaware.home import Home
-from hypaware.spool import repair, segments
-repair.repair_orphans(segments.folder(Home.from_environment(), "{DATASET}"))
+from hypaware.spool import active, segments
+active.repair_orphans(segments.spool_folder(Home.from_environment(), "{DATASET}"))
 """
 
 
-def _sealed(folder: Folder) -> list[str]:
+def _sealed(folder: SpoolFolder) -> list[str]:
     """Return the rows of all sealed segments, validated as a flush does."""
     return [
-        envelope.read_line(MESSAGES, line, ordinal)["message_id"]
-        for segment in segments.sealed_segments(folder)
+        segments.decode_line(MESSAGES, line, ordinal)["message_id"]
+        for segment in segments.list_sealed_segments(folder)
         for ordinal, line in enumerate(segment.path.read_bytes().splitlines(keepends=True))
     ]
 
@@ -60,20 +60,20 @@ def _messages(numbers: list[str]) -> list[str]:
     return [f"message-{number}" for number in numbers]
 
 
-def _assert_kept(folder: Folder, acknowledged: list[str], sent: int) -> None:
+def _assert_kept(folder: SpoolFolder, acknowledged: list[str], sent: int) -> None:
     """Check after repair: every acknowledged row is there, no duplicate, no row that was never sent, no active file."""
-    repair.repair_orphans(folder)
+    active.repair_orphans(folder)
     kept = _sealed(folder)
     assert len(kept) == len(set(kept))
     assert set(_messages(acknowledged)) <= set(kept) <= set(_messages([str(number) for number in range(sent)]))
     assert len(kept) <= len(acknowledged) + 1
-    assert segments.active_files(folder) == []
+    assert segments.list_active_files(folder) == []
 
 
 @pytest.mark.parametrize("time", [1, 2])
 @pytest.mark.parametrize("point", _APPEND_AND_SEAL)
 def test_acknowledged_rows_survive_a_kill_of_the_producer_at_any_crash_point(
-    home: Home, folder: Folder, point: str, time: int
+    home: Home, folder: SpoolFolder, point: str, time: int
 ) -> None:
     done = run(_PRODUCER, home, 0, 7, crash_at=f"{point}:{time}")
     assert was_killed(done), done.stderr
@@ -87,21 +87,21 @@ def test_acknowledged_rows_survive_a_kill_of_the_producer_at_any_crash_point(
 @pytest.mark.hazard(6)
 @pytest.mark.hazard(8)
 @pytest.mark.parametrize("point", _REPAIR)
-def test_an_interrupted_repair_is_completed_by_the_next_one(home: Home, folder: Folder, point: str) -> None:
+def test_an_interrupted_repair_is_completed_by_the_next_one(home: Home, folder: SpoolFolder, point: str) -> None:
     with Spool(home, _NEVER) as spool:
         spool.append(DATASET, rows(2))
-        (path,) = segments.active_files(folder)
+        (path,) = segments.list_active_files(folder)
         held = path.read_bytes()
     for left in folder.sealed.iterdir():
         left.unlink()
     path.write_bytes(held + b'{"n":2,')
     assert was_killed(run(_REPAIRER, home, crash_at=point))
-    repair.repair_orphans(folder)
+    active.repair_orphans(folder)
     assert _sealed(folder) == ["message-0", "message-1"]
-    assert segments.active_files(folder) == []
+    assert segments.list_active_files(folder) == []
 
 
-def test_acknowledged_rows_survive_a_kill_of_the_producer_at_any_time(home: Home, folder: Folder) -> None:
+def test_acknowledged_rows_survive_a_kill_of_the_producer_at_any_time(home: Home, folder: SpoolFolder) -> None:
     """Another producer is alive and a repair runs all the time."""
     chance = random.Random(7)
     acknowledged: list[str] = []
@@ -111,11 +111,11 @@ def test_acknowledged_rows_survive_a_kill_of_the_producer_at_any_time(home: Home
                 assert producer.stdout
                 for _ in range(chance.randrange(1, 40)):
                     acknowledged += producer.stdout.readline().split()
-                    repair.repair_orphans(folder)
+                    active.repair_orphans(folder)
                 living.append(DATASET, rows(1, 10_000 + turn))
                 kill(producer)
                 acknowledged += producer.stdout.read().split()
-    repair.repair_orphans(folder)
+    active.repair_orphans(folder)
     kept = _sealed(folder)
     assert len(kept) == len(set(kept))
     assert set(_messages([*acknowledged, "10000", "10001", "10002"])) <= set(kept)
@@ -125,7 +125,7 @@ def test_acknowledged_rows_survive_a_kill_of_the_producer_at_any_time(home: Home
 def _append_until_death(home: Home, answers: Path, steps: int, disk: ShadowDisk) -> None:
     """Append to small segments and die at the given fsync; a line in `answers` is an acknowledgement."""
     with disk.watching():
-        real, left = durable.fsync_fd, [steps]
+        real, left = durable_files.fsync_fd, [steps]
 
         def dying(fd: int) -> None:
             if not left[0]:
@@ -133,7 +133,7 @@ def _append_until_death(home: Home, answers: Path, steps: int, disk: ShadowDisk)
             left[0] -= 1
             real(fd)
 
-        durable.fsync_fd = dying
+        durable_files.fsync_fd = dying
         spool = Spool(home, SealRule(max_rows=3, linger=float("inf")))
         for number in range(10):
             spool.append(DATASET, rows(1, number))
@@ -147,15 +147,15 @@ def _append_until_death(home: Home, answers: Path, steps: int, disk: ShadowDisk)
 @pytest.mark.parametrize("steps", range(0, 26, 2))
 def test_acknowledged_rows_survive_a_power_cut_after_any_fsync(tmp_path: Path, steps: int, survives: float) -> None:
     home, answers, chance = Home(tmp_path / "home"), tmp_path / "answers", random.Random(f"{steps} {survives}")
-    identify(home)
+    read_identity(home)
     disk = ShadowDisk(tmp_path / "shadow")
     disk.trust(home.root)
     answers.touch()
     fork(lambda: _append_until_death(home, answers, steps, disk))
     disk.power_cut(home.root, lambda: chance.random() < survives)
-    folder = segments.folder(home, DATASET)
+    folder = segments.spool_folder(home, DATASET)
     folder.create()
-    repair.repair_orphans(folder)
+    active.repair_orphans(folder)
     kept = [row["message_id"] for row in read_spooled_rows(home, DATASET)]
     assert len(kept) == len(set(kept))
     assert set(_messages(answers.read_text().split())) <= set(kept)
@@ -167,10 +167,10 @@ def test_rows_survive_a_power_cut_in_folders_whose_creator_died_before_an_fsync(
 ) -> None:
     """The folders exist, so they are not created; their directory entries must be fsynced anyway."""
     home = Home(tmp_path / "home")
-    identify(home)
+    read_identity(home)
     disk = ShadowDisk(tmp_path / "shadow")
     disk.trust(home.root)
-    folder = segments.folder(home, DATASET)
+    folder = segments.spool_folder(home, DATASET)
     for path in (folder.active, folder.sealed, folder.rejected):
         path.mkdir(parents=True)
 

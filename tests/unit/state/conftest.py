@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from hypaware.state.store import Store
+from hypaware.state.store import StateStore
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    made = Store(tmp_path / "state.db")
+def store(tmp_path: Path) -> Iterator[StateStore]:
+    made = StateStore(tmp_path / "state.db")
     made.migrate()
     yield made
     made.close()

@@ -1,4 +1,4 @@
-"""Sequences and flushes: a range is given out once, and a flush is settled once."""
+"""Sequences and flushes: a range is reserved once, and a flush is finished once."""
 
 from __future__ import annotations
 
@@ -7,44 +7,44 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from sqlalchemy import select, text
 
 from hypaware.errors import StateCorrupt, StateError
-from hypaware.state import flushes, tables
-from hypaware.state.flushes import Flush, Outcome
-from hypaware.state.store import Store
-from tests.processes import together
+from hypaware.model.row_counts import RowCounts
+from hypaware.state import flushes
+from hypaware.state.flushes import Flush, FlushOutcome
+from hypaware.state.store import StateStore
+from tests.support.processes import together
 
 _DATASET = "ai_gateway_messages"
-_NOTHING = Outcome({}, 0, 0, 0)
+_NOTHING = FlushOutcome({}, RowCounts())
 
 
-def _reserve(store: Store, *segments: tuple[str, int], above: int = 0) -> Flush:
+def _reserve(store: StateStore, *segments: tuple[str, int], above: int = 0) -> Flush:
     with store.transaction() as connection:
-        return flushes.reserve(connection, _DATASET, segments, above=above)
+        return flushes.reserve_flush(connection, _DATASET, segments, above=above)
 
 
-def _burn(store: Store, flush: Flush, blamed: tuple[str, ...] | None = None) -> None:
+def _burn(store: StateStore, flush: Flush, blamed: tuple[str, ...] | None = None) -> None:
     with store.transaction() as connection:
-        flushes.burn(connection, flush, blamed=blamed)
+        flushes.discard_flush(connection, flush, blamed=blamed)
 
 
-def _record(store: Store, flush: Flush, outcome: Outcome = _NOTHING) -> None:
+def _record(store: StateStore, flush: Flush, outcome: FlushOutcome = _NOTHING) -> None:
     with store.transaction() as connection:
-        flushes.record(connection, flush, outcome)
+        flushes.record_flush(connection, flush, outcome)
 
 
-def _attempts(store: Store) -> dict[str, int]:
+def _attempts(store: StateStore) -> dict[str, int]:
     with store.reading() as connection:
-        return flushes.attempts_of(connection, _DATASET)
+        return flushes.segment_attempts(connection, _DATASET)
 
 
-def _committed(store: Store, *names: str) -> set[str]:
+def _committed(store: StateStore, *names: str) -> set[str]:
     with store.reading() as connection:
         return flushes.committed_segments(connection, _DATASET, names)
 
 
-def test_ranges_are_consecutive_and_a_sequence_is_the_base_plus_the_ordinal(store: Store) -> None:
+def test_ranges_are_consecutive_and_a_sequence_is_the_base_plus_the_ordinal(store: StateStore) -> None:
     first = _reserve(store, ("a", 3), ("b", 2))
     second = _reserve(store, ("c", 1))
     assert (first.after, first.last) == (0, 5)
@@ -52,23 +52,23 @@ def test_ranges_are_consecutive_and_a_sequence_is_the_base_plus_the_ordinal(stor
     assert (second.after, second.last) == (5, 6)
 
 
-def test_a_flush_is_unfinished_until_it_is_recorded_or_discarded(store: Store) -> None:
+def test_a_flush_is_unfinished_until_it_is_recorded_or_discarded(store: StateStore) -> None:
     landed, lost = _reserve(store, ("a", 3)), _reserve(store, ("b", 2))
     with store.reading() as connection:
-        assert flushes.unfinished(connection) == [landed, lost]
-        assert flushes.unfinished(connection, "another") == []
-    _record(store, landed, Outcome({"claude": 3}, 3, 0, 0))
+        assert flushes.unfinished_flushes(connection) == [landed, lost]
+        assert flushes.unfinished_flushes(connection, "another") == []
+    _record(store, landed, FlushOutcome({"claude": 3}, RowCounts(3)))
     _burn(store, lost)
     with store.reading() as connection:
-        assert flushes.unfinished(connection) == []
-        assert flushes.high_water(connection) == {_DATASET: {"claude": 3}}
-        assert flushes.burnt_ids(connection, _DATASET) == {lost.id}
+        assert flushes.unfinished_flushes(connection) == []
+        assert flushes.load_high_water(connection) == {_DATASET: {"claude": 3}}
+        assert flushes.discarded_flush_ids(connection, _DATASET) == {lost.id}
         assert flushes.last_flush_at(connection) is not None
         assert flushes.last_flush_at(connection, "another") is None
     assert _committed(store, "a", "b") == {"a"}
 
 
-def test_the_range_of_a_discarded_flush_is_never_reused(store: Store) -> None:
+def test_the_range_of_a_discarded_flush_is_never_reused(store: StateStore) -> None:
     lost = _reserve(store, ("a", 3))
     _burn(store, lost)
     again = _reserve(store, ("a", 3))
@@ -76,8 +76,8 @@ def test_the_range_of_a_discarded_flush_is_never_reused(store: Store) -> None:
     assert again.id != lost.id
 
 
-def test_a_flush_is_finished_once(store: Store) -> None:
-    """A committed flush that is burnt gives its rows back to the spool: they would be committed again."""
+def test_a_flush_is_finished_once(store: StateStore) -> None:
+    """If a committed flush were discarded, its rows would be committed again."""
     flush = _reserve(store, ("a", 1))
     _record(store, flush)
     with pytest.raises(StateError, match="not reserved any more"):
@@ -90,7 +90,7 @@ def test_a_flush_is_finished_once(store: Store) -> None:
     assert _committed(store, "b") == set()
 
 
-def test_each_attempt_counts_even_if_the_process_was_killed(store: Store) -> None:
+def test_each_attempt_counts_even_if_the_process_was_killed(store: StateStore) -> None:
     for attempt in (1, 2, 3):
         flush = _reserve(store, ("a", 1), ("b", 1))
         assert [segment.attempts for segment in flush.segments] == [attempt, attempt]
@@ -98,72 +98,72 @@ def test_each_attempt_counts_even_if_the_process_was_killed(store: Store) -> Non
     assert _attempts(store) == {"a": 3, "b": 3}
 
 
-def test_a_failure_counts_only_for_the_blamed_segments(store: Store) -> None:
+def test_a_failure_counts_only_for_the_blamed_segments(store: StateStore) -> None:
     _burn(store, _reserve(store, ("a", 1), ("b", 1)), blamed=("b",))
     assert _attempts(store) == {"a": 0, "b": 1}
     _burn(store, _reserve(store, ("a", 1), ("b", 1)), blamed=())
     assert _attempts(store) == {"a": 0, "b": 1}
 
 
-def test_high_water_only_rises(store: Store) -> None:
+def test_high_water_only_rises(store: StateStore) -> None:
     with store.transaction() as connection:
         flushes.raise_high_water(connection, _DATASET, {"claude": 10, "codex": 5})
         flushes.raise_high_water(connection, _DATASET, {"claude": 7, "codex": 8})
-        assert flushes.high_water(connection, _DATASET) == {_DATASET: {"claude": 10, "codex": 8}}
+        assert flushes.load_high_water(connection, _DATASET) == {_DATASET: {"claude": 10, "codex": 8}}
 
 
 @pytest.mark.hazard(15)
-def test_the_next_sequence_only_rises(store: Store) -> None:
+def test_the_next_sequence_only_rises(store: StateStore) -> None:
     with store.transaction() as connection:
-        flushes.raise_next_seq(connection, 100)
-        flushes.raise_next_seq(connection, 50)
-        assert flushes.next_seq(connection) == 100
+        flushes.raise_next_sequence(connection, 100)
+        flushes.raise_next_sequence(connection, 50)
+        assert flushes.next_sequence(connection) == 100
 
 
 @pytest.mark.hazard(74)
-def test_nothing_is_reserved_at_or_below_the_lakes_floor(store: Store) -> None:
+def test_nothing_is_reserved_at_or_below_the_lakes_floor(store: StateStore) -> None:
     assert _reserve(store, ("a", 2), above=1_000).after == 1_000
     assert _reserve(store, ("b", 2), above=1_000).after == 1_002
     assert _reserve(store, ("c", 2)).after == 1_004
 
 
 @pytest.mark.hazard(15)
-def test_an_empty_allocator_is_damage_and_never_means_one(store: Store) -> None:
+def test_an_empty_allocator_is_damage_and_never_means_one(store: StateStore) -> None:
     with store.transaction() as connection:
-        connection.execute(text("DELETE FROM allocator"))
+        connection.execute("DELETE FROM allocator")
     with pytest.raises(StateCorrupt, match="no sequence allocator"):
         _reserve(store, ("a", 1))
     with store.transaction() as connection:
-        flushes.raise_next_seq(connection, 41)
+        flushes.raise_next_sequence(connection, 41)
     assert _reserve(store, ("a", 1)).last == 41
 
 
-def test_committed_segments_can_be_named_twice(store: Store) -> None:
+def test_committed_segments_can_be_named_twice(store: StateStore) -> None:
     _reserve(store, ("a", 1))
     with store.transaction() as connection:
-        flushes.mark_committed(connection, _DATASET, ["a", "b", "b"])
-        flushes.mark_committed(connection, _DATASET, [])
+        flushes.mark_segments_committed(connection, _DATASET, ["a", "b", "b"])
+        flushes.mark_segments_committed(connection, _DATASET, [])
     assert _committed(store, "a", "b", "c") == {"a", "b"}
 
 
-def test_old_finished_flushes_are_forgotten_and_unfinished_ones_are_kept(store: Store) -> None:
+def test_old_finished_flushes_are_forgotten_and_unfinished_ones_are_kept(store: StateStore) -> None:
     old = (datetime.now(UTC) - timedelta(days=31)).isoformat()
     done, burnt, open_ = (_reserve(store, (name, 1)) for name in ("a", "b", "c"))
     _record(store, done)
     _burn(store, burnt)
     with store.transaction() as connection:
-        connection.execute(tables.segments.update().values(updated_at=old))
-        connection.execute(tables.flushes.update().values(finished_at=old, reserved_at=old))
+        connection.execute("UPDATE segments SET updated_at = ?", (old,))
+        connection.execute("UPDATE flushes SET finished_at = :old, reserved_at = :old", {"old": old})
     _record(store, _reserve(store, ("d", 1)))
     with store.reading() as connection:
-        assert [flush.id for flush in flushes.unfinished(connection)] == [open_.id]
-        assert set(connection.execute(select(tables.segments.c.name)).scalars()) == {"b", "c", "d"}
-        assert len(connection.execute(select(tables.flushes.c.id)).all()) == 2
+        assert [flush.id for flush in flushes.unfinished_flushes(connection)] == [open_.id]
+        assert set(connection.values("SELECT name FROM segments")) == {"b", "c", "d"}
+        assert len(connection.rows("SELECT id FROM flushes")) == 2
 
 
 @pytest.mark.hazard(14)
-def test_concurrent_processes_never_allocate_the_same_sequence(store: Store, tmp_path: Path) -> None:
-    """In the original 2,935 numbers were given out twice in 2 × 3,000."""
+def test_concurrent_processes_never_allocate_the_same_sequence(store: StateStore, tmp_path: Path) -> None:
+    """In the original, two processes allocated 2,935 of 3,000 sequences twice."""
 
     def allocate(number: int) -> None:
         with open(tmp_path / f"taken-{number}", "w") as taken:

@@ -1,4 +1,4 @@
-"""The side file: what must survive the loss of the state. It is never ahead of the state."""
+"""The mirror, from which a lost state is rebuilt. It is never ahead of the state."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from pathlib import Path
 import pytest
 
 from hypaware.home import Home
-from hypaware.opening import open_home
 from hypaware.state import flushes, mirror
-from tests.processes import run, was_killed
+from hypaware.state.home_opener import open_home
+from tests.support.processes import run, was_killed
 
 
 def test_the_mirror_contains_identity_sequence_and_high_water(home: Home) -> None:
     opened = open_home(home)
     with opened.store.transaction() as connection:
-        flushes.raise_next_seq(connection, 42)
+        flushes.raise_next_sequence(connection, 42)
         flushes.raise_high_water(connection, "ai_gateway_messages", {"a/b ü": 41})
-    mirror.write(home.mirror, opened.store)
+    mirror.write_mirror(home.mirror, opened.store)
     opened.store.close()
-    held = mirror.read(home.mirror)
+    held = mirror.read_mirror(home.mirror)
     assert held is not None
     assert (held.identity, held.next_seq) == (opened.identity, 42)
     assert (held.high_water, held.step) == ({"ai_gateway_messages": {"a/b ü": 41}}, 0)
@@ -45,7 +45,7 @@ def test_the_mirror_contains_identity_sequence_and_high_water(home: Home) -> Non
 def test_a_damaged_mirror_is_ignored(tmp_path: Path, held: bytes | None) -> None:
     if held is not None:
         (tmp_path / "mirror").write_bytes(held)
-    assert mirror.read(tmp_path / "mirror") is None
+    assert mirror.read_mirror(tmp_path / "mirror") is None
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_a_mirror_with_an_invalid_part_is_ignored(home: Home, name: str, value: 
     open_home(home).store.close()
     held = json.loads(home.mirror.read_bytes())
     home.mirror.write_text(json.dumps({**held, name: value}))
-    assert mirror.read(home.mirror) is None
+    assert mirror.read_mirror(home.mirror) is None
 
 
 @pytest.mark.hazard(10)
@@ -63,15 +63,16 @@ def test_a_mirror_with_an_invalid_part_is_ignored(home: Home, name: str, value: 
 def test_a_process_killed_during_the_write_leaves_the_old_or_the_new_mirror(home: Home, point: str) -> None:
     opened = open_home(home)
     with opened.store.transaction() as connection:
-        flushes.raise_next_seq(connection, 42)
+        flushes.raise_next_sequence(connection, 42)
     opened.store.close()
     write = """
 import pathlib, sys
 from hypaware.state import mirror
-from hypaware.state.store import Store
-mirror.write(pathlib.Path(sys.argv[2]), Store(pathlib.Path(sys.argv[1])))
+from hypaware.state.store import StateStore
+
+mirror.write_mirror(pathlib.Path(sys.argv[2]), StateStore(pathlib.Path(sys.argv[1])))
 """
     assert was_killed(run(write, home, home.state, home.mirror, crash_at=point))
-    held = mirror.read(home.mirror)
+    held = mirror.read_mirror(home.mirror)
     assert held
     assert held.next_seq == (1 if "before" in point else 42)

@@ -4,11 +4,10 @@ import shutil
 
 import pytest
 
-from hypaware.clients import standing
+from hypaware.gateway import attach_status
 from hypaware.home import Home
-from hypaware.status import clients, engine, gateway
-from hypaware.status.checks import sinks
-from tests.status_home import StatusHome
+from hypaware.status import diagnostics, doctor
+from tests.support.status_home import StatusHome
 
 ROOM = 1 << 40
 
@@ -16,8 +15,12 @@ ROOM = 1 << 40
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Use long timeouts on a busy machine; tests of timeouts set their own."""
-    for module in (clients, engine, gateway, sinks, standing):
-        monkeypatch.setattr(module, "_SECONDS", 120.0)
+    for module, name in (
+        (diagnostics, "TIMEOUT_SECONDS"),
+        (doctor, "_CONNECT_SECONDS"),
+        (attach_status, "_SECONDS"),
+    ):
+        monkeypatch.setattr(module, name, 120.0)
 
 
 @pytest.fixture(autouse=True)

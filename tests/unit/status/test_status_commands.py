@@ -15,13 +15,13 @@ import pytest
 from hypaware import status
 from hypaware.cli.main import hyp as root
 from hypaware.cli.main import main
-from hypaware.cli.status_page import Look, draw
+from hypaware.cli.status import StatusStyle, render_status
 from hypaware.home import Home
-from hypaware.status.gathering import gather
-from tests.light_life import append
-from tests.rows import rows
-from tests.standing_home import StandingHome, key
-from tests.status_home import StatusHome
+from hypaware.status.snapshot import collect_snapshot
+from tests.support.delivery_home import DeliveryHome, key
+from tests.support.light_home import append
+from tests.support.rows import rows
+from tests.support.status_home import StatusHome
 
 Ran = tuple[int, str, str]
 NOW = datetime.now(UTC)
@@ -64,9 +64,9 @@ def test_status_check_fails_unless_everything_is_ok(at: StatusHome, hyp: Callabl
 def test_status_page_is_short_and_names_the_repair(at: StatusHome, hyp: Callable[..., Ran]) -> None:
     at.with_rows(20).with_client()
     append(at.home, rows(3, start=100))
-    standing = StandingHome(at.home)
-    standing.declare(archive="/nowhere/a")
-    standing.delivered(key("archive"), 5)
+    deliveries = DeliveryHome(at.home)
+    deliveries.declare(archive="/nowhere/a")
+    deliveries.delivered(key("archive"), 5)
     code, out, err = hyp("status")
     assert (code, err) == (0, "")
     lines = out.splitlines()
@@ -81,14 +81,14 @@ def test_status_page_is_short_and_names_the_repair(at: StatusHome, hyp: Callable
 
 
 def _document(at: StatusHome) -> dict[str, Any]:
-    return gather(at.home, at.environment, NOW, at.cache).as_json()
+    return collect_snapshot(at.home, at.environment, NOW, at.cache).as_json()
 
 
 def test_status_page_uses_colours_and_fits_the_terminal(at: StatusHome) -> None:
     at.made().with_client().write_config("[clients.claude]\nenabled = true\n")
-    lines = draw(_document(at), NOW, Look(width=60, colours=True))
+    lines = render_status(_document(at), NOW, StatusStyle(width=60, colours=True))
     assert "\x1b[31m" in lines[0]
-    plain = draw(_document(at), NOW, Look(width=60))
+    plain = render_status(_document(at), NOW, StatusStyle(width=60))
     commands = {command for each in _document(at)["diagnostics"] for command in each["repair"]}
     assert all(len(line) <= 60 for line in plain[1:] if line.strip() not in commands)
 
@@ -97,7 +97,7 @@ def test_status_page_uses_colours_and_fits_the_terminal(at: StatusHome) -> None:
 def test_control_characters_are_escaped_on_the_status_page(at: StatusHome) -> None:
     at.made()
     with at.daemon(gateway={"state": "down", "error": "\x1b]0;owned\x07", "unknown": {"/\x1b[2J": 1}}):
-        page = "\n".join(draw(_document(at), NOW, Look()))
+        page = "\n".join(render_status(_document(at), NOW, StatusStyle()))
     assert "\x1b" not in page
     assert "\\x1b[2J" in page
 
@@ -139,5 +139,5 @@ def _takes_arguments(group: Any) -> bool:
 def test_status_works_for_an_unusable_home(tmp_path: Path) -> None:
     """Use a path below a file, where no folder can be created."""
     (tmp_path / "file").touch()
-    found = gather(Home(tmp_path / "file" / "home"), {"HOME": str(tmp_path), "PATH": ""}, NOW, tmp_path)
+    found = collect_snapshot(Home(tmp_path / "file" / "home"), {"HOME": str(tmp_path), "PATH": ""}, NOW, tmp_path)
     assert found.overall == "down"

@@ -18,25 +18,25 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql.variant_utils import VariantUtils
 
-from hypaware import config as configuration
-from hypaware import durable
+from hypaware import config
 from hypaware.errors import HypError
-from hypaware.home import Home
-from hypaware.lake import metadata, rejects, tombstones
-from hypaware.lake.tombstones import Stone
-from hypaware.model.columns import timestamp_text
+from hypaware.home import Home, durable_files
+from hypaware.iceberg import metadata
+from hypaware.lake import rejects, tombstones
+from hypaware.lake.tombstones import Tombstone
+from hypaware.model.columns import format_timestamp
 from hypaware.model.datasets import GATEWAY, SEQ, SOURCE
-from hypaware.opening import identify, open_home
 from hypaware.state import flushes
-from hypaware.takeover import pieces
-from hypaware.takeover.dry import dry_run
+from hypaware.state.home_opener import open_home, read_identity
+from hypaware.takeover import rows
+from hypaware.takeover.dry_run import dry_run_takeover
 from hypaware.takeover.table import CacheDamaged
-from tests.claude_transcripts import SAMPLES, unpacked
-from tests.light_lake import read_lake
-from tests.light_life import append, import_history
-from tests.unit.takeover.light_takeover import taken
-from tests.unit.takeover.original_cache import DATASET, SAMPLE, Builder, installation, row, spool
-from tests.unit.takeover.vectors import vector
+from tests.support.claude_transcripts import SAMPLES, unpacked
+from tests.support.deletion_vectors import vector
+from tests.support.light_home import append, import_history
+from tests.support.light_lake import read_lake
+from tests.support.light_takeover import take_over
+from tests.support.original_cache import DATASET, SAMPLE, Builder, installation, row, spool
 
 
 @pytest.fixture
@@ -103,16 +103,16 @@ def sample_rows() -> dict[str, dict[str, Any]]:
 def _plain(value: Any) -> Any:
     if isinstance(value, dict):
         return orjson.loads(VariantUtils.to_json(value["value"], value["metadata"]))
-    return timestamp_text(value) if isinstance(value, datetime) else value
+    return format_timestamp(value) if isinstance(value, datetime) else value
 
 
 def test_every_row_of_the_sample_is_imported_once_with_all_columns(home: Home) -> None:
-    report = taken(home, SAMPLE)
+    report = take_over(home, SAMPLE)
     assert counts(report) == (1481, 1481, 0, 0)
     expected = sample_rows()
     found = lake(home)
     assert [expected[each["part_id"]][SEQ] for each in found] == list(range(1, 1482))
-    own = identify(home).gateway_id
+    own = read_identity(home).gateway_id
     json_columns = {"tools", "previous_message_id", "tool_args", "compact_metadata", "status", "raw_frame"}
     for each in found:
         original = expected.pop(each["part_id"])
@@ -133,9 +133,9 @@ def test_a_read_only_cache_is_imported_and_not_changed(home: Home, cache: Path) 
         path.chmod(0o555 if path.is_dir() else 0o444)
     cache.chmod(0o555)
     before = fingerprints(cache.parents[1])
-    dry_run(home, configuration.load(home), {"dir": str(cache)}, lambda *_: None)
+    dry_run_takeover(home, config.load(home), {"dir": str(cache)}, lambda *_: None)
     assert not home.root.exists()
-    taken(home, cache)
+    take_over(home, cache)
     assert fingerprints(cache.parents[1]) == before
     assert len(lake(home)) == 1482
 
@@ -158,8 +158,8 @@ def test_a_second_run_reads_only_new_rows(home: Home, cache: Path) -> None:
     builder.add([row(n) for n in range(5)], range(5))
     builder.commit()
     first = spool(cache, [row(5)])
-    assert counts(taken(home, cache)) == (6, 6, 0, 0)
-    again = taken(home, cache)
+    assert counts(take_over(home, cache)) == (6, 6, 0, 0)
+    again = take_over(home, cache)
     assert (counts(again), again["datasets"][0]["rows_taken_before"]) == ((5, 0, 5, 0), 5)
     assert again["datasets"][0]["flush_id"] is None
     # The spool was flushed and another row arrived; the imported data file is not read again.
@@ -168,9 +168,9 @@ def test_a_second_run_reads_only_new_rows(home: Home, cache: Path) -> None:
     builder.commit()
     spool(cache, [row(6)])
     damage_column(builder.folder / "data" / "00000000.parquet", "message_id")
-    assert counts(taken(home, cache)) == (7, 1, 6, 0)
+    assert counts(take_over(home, cache)) == (7, 1, 6, 0)
     spool(cache, [row(7)])
-    assert counts(taken(home, cache)) == (7, 1, 6, 0)
+    assert counts(take_over(home, cache)) == (7, 1, 6, 0)
     assert parts(home) == ["0", "1", "2", "3", "4", "5", "6", "7"]
 
 
@@ -179,12 +179,12 @@ def test_a_moved_cache_or_a_lost_state_does_not_duplicate_rows(home: Home, cache
     builder.add([row(n) for n in range(5)], range(5))
     builder.commit()
     spool(cache, [row(5)])
-    taken(home, cache)
+    take_over(home, cache)
     moved = cache.rename(tmp_path / "elsewhere")
-    assert counts(taken(home, moved)) == (5, 0, 5, 0)
+    assert counts(take_over(home, moved)) == (5, 0, 5, 0)
     for name in ("state.db", "state.mirror.json"):
         (home.root / name).unlink()
-    assert counts(taken(home, moved)) == (6, 0, 6, 0)
+    assert counts(take_over(home, moved)) == (6, 0, 6, 0)
     assert len(lake(home)) == 6
 
 
@@ -197,7 +197,7 @@ def test_rows_without_a_sequence_come_first_then_the_old_order_then_the_spool(ho
     builder.commit()
     spool(cache, [row(99)])
     spool(cache, [row(98)], name="flush-1-2-3.jsonl", folder="all")
-    report = taken(home, cache)
+    report = take_over(home, cache)
     assert parts(home) == ["4", "0", "1", "5", "10", "15", "20", "98", "99"]
     counts_of_source = of_source(report)
     assert (
@@ -206,7 +206,7 @@ def test_rows_without_a_sequence_come_first_then_the_old_order_then_the_spool(ho
         counts_of_source["rows_written"],
     ) == (3, 2, 9)
     with closing(open_home(home).store) as store, store.reading() as connection:
-        assert flushes.high_water(connection)[DATASET]["claude"] == max(each[SEQ] for each in lake(home))
+        assert flushes.load_high_water(connection)[DATASET]["claude"] == max(each[SEQ] for each in lake(home))
 
 
 @pytest.mark.hazard(14)
@@ -216,7 +216,7 @@ def test_rows_that_share_an_old_sequence_get_different_sequences(home: Home, cac
     builder.add([row(n) for n in (1, 2, 3)], [1, 2, 3])
     builder.add([row(n) for n in (11, 12, 13)], [1, 2, 2])
     builder.commit()
-    assert counts(taken(home, cache)) == (6, 6, 0, 0)
+    assert counts(take_over(home, cache)) == (6, 6, 0, 0)
     assert parts(home) == ["1", "11", "2", "12", "13", "3"]
 
 
@@ -226,7 +226,7 @@ def test_of_a_duplicate_part_the_older_row_is_imported(home: Home, cache: Path) 
     builder.add([row(1, content_text="older")], [3])
     builder.commit()
     spool(cache, [row(2), row(3)])
-    assert counts(taken(home, cache)) == (5, 3, 2, 0)
+    assert counts(take_over(home, cache)) == (5, 3, 2, 0)
     first = lake(home)[0]
     assert (first["part_id"], first["content_text"]) == ("old-1#0", "older")
 
@@ -237,7 +237,7 @@ def test_rows_in_the_homes_own_spool_are_not_imported_again(home: Home, cache: P
     builder = Builder(cache)
     builder.add([row(1), row(2), row(3)], [1, 2, 3])
     builder.commit()
-    assert counts(taken(home, cache)) == (3, 2, 1, 0)
+    assert counts(take_over(home, cache)) == (3, 2, 1, 0)
     assert sorted(parts(home)) == ["1", "2", "3"]
 
 
@@ -246,14 +246,14 @@ def test_a_later_import_of_the_transcripts_does_not_duplicate_imported_rows(home
     text = lzma.decompress((SAMPLES / "original-rows.jsonl.xz").read_bytes())
     originals = [orjson.loads(line) for line in text.splitlines()]
     spool(cache, originals)
-    report = taken(home, cache)
+    report = take_over(home, cache)
     assert counts(report)[3] == 0
     before = parts(home)
     config = cache.parents[1] / "claude"
     unpacked(config / "projects" / "-project")
     outcome = import_history(home, {"HOME": "/nonexistent", "CLAUDE_CONFIG_DIR": str(config)})
     assert outcome.rows_skipped >= 164, "the rows were made of these transcripts"
-    assert outcome.rows_written == 0
+    assert outcome.rows.written == 0
     assert parts(home) == before
 
 
@@ -262,7 +262,7 @@ def test_rows_deleted_in_the_original_are_not_imported(home: Home, cache: Path) 
     kept = builder.add([row(n) for n in range(6)], range(6))
     builder.delete(kept, vector({1, 4}), 2)
     builder.commit()
-    assert counts(taken(home, cache)) == (4, 4, 0, 0)
+    assert counts(take_over(home, cache)) == (4, 4, 0, 0)
     assert parts(home) == ["0", "2", "3", "5"]
 
 
@@ -270,27 +270,27 @@ def test_rows_deleted_in_the_original_are_not_imported(home: Home, cache: Path) 
 def test_rows_older_than_retention_keeps_are_not_imported(
     home: Home, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(metadata, "retained_from", lambda _home, _table: "2026-09-02")
+    monkeypatch.setattr(metadata, "read_retention_start", lambda _home, _table: "2026-09-02")
     builder = Builder(cache)
     builder.add([row(n) for n in (10, 59, 60, 61)], [1, 2, 3, 4])
     builder.commit()
-    report = taken(home, cache)
+    report = take_over(home, cache)
     assert (of_source(report)["rows_too_old"], of_source(report)["rows_duplicate"]) == (2, 0)
     assert parts(home) == ["60", "61"]
 
 
 @pytest.mark.hazard(85)
 def test_rows_purged_here_are_not_imported_from_a_cache(home: Home, cache: Path) -> None:
-    identify(home)
-    durable.make_dir(home.lake)
+    read_identity(home)
+    durable_files.make_dir(home.lake)
     index = "2026-11-15T00:00:00Z"
-    tombstones.set_up(home, [Stone("session", "session-2", "hyp purge --session session-2")], index)
+    tombstones.create_tombstones(home, [Tombstone("session", "session-2", "hyp purge --session session-2")], index)
     builder = Builder(cache)
     builder.add([row(1), row(2, session_id="session-2"), row(3)], [1, 2, 3])
     builder.commit()
     spool(cache, [row(4, session_id="session-2"), row(5), row(3)])
-    planned = dry_run(home, configuration.load(home), {"dir": str(cache)}, lambda *_: None)
-    done = taken(home, cache)
+    planned = dry_run_takeover(home, config.load(home), {"dir": str(cache)}, lambda *_: None)
+    done = take_over(home, cache)
     for report in (planned, done):
         assert (*counts(report), of_source(report)["rows_purged"]) == (6, 3, 1, 0, 2)
     assert parts(home) == ["1", "3", "5"]
@@ -302,7 +302,7 @@ def test_values_without_a_column_are_kept_in_attributes_and_reported(home: Home,
     builder.add([row(1, mood="calm", seen_at=moment.isoformat(), blob=b"\xff"), row(2)], [1, 2])
     builder.commit()
     spool(cache, [row(3, schema_version=6, attributes="[1]", mood={"deep": [1]}), row(4, attributes=None)])
-    report = taken(home, cache)
+    report = take_over(home, cache)
     assert report["datasets"][0]["columns_set_aside"] == {
         "attributes": 1,
         "blob": 1,
@@ -340,7 +340,7 @@ def test_rows_that_cannot_be_stored_are_kept_as_rejects(home: Home, cache: Path)
     with path.open("a") as file:
         file.write('{"version": 2, "columns": [], "rows": []}\nnot json\n\n')
         file.write('{"version": 1, "columns": [], "rows": [')
-    report = taken(home, cache)
+    report = take_over(home, cache)
     counts_of_source = report["datasets"][0]
     assert counts(report) == (7, 3, 0, 4)
     assert (counts_of_source["not_rows"], counts_of_source["torn_bytes"]) == (3, 39)
@@ -349,20 +349,20 @@ def test_rows_that_cannot_be_stored_are_kept_as_rejects(home: Home, cache: Path)
         orjson.loads(line) for path in home.spool.rglob("rejected/*.jsonl") for line in path.read_bytes().splitlines()
     ]
     assert sorted(each["reason"].split(":")[0] for each in kept) == [
-        "the row is not a JSON object",
         "column message_created_at",
         "column part_id",
         "column role is required",
         "column status",
         "the line is not an envelope of version 1 with columns and rows",
         "the line is not an envelope of version 1 with columns and rows",
+        "the row is not a JSON object",
     ]
-    assert rejects.total(home, DATASET) == 7
+    assert rejects.count_all_rejects(home, DATASET) == 7
     # The incomplete line is finished later; its rows are imported then.
     with path.open("a") as file:
         file.write(f"{json.dumps(row(6))}]}}\n")
-    assert counts(taken(home, cache)) == (6, 1, 5, 0)
-    assert rejects.total(home, DATASET) == 7
+    assert counts(take_over(home, cache)) == (6, 1, 5, 0)
+    assert rejects.count_all_rejects(home, DATASET) == 7
 
 
 def test_a_missing_or_damaged_file_stops_the_takeover_unless_skipped(home: Home, cache: Path) -> None:
@@ -375,9 +375,9 @@ def test_a_missing_or_damaged_file_stops_the_takeover_unless_skipped(home: Home,
     another = builder.folder / names[3]
     pq.write_table(pq.read_table(another), another, compression="none")
     with pytest.raises(CacheDamaged, match=r"and 3 more.*--skip-unreadable"):
-        taken(home, cache)
+        take_over(home, cache)
     assert lake(home) == []
-    report = taken(home, cache, skip_unreadable=True)
+    report = take_over(home, cache, skip_unreadable=True)
     assert counts(report) == (3, 3, 0, 0)
     assert len(report["not_taken"]) == 4
     assert parts(home) == ["0", "1", "2"]
@@ -386,7 +386,7 @@ def test_a_missing_or_damaged_file_stops_the_takeover_unless_skipped(home: Home,
 def test_damage_found_while_reading_withdraws_the_rows_of_the_file(
     home: Home, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pieces, "_BATCH_ROWS", 1)
+    monkeypatch.setattr(rows, "_BATCH_ROWS", 1)
     builder = Builder(cache)
     builder.add([row(n) for n in (1, 3)], [1, 3])
     broken = builder.folder / builder.add([row(n, content_text="some text " * 9) for n in (2, 4)], [2, 4])
@@ -401,9 +401,9 @@ def test_damage_found_while_reading_withdraws_the_rows_of_the_file(
     content[start : start + 12] = b"\xff" * 12
     broken.write_bytes(content)
     with pytest.raises(CacheDamaged, match="cannot read"):
-        taken(home, cache)
+        take_over(home, cache)
     assert lake(home) == []
-    report = taken(home, cache, skip_unreadable=True)
+    report = take_over(home, cache, skip_unreadable=True)
     assert counts(report) == (2, 2, 0, 0)
     assert "cannot read" in report["not_taken"][0]["why"]
     assert parts(home) == ["1", "3"]
@@ -412,7 +412,7 @@ def test_damage_found_while_reading_withdraws_the_rows_of_the_file(
 def test_a_dataset_that_is_not_installed_is_reported(home: Home, cache: Path) -> None:
     installation(cache.parents[1])
     shutil.copytree(cache / "datasets" / DATASET, cache / "datasets" / "logs")
-    report = taken(home, cache)
+    report = take_over(home, cache)
     assert [(each["what"], each["rows"]) for each in report["not_taken"]] == [("dataset logs", 1481)]
     assert counts(report)[1] == 1481
 
@@ -424,12 +424,12 @@ def test_a_dry_run_predicts_the_real_run_and_changes_nothing(home: Home, cache: 
     builder.add([row(3)], [9])
     builder.commit()
     spool(cache, [row(4), row(5), row(6, role=None), "no row"])
-    identify(home)
+    read_identity(home)
     before = contents(home.root)
-    planned = dry_run(home, configuration.load(home), {"dir": str(cache)}, lambda *_: None)
+    planned = dry_run_takeover(home, config.load(home), {"dir": str(cache)}, lambda *_: None)
     assert contents(home.root) == before
     assert counts(planned) == (9, 5, 3, 1)
-    done = taken(home, cache)
+    done = take_over(home, cache)
     unplanned = dict.fromkeys(("seq_after", "seq_last", "flush_id"))
     assert [{**each, **unplanned} for each in done["datasets"]] == planned["datasets"]
     assert {**planned, "dry_run": False, "datasets": []} == {**done, "datasets": []}
@@ -445,7 +445,7 @@ def test_a_spool_flushed_during_the_import_stops_the_takeover(
         path.unlink()
         spool(cache, [row(3)])
 
-    monkeypatch.setattr(metadata, "retained_from", flushed)
+    monkeypatch.setattr(metadata, "read_retention_start", flushed)
     with pytest.raises(HypError, match="flushed or replaced during the import"):
-        taken(home, cache)
+        take_over(home, cache)
     assert lake(home) == []

@@ -9,28 +9,28 @@ from pathlib import Path
 
 import pytest
 
-from hypaware.crash_points import all_points
+from hypaware.faults import list_crash_points
 from hypaware.home import Home
 from hypaware.model.datasets import SEQ
-from hypaware.opening import open_home
 from hypaware.state import flushes, streams
-from tests.kept_home import KeptHome
-from tests.light_lake import read_lake
-from tests.light_life import append, flush
-from tests.lives import live
-from tests.rows import rows as message_rows
-from tests.standing_home import StandingHome, key
-from tests.unit.takeover.light_takeover import arrived, deliver, taken
-from tests.unit.takeover.original_cache import DATASET, Builder, config_of, row, spool, watermark
+from hypaware.state.home_opener import open_home
+from hypaware.testing.fault_injection import run_in_child
+from tests.support.delivery_home import DeliveryHome, key
+from tests.support.light_home import append, flush
+from tests.support.light_lake import read_lake
+from tests.support.light_takeover import arrived, deliver, take_over
+from tests.support.original_cache import DATASET, Builder, config_of, row, spool, watermark
+from tests.support.prepared_home import PreparedHome
+from tests.support.rows import rows as message_rows
 
-_STEPS = ("intake", "build", "rejects", "thin", "commit", "secure", "record", "keys")
+_STEPS = ("intake", "build", "rejects", "thin", "commit", "fsync", "record", "keys")
 _ONCE = [
     point.name
-    for point in all_points()
-    if point.package == "takeover" or (point.package == "lake" and point.name.split(".")[1] in _STEPS)
+    for point in list_crash_points()
+    if point.package == "takeover" or (point.package in ("lake", "iceberg") and point.name.split(".")[1] in _STEPS)
 ]
 # The state and its mirror change more than once.
-_OFTEN = [(point.name, times) for point in all_points() if point.package == "state" for times in (1, 2, 3)]
+_OFTEN = [(point.name, times) for point in list_crash_points() if point.package == "state" for times in (1, 2, 3)]
 CASES = [*((name, 1) for name in _ONCE), *_OFTEN]
 
 
@@ -43,17 +43,17 @@ def cache_next_to(home: Home) -> Path:
 
 
 @pytest.fixture(scope="module")
-def prepared(tmp_path_factory: pytest.TempPathFactory) -> KeptHome:
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> PreparedHome:
     """A home with delivered rows of its own, and a cache of the original next to it."""
 
     def make(home: Home) -> None:
-        StandingHome(home).declare(team=delivered(home))
+        DeliveryHome(home).declare(team=delivered(home))
         append(home, message_rows(2, attributes=None))
         flush(home)
         assert deliver(home, "team") == "ok"
         _make_cache(cache_next_to(home), delivered(home))
 
-    return KeptHome(tmp_path_factory.mktemp("takeover"), make)
+    return PreparedHome(tmp_path_factory.mktemp("takeover"), make)
 
 
 def _make_cache(root: Path, delivered_to: Path) -> None:
@@ -67,15 +67,17 @@ def _make_cache(root: Path, delivered_to: Path) -> None:
 
 
 @pytest.mark.parametrize(("point", "times"), CASES)
-def test_a_takeover_killed_at_any_point_is_finished_by_the_next_run(prepared: KeptHome, point: str, times: int) -> None:
-    home = prepared.as_made()
+def test_a_takeover_killed_at_any_point_is_finished_by_the_next_run(
+    prepared: PreparedHome, point: str, times: int
+) -> None:
+    home = prepared.restored()
     cache = cache_next_to(home)
-    survived = live(lambda: (taken(home, cache), None)[1], crash_at=f"{point}:{times}")
+    survived = run_in_child(lambda: (take_over(home, cache), None)[1], crash_at=f"{point}:{times}")
     assert not survived or times > 1, "the crash point was not reached"
     # The next process recovers; it must not deliver rows that the original delivered.
     flush(home)
     deliver(home, "team")
-    taken(home, cache)
+    take_over(home, cache)
     assert deliver(home, "team") == "ok"
 
     own_parts = [f"{each['message_id']}#0" for each in message_rows(2)]
@@ -84,8 +86,8 @@ def test_a_takeover_killed_at_any_point_is_finished_by_the_next_run(prepared: Ke
     assert len({each[SEQ] for each in rows}) == len(rows)
     assert Counter(arrived(delivered(home))) == Counter([*own_parts, *(f"old-{n}#0" for n in (5, 6, 7))])
     with closing(open_home(home).store) as store, store.reading() as connection:
-        assert flushes.unfinished(connection) == []
-        stream = streams.load(connection, key("team"))
+        assert flushes.unfinished_flushes(connection) == []
+        stream = streams.load_stream(connection, key("team"))
     assert stream is not None
     assert stream.watermark == max(each[SEQ] for each in rows)
-    assert taken(home, cache)["datasets"][0]["rows_taken_before"] == 7
+    assert take_over(home, cache)["datasets"][0]["rows_taken_before"] == 7

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql.variant_utils import VariantUtils
 
-from hypaware.takeover.variant import decode
+from hypaware.takeover.variant import decode_variant
 
 NAMES = b"\x01\x00\x00"
 _scalars = st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.text(max_size=80)
@@ -26,7 +26,7 @@ _values = st.recursive(
 @given(_values)
 def test_every_json_value_round_trips(value: Any) -> None:
     encoded, names = VariantUtils.parse_json(json.dumps(value))
-    found = decode(names, encoded)
+    found = decode_variant(names, encoded)
     assert found == json.loads(VariantUtils.to_json(encoded, names))
     assert found == value
 
@@ -34,7 +34,7 @@ def test_every_json_value_round_trips(value: Any) -> None:
 def test_a_large_object_has_wide_offsets_and_ids() -> None:
     value = {f"name {number}": ["x" * 300, number] for number in range(400)}
     encoded, names = VariantUtils.parse_json(json.dumps(value))
-    assert decode(names, encoded) == value
+    assert decode_variant(names, encoded) == value
 
 
 @pytest.mark.parametrize(
@@ -57,14 +57,14 @@ def test_a_large_object_has_wide_offsets_and_ids() -> None:
     ],
 )
 def test_a_type_that_json_lacks_becomes_the_nearest_json_value(kind: int, body: bytes, expected: object) -> None:
-    assert decode(NAMES, bytes([kind << 2]) + body) == expected
+    assert decode_variant(NAMES, bytes([kind << 2]) + body) == expected
 
 
 def test_a_timestamp_equals_the_one_that_spark_reads() -> None:
     micros = 1_794_728_775_867_123
     body = bytes([12 << 2]) + struct.pack("<q", micros)
     spark = VariantUtils.to_python(body, NAMES)
-    assert datetime.fromisoformat(decode(NAMES, body)) == spark
+    assert datetime.fromisoformat(decode_variant(NAMES, body)) == spark
 
 
 @pytest.mark.parametrize(
@@ -84,4 +84,4 @@ def test_a_timestamp_equals_the_one_that_spark_reads() -> None:
 )
 def test_a_malformed_value_is_refused_with_a_reason(names: bytes, encoded: bytes, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        decode(names, encoded)
+        decode_variant(names, encoded)

@@ -105,7 +105,7 @@ def test_run_id_is_not_sent_with_a_collectors_metrics(
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url)
     telemetry.configure(home.telemetry)
     for run in range(3):
-        with telemetry.joined_to(f"run-{run}"):
+        with telemetry.use_run_id(f"run-{run}"):
             telemetry.count("hyp_rows_written", 1)
     telemetry.flush()
 
@@ -135,12 +135,13 @@ def test_unreachable_collector_affects_neither_caller_nor_terminal(home: Home) -
         logging.getLogger("urllib3").disabled = logging.getLogger("urllib3.connectionpool").disabled = True
         from hypaware import telemetry
         from hypaware.home import Home
+
         telemetry.configure(Home.from_environment().telemetry)
         with telemetry.span("a", component="b"):
             telemetry.event("e")
             telemetry.count("hyp_rows_written", 1)
         telemetry.flush()
-        """
+"""
     )
     environment = {
         **os.environ,

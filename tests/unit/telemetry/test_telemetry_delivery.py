@@ -10,10 +10,10 @@ import pytest
 
 from hypaware import telemetry
 from hypaware.home import Home
-from tests.light_life import DATASET, append, flush
-from tests.light_purge import deliver
-from tests.rows import rows
-from tests.standing_home import StandingHome
+from tests.support.delivery_home import DeliveryHome
+from tests.support.light_home import DATASET, append, flush
+from tests.support.light_purge import deliver
+from tests.support.rows import rows
 
 
 def measured(home: Home) -> dict[str, dict[str, Any]]:
@@ -28,7 +28,7 @@ def test_sink_lag_is_measured_after_each_round(home: Home, tmp_path: Path, monke
     flush(home)
     there = tmp_path / "there"
     there.touch()
-    to = StandingHome(home).declare(archive=there / "blobs")
+    to = DeliveryHome(home).declare(archive=there / "blobs")
     monkeypatch.setenv("HYP_DEV_TELEMETRY", "1")
     telemetry.configure(home.telemetry)
     assert [report.status for report in deliver(home, to)] == ["failed"]

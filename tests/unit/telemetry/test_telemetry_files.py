@@ -51,12 +51,13 @@ def test_opentelemetry_is_not_imported_while_off() -> None:
         import sys
         from hypaware import telemetry
         from hypaware.home import Home
+
         telemetry.configure(Home.from_environment().telemetry)
         with telemetry.span("a", component="b"):
             telemetry.count("hyp_rows_written", 1)
         telemetry.close()
         print([name for name in sys.modules if name.startswith("opentelemetry")])
-        """
+"""
     )
     environment = {
         name: value
@@ -212,6 +213,8 @@ def test_value_that_cannot_be_converted_does_not_affect_the_caller(on: Home) -> 
         telemetry.event("e", bad=Hostile())
         telemetry.count("hyp_rows_written", 1, bad=Hostile())
         telemetry.count("no_such_metric", 1)  # type: ignore[arg-type]
+    telemetry.event("later")
+    assert [each["name"] for each in records(on, "logs")] == ["later"]
 
 
 def test_unwritable_folder_does_not_affect_the_caller(
@@ -252,7 +255,7 @@ def test_run_id_is_generated_if_none_is_given(home: Home) -> None:
 
 def test_job_has_the_run_id_of_the_requesting_command(on: Home) -> None:
     def job(run_id: str) -> None:
-        with telemetry.joined_to(run_id), telemetry.span(run_id, component="engine"):
+        with telemetry.use_run_id(run_id), telemetry.span(run_id, component="engine"):
             telemetry.count("hyp_rows_written", 1)
 
     threads = [threading.Thread(target=job, args=(f"job-{n}",)) for n in range(4)]
@@ -274,9 +277,10 @@ def test_all_records_are_on_disk_after_exit(home: Home, tmp_path: Path) -> None:
         """
         from hypaware import telemetry
         from hypaware.home import Home
+
         telemetry.configure(Home.from_environment().telemetry)
         telemetry.count("hyp_rows_written", 3)
-        """
+"""
     )
     environment = {**os.environ, "HYP_HOME": str(home.root), "HYP_DEV_TELEMETRY": "1", "DEV_RUN_ID": "r"}
     subprocess.run([sys.executable, "-c", script], check=True, env=environment)
@@ -292,11 +296,12 @@ def test_finished_span_survives_a_kill(home: Home) -> None:
         import os, signal
         from hypaware import telemetry
         from hypaware.home import Home
+
         telemetry.configure(Home.from_environment().telemetry)
         with telemetry.span("last.words", component="lake"):
             pass
         os.kill(os.getpid(), signal.SIGKILL)
-        """
+"""
     )
     environment = {**os.environ, "HYP_HOME": str(home.root), "HYP_DEV_TELEMETRY": "1"}
     subprocess.run([sys.executable, "-c", script], env=environment)

@@ -1,6 +1,6 @@
 """Claude Code: attach, and its transcripts, whose format is not documented and is read defensively.
 
-`files` finds the transcripts, `lines` reads a file once and indexes how its lines relate to each other, `exchange`
+`history` finds the transcripts, `index` reads a file once and indexes how its lines relate to each other, `exchange`
 turns each session of the file into an exchange. Session ids, agent ids and paths in a transcript are data: no path is
 ever built from them.
 """

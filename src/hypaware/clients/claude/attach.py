@@ -16,14 +16,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from hypaware.capture.routes import CLAUDE_BASE
-from hypaware.clients import json_text, splice
-from hypaware.clients.attach import Edit, Environment
-from hypaware.clients.claude.files import config_folder
-from hypaware.clients.json_text import NotPlain
-from hypaware.clients.settings_file import Refused
-from hypaware.clients.splice import Splice
-from hypaware.clients.undo import OwnUpstream, Record
+from hypaware.clients import json_edit, settings_file
+from hypaware.clients.attach import CLAUDE_BASE, AttachRecord, Environment, PreviousUpstream, SettingsEdit
+from hypaware.clients.claude.history import config_folder
+from hypaware.clients.json_edit import NotPlainJson
+from hypaware.clients.settings_file import SettingsRefused, Splice
 
 VARIABLE = "ANTHROPIC_BASE_URL"
 EVENTS: Mapping[str, str | None] = {"SessionStart": None, "UserPromptSubmit": None, "PostToolUse": "Bash"}
@@ -48,7 +45,7 @@ class ClaudeSettings:
     def path(self, environment: Environment) -> Path:
         return config_folder(environment) / "settings.json"
 
-    def attach(self, text: str, gateway: str, environment: Environment) -> Edit:
+    def attach(self, text: str, gateway: str, environment: Environment) -> SettingsEdit:
         base_url = gateway + CLAUDE_BASE
         command = hook_command(environment)
         settings = self._settings(text)
@@ -59,19 +56,20 @@ class ClaudeSettings:
         if previous != base_url:
             edits.set_variable(base_url)
         for event, matcher in EVENTS.items():
-            if command not in _commands(settings, event):
+            if command not in _list_commands(settings, event):
                 edits.add_hook(event, matcher, command)
-        own = previous if previous is not None else environment.get(VARIABLE)
-        return Edit(
+        own = (environment.get(VARIABLE, "") if previous is None else previous).rstrip("/")
+        is_ours = own == base_url or _OUR_URL.fullmatch(own) is not None
+        return SettingsEdit(
             splices=tuple(edits.done),
             base_url=base_url,
             ours={"base_urls": [base_url], "commands": [command], "created": edits.created},
             before={"base_url": previous},
-            upstream=OwnUpstream(CLAUDE_BASE, own.rstrip("/")) if own and not _is_ours(own, base_url) else None,
+            upstream=PreviousUpstream(CLAUDE_BASE, own) if own and not is_ours else None,
             notes=tuple(_notes(settings, environment)),
         )
 
-    def detach(self, text: str, record: Record | None) -> str:
+    def detach(self, text: str, record: AttachRecord | None) -> str:
         ours: Mapping[str, Any] = record.ours if record else {}
         if not text.strip(_BOM + " \t\r\n"):
             return text
@@ -95,35 +93,31 @@ class ClaudeSettings:
         return found if isinstance(found, str) else None
 
     def _settings(self, text: str) -> dict[str, Any]:
-        """Parse the settings; raise Refused for every form that the edits cannot handle."""
+        """Parse the settings; raise SettingsRefused for every form that the edits cannot handle."""
         if not text.strip(_BOM + " \t\r\n"):
             return {}
         try:
-            settings = json_text.parse(text.removeprefix(_BOM))
+            settings = json_edit.parse_json(text.removeprefix(_BOM))
             self._check(settings)
             _Edits(text).check_duplicate_keys()
-        except NotPlain as reason:
-            raise Refused(f"cannot edit Claude Code's settings.json: {reason}. Nothing was written") from None
+        except NotPlainJson as reason:
+            raise SettingsRefused(f"cannot edit Claude Code's settings.json: {reason}. Nothing was written") from None
         assert isinstance(settings, dict)
         return settings
 
     @staticmethod
     def _check(settings: Any) -> None:
         if not isinstance(settings, dict):
-            raise NotPlain("it is not a JSON object")
+            raise NotPlainJson("it is not a JSON object")
         env = settings.get("env", {})
         if not isinstance(env, dict) or not isinstance(env.get(VARIABLE, ""), str):
-            raise NotPlain(f"env is not an object, or its {VARIABLE} is not text")
+            raise NotPlainJson(f"env is not an object, or its {VARIABLE} is not text")
         hooks = settings.get("hooks", {})
         if not isinstance(hooks, dict) or not all(isinstance(hooks.get(event, []), list) for event in EVENTS):
-            raise NotPlain("hooks is not an object, or the hooks of an event are not a list")
+            raise NotPlainJson("hooks is not an object, or the hooks of an event are not a list")
 
 
-def _is_ours(url: str, base_url: str) -> bool:
-    return url.rstrip("/") == base_url or _OUR_URL.fullmatch(url.rstrip("/")) is not None
-
-
-def _commands(settings: Mapping[str, Any], event: str) -> list[str]:
+def _list_commands(settings: Mapping[str, Any], event: str) -> list[str]:
     return [
         hook.get("command", "")
         for group in settings.get("hooks", {}).get(event, [])
@@ -154,26 +148,26 @@ class _Edits:
 
     def add(self, edit: Splice) -> None:
         self.done.append(edit)
-        self.text = splice.apply(self.text, [edit])
+        self.text = settings_file.apply_splices(self.text, [edit])
 
     @property
     def _root(self) -> int:
-        return json_text.root(self.text[1:]) + 1 if self.text.startswith(_BOM) else json_text.root(self.text)
+        return json_edit.find_root(self.text[1:]) + 1 if self.text.startswith(_BOM) else json_edit.find_root(self.text)
 
     def _inside(self, name: str, outer: int | None = None) -> int | None:
-        found = json_text.member(self.text, self._root if outer is None else outer, name)
+        found = json_edit.find_member(self.text, self._root if outer is None else outer, name)
         return found.start if found else None
 
     def check_duplicate_keys(self) -> None:
-        json_text.members(self.text, self._root)
+        json_edit.list_members(self.text, self._root)
         for name in ("env", "hooks"):
             if (start := self._inside(name)) is not None:
-                json_text.members(self.text, start)
+                json_edit.list_members(self.text, start)
 
     def _ensure(self, name: str, empty: Any, outer: int | None = None, path: str = "") -> int:
         """Return the offset of a container, which is created if it does not exist."""
         if (start := self._inside(name, outer)) is None:
-            self.add(json_text.add_member(self.text, self._root if outer is None else outer, name, empty))
+            self.add(json_edit.add_member(self.text, self._root if outer is None else outer, name, empty))
             self.created.append(path + name)
             start = self._inside(name, outer)
         assert start is not None
@@ -181,51 +175,51 @@ class _Edits:
 
     def set_variable(self, value: str) -> None:
         env = self._ensure("env", {})
-        if found := json_text.member(self.text, env, VARIABLE):
-            self.add(json_text.set_value(self.text, found, value))
+        if found := json_edit.find_member(self.text, env, VARIABLE):
+            self.add(json_edit.set_value(self.text, found, value))
         else:
-            self.add(json_text.add_member(self.text, env, VARIABLE, value))
+            self.add(json_edit.add_member(self.text, env, VARIABLE, value))
 
     def restore_variable(self, previous: str | None) -> None:
         env = self._inside("env")
-        found = json_text.member(self.text, env, VARIABLE) if env is not None else None
+        found = json_edit.find_member(self.text, env, VARIABLE) if env is not None else None
         if env is None or found is None:
             return
         if previous is None:
-            self.add(json_text.remove_member(self.text, env, VARIABLE))
+            self.add(json_edit.remove_member(self.text, env, VARIABLE))
             self.emptied.add("env")
         else:
-            self.add(json_text.set_value(self.text, found, previous))
+            self.add(json_edit.set_value(self.text, found, previous))
 
     def add_hook(self, event: str, matcher: str | None, command: str) -> None:
         hooks = self._ensure("hooks", {})
         groups = self._ensure(event, [], hooks, "hooks.")
         group: dict[str, Any] = {"matcher": matcher} if matcher else {}
         group["hooks"] = [{"type": "command", "command": command, "timeout": _SECONDS}]
-        self.add(json_text.add_element(self.text, groups, group))
+        self.add(json_edit.add_element(self.text, groups, group))
 
     def remove_hooks(self, event: str, commands: Any) -> None:
         """Remove all our hooks of an event, wherever they are, and groups that contain nothing else."""
         while (place := self._our_hook(event, commands)) is not None:
             groups, group, hooks, hook = place
             self.emptied |= {"hooks", f"hooks.{event}"}
-            if len(json_text.elements(self.text, hooks)) == 1:
-                self.add(json_text.remove_element(self.text, groups, group))
+            if len(json_edit.list_elements(self.text, hooks)) == 1:
+                self.add(json_edit.remove_element(self.text, groups, group))
             else:
-                self.add(json_text.remove_element(self.text, hooks, hook))
+                self.add(json_edit.remove_element(self.text, hooks, hook))
 
     def _our_hook(self, event: str, commands: Any) -> tuple[int, int, int, int] | None:
         outer = self._inside("hooks")
         groups = self._inside(event, outer) if outer is not None else None
         if groups is None:
             return None
-        for group, (start, end) in enumerate(json_text.elements(self.text, groups)):
+        for group, (start, end) in enumerate(json_edit.list_elements(self.text, groups)):
             value = json.loads(self.text[start:end])
             hooks = value.get("hooks") if isinstance(value, dict) else None
             for hook, each in enumerate(hooks if isinstance(hooks, list) else ()):
                 command = each.get("command") if isinstance(each, dict) else None
                 if isinstance(command, str) and (command in commands or _OURS.search(command)):
-                    inside = json_text.member(self.text, start, "hooks")
+                    inside = json_edit.find_member(self.text, start, "hooks")
                     assert inside is not None
                     return groups, group, inside.start, hook
         return None
@@ -235,6 +229,6 @@ class _Edits:
         for path in sorted(created, key=lambda each: -each.count(".")):
             *outer, name = path.split(".")
             start = self._inside(outer[0]) if outer else self._root
-            found = json_text.member(self.text, start, name) if start is not None else None
+            found = json_edit.find_member(self.text, start, name) if start is not None else None
             if start is not None and found and json.loads(self.text[found.start : found.end]) in ({}, []):
-                self.add(json_text.remove_member(self.text, start, name))
+                self.add(json_edit.remove_member(self.text, start, name))

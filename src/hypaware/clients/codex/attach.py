@@ -6,28 +6,32 @@
 
 This block is at the top, because a key after a table header would belong to that table; the provider's table is at
 the end. If the user has chosen their own provider, it is kept and only its base_url changes, so that its key, headers
-and dialect stay; the previous base_url becomes the gateway's upstream. An edit that would change the meaning of
-anything else is refused.
+and dialect stay; the previous base_url becomes the gateway's upstream. Every other byte of the file is kept, and an
+edit that would change the meaning of anything else is refused.
 """
 
 from __future__ import annotations
 
 import json
 import re
+import tomllib
 from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
-from hypaware.capture.routes import CODEX_BASE, CODEX_CHATGPT_BASE
-from hypaware.clients import splice
-from hypaware.clients.attach import Edit, Environment
-from hypaware.clients.codex import config_text
-from hypaware.clients.codex.config_text import BOM
-from hypaware.clients.settings_file import Refused
-from hypaware.clients.splice import Splice
-from hypaware.clients.undo import OwnUpstream, Record
+from hypaware.clients import settings_file
+from hypaware.clients.attach import (
+    CODEX_BASE,
+    CODEX_CHATGPT_BASE,
+    AttachRecord,
+    Environment,
+    PreviousUpstream,
+    SettingsEdit,
+)
+from hypaware.clients.settings_file import SettingsRefused, Splice
 
+BOM = "\ufeff"
 PROVIDER = "hypaware"
 _OPEN = "# >>> hypaware: requests go through the gateway on this machine; `hyp client detach codex` takes this out"
 _CLOSE = "# <<< hypaware"
@@ -41,18 +45,14 @@ _OUR_URL = re.compile(
 )
 
 
-def codex_home(environment: Environment) -> Path:
-    return Path(environment.get("CODEX_HOME") or Path(environment["HOME"]) / ".codex")
-
-
 class CodexSettings:
     name = "codex"
 
     def path(self, environment: Environment) -> Path:
         return codex_home(environment) / "config.toml"
 
-    def attach(self, text: str, gateway: str, environment: Environment) -> Edit:
-        config = config_text.parsed(text)
+    def attach(self, text: str, gateway: str, environment: Environment) -> SettingsEdit:
+        config = parse_config(text)
         chosen = config.get("model_provider", _BUILT_IN)
         notes = tuple(_notes(config, chosen))
         if chosen not in (_BUILT_IN, PROVIDER):
@@ -60,51 +60,55 @@ class CodexSettings:
         chatgpt = _is_chatgpt_login(environment)
         prefix = CODEX_CHATGPT_BASE if chatgpt else CODEX_BASE
         base_url = gateway + prefix
-        if config.get("model_providers", {}).get(PROVIDER) == _provider(base_url) and chosen == PROVIDER:
-            return Edit((), base_url, notes=notes)
+        if config.get("model_providers", {}).get(PROVIDER) == _provider_table(base_url) and chosen == PROVIDER:
+            return SettingsEdit((), base_url, notes=notes)
         if PROVIDER in config.get("model_providers", {}):
-            raise Refused(f"Codex's config.toml already has another provider named {PROVIDER!r}. Nothing was written")
-        edits = tuple(_edits(text, config, base_url))
+            raise SettingsRefused(
+                f"Codex's config.toml already has another provider named {PROVIDER!r}. Nothing was written"
+            )
+        edits = tuple(_make_splices(text, config, base_url))
         expected = deepcopy(config)
         expected["model_provider"] = PROVIDER
-        expected.setdefault("model_providers", {})[PROVIDER] = _provider(base_url)
-        config_text.check(splice.apply(text, edits), expected)
+        expected.setdefault("model_providers", {})[PROVIDER] = _provider_table(base_url)
+        check_meaning(settings_file.apply_splices(text, edits), expected)
         own = None if chatgpt else config.get("openai_base_url") or environment.get("OPENAI_BASE_URL")
-        return Edit(
+        return SettingsEdit(
             splices=edits,
             base_url=base_url,
             ours={"base_urls": [base_url]},
             before={"model_provider": config.get("model_provider")},
-            upstream=OwnUpstream(prefix, own.rstrip("/")) if own and not _OUR_URL.fullmatch(own.rstrip("/")) else None,
+            upstream=PreviousUpstream(prefix, own.rstrip("/"))
+            if own and not _OUR_URL.fullmatch(own.rstrip("/"))
+            else None,
             notes=notes,
         )
 
     def _through_their_provider(
         self, text: str, config: Mapping[str, Any], chosen: str, gateway: str, notes: tuple[str, ...]
-    ) -> Edit:
+    ) -> SettingsEdit:
         theirs = config.get("model_providers", {}).get(chosen, {}).get("base_url")
         base_url = gateway + CODEX_BASE
         if not isinstance(theirs, str):
-            raise Refused(
+            raise SettingsRefused(
                 f"Codex uses the provider {chosen!r}, for which config.toml has no base_url to change. "
                 "Nothing was written"
             )
         if theirs == base_url:
-            return Edit((), base_url, notes=notes)
+            return SettingsEdit((), base_url, notes=notes)
         expected = deepcopy(dict(config))
         expected["model_providers"][chosen]["base_url"] = base_url
-        edit = config_text.with_value(text, ("model_providers", chosen, "base_url"), base_url, expected)
-        return Edit(
+        edit = edit_value(text, ("model_providers", chosen, "base_url"), base_url, expected)
+        return SettingsEdit(
             splices=(edit,),
             base_url=base_url,
             ours={"base_urls": [base_url]},
             before={"provider": chosen, "base_url": theirs},
-            upstream=OwnUpstream(CODEX_BASE, theirs.rstrip("/")),
+            upstream=PreviousUpstream(CODEX_BASE, theirs.rstrip("/")),
             notes=notes,
         )
 
-    def detach(self, text: str, record: Record | None) -> str:
-        config = config_text.parsed(text)
+    def detach(self, text: str, record: AttachRecord | None) -> str:
+        config = parse_config(text)
         before: Mapping[str, Any] = record.before if record else {}
         if (chosen := before.get("provider")) is not None:
             return self._without_gateway(text, config, str(chosen), str(before["base_url"]), record)
@@ -117,8 +121,8 @@ class CodexSettings:
                 del expected["model_provider"]
             else:
                 expected["model_provider"] = earlier
-                if config_text.parsed(text).get("model_provider") == PROVIDER:
-                    text = config_text.edited(text, ("model_provider",), earlier)
+                if parse_config(text).get("model_provider") == PROVIDER:
+                    text = set_value(text, ("model_provider",), earlier)
         providers = expected.get("model_providers", {})
         ours = providers.pop(PROVIDER, {})
         remaining = {key: value for key, value in ours.items() if not _is_our_setting(key, value, record)}
@@ -129,24 +133,30 @@ class CodexSettings:
         return _without_the_rest(text, expected)
 
     @staticmethod
-    def _without_gateway(text: str, config: Mapping[str, Any], chosen: str, theirs: str, record: Record | None) -> str:
+    def _without_gateway(
+        text: str, config: Mapping[str, Any], chosen: str, theirs: str, record: AttachRecord | None
+    ) -> str:
         current = config.get("model_providers", {}).get(chosen, {}).get("base_url")
         if record is None or current not in record.ours.get("base_urls", ()):
             return text
         expected = deepcopy(dict(config))
         expected["model_providers"][chosen]["base_url"] = theirs
-        return splice.apply(
-            text, [config_text.with_value(text, ("model_providers", chosen, "base_url"), theirs, expected)]
+        return settings_file.apply_splices(
+            text, [edit_value(text, ("model_providers", chosen, "base_url"), theirs, expected)]
         )
 
     def base_url(self, text: str) -> str | None:
-        config = config_text.parsed(text)
+        config = parse_config(text)
         chosen = config.get("model_provider", _BUILT_IN)
         found = config.get("model_providers", {}).get(chosen, {}).get("base_url") or config.get("openai_base_url")
         return found if isinstance(found, str) else None
 
 
-def _provider(base_url: str) -> dict[str, Any]:
+def codex_home(environment: Environment) -> Path:
+    return Path(environment.get("CODEX_HOME") or Path(environment["HOME"]) / ".codex")
+
+
+def _provider_table(base_url: str) -> dict[str, Any]:
     return {
         "name": "OpenAI through HypAware",
         "base_url": base_url,
@@ -156,28 +166,28 @@ def _provider(base_url: str) -> dict[str, Any]:
     }
 
 
-def _is_our_setting(key: str, value: Any, record: Record | None) -> bool:
+def _is_our_setting(key: str, value: Any, record: AttachRecord | None) -> bool:
     if key == "base_url":
         return bool(record and value in record.ours.get("base_urls", ())) or bool(_OUR_URL.fullmatch(str(value)))
-    return bool(_provider("").get(key) == value)
+    return bool(_provider_table("").get(key) == value)
 
 
-def _edits(text: str, config: Mapping[str, Any], base_url: str) -> Iterator[Splice]:
+def _make_splices(text: str, config: Mapping[str, Any], base_url: str) -> Iterator[Splice]:
     end = "\r\n" if "\r\n" in text else "\n"
     if "model_provider" in config:
-        top = config_text.with_value(text, ("model_provider",), PROVIDER, {**config, "model_provider": PROVIDER})
+        top = edit_value(text, ("model_provider",), PROVIDER, {**config, "model_provider": PROVIDER})
     else:
         block = (_OPEN, f'model_provider = "{PROVIDER}"', _CLOSE)
         top = Splice(len(BOM) if text.startswith(BOM) else 0, "", "".join(line + end for line in block))
     yield top
-    text = splice.apply(text, [top])
-    settings = (f"{key} = {json.dumps(value)}" for key, value in _provider(base_url).items())
+    text = settings_file.apply_splices(text, [top])
+    settings = (f"{key} = {json.dumps(value)}" for key, value in _provider_table(base_url).items())
     lines = (_OPEN, f"[model_providers.{PROVIDER}]", *settings, _CLOSE)
     begin = "" if not text or text.endswith("\n") else end
     yield Splice(len(text), "", begin + "".join(line + end for line in lines))
 
 
-def _without_blocks(text: str, record: Record | None) -> str:
+def _without_blocks(text: str, record: AttachRecord | None) -> str:
     """Remove the blocks that attach inserted, if they are unchanged."""
     for edit in record.splices if record else ():
         if not edit.removed and edit.inserted.strip() and text.count(edit.inserted.strip("\r\n")) == 1:
@@ -192,7 +202,7 @@ def _without_the_rest(text: str, expected: dict[str, Any]) -> str:
     """Remove settings that were moved or rewritten, key by key, and then the comments around them."""
     import tomlkit
 
-    config = config_text.parsed(text)
+    config = parse_config(text)
     if config != expected:
         mark, text = (BOM, text[1:]) if text.startswith(BOM) else ("", text)
         document: Any = tomlkit.parse(text)
@@ -209,7 +219,7 @@ def _without_the_rest(text: str, expected: dict[str, Any]) -> str:
         text = mark + tomlkit.dumps(document)
     lines = text.splitlines(keepends=True)
     text = "".join(line for line in lines if line.strip() not in (_OPEN, _CLOSE))
-    config_text.check(text, expected)
+    check_meaning(text, expected)
     return text
 
 
@@ -231,3 +241,54 @@ def _notes(config: Mapping[str, Any], chosen: Any) -> Iterator[str]:
     for name, profile in profiles.items() if isinstance(profiles, dict) else ():
         if isinstance(profile, dict) and profile.get("model_provider", chosen) != chosen:
             yield f"the profile {name!r} has its own provider and is not recorded live"
+
+
+def parse_config(text: str) -> dict[str, Any]:
+    try:
+        config = tomllib.loads(text.removeprefix(BOM))
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise SettingsRefused(f"Codex's config.toml is not valid TOML: {error}. Nothing was written") from None
+    providers = config.get("model_providers", {})
+    if not isinstance(providers, dict) or not all(isinstance(each, dict) for each in providers.values()):
+        raise SettingsRefused(
+            "cannot edit Codex's config.toml: model_providers must contain tables. Nothing was written"
+        )
+    if not isinstance(config.get("model_provider", ""), str):
+        raise SettingsRefused("cannot edit Codex's config.toml: model_provider must be text. Nothing was written")
+    return config
+
+
+def edit_value(text: str, path: tuple[str, ...], value: str, expected: Mapping[str, Any]) -> Splice:
+    new = set_value(text, path, value)
+    check_meaning(new, expected)
+    return settings_file.diff_splice(text, new)
+
+
+def set_value(text: str, path: tuple[str, ...], value: str) -> str:
+    import tomlkit
+    from tomlkit.exceptions import TOMLKitError
+
+    try:
+        mark, text = (BOM, text[1:]) if text.startswith(BOM) else ("", text)
+        document: Any = tomlkit.parse(text)
+        if tomlkit.dumps(document) != text:
+            raise SettingsRefused("the formatting of Codex's config.toml cannot be preserved. Nothing was written")
+        node = document
+        for part in path[:-1]:
+            node = node[part]
+        node[path[-1]] = value
+        return mark + tomlkit.dumps(document)
+    except (TOMLKitError, ValueError, KeyError) as error:
+        raise SettingsRefused(f"cannot edit Codex's config.toml: {error}. Nothing was written") from None
+
+
+def check_meaning(text: str, expected: Mapping[str, Any]) -> None:
+    try:
+        same = tomllib.loads(text.removeprefix(BOM)) == expected
+    except tomllib.TOMLDecodeError:
+        same = False
+    if not same:
+        raise SettingsRefused(
+            "Codex's config.toml cannot be edited without changing other settings "
+            "(for example if model_providers is an inline table). Nothing was written"
+        )

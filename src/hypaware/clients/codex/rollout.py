@@ -1,25 +1,58 @@
-"""The first pass over a rollout file with lines `{timestamp, type, payload}`.
+"""Rollout files of Codex: the first pass over the lines of a file, and the conversion of items into messages.
 
-It collects the values that all messages share (session_meta, turn_context), which lines are messages, and which of
-them carry token counts. The messages are built from the same lines later, when the exchange is expanded, so that a
-large file is never in memory as a whole. Lines count in file order.
+A file has lines `{timestamp, type, payload}`. The first pass collects the values that all messages share
+(session_meta, turn_context), which lines are messages, and which of them carry token counts. The messages are built
+from the same lines later, when the exchange is expanded, so that a large file is never in memory as a whole. Lines
+count in file order.
+
+In the old form a file is one JSON document `{session, items}`, without times or token counts. It does not grow; it is
+rewritten. Every import therefore reads all items, and the key index drops the known ones.
+
+A `message` item gives its text; a call gives a `tool_use` of the assistant; an output gives a `tool_result` with role
+`tool`; `reasoning` gives its summary, or else its content, never the encrypted one. All other items make no row and
+are counted, unknown ones under the name of their type.
 """
 
 from __future__ import annotations
 
+import json
 import re
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-from hypaware.backfill.reading import Line, Reading
-from hypaware.clients.codex import items
-from hypaware.clients.codex.carriers import Carriers, Slot, held_key
-from hypaware.clients.codex.items import Payload
-from hypaware.clients.codex.usage import Tally
-from hypaware.model.storable import utc_text
+import orjson
 
-_READ = frozenset({"event_msg", "response_item", "session_meta", "token_usage_record", "turn_context"})
-_BOOKKEEPING = frozenset(
+from hypaware.clients.codex.usage import MessageSlot, UsageCarriers, UsageCounter, held_key
+from hypaware.clients.reader import SourceLine, SourceReader
+from hypaware.model import canonical
+from hypaware.model.sanitize import to_utc_text
+
+Payload = dict[str, Any]
+RoleAndBlocks = tuple[str, list[dict[str, Any]]]
+"""Role and blocks."""
+_TEXTS = frozenset({"text", "input_text", "output_text"})
+_CALLS = ("function_call", "custom_tool_call")
+_REASONING_TEXTS = _TEXTS | {"summary_text", "reasoning_text"}
+_UNSAFE = re.compile(r"[^A-Za-z0-9_.-]")
+_NAME_LENGTH = 40
+_MAX_NAMES = 20
+# Known items that are not part of the conversation.
+_BOOKKEEPING_ITEMS = frozenset(
+    {
+        "additional_tools",
+        "agent_message",
+        "compaction",
+        "compaction_summary",
+        "compaction_trigger",
+        "context_compaction",
+        "ghost_snapshot",
+        "other",
+    }
+)
+_HEAD_BYTES = 64 << 10
+_READ_LINES = frozenset({"event_msg", "response_item", "session_meta", "token_usage_record", "turn_context"})
+_BOOKKEEPING_LINES = frozenset(
     {
         "compacted",
         "inter_agent_communication",
@@ -32,7 +65,7 @@ _ABSOLUTE = re.compile(r"/|[A-Za-z]:[\\/]|\\\\")
 
 
 @dataclass
-class Thread:
+class RolloutThread:
     """The thread of a rollout file."""
 
     meta: Payload = field(default_factory=dict)
@@ -41,49 +74,44 @@ class Thread:
     cwd: str | None = None
     """The session's working folder, or else that of the first turn that has one."""
     first_time: str | None = None
-    slots: list[Slot] = field(default_factory=list)
+    slots: list[MessageSlot] = field(default_factory=list)
 
 
-def read_thread(reading: Reading) -> Thread:
-    return _FirstPass(reading).run()
-
-
-def folder(path: Any) -> str | None:
-    """Return a working folder if it is an absolute path, or else None."""
-    return path if isinstance(path, str) and _ABSOLUTE.match(path) else None
+def read_thread(reader: SourceReader) -> RolloutThread:
+    return _FirstPass(reader).run()
 
 
 class _FirstPass:
-    def __init__(self, reading: Reading) -> None:
-        self._reading = reading
-        self._thread = Thread()
-        self._carriers = Carriers()
-        self._tally = Tally()
+    def __init__(self, reader: SourceReader) -> None:
+        self._reader = reader
+        self._thread = RolloutThread()
+        self._carriers = UsageCarriers()
+        self._tally = UsageCounter()
         self._ids: set[str | None] = set()
         self._has_meta = False
         self._own_from = 0
 
-    def run(self) -> Thread:
-        thread, reading = self._thread, self._reading
-        for line in reading.lines():
+    def run(self) -> RolloutThread:
+        thread, reader = self._thread, self._reader
+        for line in reader.lines():
             value = line.value
-            new = reading.is_new(line.offset, held_key(line.offset))
+            new = reader.is_new(line.offset, held_key(line.offset))
             if thread.first_time is None:
-                thread.first_time = utc_text(value.get("timestamp"))
+                thread.first_time = to_utc_text(value.get("timestamp"))
             reason = self._add(line, value, new)
             if reason is not None and new:
-                reading.skipped[reason] += 1
+                reader.skipped[reason] += 1
         # The columns that all rows share are unknown until the first turn has begun.
-        self._carriers.close(reading, hold_all=not thread.turn)
+        self._carriers.close(reader, hold_all=not thread.turn)
         thread.slots = self._carriers.slots
         return thread
 
-    def _add(self, line: Line, value: dict[str, Any], new: bool) -> str | None:
+    def _add(self, line: SourceLine, value: dict[str, Any], new: bool) -> str | None:
         """Add a line; return a reason to count it as skipped, or None."""
         kind, payload, ordinal = value.get("type"), value.get("payload"), value.get("ordinal")
-        if not isinstance(kind, str) or kind not in _READ:
-            known = isinstance(kind, str) and kind in _BOOKKEEPING
-            return "bookkeeping" if known else items.unknown_type(kind, self._reading.skipped)
+        if not isinstance(kind, str) or kind not in _READ_LINES:
+            known = isinstance(kind, str) and kind in _BOOKKEEPING_LINES
+            return "bookkeeping" if known else unknown_type_reason(kind, self._reader.skipped)
         if not isinstance(payload, dict):
             return "no_payload"
         if isinstance(ordinal, int) and ordinal < self._own_from:
@@ -95,7 +123,8 @@ class _FirstPass:
             case "session_meta":
                 return self._set_meta(payload)
             case "turn_context":
-                self._set_turn(payload)
+                self._thread.turn = self._thread.turn or payload
+                self._thread.cwd = self._thread.cwd or absolute_folder(payload.get("cwd"))
             case "token_usage_record":
                 counted = self._tally.add_record(payload)
             case _ if payload.get("type") == "token_count":
@@ -106,33 +135,179 @@ class _FirstPass:
             self._carriers.add_counts(line.offset, counted, new=new)
         return None
 
-    def _add_item(self, line: Line, payload: Payload, new: bool) -> str | None:
-        if not items.says(payload):
-            return items.why_unsaid(payload) or items.unknown_type(payload.get("type"), self._reading.skipped)
-        own_id = items.own_id(payload)
+    def _add_item(self, line: SourceLine, payload: Payload, new: bool) -> str | None:
+        if not makes_message(payload):
+            return item_skip_reason(payload) or unknown_type_reason(payload.get("type"), self._reader.skipped)
+        own_id = get_item_id(payload)
         repeated = own_id in self._ids
         if own_id is not None:
             self._ids.add(own_id)
         # `expand` skips a message that it has already seen, so counts on it would be lost.
-        can_carry = not repeated and items.carries_usage(payload)
+        can_carry = not repeated and can_carry_usage(payload)
         if can_carry:
             self._tally.add_response()
-        self._carriers.add_message(Slot(line, new), role=items.role_of(payload), can_carry=can_carry)
+        self._carriers.add_message(MessageSlot(line, new), role=get_item_role(payload), can_carry=can_carry)
         return None
-
-    def _set_turn(self, payload: Payload) -> None:
-        self._thread.turn = self._thread.turn or payload
-        if self._thread.cwd is None:
-            self._thread.cwd = folder(payload.get("cwd"))
 
     def _set_meta(self, payload: Payload) -> str | None:
         if self._has_meta:
             return "bookkeeping"
         self._has_meta = True
         self._thread.meta = payload
-        if (named := folder(payload.get("cwd"))) is not None:
+        if (named := absolute_folder(payload.get("cwd"))) is not None:
             self._thread.cwd = named
         own_from = payload.get("subagent_history_start_ordinal")
         self._own_from = own_from if isinstance(own_from, int) else 0
         self._tally.is_fork = payload.get("forked_from_id") is not None or payload.get("history_base") is not None
         return None
+
+
+@dataclass(frozen=True)
+class RolloutDocument:
+    session: dict[str, Any]
+    items: list[Any]
+    line: SourceLine
+    """The whole document as one line."""
+
+
+def read_document(reader: SourceReader) -> RolloutDocument | None:
+    """Return the file as a document of the old form, or None if it has another form."""
+    head = reader.bytes_at(0, min(_HEAD_BYTES, reader.source.size))
+    first, newline, rest = head.partition(b"\n")
+    # A complete object on the first line, followed by more lines, is the new form.
+    if not head.lstrip().startswith(b"{") or (newline and rest.strip() and _parse_or_none(first) is not None):
+        return None
+    whole = reader.read_all()
+    found = None if whole is None else _parse_or_none(whole)
+    if not isinstance(found, dict) or not isinstance(found.get("items"), list):
+        return None
+    session = found.get("session")
+    line = SourceLine(reader, 0, reader.source.size, found)
+    return RolloutDocument(session if isinstance(session, dict) else {}, found["items"], line)
+
+
+def _parse_or_none(data: bytes) -> Any:
+    try:
+        return canonical.loads(data)
+    except (ValueError, RecursionError):
+        return None
+
+
+def makes_message(payload: Payload) -> bool:
+    """Return whether the item makes a message, without building it."""
+    item_type = payload.get("type")
+    if item_type == "message":
+        return bool(_list_texts(payload.get("content"), _TEXTS))
+    if item_type == "reasoning":
+        return bool(_reasoning_text(payload))
+    return item_type in _CALLS or _is_output(item_type)
+
+
+def item_skip_reason(payload: Payload) -> str | None:
+    """Return why an item makes no message; None if its type is unknown."""
+    item_type = payload.get("type")
+    if item_type in ("message", "reasoning"):
+        return "empty_content" if payload.get("encrypted_content") is None else "encrypted_reasoning"
+    return "bookkeeping" if isinstance(item_type, str) and item_type in _BOOKKEEPING_ITEMS else None
+
+
+def unknown_type_reason(kind: Any, skipped: Counter[str]) -> str:
+    """Return the skip reason for an unknown type: printable, short, and limited in number."""
+    name = _UNSAFE.sub("?", kind[:_NAME_LENGTH]) if isinstance(kind, str) and kind else "none"
+    reason = f"unknown_type:{name}"
+    if reason not in skipped and sum(known.startswith("unknown_type:") for known in skipped) >= _MAX_NAMES:
+        return "unknown_type:others"
+    return reason
+
+
+def get_item_id(payload: Payload) -> str | None:
+    given = payload.get("id")
+    return given if isinstance(given, str) and given.strip() else None
+
+
+def get_item_role(payload: Payload) -> str:
+    item_type = payload.get("type")
+    if item_type == "message":
+        role = payload.get("role")
+        return role if isinstance(role, str) and role.strip() else "user"
+    return "tool" if _is_output(item_type) else "assistant"
+
+
+def can_carry_usage(payload: Payload) -> bool:
+    """Return whether a message can carry token counts: text or a tool call of the model."""
+    return payload.get("type") != "reasoning" and get_item_role(payload) == "assistant"
+
+
+def convert_item(payload: Payload, skipped: Counter[str]) -> RoleAndBlocks:
+    """Return the role and blocks of an item's message, and count blocks without text as skipped."""
+    item_type, role = payload.get("type"), get_item_role(payload)
+    if item_type == "message":
+        content = payload.get("content")
+        texts = _list_texts(content, _TEXTS)
+        if isinstance(content, list) and len(texts) < len(content):
+            skipped["block_without_text"] += len(content) - len(texts)
+        return role, [{"type": "text", "text": text} for text in texts]
+    if item_type == "reasoning":
+        return role, [{"type": "thinking", "thinking": _reasoning_text(payload)}]
+    call_id = payload.get("call_id")
+    if _is_output(item_type):
+        return role, [{"type": "tool_result", "tool_use_id": call_id, "content": _output_text(payload)}]
+    call = {"type": "tool_use", "id": call_id or payload.get("id"), "name": payload.get("name")}
+    return role, [{**call, "input": _parse_arguments(payload)}]
+
+
+def _is_output(item_type: Any) -> bool:
+    return isinstance(item_type, str) and item_type.endswith("_output")
+
+
+def _list_texts(content: Any, types: frozenset[str]) -> list[str]:
+    if isinstance(content, str):
+        return [content] if content else []
+    if not isinstance(content, list):
+        return []
+    return [
+        text
+        for block in content
+        if isinstance(block, dict)
+        and isinstance(text := block.get("text"), str)
+        and text
+        and isinstance(kind := block.get("type"), str)
+        and kind in types
+    ]
+
+
+def _reasoning_text(payload: Payload) -> str:
+    texts = _list_texts(payload.get("summary"), _REASONING_TEXTS) or _list_texts(
+        payload.get("content"), _REASONING_TEXTS
+    )
+    return "\n".join(texts)
+
+
+def _parse_arguments(payload: Payload) -> Any:
+    given = payload.get("arguments")
+    if given is None:
+        given = payload.get("input")
+    if not isinstance(given, str):
+        return given
+    try:
+        return canonical.loads(given)
+    except (ValueError, RecursionError):
+        return given
+
+
+def _output_text(payload: Payload) -> str:
+    given = next((found for name in ("output", "content", "text") if (found := payload.get(name)) is not None), payload)
+    return given if isinstance(given, str) else _dumps_in_order(given)
+
+
+def _dumps_in_order(value: Any) -> str:
+    """Serialize with the key order of the file. orjson cannot write integers beyond 64 bits."""
+    try:
+        return orjson.dumps(value).decode()
+    except TypeError:
+        return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+def absolute_folder(path: Any) -> str | None:
+    """Return a working folder if it is an absolute path, or else None."""
+    return path if isinstance(path, str) and _ABSOLUTE.match(path) else None

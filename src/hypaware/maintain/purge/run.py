@@ -1,84 +1,134 @@
 """One purge, from tombstones to verification. The steps are ordered so that a kill at any point does no harm.
 
+A dry run is the search of the purge without its changes.
+
 @ref keeping#purge
 """
 
 from __future__ import annotations
 
+import secrets
+import sqlite3
+import time
+from collections.abc import Callable, Sequence
+from contextlib import closing, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Any
 
-from hypaware import faults
-from hypaware.capture import seen_folders
-from hypaware.errors import Cancelled, HypError
-from hypaware.lake import keys, metadata, standing, tombstones
-from hypaware.maintain.purge import at_work, free_pages, letters, proof, scratch, settled, spooled, table_rows
-from hypaware.maintain.purge.purging import MOST_HASHES, Gone, Purging, Report
-from hypaware.maintain.purge.selection import Selector, left_alone
+import pyarrow as pa
+
+from hypaware import faults, telemetry
+from hypaware.engine.jobs import JobContext
+from hypaware.errors import Cancelled, HypError, LakeError
+from hypaware.home import Home
+from hypaware.iceberg import metadata
+from hypaware.iceberg.metadata import TableMetadata
+from hypaware.lake import health, key_index, locks, tombstones
+from hypaware.lake.build import BuildFailure, BuildResult, Task
+from hypaware.maintain.purge import deliveries, search, spool, table, verify
+from hypaware.maintain.purge.context import MAX_HASHES, PurgeContext, PurgedTable, PurgeReport, RemovedRows
+from hypaware.maintain.purge.selector import PurgeSelector, unaffected_datasets
 from hypaware.model import datasets
 from hypaware.model.datasets import Dataset
+from hypaware.privacy import folder_memory
 from hypaware.state import sources
+from hypaware.state.home_opener import open_home
 
-_after_lake = faults.point("maintain.purge.after-lake", "the lake is clean, rejects and dead letters are not")
-_before_finish = faults.point(
+_after_clean = faults.crash_point("maintain.purge.after-clean", "the databases hold no data of deleted rows")
+_TIMEOUT = 15.0
+_POLL = 0.1
+_MANIFEST_FORMAT = 2
+_LEFT_BY_QUERIES = ("blockmgr-*/*/shuffle_*", "blockmgr-*/*/temp_*", "blockmgr-*/*/rdd_*", "query-*/*")
+_QUERY_TIMEOUT = 30.0
+_after_lake = faults.crash_point("maintain.purge.after-lake", "the lake is clean, rejects and dead letters are not")
+_before_finish = faults.crash_point(
     "maintain.purge.before-finish", "everything is clean, the purge is still marked unfinished"
 )
 
 
-def run(context: Purging) -> Report:
+def purge_job(context: JobContext, args: dict[str, Any]) -> dict[str, Any]:
+    """Run the job `purge`. args: `kind`, `values` (as in `PurgeSelector`), `allow_reimport`."""
+    from hypaware.lake.spark_table import SparkLake
+
+    spark = context.spark
+    opened = open_home(context.home)
+    with closing(opened.store), telemetry.span("maintain.purge", component="maintain", operation="purge") as span:
+        purge_context = PurgeContext(
+            context.home,
+            context.config,
+            opened.store,
+            SparkLake(context.home, spark, opened.identity, context.check_cancelled),
+            PurgeSelector.from_args(args),
+            SparkHistory(spark),
+            allow_reimport=bool(args.get("allow_reimport")),
+            progress=lambda message, done, total: context.progress(message, done, total or None),
+            note=context.note,
+            check_cancelled=context.check_cancelled,
+        )
+        report = run_purge(purge_context)
+        span.set(row_count=report.rows)
+    return report.as_json()
+
+
+def run_purge(context: PurgeContext) -> PurgeReport:
     """Purge the selected rows and return the report."""
-    standing.check_tables(context.home)
-    report, removed_rows = Report(context.selector, dry_run=False), Gone()
-    unfinished = tombstones.unfinished(context.home)
+    health.check_tables(context.home)
+    report, removed_rows = PurgeReport(context.selector, dry_run=False), RemovedRows()
+    unfinished = tombstones.list_unfinished_purges(context.home)
     context = replace(context, resumed=any(stone.command in unfinished for stone in context.selector.tombstones))
     report.resumed = context.resumed
     tombstone_ids = _set_tombstones(context, report)
-    report.left_alone = left_alone(context.selector, datasets.all())
-    settled.settle_all(context, removed_rows)
-    spooled.bury(context, tombstone_ids)
-    spooled.flush(context, report)
-    context = replace(context, sessions=at_work.sessions(context))
-    _tables(context, report, removed_rows, tombstone_ids)
+    report.left_alone = unaffected_datasets(context.selector, datasets.list_all())
+    table.apply_all_settlements(context, removed_rows)
+    spool.bury_spooled(context, tombstone_ids)
+    spool.flush_spool(context, report)
+    context = replace(context, sessions=search.find_sessions(context.home, context.selector, context.lake.run))
+    _purge_tables(context, report, removed_rows, tombstone_ids)
     _after_lake()
-    spooled.scrub(context, report, removed_rows)
-    letters.scrub(context, report, removed_rows)
+    spool.remove_rejects(context, report, removed_rows)
+    deliveries.remove_from_dead_letters(context, report, removed_rows)
     report.delivered = removed_rows.copies
     if context.allow_reimport:
         _forget_checkpoints(context)
     if context.selector.kind == "cwd":
-        seen_folders.make_nameless(context.home, context.selector.values)
-    free_pages.clean(context.home, context.note)
-    scratch.clear(context)
+        folder_memory.forget_names(context.home, context.selector.values)
+    _clean_databases(context.home, context.note)
+    _clear_scratch(context)
     if context.resumed and tombstone_ids:
         # Rows that an earlier attempt removed are known only by their tombstones.
-        removed_rows.add([], tombstones.parts(context.home, MOST_HASHES))
+        removed_rows.add([], tombstones.list_parts(context.home, MAX_HASHES))
     context.progress("searching every file of the home", 0, 0)
-    proof.prove(context, report, removed_rows)
+    verify.verify_purge(context, report, removed_rows)
     if tombstone_ids and not report.remaining:
         _before_finish()
-        tombstones.finish(context.home, tombstone_ids, report.rows + report.spool_rows, _now())
-    report.tombstones["parts"] = tombstones.count(context.home)
+        tombstones.finish_purges(context.home, tombstone_ids, report.rows + report.spool_rows, _now())
+    report.tombstones["parts"] = tombstones.count_parts(context.home)
     return report
 
 
-def _set_tombstones(context: Purging, report: Report) -> list[int]:
+def _set_tombstones(context: PurgeContext, report: PurgeReport) -> list[int]:
     """Set the tombstones, so that no row comes back once removal starts; or lift them if reimport is allowed."""
     if context.allow_reimport:
         named = context.selector.tombstones
-        if context.selector.kind == "before" and tombstones.standing(context.home, named):
+        if context.selector.kind == "before" and tombstones.has_active(context.home, named):
             # Only the key index still knows the rows that that purge removed. It is deleted before the tombstone is
             # lifted: a run killed in between finds the tombstone and deletes the index again.
-            keys.remove(context.home.keys)
-        report.tombstones = {"set": 0, "lifted": tombstones.lift(context.home, named, _now())}
+            key_index.remove_index(context.home.keys)
+        report.tombstones = {"set": 0, "lifted": tombstones.revoke(context.home, named, _now())}
         return []
-    tombstone_ids = tombstones.set_up(context.home, context.selector.tombstones, _now())
+    tombstone_ids = tombstones.create_tombstones(context.home, context.selector.tombstones, _now())
     report.tombstones = {"set": len(tombstone_ids), "lifted": 0}
     return tombstone_ids
 
 
-def _tables(context: Purging, report: Report, removed_rows: Gone, tombstone_ids: list[int]) -> None:
+def _purge_tables(
+    context: PurgeContext, report: PurgeReport, removed_rows: RemovedRows, tombstone_ids: list[int]
+) -> None:
     """Purge all tables. An error in one does not stop the others; the first error is raised at the end."""
-    present = {entry.name for entry in metadata.entries(context.home)}
+    present = {entry.name for entry in metadata.list_tables(context.home)}
     errors: list[HypError] = []
     for dataset, selector in _purge_order(context):
         if dataset.name in present:
@@ -86,7 +136,7 @@ def _tables(context: Purging, report: Report, removed_rows: Gone, tombstone_ids:
             table_context = context if is_own else replace(context, selector=selector)
             try:
                 report.datasets.append(
-                    table_rows.remove(table_context, dataset, tombstone_ids if is_own else (), removed_rows)
+                    table.purge_table(table_context, dataset, tombstone_ids if is_own else (), removed_rows)
                 )
             except Cancelled:
                 raise
@@ -96,19 +146,169 @@ def _tables(context: Purging, report: Report, removed_rows: Gone, tombstone_ids:
         raise errors[0]
 
 
-def _purge_order(context: Purging) -> list[tuple[Dataset, Selector]]:
+def _purge_order(context: PurgeContext) -> list[tuple[Dataset, PurgeSelector]]:
     """Put datasets purged by session before those that determine the sessions: after a kill these still can."""
-    found = [(dataset, selector) for dataset in datasets.all() if (selector := context.for_dataset(dataset))]
+    found = [(dataset, selector) for dataset in datasets.list_all() if (selector := context.for_dataset(dataset))]
     return sorted(found, key=lambda each: each[1] is context.selector)
 
 
-def _forget_checkpoints(context: Purging) -> None:
+def _forget_checkpoints(context: PurgeContext) -> None:
     """Forget import checkpoints: a row does not name its transcript, so an import must read all of them again."""
     with context.store.transaction() as connection:
-        for dataset in datasets.all():
+        for dataset in datasets.list_all():
             if context.selector.column(dataset) is not None:
-                sources.forget(connection, dataset.name)
+                sources.forget_checkpoints(connection, dataset.name)
+
+
+def _clean_databases(home: Home, note: Callable[[str], None]) -> None:
+    """Remove deleted data from the pages and logs of the databases; note those that are in use.
+
+    The state is rewritten (VACUUM): it is small, and its dead letters were the only rows in it. The key index holds
+    hashes and overwrites them when it deletes (`KeyIndex.remove_rows`), so only its log is truncated: rewriting
+    gigabytes of it would remove nothing more.
+    """
+    for path, vacuum in ((home.state, True), (home.keys, False), (home.tombstones, False)):
+        if path.is_file() and not _clean_database(path, vacuum):
+            note(f"{path.name} is in use, so its log was not truncated and may still hold deleted data")
+    _after_clean()
+
+
+def _clean_database(path: Path, vacuum: bool) -> bool:
+    """Return False if the database is in use the whole time."""
+    with closing(sqlite3.connect(path, timeout=_TIMEOUT, isolation_level=None)) as db:
+        db.execute("PRAGMA secure_delete=ON").close()
+        # Not in a temporary directory outside the home.
+        db.execute("PRAGMA temp_store=MEMORY").close()
+        try:
+            if vacuum:
+                db.execute("VACUUM").close()
+        except sqlite3.OperationalError:
+            return False
+        deadline = time.monotonic() + _TIMEOUT
+        while True:
+            busy, *_ = db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+            if not busy:
+                return True
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(_POLL)
+
+
+def _clear_scratch(context: PurgeContext) -> None:
+    """Remove shuffled rows and spilled results that queries left in the engine's scratch directory.
+
+    A query that started before the purge may have purged rows there. Wait for such queries for a limited time, then
+    remove the files that no running job can have written.
+    """
+    now = time.time()
+    locks.wait_for_other_jobs(now, _QUERY_TIMEOUT, context.check_cancelled)
+    latest = min(now, locks.oldest_other_job_start(context.started_at))
+    for pattern in _LEFT_BY_QUERIES:
+        for path in (context.home.engine / "tmp").glob(f"spark-*/{pattern}"):
+            with suppress(FileNotFoundError):
+                if path.stat().st_mtime <= latest:
+                    path.unlink()
 
 
 def _now() -> str:
     return datetime.now(UTC).isoformat()
+
+
+def plan_purge(home: Home, selector: PurgeSelector, progress: Callable[[str, int, int], None]) -> dict[str, Any]:
+    """Return the report of a dry run: the same search as in a purge, in this process, without Spark and changes."""
+    health.check_tables(home)
+    report, found = PurgeReport(selector, dry_run=True), RemovedRows()
+    report.left_alone = unaffected_datasets(selector, datasets.list_all())
+    spooled_rows = partial(spool.unflushed_rows, home)
+    sessions = {*search.find_sessions(home, selector, _run_here), *search.sessions_of_rows(selector, spooled_rows)}
+    for dataset in datasets.list_all():
+        if (within := selector.for_dataset(dataset, sorted(sessions))) is None:
+            continue
+        if entry := metadata.find_table(home, dataset.name):
+            report.datasets.append(
+                _search_table(metadata.read_metadata(entry.metadata), dataset, within, found, progress)
+            )
+        report.spool_rows += sum(within.matches(dataset, row) for row in spooled_rows(dataset))
+        report.rejects += spool.count_rejects(home, dataset, within)
+    if home.state.is_file():
+        with closing(open_home(home).store) as store:
+            report.letters, report.letter_rows = deliveries.count_dead_letters(store, selector)
+            report.delivered = deliveries.list_copies(store, found.seqs)
+    return report.as_json()
+
+
+def _search_table(
+    table_metadata: TableMetadata,
+    dataset: Dataset,
+    selector: PurgeSelector,
+    found: RemovedRows,
+    progress: Callable[[str, int, int], None],
+) -> PurgedTable:
+    result, files = PurgedTable(dataset.name), {file.path: file for file in metadata.iter_live_files(table_metadata)}
+    gateway = table_metadata.properties.get(metadata.GATEWAY_ID_PROPERTY)
+    try:
+        for batch in search.search_table(dataset, files.values(), selector, gateway, _run_here, progress):
+            for match in batch:
+                result.add(match, files[match.path].source)
+                if match.rows:
+                    found.add_match(dataset.name, files[match.path].source, match)
+    except (OSError, pa.ArrowException) as error:
+        raise LakeError(
+            f"{dataset.name}: cannot read a data file ({error})",
+            kind="lake_damaged",
+            repair=f"hyp maintain {dataset.name} --rebuild",
+        ) from error
+    return result
+
+
+def _run_here(tasks: Sequence[Task]) -> list[BuildResult | BuildFailure]:
+    return [task.run() for task in tasks]
+
+
+class SparkHistory:
+    """The history of a table, removed through Iceberg's Java API.
+
+    A manifest from which a file was deleted keeps the file's statistics, which contain the beginnings of its texts.
+    Such manifests are rewritten without the file, in Iceberg's own commit for that; their other entries stay as they
+    are.
+    """
+
+    def __init__(self, spark: Any) -> None:
+        self._manifests: Any = spark._jvm.org.apache.iceberg.ManifestFiles
+
+    def describe_live_files_only(self, table: Any) -> bool:
+        iceberg = table.iceberg
+        snapshot = iceberg.currentSnapshot()
+        manifests = (
+            [each for each in snapshot.dataManifests(iceberg.io()) if each.hasDeletedFiles()] if snapshot else []
+        )
+        if not manifests:
+            return False
+        added_by = {file.location: file.snapshot_id for file in metadata.iter_live_files(table.metadata)}
+        change = iceberg.rewriteManifests()
+        for manifest in manifests:
+            change = change.deleteManifest(manifest)
+            if manifest.hasAddedFiles() or manifest.hasExistingFiles():
+                change = change.addManifest(self._without_deleted(iceberg, manifest, added_by))
+        change.commit()
+        iceberg.refresh()
+        return True
+
+    def expire(self, table: Any) -> None:
+        table.expire(time.time() + 1)
+
+    def _without_deleted(self, iceberg: Any, manifest: Any, added_by: dict[str, int | None]) -> Any:
+        path = f"{iceberg.location()}/metadata/{secrets.token_hex(16)}-m0.avro"
+        spec = iceberg.specs().get(manifest.partitionSpecId())
+        writer = self._manifests.write(_MANIFEST_FORMAT, spec, iceberg.io().newOutputFile(path), None)
+        reader = self._manifests.read(manifest, iceberg.io(), iceberg.specs())
+        try:
+            files = reader.iterator()
+            while files.hasNext():
+                file = files.next().copy()
+                added = added_by[str(file.location())]
+                writer.existing(file, added, file.dataSequenceNumber(), file.fileSequenceNumber())
+        finally:
+            reader.close()
+            writer.close()
+        return writer.toManifestFile()

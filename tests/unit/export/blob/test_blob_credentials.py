@@ -1,4 +1,4 @@
-"""In whose name a store is opened, and what the user is told when that fails."""
+"""Credentials of object stores, and the errors when they fail."""
 
 from __future__ import annotations
 
@@ -7,22 +7,21 @@ from pathlib import Path
 import pytest
 from obstore import exceptions
 
-from hypaware.export.sink import Busy, Denied, Unreachable
-from hypaware.export.sinks.blob.address import BucketPlace
-from hypaware.export.sinks.blob.answers import told
-from hypaware.export.sinks.blob.credentials import Keys, keys_of, region_of
+from hypaware.export.sink import DestinationBusy, DestinationDenied, DestinationUnreachable
+from hypaware.export.sinks.blob.location import BucketLocation
+from hypaware.export.sinks.blob.object_store import S3Keys, find_keys, find_region, translate_errors
 
-PLACE = BucketPlace("s3", "bucket", "x")
+PLACE = BucketLocation("s3", "bucket", "x")
 
 
-def test_the_variables_that_the_sink_names_come_first() -> None:
+def test_configured_environment_variables_come_first() -> None:
     environment = {"MINE": "id", "MY_SECRET": "hush", "AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "y"}
 
-    assert keys_of({"access_key_env": "MINE", "secret_key_env": "MY_SECRET"}, environment) == Keys("id", "hush")
+    assert find_keys({"access_key_env": "MINE", "secret_key_env": "MY_SECRET"}, environment) == S3Keys("id", "hush")
 
 
-def test_the_usual_variables_are_left_to_the_client() -> None:
-    assert keys_of({}, {"AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "y", "HOME": "/nowhere"}) is None
+def test_standard_aws_variables_are_left_to_the_client() -> None:
+    assert find_keys({}, {"AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "y", "HOME": "/nowhere"}) is None
 
 
 def test_a_profile_of_the_aws_tools_is_read(tmp_path: Path) -> None:
@@ -34,19 +33,19 @@ def test_a_profile_of_the_aws_tools_is_read(tmp_path: Path) -> None:
     )
     (folder / "config").write_text("[default]\nregion = eu-west-1\n[profile work]\nregion = eu-north-1\n")
 
-    assert keys_of({}, {"HOME": str(tmp_path)}) == Keys("a", "b%c")
-    assert keys_of({}, {"HOME": str(tmp_path), "AWS_PROFILE": "work"}) == Keys("d", "e", "f")
-    assert keys_of({}, {"HOME": str(tmp_path), "AWS_PROFILE": "none"}) is None
-    assert region_of({}, {"HOME": str(tmp_path), "AWS_PROFILE": "work"}) == "eu-north-1"
-    assert region_of({"region": "us-west-2"}, {"HOME": str(tmp_path), "AWS_REGION": "x"}) == "us-west-2"
-    assert region_of({}, {"HOME": str(tmp_path), "AWS_REGION": "eu-west-3"}) == "eu-west-3"
+    assert find_keys({}, {"HOME": str(tmp_path)}) == S3Keys("a", "b%c")
+    assert find_keys({}, {"HOME": str(tmp_path), "AWS_PROFILE": "work"}) == S3Keys("d", "e", "f")
+    assert find_keys({}, {"HOME": str(tmp_path), "AWS_PROFILE": "none"}) is None
+    assert find_region({}, {"HOME": str(tmp_path), "AWS_PROFILE": "work"}) == "eu-north-1"
+    assert find_region({"region": "us-west-2"}, {"HOME": str(tmp_path), "AWS_REGION": "x"}) == "us-west-2"
+    assert find_region({}, {"HOME": str(tmp_path), "AWS_REGION": "eu-west-3"}) == "eu-west-3"
 
 
-def test_a_profile_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+def test_an_unreadable_profile_is_named(tmp_path: Path) -> None:
     (tmp_path / "broken").write_text("no section")
 
-    with pytest.raises(Denied, match="broken cannot be read"):
-        keys_of({}, {"HOME": str(tmp_path), "AWS_CONFIG_FILE": str(tmp_path / "broken")})
+    with pytest.raises(DestinationDenied, match="broken cannot be read"):
+        find_keys({}, {"HOME": str(tmp_path), "AWS_CONFIG_FILE": str(tmp_path / "broken")})
 
 
 @pytest.mark.parametrize(
@@ -57,19 +56,19 @@ def test_a_profile_that_cannot_be_read_is_named(tmp_path: Path) -> None:
         ({"access_key_env": "MINE", "secret_key_env": "GONE"}, "GONE, which is not set"),
     ],
 )
-def test_half_a_credential_is_none(options: dict[str, str], reason: str) -> None:
-    with pytest.raises(Denied, match=reason) as denied:
-        keys_of(options, {"MINE": "hunter2"})
+def test_an_incomplete_credential_is_denied(options: dict[str, str], reason: str) -> None:
+    with pytest.raises(DestinationDenied, match=reason) as denied:
+        find_keys(options, {"MINE": "hunter2"})
 
     assert "hunter2" not in str(denied.value)
 
 
-def test_a_secret_is_not_shown() -> None:
-    assert "hush" not in repr(Keys("id", "hush", "hush too"))
+def test_secrets_do_not_appear_in_repr() -> None:
+    assert "hush" not in repr(S3Keys("id", "hush", "hush too"))
 
 
 def answer(status: int, code: str = "", message: str = "") -> str:
-    """As obstore words it."""
+    """Return an error as obstore formats it."""
     body = f"<Error><Code>{code}</Code><Message>{message}</Message><StringToSign>AKIA</StringToSign></Error>"
     return (
         "Generic S3 error: Error performing PUT http://127.0.0.1:1/bucket/x in 4ms - "
@@ -94,8 +93,8 @@ def answer(status: int, code: str = "", message: str = "") -> str:
         (exceptions.GenericError("Error performing PUT http://169.254.169.254/latest/api/token"), "no_credentials"),
     ],
 )
-def test_what_needs_a_person_is_told_to_one(error: Exception, kind: str) -> None:
-    with pytest.raises(Denied) as denied, told(PLACE):
+def test_errors_that_need_a_user_are_denied(error: Exception, kind: str) -> None:
+    with pytest.raises(DestinationDenied) as denied, translate_errors(PLACE):
         raise error
 
     assert denied.value.kind == kind
@@ -105,8 +104,8 @@ def test_what_needs_a_person_is_told_to_one(error: Exception, kind: str) -> None
 
 
 @pytest.mark.parametrize("status", [429, 503])
-def test_a_store_that_is_busy_gets_time(status: int) -> None:
-    with pytest.raises(Busy, match="SlowDown"), told(PLACE):
+def test_a_busy_store_is_reported_as_busy(status: int) -> None:
+    with pytest.raises(DestinationBusy, match="SlowDown"), translate_errors(PLACE):
         raise exceptions.GenericError(answer(status, "SlowDown"))
 
 
@@ -121,6 +120,6 @@ def test_a_store_that_is_busy_gets_time(status: int) -> None:
         TimeoutError(),
     ],
 )
-def test_what_says_nothing_about_the_chunk_is_tried_again(error: Exception) -> None:
-    with pytest.raises(Unreachable, match="s3://bucket/x"), told(PLACE):
+def test_errors_that_say_nothing_about_the_chunk_are_retried(error: Exception) -> None:
+    with pytest.raises(DestinationUnreachable, match="s3://bucket/x"), translate_errors(PLACE):
         raise error

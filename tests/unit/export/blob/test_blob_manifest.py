@@ -1,4 +1,4 @@
-"""A manifest is what the format says, and nothing else is taken for one."""
+"""Manifests follow their format, and nothing else is parsed as one."""
 
 from __future__ import annotations
 
@@ -10,12 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hypaware.export.sink import Delivered
+from hypaware.export.sink import StreamCoverage
 from hypaware.export.sinks.blob import manifest
-from hypaware.export.sinks.blob.coverage import delivered_by
 from hypaware.export.sinks.blob.manifest import StoredObject
-from tests.blob_destination import GATEWAY, INCARNATION, chunk
-from tests.rows import DATASET
+from tests.support.blob_destination import GATEWAY, INCARNATION, chunk
+from tests.support.rows import DATASET
 
 STORED = StoredObject("a/b.parquet", 2, 77, "f" * 64)
 NOW = datetime(2026, 11, 15, 7, 15, 8, 256000, UTC)
@@ -33,17 +32,17 @@ SAID: dict[str, Any] = {
 }
 
 
-def test_it_is_written_as_the_format_says() -> None:
-    written = manifest.write(manifest.of_chunk(chunk(4, 9, source="clau de"), STORED, NOW))
+def test_a_manifest_is_written_in_its_format() -> None:
+    written = manifest.format_manifest(manifest.make_manifest(chunk(4, 9, source="clau de"), STORED, NOW))
 
     assert json.loads(written) == SAID
     assert list(json.loads(written)) == list(SAID)
 
 
-def test_it_is_read_back() -> None:
-    said = manifest.of_chunk(chunk(4, 9), STORED, NOW)
+def test_a_manifest_is_parsed_back() -> None:
+    parsed = manifest.make_manifest(chunk(4, 9), STORED, NOW)
 
-    assert manifest.read(manifest.write(said)) == said
+    assert manifest.parse_manifest(manifest.format_manifest(parsed)) == parsed
 
 
 @pytest.mark.hazard(89)
@@ -57,11 +56,11 @@ def test_it_is_read_back() -> None:
         chunk(3, 9),
     ],
 )
-def test_it_is_of_one_chunk_only(other: Any) -> None:
-    said = manifest.of_chunk(chunk(4, 9), STORED, NOW)
+def test_a_manifest_describes_exactly_one_chunk(other: Any) -> None:
+    parsed = manifest.make_manifest(chunk(4, 9), STORED, NOW)
 
-    assert said.describes(chunk(4, 9))
-    assert not said.describes(other)
+    assert parsed.describes(chunk(4, 9))
+    assert not parsed.describes(other)
 
 
 ODD: list[dict[str, Any]] = [
@@ -72,8 +71,10 @@ ODD: list[dict[str, Any]] = [
 
 @pytest.mark.hazard(61)
 @pytest.mark.parametrize("key", ["/etc/passwd", "../up", "a/../../up", "a//b", "./a", "", "a/"])
-def test_a_manifest_that_names_something_outside_is_none(key: str) -> None:
-    assert manifest.read(json.dumps({**SAID, "objects": [{**SAID["objects"][0], "key": key}]}).encode()) is None
+def test_a_manifest_with_a_key_outside_the_destination_is_invalid(key: str) -> None:
+    assert (
+        manifest.parse_manifest(json.dumps({**SAID, "objects": [{**SAID["objects"][0], "key": key}]}).encode()) is None
+    )
 
 
 @pytest.mark.parametrize(
@@ -84,31 +85,31 @@ def test_a_manifest_that_names_something_outside_is_none(key: str) -> None:
         *(json.dumps({**SAID, **odd}).encode() for odd in ODD),
     ],
 )
-def test_nothing_else_is_taken_for_one(data: bytes) -> None:
-    assert manifest.read(data) is None
+def test_other_files_are_not_parsed_as_manifests(data: bytes) -> None:
+    assert manifest.parse_manifest(data) is None
 
 
-def test_what_a_later_program_adds_is_ignored() -> None:
+def test_unknown_fields_are_ignored() -> None:
     objects = [{**SAID["objects"][0], "extra": 1}]
 
-    assert manifest.read(json.dumps({**SAID, "more": [], "objects": objects}).encode()) is not None
+    assert manifest.parse_manifest(json.dumps({**SAID, "more": [], "objects": objects}).encode()) is not None
 
 
 ranges = st.lists(st.tuples(st.integers(0, 40), st.integers(1, 12)).map(lambda each: (each[0], sum(each))), max_size=12)
 
 
 @given(ranges)
-def test_what_was_delivered_is_what_the_ranges_cover(found: list[tuple[int, int]]) -> None:
+def test_coverage_is_the_union_of_the_ranges(found: list[tuple[int, int]]) -> None:
     covered = {sequence for after, last in found for sequence in range(after + 1, last + 1)}
 
-    told = delivered_by(found)
+    coverage = StreamCoverage.from_ranges(found)
 
-    missing = {sequence for after, last in told.holes for sequence in range(after + 1, last + 1)}
-    assert told.last == max(covered, default=0)
-    assert missing == set(range(1, told.last + 1)) - covered
-    assert all(after < last for after, last in told.holes)
+    missing = {sequence for after, last in coverage.holes for sequence in range(after + 1, last + 1)}
+    assert coverage.last == max(covered, default=0)
+    assert missing == set(range(1, coverage.last + 1)) - covered
+    assert all(after < last for after, last in coverage.holes)
 
 
-def test_holes_lie_between_ranges_and_are_not_doubled_by_overlaps() -> None:
-    assert delivered_by([(10, 20), (0, 5), (12, 30), (40, 50)]) == Delivered(50, ((5, 10), (30, 40)))
-    assert delivered_by([]) == Delivered(0)
+def test_overlapping_ranges_do_not_duplicate_holes() -> None:
+    assert StreamCoverage.from_ranges([(10, 20), (0, 5), (12, 30), (40, 50)]) == StreamCoverage(50, ((5, 10), (30, 40)))
+    assert StreamCoverage.from_ranges([]) == StreamCoverage(0)

@@ -1,4 +1,4 @@
-"""JSON lines: what a reader of text finds in them."""
+"""JSON lines as a text reader sees them."""
 
 from __future__ import annotations
 
@@ -13,18 +13,17 @@ import duckdb
 import pyarrow as pa
 import pytest
 
-from hypaware.export.encoders import typed
-from hypaware.export.encoders.encoder import Encoder
-from hypaware.export.encoders.jsonl import JSONL, JSONL_ZSTD
-from tests.blob_destination import table, table_of
-from tests.rows import row
+from hypaware.export import encoders
+from hypaware.export.encoders import JSONL, JSONL_ZSTD, Encoder
+from tests.support.blob_destination import table, table_of
+from tests.support.rows import row
 
 JSON_COLUMNS = ("tools", "tool_args", "attributes", "status", "previous_message_id", "raw_frame", "compact_metadata")
 
 
 def written(rows: pa.Table, encoder: Encoder = JSONL) -> bytes:
     file = io.BytesIO()
-    encoder.write(typed.mark(rows, JSON_COLUMNS), file)
+    encoder.write(encoders.mark_json_columns(rows, JSON_COLUMNS), file)
     return file.getvalue()
 
 
@@ -44,7 +43,7 @@ def test_a_line_holds_the_row_with_json_as_values_times_as_text_and_without_null
     assert "system_text" not in found
 
 
-def test_there_is_a_line_for_each_row_in_their_order() -> None:
+def test_each_row_is_one_line_in_order() -> None:
     found = lines(written(table(20_000)))
 
     assert [each["message_index"] for each in found] == list(range(20_000))
@@ -52,14 +51,14 @@ def test_there_is_a_line_for_each_row_in_their_order() -> None:
 
 @pytest.mark.hazard(90)
 @pytest.mark.parametrize("encoder", [JSONL, JSONL_ZSTD], ids=lambda encoder: encoder.name)
-def test_the_same_rows_give_the_same_bytes_however_they_came_in_pieces(encoder: Encoder) -> None:
+def test_the_same_rows_give_the_same_bytes_for_any_arrow_chunks(encoder: Encoder) -> None:
     whole = table(9_000)
     pieces = pa.concat_tables([whole.slice(start, 137) for start in range(0, 9_000, 137)])
 
     assert written(whole, encoder) == written(pieces, encoder)
 
 
-def test_the_compressed_file_says_neither_when_nor_where_it_was_made() -> None:
+def test_the_compressed_file_contains_neither_name_nor_time() -> None:
     header = written(table(1))[:10]
 
     assert header[3] == 0  # no name
@@ -67,7 +66,7 @@ def test_the_compressed_file_says_neither_when_nor_where_it_was_made() -> None:
 
 
 @pytest.mark.parametrize("encoder", [JSONL, JSONL_ZSTD], ids=lambda encoder: encoder.name)
-def test_duckdb_reads_all_of_it(tmp_path: Path, encoder: Encoder) -> None:
+def test_duckdb_reads_every_row(tmp_path: Path, encoder: Encoder) -> None:
     path = tmp_path / f"x.{encoder.extension}"
     path.write_bytes(written(table(20_000), encoder))
 
@@ -81,14 +80,14 @@ def test_duckdb_reads_all_of_it(tmp_path: Path, encoder: Encoder) -> None:
     assert found == (20_000, sum(range(20_000)), int(last.timestamp()))
 
 
-def test_zstd_is_one_frame_for_readers_that_stop_after_the_first() -> None:
+def test_zstd_output_is_a_single_frame() -> None:
     data = written(table(30_000), JSONL_ZSTD)
 
     assert data.count(b"\x28\xb5\x2f\xfd") == 1
 
 
 @pytest.mark.parametrize("encoder", [JSONL, JSONL_ZSTD], ids=lambda encoder: encoder.name)
-def test_the_file_stays_open_for_its_owner(encoder: Encoder) -> None:
+def test_the_file_stays_open(encoder: Encoder) -> None:
     file = io.BytesIO()
 
     encoder.write(table(1), file)

@@ -1,4 +1,4 @@
-"""Parquet objects, read back by readers that share nothing with the code that wrote them."""
+"""Parquet objects, read by independent readers."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from hypaware.export.encoders import typed
-from hypaware.export.encoders.parquet import PARQUET
-from tests.blob_destination import table, table_of
-from tests.rows import MESSAGES, row
+from hypaware.export import encoders
+from hypaware.export.encoders import PARQUET
+from tests.support.blob_destination import table, table_of
+from tests.support.rows import MESSAGES, row
 
 
 def written(rows: pa.Table) -> bytes:
@@ -23,7 +23,7 @@ def written(rows: pa.Table) -> bytes:
     return file.getvalue()
 
 
-def test_the_columns_and_values_are_those_that_were_handed_over() -> None:
+def test_columns_and_values_are_written_unchanged() -> None:
     rows = table(300, tool_args={"a": [1, None]}, is_error=True)
 
     back = pq.read_table(io.BytesIO(written(rows)))
@@ -32,7 +32,7 @@ def test_the_columns_and_values_are_those_that_were_handed_over() -> None:
     assert back.to_pylist() == rows.to_pylist()
 
 
-def test_duckdb_reads_text_numbers_flags_and_moments_of_utc(tmp_path: Path) -> None:
+def test_duckdb_reads_text_numbers_flags_and_utc_times(tmp_path: Path) -> None:
     path = tmp_path / "x.parquet"
     path.write_bytes(written(table_of([row(7, message_created_at="2026-11-15T07:15:08.256001Z", is_error=True)])))
 
@@ -49,7 +49,7 @@ def test_duckdb_reads_text_numbers_flags_and_moments_of_utc(tmp_path: Path) -> N
     assert found == ("message-7", 7, True, micros, "TIMESTAMP WITH TIME ZONE", 7, "2026-11-15")
 
 
-def test_a_moment_is_stored_as_microseconds_of_utc() -> None:
+def test_a_timestamp_is_stored_in_utc_microseconds() -> None:
     kind = pq.ParquetFile(io.BytesIO(written(table(1)))).schema
     moment = next(kind.column(place) for place in range(len(kind)) if kind.column(place).name == "message_created_at")
 
@@ -57,7 +57,7 @@ def test_a_moment_is_stored_as_microseconds_of_utc() -> None:
     assert "isAdjustedToUTC=true, timeUnit=microseconds" in str(moment.logical_type)
 
 
-def test_everything_is_compressed_by_zstd() -> None:
+def test_every_column_is_compressed_with_zstd() -> None:
     group = pq.ParquetFile(io.BytesIO(written(table(10)))).metadata.row_group(0)
 
     assert {group.column(place).compression for place in range(group.num_columns)} == {"ZSTD"}
@@ -73,7 +73,7 @@ def test_a_row_group_has_at_most_fifty_thousand_rows() -> None:
 
 @pytest.mark.parametrize("letters", [50, 5_000, 3 << 20])
 def test_a_row_group_has_at_most_thirty_two_mebibytes(letters: int) -> None:
-    """Of text that does not repeat: a dictionary would hide how large it is."""
+    """Random text: a dictionary would hide its size."""
     count = min(20_000, (80 << 20) // letters)
     texts = pa.array([f"{number:08d}".ljust(letters, chr(97 + number % 26)) for number in range(count)])
     few = table(1).drop_columns(["content_text", "tool_args"])
@@ -87,7 +87,7 @@ def test_a_row_group_has_at_most_thirty_two_mebibytes(letters: int) -> None:
     assert len(sizes) <= 1 + sum(sizes) // (20 << 20)
 
 
-def test_a_row_that_is_larger_than_a_row_group_stands_alone() -> None:
+def test_a_row_larger_than_a_row_group_gets_its_own_group() -> None:
     rows = pa.concat_tables([table(2), table(1, 2, content_text="x" * (33 << 20)), table(2, 3)])
 
     found = pq.ParquetFile(io.BytesIO(written(rows))).metadata
@@ -96,17 +96,17 @@ def test_a_row_that_is_larger_than_a_row_group_stands_alone() -> None:
 
 
 @pytest.mark.hazard(90)
-def test_the_same_rows_give_the_same_bytes_however_they_came_in_pieces() -> None:
+def test_the_same_rows_give_the_same_bytes_for_any_arrow_chunks() -> None:
     texts = pa.array([f"{number:08d}" * 200 for number in range(4_000)])
     whole = table(4_000).drop_columns(["content_text"]).append_column("content_text", texts)
     pieces = pa.concat_tables([whole.slice(start, 137) for start in range(0, 4_000, 137)])
-    noted = typed.mark(whole, {"attributes"}).replace_schema_metadata({"made": "elsewhere"})
+    noted = encoders.mark_json_columns(whole, {"attributes"}).replace_schema_metadata({"made": "elsewhere"})
     part = pa.concat_tables([whole.slice(0, 5), whole, whole.slice(0, 5)]).slice(5, 4_000)
 
     assert written(whole) == written(pieces) == written(noted) == written(part)
 
 
-def test_no_rows_give_a_file_with_columns() -> None:
+def test_an_empty_table_gives_a_file_with_columns() -> None:
     back = pq.read_table(io.BytesIO(written(table(1).slice(0, 0))))
 
     assert (len(back), back.num_columns) == (0, len(MESSAGES.columns))

@@ -1,4 +1,4 @@
-"""Chunks to a plain server and to one with our extensions, over real HTTP."""
+"""The forward sink with a plain server and with our extensions, over real HTTP."""
 
 from __future__ import annotations
 
@@ -16,15 +16,19 @@ import pyarrow as pa
 import pytest
 from aiohttp import web
 
-from hypaware.export.payload import Lines
-from hypaware.export.sink import Delivered, Denied, Refused, SinkSettings, Unreachable
+from hypaware.export.sink import (
+    ChunkRefused,
+    DestinationDenied,
+    DestinationUnreachable,
+    LinesPayload,
+    SinkSettings,
+    StreamCoverage,
+)
 from hypaware.export.sinks.forward import FORWARD
 from hypaware.home import Home
-from hypaware.state.stream_key import StreamKey
-from tests import rows
-from tests.plain_server import INGEST, PlainServer, plain_server_process, read_store
-from tests.rows import DATASET
-from tests.unit.export.forward.forwarding import (
+from hypaware.state.streams import StreamKey
+from tests.support import rows
+from tests.support.forward_servers import (
     CAPABILITIES,
     GATEWAY,
     INCARNATION,
@@ -38,6 +42,8 @@ from tests.unit.export.forward.forwarding import (
     stored,
     table,
 )
+from tests.support.plain_server import INGEST, PlainServer, plain_server_process, read_store
+from tests.support.rows import DATASET
 
 ODD = StreamKey("team", DATASET, "a b/é%+&=?#\n")
 ODD_ESCAPED = "a%20b%2F%C3%A9%25%2B%26%3D%3F%23%0A"
@@ -55,10 +61,10 @@ def test_rows_arrive_at_a_plain_server_under_the_chunks_id(home: Home) -> None:
 
     assert stored(server.rows()) == coerced
     assert [batch.id for batch in server.batches] == [chunk().id]
-    assert sent == len(server.asked(INGEST)[0].body)
+    assert sent == len(server.received(INGEST)[0].body)
 
 
-def test_a_chunk_says_whose_it_is_and_what_it_covers(home: Home) -> None:
+def test_headers_carry_the_identity_and_range_of_a_chunk(home: Home) -> None:
     async def work(url: str) -> None:
         async with opened(settings(home, url)) as sink:
             await sink.ship(chunk(7, 19, ODD), lines(), 5)
@@ -66,7 +72,7 @@ def test_a_chunk_says_whose_it_is_and_what_it_covers(home: Home) -> None:
     with PlainServer(None) as server:
         asyncio.run(work(server.url))
 
-    (request,) = server.asked(INGEST)
+    (request,) = server.received(INGEST)
     assert request.headers["Content-Type"] == "application/x-ndjson"
     assert "Content-Encoding" not in request.headers
     assert {name: value for name, value in request.headers.items() if name.startswith("X-Hyp-")} == {
@@ -82,10 +88,10 @@ def test_a_chunk_says_whose_it_is_and_what_it_covers(home: Home) -> None:
 
 
 @pytest.mark.hazard(33)
-def test_a_batch_whose_acknowledgement_was_lost_is_stored_once(home: Home) -> None:
+def test_a_batch_with_a_lost_acknowledgement_is_stored_once(home: Home) -> None:
     async def work(url: str) -> None:
         async with opened(settings(home, url)) as sink:
-            with pytest.raises(Unreachable, match="closed the connection"):
+            with pytest.raises(DestinationUnreachable, match="closed the connection"):
                 await sink.ship(chunk(), lines(), 0)
             await sink.ship(chunk(), lines(), 0)
 
@@ -93,12 +99,12 @@ def test_a_batch_whose_acknowledgement_was_lost_is_stored_once(home: Home) -> No
         server.cut_after_storing()
         asyncio.run(work(server.url))
 
-    assert [request.status for request in server.asked(INGEST)] == [None, 202]
+    assert [request.status for request in server.received(INGEST)] == [None, 202]
     assert len(server.rows()) == 3
 
 
 @pytest.mark.hazard(33)
-def test_a_batch_is_stored_once_though_the_server_was_killed_and_started_again(home: Home, tmp_path: Path) -> None:
+def test_a_batch_is_stored_once_across_a_server_restart(home: Home, tmp_path: Path) -> None:
     store = tmp_path / "store"
 
     async def shipped(url: str) -> None:
@@ -109,7 +115,7 @@ def test_a_batch_is_stored_once_though_the_server_was_killed_and_started_again(h
     with plain_server_process(store, token="secret-of-this-test") as first:
         asyncio.run(shipped(first.url))
         first.kill()
-        with pytest.raises(Unreachable, match="cannot be reached"):
+        with pytest.raises(DestinationUnreachable, match="cannot be reached"):
             asyncio.run(shipped(first.url))
     with plain_server_process(store, token="secret-of-this-test") as second:
         asyncio.run(shipped(second.url))
@@ -117,10 +123,10 @@ def test_a_batch_is_stored_once_though_the_server_was_killed_and_started_again(h
     assert [batch.id for batch in read_store(store)] == [chunk().id]
 
 
-def test_a_batch_that_was_cut_before_it_was_stored_arrives_with_the_next_try(home: Home) -> None:
+def test_a_batch_cut_before_it_was_stored_arrives_with_the_next_attempt(home: Home) -> None:
     async def work(url: str) -> None:
         async with opened(settings(home, url)) as sink:
-            with pytest.raises(Unreachable):
+            with pytest.raises(DestinationUnreachable):
                 await sink.ship(chunk(), lines(), 0)
             await sink.ship(chunk(), lines(), 0)
 
@@ -131,10 +137,10 @@ def test_a_batch_that_was_cut_before_it_was_stored_arrives_with_the_next_try(hom
     assert len(server.rows()) == 3
 
 
-def test_a_bad_row_is_refused_with_its_whole_batch(home: Home) -> None:
+def test_an_invalid_row_refuses_its_whole_batch(home: Home) -> None:
     async def work(url: str) -> None:
         async with opened(settings(home, url)) as sink:
-            with pytest.raises(Refused, match="422 bad_row: line 3 is refused"):
+            with pytest.raises(ChunkRefused, match="422 bad_row: line 3 is refused"):
                 await sink.ship(chunk(), lines(), 0)
             await sink.ship(chunk(0, 1), lines(2), 0)
 
@@ -153,7 +159,7 @@ def unzstd(body: bytes) -> bytes:
 @pytest.mark.parametrize(
     ("announced", "encoding"), [(["gzip", "zstd"], "zstd"), (["gzip"], "gzip"), (["br"], None), ([], None)]
 )
-def test_a_body_is_compressed_only_as_the_server_announces(
+def test_a_body_is_compressed_only_if_the_server_announces_it(
     home: Home, announced: list[str], encoding: str | None
 ) -> None:
     got: list[tuple[str | None, bytes, str]] = []
@@ -163,7 +169,7 @@ def test_a_body_is_compressed_only_as_the_server_announces(
         got.append((headers.get("Content-Encoding"), await request.read(), headers["X-Hyp-Content-Sha256"]))
         return web.Response(status=202)
 
-    large = Lines([b'{"text":"%s"}\n' % (b"words and words " * 20) for _ in range(4000)])
+    large = LinesPayload([b'{"text":"%s"}\n' % (b"words and words " * 20) for _ in range(4000)])
 
     async def work() -> list[int]:
         routes = {
@@ -181,12 +187,12 @@ def test_a_body_is_compressed_only_as_the_server_announces(
     assert unpack.get(encoding, bytes)(got[0][1]) == whole
     assert got[0][2] == hashlib.sha256(whole).hexdigest()
     assert (len(got[0][1]) < len(whole) / 2) == (encoding is not None)
-    # A few bytes are not worth it.
+    # A few bytes are not compressed.
     assert got[1][:2] == (None, b"".join(lines().lines))
     assert sizes == [len(body) for _, body, _ in got]
 
 
-def test_a_server_on_this_machine_gets_bodies_as_they_are(home: Home) -> None:
+def test_a_server_on_this_machine_gets_uncompressed_bodies(home: Home) -> None:
     encodings: list[str | None] = []
 
     async def take(request: web.Request) -> web.Response:
@@ -203,11 +209,11 @@ def test_a_server_on_this_machine_gets_bodies_as_they_are(home: Home) -> None:
     assert encodings == [None]
 
 
-def test_a_server_with_extensions_says_who_it_is_and_what_it_has(home: Home) -> None:
-    asked: list[tuple[str, str, str]] = []
+def test_a_server_with_extensions_reports_its_id_and_coverage(home: Home) -> None:
+    requests: list[tuple[str, str, str]] = []
 
     async def has(request: web.Request) -> web.Response:
-        asked.append((request.raw_path, request.headers["X-Hyp-Gateway"], request.headers["X-Hyp-Incarnation"]))
+        requests.append((request.raw_path, request.headers["X-Hyp-Gateway"], request.headers["X-Hyp-Incarnation"]))
         there = request.match_info["id"] == chunk(0, 10, ODD).id
         return web.Response(status=200) if there else web.json_response({"error": "not_found"}, status=404)
 
@@ -228,16 +234,16 @@ def test_a_server_with_extensions_says_who_it_is_and_what_it_has(home: Home) -> 
             assert (destination.address, destination.id) == (url, "srv-1")
             assert await sink.has_chunk(chunk(0, 10, ODD)) is True
             assert await sink.has_chunk(chunk(10, 20, ODD)) is False
-            assert await sink.coverage(ODD, GATEWAY, "before") == Delivered(40, ((3, 4),))
+            assert await sink.coverage(ODD, GATEWAY, "before") == StreamCoverage(40, ((3, 4),))
             await sink.close()
 
     asyncio.run(work())
 
-    assert asked[0] == (f"{INGEST}proxy/batches/{chunk(0, 10, ODD).id}", GATEWAY, INCARNATION)
+    assert requests[0] == (f"{INGEST}proxy/batches/{chunk(0, 10, ODD).id}", GATEWAY, INCARNATION)
 
 
 @pytest.mark.parametrize("without", ["batches", "watermark"])
-def test_only_what_is_announced_is_asked(home: Home, without: str) -> None:
+def test_only_announced_extensions_are_used(home: Home, without: str) -> None:
     async def work() -> None:
         document = {**CAPABILITIES, "extensions": [name for name in ("batches", "watermark") if name != without]}
         routes = {
@@ -253,57 +259,57 @@ def test_only_what_is_announced_is_asked(home: Home, without: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("answer", "meant"),
+    ("answer", "expected"),
     [
-        (always({"error": "no_data"}, 404), Delivered(0)),
-        (always({"error": "unknown_signal"}, 404), Denied),
-        (always("Not Found", 404), Denied),
-        (always({"last": None}), Unreachable),
-        (always([]), Unreachable),
-        (always({"error": "bad_request"}, 400), Denied),
-        (always({"error": "oh"}, 500), Unreachable),
+        (always({"error": "no_data"}, 404), StreamCoverage(0)),
+        (always({"error": "unknown_signal"}, 404), DestinationDenied),
+        (always("Not Found", 404), DestinationDenied),
+        (always({"last": None}), DestinationUnreachable),
+        (always([]), DestinationUnreachable),
+        (always({"error": "bad_request"}, 400), DestinationDenied),
+        (always({"error": "oh"}, 500), DestinationUnreachable),
     ],
 )
-def test_nothing_there_is_not_the_same_as_no_answer(home: Home, answer: Any, meant: Any) -> None:
+def test_an_empty_coverage_differs_from_a_failed_query(home: Home, answer: Any, expected: Any) -> None:
     async def work() -> None:
         routes = {"GET /v1/capabilities": always(CAPABILITIES), "GET " + INGEST + "proxy/watermark": answer}
         async with served(routes) as url, opened(settings(home, url)) as sink:
-            if isinstance(meant, Delivered):
-                assert await sink.coverage(STREAM, GATEWAY, INCARNATION) == meant
+            if isinstance(expected, StreamCoverage):
+                assert await sink.coverage(STREAM, GATEWAY, INCARNATION) == expected
             else:
-                with pytest.raises(meant):
+                with pytest.raises(expected):
                     await sink.coverage(STREAM, GATEWAY, INCARNATION)
 
     asyncio.run(work())
 
 
-def test_streams_go_side_by_side(home: Home) -> None:
-    """All of them are at the server before the first one is answered."""
+def test_streams_are_sent_concurrently(home: Home) -> None:
+    """All requests reach the server before it responds to the first one."""
     count = 20
 
-    async def work() -> None:
-        everybody = asyncio.Barrier(count)
+    async def work() -> list[int]:
+        all_requests = asyncio.Barrier(count)
 
         async def take(_request: web.Request) -> web.Response:
-            await everybody.wait()
+            await all_requests.wait()
             return web.Response(status=202)
 
         async with served({"POST " + INGEST + "proxy": take}) as url, opened(settings(home, url)) as sink:
             streams = [StreamKey("team", DATASET, f"source-{number}") for number in range(count)]
-            await asyncio.gather(*(sink.ship(chunk(stream=stream), lines(), 0) for stream in streams))
+            return list(await asyncio.gather(*(sink.ship(chunk(stream=stream), lines(), 0) for stream in streams)))
 
-    asyncio.run(work())
+    assert len(asyncio.run(work())) == count
 
 
 def test_the_path_of_the_url_is_kept(home: Home) -> None:
-    async def work() -> None:
+    async def work() -> int:
         async with (
             served({"POST /team/a/v1/ingest/proxy": always({}, 202)}) as url,
             opened(settings(home, f"{url}/team/a/")) as sink,
         ):
-            await sink.ship(chunk(), lines(), 0)
+            return int(await sink.ship(chunk(), lines(), 0))
 
-    asyncio.run(work())
+    assert asyncio.run(work()) > 0
 
 
 @pytest.mark.parametrize(
@@ -317,22 +323,20 @@ def test_the_path_of_the_url_is_kept(home: Home) -> None:
         ("http://[::1]:9000/x", "http://[::1]:9000/x"),
     ],
 )
-def test_an_address_has_one_spelling(home: Home, url: str, address: str) -> None:
+def test_a_url_has_one_canonical_spelling(home: Home, url: str, address: str) -> None:
     assert FORWARD.address(settings(home, url)) == address
 
 
-def test_a_column_that_is_json_in_one_dataset_and_text_in_another_travels_as_text(
-    home: Home, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The receiver reads JSON columns from text as well; text that was read as JSON would be another text."""
+def test_a_column_that_is_json_in_only_one_dataset_is_sent_as_text(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A receiver parses text in JSON columns; text parsed as JSON would change."""
     from hypaware.model import datasets
-    from hypaware.model.columns import Column, Type
+    from hypaware.model.columns import Column, ColumnType
     from hypaware.model.datasets import Dataset
 
     other = Dataset(
         "other",
         "For tests.",
-        (Column("status", Type.STRING, ""), Column("at", Type.TIMESTAMP, "")),
+        (Column("status", ColumnType.STRING, ""), Column("at", ColumnType.TIMESTAMP, "")),
         "at",
         ("status",),
         "status",
@@ -348,9 +352,11 @@ def test_a_column_that_is_json_in_one_dataset_and_text_in_another_travels_as_tex
     assert b'"tool_args":{"a":1}' in line
 
 
-def test_the_address_of_a_sink_is_known_without_anything_heavy() -> None:
+def test_the_address_of_a_forward_sink_needs_no_heavy_import() -> None:
     script = (
-        "import sys; from hypaware.export.sinks.forward import FORWARD; from hypaware.export.sink import SinkSettings\n"
+        "import sys\n"
+        "from hypaware.export.sink import SinkSettings\n"
+        "from hypaware.export.sinks.forward import FORWARD\n"
         "FORWARD.address(SinkSettings('team', None, {'url': 'http://h'}, (), '', ''))\n"
         "print(*({'aiohttp', 'pyarrow', 'pyspark', 'sqlalchemy', 'ssl'} & set(sys.modules)))"
     )

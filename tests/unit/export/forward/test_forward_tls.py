@@ -1,4 +1,4 @@
-"""Certificates are always checked."""
+"""Certificates are always verified."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 import trustme
 
-from hypaware.export.sink import Denied, Unreachable
+from hypaware.export.sink import DestinationDenied, DestinationUnreachable
 from hypaware.home import Home
-from tests.plain_server import INGEST, PlainServer
-from tests.unit.export.forward.forwarding import chunk, lines, opened, settings
+from tests.support.forward_servers import chunk, lines, opened, settings
+from tests.support.plain_server import INGEST, PlainServer
 
 
 @pytest.fixture
 def authority(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> trustme.CA:
-    """The one that this process trusts, as a company's own would be."""
+    """An authority that this process trusts, like that of a company."""
     authority = trustme.CA()
     authority.cert_pem.write_to_path(str(tmp_path / "authority.pem"))
     monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "authority.pem"))
@@ -39,7 +39,7 @@ def ship(home: Home, url: str) -> None:
     asyncio.run(work())
 
 
-def test_rows_go_to_a_server_that_proves_who_it_is(home: Home, authority: trustme.CA) -> None:
+def test_rows_are_sent_to_a_server_with_a_valid_certificate(home: Home, authority: trustme.CA) -> None:
     with serving(authority, "127.0.0.1") as server:
         assert server.url.startswith("https://")
         ship(home, server.url)
@@ -48,7 +48,10 @@ def test_rows_go_to_a_server_that_proves_who_it_is(home: Home, authority: trustm
 
 
 def test_a_certificate_for_another_host_is_denied(home: Home, authority: trustme.CA) -> None:
-    with serving(authority, "other.example") as server, pytest.raises(Denied, match="IP address mismatch") as denied:
+    with (
+        serving(authority, "other.example") as server,
+        pytest.raises(DestinationDenied, match="IP address mismatch") as denied,
+    ):
         ship(home, server.url)
 
     assert (denied.value.kind, server.requests) == ("certificate", [])
@@ -57,13 +60,16 @@ def test_a_certificate_for_another_host_is_denied(home: Home, authority: trustme
 
 @pytest.mark.usefixtures("authority")
 def test_a_certificate_of_an_unknown_authority_is_denied(home: Home) -> None:
-    with serving(trustme.CA(), "127.0.0.1") as server, pytest.raises(Denied, match="is not trusted") as denied:
+    with (
+        serving(trustme.CA(), "127.0.0.1") as server,
+        pytest.raises(DestinationDenied, match="is not trusted") as denied,
+    ):
         ship(home, server.url)
 
-    assert (denied.value.kind, server.asked(INGEST)) == ("certificate", [])
+    assert (denied.value.kind, server.received(INGEST)) == ("certificate", [])
 
 
 @pytest.mark.usefixtures("authority")
-def test_a_server_that_does_not_speak_tls_is_unreachable(home: Home) -> None:
-    with PlainServer(None) as server, pytest.raises(Unreachable, match="TLS failed"):
+def test_a_server_without_tls_is_unreachable(home: Home) -> None:
+    with PlainServer(None) as server, pytest.raises(DestinationUnreachable, match="TLS failed"):
         ship(home, server.url.replace("http:", "https:"))

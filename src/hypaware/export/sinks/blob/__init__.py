@@ -2,21 +2,20 @@
 
 | module | contents |
 |---|---|
-| `address` | the configured destination in one canonical spelling |
-| `keys` | names of objects and manifests |
-| `manifest` | the content of a manifest |
-| `store` | the operations that a destination must support; `folder` and `bucket` implement them |
+| `location` | the configured destination in one canonical spelling |
+| `manifest` | names and content of manifests |
+| `folder`, `object_store` | the two kinds of destination, as `BlobStore` |
 | `sink` | the order of the steps |
 """
 
 from __future__ import annotations
 
 from hypaware.export.sink import Sink, SinkSettings, SinkType
-from hypaware.export.sinks.blob.address import place_of
+from hypaware.export.sinks.blob.location import parse_location
 
 
 def _address(settings: SinkSettings) -> str:
-    return place_of(settings.options).address
+    return parse_location(settings.options).address
 
 
 def _make(settings: SinkSettings) -> Sink:

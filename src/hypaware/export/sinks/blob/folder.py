@@ -12,6 +12,8 @@ import asyncio
 import contextlib
 import errno
 import os
+import re
+import secrets
 import stat
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
@@ -19,23 +21,24 @@ from pathlib import Path
 from shlex import quote
 from typing import TypeVar
 
-from hypaware import durable, faults, regular
-from hypaware.export.sink import Denied, Unreachable
-from hypaware.export.sinks.blob.address import FolderPlace
-from hypaware.export.sinks.blob.temporary import Temporary, on_its_way, swept, told_apart
+from hypaware import faults
+from hypaware.export.sink import DestinationDenied, DestinationUnreachable
+from hypaware.export.sinks.blob.location import FolderLocation
+from hypaware.home import durable_files, file_system
+from hypaware.home.locks import lock_fd
 
-_before_rename = faults.point("export.blob-file.before-rename", "an object is durable under a temporary name")
-_before_link = faults.point("export.blob-file.before-link", "a manifest is durable under a temporary name")
-_after_link = faults.point("export.blob-file.after-link", "a manifest is linked, its folder is not fsynced")
-
+_TEMPORARY = re.compile(r"\..+\.[0-9a-f]{8}\.tmp", re.DOTALL)
+_NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
+_before_rename = faults.crash_point("export.blob-file.before-rename", "an object is durable under a temporary name")
+_before_link = faults.crash_point("export.blob-file.before-link", "a manifest is durable under a temporary name")
+_after_link = faults.crash_point("export.blob-file.after-link", "a manifest is linked, its folder is not fsynced")
 T = TypeVar("T")
-
 _NO_PERMISSION = (errno.EACCES, errno.EPERM, errno.EROFS)
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
-class Folder:
-    def __init__(self, location: FolderPlace) -> None:
+class FolderStore:
+    def __init__(self, location: FolderLocation) -> None:
         self._root = location.path
         self._prepared: set[Path] = set()
 
@@ -46,7 +49,7 @@ class Folder:
     def _open(self) -> None:
         """Create the folder if it is missing, but not its parents: they may be the mount point of a missing disk."""
         if not self._root.parent.is_dir():
-            raise Denied(
+            raise DestinationDenied(
                 f"cannot create {self._root}: the folder {self._root.parent} does not exist. Is the disk mounted?",
                 kind="no_such_folder",
                 repair=f"mkdir -p {quote(str(self._root))}",
@@ -54,23 +57,23 @@ class Folder:
         with contextlib.suppress(FileExistsError):
             self._root.mkdir(mode=0o700)
         if not self._root.is_dir():
-            raise Denied(f"{self._root} is not a folder", kind="not_a_folder", repair="hyp config show")
+            raise DestinationDenied(f"{self._root} is not a folder", kind="not_a_folder", repair="hyp config show")
         if not os.access(self._root, os.R_OK | os.W_OK | os.X_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
         # A folder below an unreadable parent was not created here.
         with contextlib.suppress(PermissionError):
-            durable.fsync_dir(self._root.parent)
+            durable_files.fsync_dir(self._root.parent)
 
     async def write(self, key: str, data: memoryview, content_type: str) -> str:
         path = self._root / key
-        with self._translate_errors(path), on_its_way(path) as temporary:
+        with self._translate_errors(path), temporary_file(path) as temporary:
             await _in_thread(self._stage, temporary, data)
             _before_rename()
             return await _in_thread(temporary.rename)
 
     async def create(self, key: str, data: bytes, content_type: str) -> bool:
         path = self._root / key
-        with self._translate_errors(path), on_its_way(path) as temporary:
+        with self._translate_errors(path), temporary_file(path) as temporary:
             await _in_thread(self._stage, temporary, memoryview(data))
             _before_link()
             created = await _in_thread(temporary.link)
@@ -80,24 +83,24 @@ class Folder:
             await _in_thread(temporary.clean_up)
             return created
 
-    def _stage(self, temporary: Temporary, data: memoryview) -> None:
+    def _stage(self, temporary: TemporaryFile, data: memoryview) -> None:
         self._prepare(temporary.target.parent)
         temporary.write(data)
 
     async def read(self, key: str) -> bytes | None:
         path = self._root / key
         with self._translate_errors(path):
-            return await _in_thread(_read, path)
+            return await _in_thread(_read_file, path)
 
     async def version(self, key: str) -> str | None:
         path = self._root / key
         with self._translate_errors(path):
-            return await _in_thread(_version, path)
+            return await _in_thread(_file_version, path)
 
     async def remove(self, key: str) -> None:
         path = self._root / key
         with self._translate_errors(path):
-            await _in_thread(durable.remove, path)
+            await _in_thread(durable_files.remove_durably, path)
 
     async def names(self, folder: str, after: str) -> AsyncIterator[str]:
         path = self._root / folder
@@ -110,8 +113,8 @@ class Folder:
     def _list(self, folder: Path) -> list[str]:
         """Return the names in a folder, fsynced: a name that the caller relies on must survive a power cut."""
         try:
-            names = swept(folder)
-            durable.fsync_dir(folder)
+            names = list_names(folder)
+            durable_files.fsync_dir(folder)
         except FileNotFoundError:
             # An unmounted disk has not lost its files, so this is not an empty folder.
             if not self._root.is_dir():
@@ -128,13 +131,13 @@ class Folder:
             with contextlib.suppress(FileExistsError):
                 path.mkdir()
             if not stat.S_ISDIR(path.lstat().st_mode):
-                raise Denied(
+                raise DestinationDenied(
                     f"{path} is a link or a file, not a folder; rows are written only below the destination",
                     kind="not_a_folder",
                     repair=f"ls -ld {quote(str(path))}",
                 )
-            durable.fsync_dir(path.parent)
-        swept(folder)
+            durable_files.fsync_dir(path.parent)
+        list_names(folder)
         self._prepared.add(folder)
 
     @contextmanager
@@ -144,31 +147,35 @@ class Folder:
         except FileNotFoundError as error:
             self._prepared.clear()
             reason = error.strerror if self._root.is_dir() else f"{self._root} is missing. Is the disk mounted?"
-            raise Unreachable(f"cannot use {path}: {reason}") from error
+            raise DestinationUnreachable(f"cannot use {path}: {reason}") from error
         except OSError as error:
             reason = f"{path}: {error.strerror or error}"
             if error.errno in _NO_PERMISSION:
                 repair = f"ls -ld {quote(str(self._root))}"
-                raise Denied(f"{reason}. The folder must be writable", kind="no_permission", repair=repair) from error
+                raise DestinationDenied(
+                    f"{reason}. The folder must be writable", kind="no_permission", repair=repair
+                ) from error
             if error.errno in _FULL:
                 repair = f"df -h {quote(str(self._root))}"
-                raise Denied(f"{reason}. Free some space; no rows are lost", kind="disk_full", repair=repair) from error
-            raise Unreachable(reason) from error
+                raise DestinationDenied(
+                    f"{reason}. Free some space; no rows are lost", kind="disk_full", repair=repair
+                ) from error
+            raise DestinationUnreachable(reason) from error
 
 
-def _read(path: Path) -> bytes | None:
+def _read_file(path: Path) -> bytes | None:
     try:
-        with regular.open_regular(path) as file:
+        with file_system.open_regular_file(path) as file:
             return file.read()
     except FileNotFoundError:
         return None
-    except regular.NotRegular as error:
-        raise Denied(str(error), kind="not_a_file", repair=f"ls -ld {quote(str(path))}") from None
+    except file_system.NotRegularFile as error:
+        raise DestinationDenied(str(error), kind="not_a_file", repair=f"ls -ld {quote(str(path))}") from None
 
 
-def _version(path: Path) -> str | None:
+def _file_version(path: Path) -> str | None:
     try:
-        return told_apart(path.lstat())
+        return stat_version(path.lstat())
     except FileNotFoundError:
         return None
 
@@ -184,3 +191,83 @@ async def _in_thread(work: Callable[..., T], *args: object) -> T:
                 await asyncio.wait([running])
         running.exception()
         raise
+
+
+class TemporaryFile:
+    """`.<name>.<8 hex>.tmp` in the target's folder, locked (flock) while the writer lives. Steps may change threads.
+
+    Readers ignore temporary files. Listing the folder removes those of killed writers.
+    """
+
+    def __init__(self, target: Path) -> None:
+        self.target = target
+        self._path = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
+        self._fd: int | None = None
+
+    def write(self, data: memoryview) -> None:
+        self._fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+        # On a disk without locks, sweeping cannot take them either and removes nothing.
+        with contextlib.suppress(OSError):
+            lock_fd(self._fd, wait=False)
+        durable_files.write_all(self._fd, data)
+        durable_files.fsync_fd(self._fd)
+
+    def rename(self) -> str:
+        durable_files.rename_durably(self._path, self.target)
+        assert self._fd is not None
+        return stat_version(os.fstat(self._fd))
+
+    def link(self) -> bool:
+        try:
+            os.link(self._path, self.target, follow_symlinks=False)
+        except FileExistsError:
+            return False
+        except OSError as error:
+            if error.errno not in _NO_LINKS:
+                raise
+            # A disk without hard links (a USB stick): not atomic against a second writer, but as durable.
+            if os.path.lexists(self.target):
+                return False
+            self._path.rename(self.target)
+        return True
+
+    def clean_up(self) -> None:
+        self._path.unlink(missing_ok=True)
+        durable_files.fsync_dir(self.target.parent)
+
+    def discard(self) -> None:
+        if self._fd is not None:
+            with contextlib.suppress(OSError):
+                self._path.unlink(missing_ok=True)
+            os.close(self._fd)
+
+
+@contextmanager
+def temporary_file(target: Path) -> Iterator[TemporaryFile]:
+    temporary = TemporaryFile(target)
+    try:
+        yield temporary
+    finally:
+        temporary.discard()
+
+
+def list_names(folder: Path) -> list[str]:
+    """Return the sorted names in a folder, without temporary files. Removes those whose writer is dead."""
+    names = []
+    for path in folder.iterdir():
+        if not _TEMPORARY.fullmatch(path.name):
+            names.append(path.name)
+            continue
+        with contextlib.suppress(OSError):
+            fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+            try:
+                lock_fd(fd, wait=False)
+                path.unlink(missing_ok=True)
+            finally:
+                os.close(fd)
+    return sorted(names)
+
+
+def stat_version(found: os.stat_result) -> str:
+    """Return a text that changes when the file is replaced."""
+    return f"{found.st_ino}-{found.st_mtime_ns}-{found.st_size}"

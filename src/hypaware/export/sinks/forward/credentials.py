@@ -3,25 +3,54 @@
     POST /v1/identity/bootstrap {"bootstrap_token", "gateway_id", "gateway_secret", "host"} → {"jwt", "expires_at"}
     POST /v1/identity/refresh   Bearer → the same
 
+    delivery/tokens/<sink>.json   {"v":1, "address", "gateway_id", "origin", "jwt", "expires_at"}
+    delivery/gateway.secret       64 hex digits
+
 A token is renewed when less than a day is left, and once when the server rejects it; all streams share one renewal.
 Only the server decides whether a token is valid: with a wrong local clock it is only renewed at another time.
+
+Files have mode 0600 and are replaced atomically. A stored token is valid only for the address, the gateway and the
+configured token (`origin`, its hash) that it was obtained with: it is never sent elsewhere, and a new token in the
+user's file discards it. The secret is generated once and never changes: a server binds the gateway's id to it at the
+first bootstrap, so that no other home can deliver under this id.
 """
 
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
+import hashlib
+import os
+import re
+import secrets
+import shlex
 import time
 from collections.abc import Callable
-from typing import Protocol
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Protocol
+from urllib.parse import quote
 
 import orjson
 
-from hypaware.export.sink import Busy, Denied, SinkSettings, Unreachable
-from hypaware.export.sinks.forward import answers, tokens
-from hypaware.export.sinks.forward.answers import Answer
-from hypaware.export.sinks.forward.tokens import Bond, Signed
+from hypaware import faults
+from hypaware.export.sink import DestinationBusy, DestinationDenied, DestinationUnreachable, SinkSettings
+from hypaware.export.sinks.forward import http_client
+from hypaware.export.sinks.forward.http_client import ServerResponse
+from hypaware.home import Home, durable_files
+from hypaware.home.file_system import open_regular_file
+from hypaware.home.locks import locked
 
+_before_keep = faults.crash_point("export.token.before-keep", "the server issued a token, it is not on disk")
+_after_keep = faults.crash_point("export.token.after-keep", "the token is on disk, nothing is sent with it")
+_before_secret = faults.crash_point("export.secret.before-write", "the home's secret is generated, it is not on disk")
+_after_secret = faults.crash_point("export.secret.after-write", "the home's secret is durable, no server knows it")
+_VERSION = 1
+_MOST_BYTES = 16 << 10
+# Bytes allowed in a header.
+_TOKEN = re.compile(rb"[\x21-\x7e]+")
+_SECRET = re.compile(r"[0-9a-f]{64}")
 _DAY = 24 * 3600.0
 # How long to wait before asking again a server that issued no better token.
 _PAUSE = 600.0
@@ -30,17 +59,24 @@ _SHORTEST_USE = 60.0
 _SHORTEST_SECRET = 6
 
 
-class Ask(Protocol):
-    async def __call__(self, method: str, path: str, headers: dict[str, str], body: bytes | None = None) -> Answer: ...
+class SendRequest(Protocol):
+    async def __call__(
+        self, method: str, path: str, headers: dict[str, str], body: bytes | None = None
+    ) -> ServerResponse: ...
 
 
-class Credentials:
+class ServerCredentials:
     def __init__(
-        self, settings: SinkSettings, address: str, host: str, request: Ask, clock: Callable[[], float] = time.time
+        self,
+        settings: SinkSettings,
+        address: str,
+        host: str,
+        request: SendRequest,
+        clock: Callable[[], float] = time.time,
     ) -> None:
         self._settings, self._address, self._host = settings, address, host
         self._request, self._clock = request, clock
-        self._current: Signed | None = None
+        self._current: BearerToken | None = None
         self._origin: str | None = None
         """The configured token that the current one was obtained with."""
         self._not_before = 0.0
@@ -67,7 +103,7 @@ class Credentials:
             return self._current.jwt
 
     async def replace_token(self, rejected: str | None) -> str:
-        """Return another token after the server rejected this one. Raises Denied if there is none."""
+        """Return another token after the server rejected this one. Raises DestinationDenied if there is none."""
         async with self._lock:
             origin = self._read_configured()
             if origin is None:
@@ -80,40 +116,40 @@ class Credentials:
             return self._current.jwt
 
     def _read_configured(self) -> str | None:
-        token = tokens.configured(self._settings)
+        token = read_configured_token(self._settings)
         self._hide(token)
         return token
 
-    def _load(self, origin: str) -> Signed | None:
+    def _load(self, origin: str) -> BearerToken | None:
         """Return the stored token for this configured token, otherwise the configured one if it is a signed token."""
         self._origin = origin
-        found = tokens.kept(self._settings.home, self._settings.name, self._binding(origin)) or tokens.signed(origin)
+        found = load_token(self._settings.home, self._settings.name, self._binding(origin)) or parse_jwt(origin)
         self._hide(found.jwt if found else None)
         return found
 
-    def _is_due(self, token: Signed) -> bool:
+    def _is_due(self, token: BearerToken) -> bool:
         now = self._clock()
         return token.expires_at - now < _DAY and now >= self._not_before
 
-    async def _renew_early(self, token: Signed, origin: str) -> None:
+    async def _renew_early(self, token: BearerToken, origin: str) -> None:
         """Try to renew. On failure the old token stays: if it is invalid, the next response says so."""
         self._not_before = self._clock() + _PAUSE
-        with contextlib.suppress(Busy, Denied, Unreachable):
+        with contextlib.suppress(DestinationBusy, DestinationDenied, DestinationUnreachable):
             self._current = await self._refresh(token) or await self._bootstrap(origin)
 
-    async def _refresh(self, token: Signed) -> Signed | None:
+    async def _refresh(self, token: BearerToken) -> BearerToken | None:
         """Exchange the token for a new one; None if the server does not accept it."""
-        answer = await self._request("POST", "/v1/identity/refresh", {"Authorization": f"Bearer {token.jwt}"})
-        if answer.is_success:
-            return await self._store(answer)
-        if answer.status >= 500 or answer.status == 429:
-            raise answers.trouble(answer.without(self._secrets))
+        response = await self._request("POST", "/v1/identity/refresh", {"Authorization": f"Bearer {token.jwt}"})
+        if response.is_success:
+            return await self._store(response)
+        if response.status >= 500 or response.status == 429:
+            raise http_client.to_sink_error(response.without(self._secrets))
         return None
 
-    async def _bootstrap(self, origin: str) -> Signed:
-        if tokens.signed(origin):
+    async def _bootstrap(self, origin: str) -> BearerToken:
+        if parse_jwt(origin):
             raise self._rejected("the signed token in the config is invalid or has expired")
-        secret = await asyncio.to_thread(tokens.gateway_secret, self._settings.home)
+        secret = await asyncio.to_thread(load_gateway_secret, self._settings.home)
         self._hide(secret)
         request = {
             "bootstrap_token": origin,
@@ -122,71 +158,204 @@ class Credentials:
             "host": self._host,
         }
         headers = {"Content-Type": "application/json"}
-        answer = await self._request("POST", "/v1/identity/bootstrap", headers, orjson.dumps(request))
-        if not answer.is_success:
-            raise self._bootstrap_error(answer.without(self._secrets))
-        return await self._store(answer)
+        response = await self._request("POST", "/v1/identity/bootstrap", headers, orjson.dumps(request))
+        if not response.is_success:
+            raise self._bootstrap_error(response.without(self._secrets))
+        return await self._store(response)
 
-    def _bootstrap_error(self, answer: Answer) -> Exception:
-        if answer.kind == "gateway_bound":
-            return Denied(
+    def _bootstrap_error(self, response: ServerResponse) -> Exception:
+        if response.kind == "gateway_bound":
+            return DestinationDenied(
                 f"{self._address} has bound the id {self._settings.gateway_id} to another home: it responded with "
-                f"{answer.summary}",
-                kind=answer.kind,
+                f"{response.summary}",
+                kind=response.kind,
                 repair="restore delivery/gateway.secret of the home that delivered there first",
             )
-        if answer.status in (400, 401, 403, 409, 413, 422):
-            return self._rejected(f"it responded with {answer.summary}", kind=answer.kind)
-        if answer.status == 404:
-            return Denied(
+        if response.status in (400, 401, 403, 409, 413, 422):
+            return self._rejected(f"it responded with {response.summary}", kind=response.kind)
+        if response.status == 404:
+            return DestinationDenied(
                 f"{self._address} has no /v1/identity/bootstrap: it is probably not a HypAware server",
                 kind="no_such_server",
                 repair=f"hyp config set sinks.{self._settings.name}.url <address>",
             )
-        return answers.trouble(answer)
+        return http_client.to_sink_error(response)
 
-    async def _store(self, answer: Answer) -> Signed:
-        document = answer.document or {}
-        jwt, expires = document.get("jwt"), tokens.as_moment(document.get("expires_at"))
-        if not isinstance(jwt, str) or not tokens.is_token(jwt):
-            raise Unreachable(f"{self._address} responded with {answer.status} to a token request, but without a token")
+    async def _store(self, response: ServerResponse) -> BearerToken:
+        document = response.document or {}
+        jwt, expires = document.get("jwt"), parse_timestamp(document.get("expires_at"))
+        if not isinstance(jwt, str) or not is_token(jwt):
+            raise DestinationUnreachable(
+                f"{self._address} responded with {response.status} to a token request, but without a token"
+            )
         self._hide(jwt)
         now = self._clock()
         if expires is None:
-            expires = parsed.expires_at if (parsed := tokens.signed(jwt)) else now
+            expires = parsed.expires_at if (parsed := parse_jwt(jwt)) else now
         # Converted to the local clock, in case it differs from the server's.
-        server_now = answers.moment(answer.headers.get("date", ""))
-        token = Signed(jwt, max(0.0, expires + (now - server_now if server_now is not None else 0.0)))
+        server_now = http_client.parse_http_date(response.headers.get("date", ""))
+        token = BearerToken(jwt, max(0.0, expires + (now - server_now if server_now is not None else 0.0)))
         self._not_before = now + max(_SHORTEST_USE, (token.expires_at - now) / 2)
         assert self._origin
         try:
             await asyncio.to_thread(
-                tokens.keep, self._settings.home, self._settings.name, self._binding(self._origin), token
+                store_token, self._settings.home, self._settings.name, self._binding(self._origin), token
             )
         except OSError as error:
-            raise Denied(f"the server's token cannot be stored: {error.strerror}", kind="token_not_kept") from None
+            raise DestinationDenied(
+                f"the server's token cannot be stored: {error.strerror}", kind="token_not_kept"
+            ) from None
         return token
 
-    def _binding(self, origin: str) -> Bond:
-        return Bond(self._address, self._settings.gateway_id, tokens.hash_of(origin))
+    def _binding(self, origin: str) -> TokenBinding:
+        return TokenBinding(self._address, self._settings.gateway_id, hash_token(origin))
 
     def _hide(self, secret: str | None) -> None:
         if secret and len(secret) >= _SHORTEST_SECRET:
             self._secrets.add(secret)
 
-    def _token_missing(self) -> Denied:
+    def _token_missing(self) -> DestinationDenied:
         name = self._settings.name
-        return Denied(
+        return DestinationDenied(
             f"{self._address} requires a token, but the sink {name} has none: set token_file in its config",
             kind="token_missing",
             repair=f"hyp config set sinks.{name}.token_file <file with the token>",
         )
 
-    def _rejected(self, reason: str, kind: str | None = None) -> Denied:
+    def _rejected(self, reason: str, kind: str | None = None) -> DestinationDenied:
         name, options = self._settings.name, self._settings.options
         target = options.get("token_file") or f"the environment variable {options.get('token_env')}"
-        return Denied(
+        return DestinationDenied(
             f"{self._address} rejects the token of the sink {name}: {reason}",
             kind=kind or "token_refused",
             repair=f"put a token from `hyp server token create` into {target}",
         )
+
+
+@dataclass(frozen=True)
+class BearerToken:
+    jwt: str
+    expires_at: float
+    """Seconds since the epoch, by the local clock."""
+
+
+@dataclass(frozen=True)
+class TokenBinding:
+    """The use for which a stored token is valid."""
+
+    address: str
+    gateway_id: str
+    origin: str
+
+
+def read_configured_token(settings: SinkSettings) -> str | None:
+    """Read the user's token, each time, so that a corrected file applies at once; None if none is configured."""
+    file, variable = settings.options.get("token_file"), settings.options.get("token_env")
+    if file:
+        return _read_token_file(settings, Path(file).expanduser())
+    if variable:
+        return _validate_token(
+            os.environ.get(variable, "").encode("utf-8", "surrogateescape"),
+            f"the environment variable {variable} of the engine",
+            f"export {variable}=<token>, then hyp engine stop",
+        )
+    return None
+
+
+def _read_token_file(settings: SinkSettings, path: Path) -> str:
+    path = settings.home.root / path
+    repair = f"write a token from `hyp server token create` into {shlex.quote(str(path))}"
+    try:
+        with open_regular_file(path) as file:
+            return _validate_token(file.read(_MOST_BYTES + 1), str(path), repair)
+    except OSError as error:
+        raise DestinationDenied(
+            f"the token of the sink {settings.name} cannot be read from {path}: {error.strerror or error}",
+            kind="token_missing",
+            repair=repair,
+        ) from None
+
+
+def _validate_token(raw: bytes, where: str, repair: str) -> str:
+    token = raw.strip()
+    if not token:
+        raise DestinationDenied(f"{where} contains no token", kind="token_missing", repair=repair)
+    if len(token) > _MOST_BYTES or not _TOKEN.fullmatch(token):
+        raise DestinationDenied(f"{where} does not contain a valid token", kind="token_malformed", repair=repair)
+    return token.decode()
+
+
+def hash_token(token: str) -> str:
+    return hashlib.sha256(token.encode()).hexdigest()
+
+
+def parse_jwt(token: str) -> BearerToken | None:
+    """Parse a signed token (JWT) with an expiry; None for any other text. Only the server can verify the signature."""
+    parts = token.split(".")
+    if len(parts) != 3 or not all(parts):
+        return None
+    try:
+        claims = orjson.loads(base64.urlsafe_b64decode(parts[1] + "=" * (-len(parts[1]) % 4)))
+    except ValueError:
+        return None
+    expires = parse_timestamp(claims.get("exp")) if isinstance(claims, dict) else None
+    return BearerToken(token, expires) if expires is not None else None
+
+
+def parse_timestamp(value: Any) -> float | None:
+    """Return seconds since the epoch; None for any other value."""
+    return float(value) if type(value) in (int, float) and 0 <= value < 2**53 else None
+
+
+def is_token(value: Any) -> bool:
+    return isinstance(value, str) and len(value) <= _MOST_BYTES and bool(_TOKEN.fullmatch(value.encode()))
+
+
+def load_token(home: Home, sink: str, bond: TokenBinding) -> BearerToken | None:
+    try:
+        found = orjson.loads(_token_path(home, sink).read_bytes())
+        if found["v"] != _VERSION or any(found[name] != value for name, value in asdict(bond).items()):
+            return None
+        jwt, expires_at = found["jwt"], parse_timestamp(found["expires_at"])
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+    return BearerToken(jwt, expires_at) if is_token(jwt) and expires_at is not None else None
+
+
+def store_token(home: Home, sink: str, bond: TokenBinding, token: BearerToken) -> None:
+    path = _token_path(home, sink)
+    _before_keep()
+    durable_files.make_dir(path.parent)
+    durable_files.write_atomic(path, orjson.dumps({"v": _VERSION, **asdict(bond), **asdict(token)}))
+    _after_keep()
+
+
+def _token_path(home: Home, sink: str) -> Path:
+    return home.delivery / "tokens" / f"{quote(sink, safe='')}.json"
+
+
+def load_gateway_secret(home: Home) -> str:
+    path = home.delivery / "gateway.secret"
+    try:
+        if not path.exists():
+            _generate_secret(path)
+        text = path.read_text("ascii", "replace").strip()
+    except OSError as error:
+        raise DestinationDenied(f"{path} cannot be read or written: {error.strerror}", kind="gateway_secret") from None
+    if not _SECRET.fullmatch(text):
+        raise DestinationDenied(
+            f"{path} no longer holds this home's secret, by which servers recognise the home",
+            kind="gateway_secret",
+            repair=f"restore {shlex.quote(str(path))} from a backup",
+        )
+    return text
+
+
+def _generate_secret(path: Path) -> None:
+    """Generate the secret under a lock, so that the second of two processes finds that of the first."""
+    durable_files.make_dir(path.parent)
+    with locked(path.parent):
+        if not path.exists():
+            _before_secret()
+            durable_files.write_atomic(path, secrets.token_hex(32).encode())
+            _after_secret()

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote, urlsplit
 
-from hypaware.export.sink import Denied
+from hypaware.export.sink import DestinationDenied
 
 if TYPE_CHECKING:
     from hypaware.export.sink import SinkSettings
@@ -43,54 +43,54 @@ class CatalogSettings:
     properties: Mapping[str, str] = field(repr=False)
 
 
-def address_of(settings: SinkSettings) -> str:
+def table_address(settings: SinkSettings) -> str:
     """Return the canonical address of the table, without user and password. Uses no network."""
     catalog = settings.options["catalog"]
     kind = catalog["type"]
     uri = str(catalog.get("uri", "")).rstrip("/")
     if kind == "jdbc":
-        where, within = _jdbc(uri).address, _name(catalog)
+        where, within = _parse_jdbc(uri).address, _catalog_name(catalog)
     else:
         where, within = _without_user(uri), str(catalog.get("warehouse", ""))
     return f"iceberg+{kind}:{where}#{within}/{settings.options['table']}"
 
 
-def settings_of(options: Mapping[str, Any], environment: Mapping[str, str] = os.environ) -> CatalogSettings:
-    """Read the catalog's settings and secrets. Raises Denied if they cannot work."""
+def read_catalog_settings(options: Mapping[str, Any], environment: Mapping[str, str] = os.environ) -> CatalogSettings:
+    """Read the catalog's settings and secrets. Raises DestinationDenied if they cannot work."""
     configured = {str(key): str(value) for key, value in options["catalog"].items()}
-    name = _name(configured)
+    name = _catalog_name(configured)
     configured.pop("name", None)
     properties = {}
     for key, value in configured.items():
-        property_name, found = _resolved(key, value, environment)
+        property_name, found = _resolve_property(key, value, environment)
         properties[property_name] = found
     if properties["type"] == "jdbc":
-        found_jdbc = _jdbc(properties["uri"])
-        properties |= {"uri": found_jdbc.uri, "warehouse": _local_or_remote(properties.get("warehouse", ""))}
+        found_jdbc = _parse_jdbc(properties["uri"])
+        properties |= {"uri": found_jdbc.uri, "warehouse": _normalise_warehouse(properties.get("warehouse", ""))}
         properties = {"jdbc.schema-version": "V1", **found_jdbc.properties, **properties}
     return CatalogSettings(name, properties)
 
 
 @dataclass(frozen=True)
-class _Jdbc:
+class _JdbcAddress:
     uri: str
     address: str
     properties: Mapping[str, str] = field(default_factory=dict, repr=False)
 
 
-def _jdbc(uri: str) -> _Jdbc:
+def _parse_jdbc(uri: str) -> _JdbcAddress:
     scheme, _, rest = uri.removeprefix("jdbc:").partition(":")
     scheme = scheme.partition("+")[0]
     if scheme == "sqlite":
-        return _sqlite(rest, is_jdbc=uri.startswith("jdbc:"))
+        return _parse_sqlite(rest, is_jdbc=uri.startswith("jdbc:"))
     if scheme in ("postgresql", "postgres"):
-        return _postgres(rest)
+        return _parse_postgres(rest)
     if not uri.startswith("jdbc:"):
         raise _misconfigured(f"the catalog's uri begins with {scheme}:, which is not a JDBC address")
-    return _Jdbc(uri, _without_user(uri))
+    return _JdbcAddress(uri, _without_user(uri))
 
 
-def _sqlite(rest: str, is_jdbc: bool) -> _Jdbc:
+def _parse_sqlite(rest: str, is_jdbc: bool) -> _JdbcAddress:
     path, _, query = rest.partition("?")
     if not is_jdbc:
         # Three slashes precede a relative path; a fourth makes it absolute.
@@ -102,10 +102,10 @@ def _sqlite(rest: str, is_jdbc: bool) -> _Jdbc:
     path = "/" + path.lstrip("/")
     settings = {**_SQLITE_SETTINGS, **dict(part.partition("=")[::2] for part in query.split("&") if part)}
     parameters = "&".join(f"{key}={value}" for key, value in settings.items())
-    return _Jdbc(f"jdbc:sqlite:file:{quote(path)}?{parameters}", f"sqlite:///{path}")
+    return _JdbcAddress(f"jdbc:sqlite:file:{quote(path)}?{parameters}", f"sqlite:///{path}")
 
 
-def _postgres(rest: str) -> _Jdbc:
+def _parse_postgres(rest: str) -> _JdbcAddress:
     parts = urlsplit(f"postgresql:{rest}")
     hosts = parts.netloc.rpartition("@")[2]
     if not hosts or not parts.path.strip("/"):
@@ -117,10 +117,10 @@ def _postgres(rest: str) -> _Jdbc:
     where = f"postgresql://{hosts}{default_port}{parts.path}"
     login = {"jdbc.user": parts.username, "jdbc.password": parts.password}
     properties = {key: unquote(value) for key, value in login.items() if value}
-    return _Jdbc(f"jdbc:{where}{'?' + parts.query if parts.query else ''}", where, properties)
+    return _JdbcAddress(f"jdbc:{where}{'?' + parts.query if parts.query else ''}", where, properties)
 
 
-def _local_or_remote(warehouse: str) -> str:
+def _normalise_warehouse(warehouse: str) -> str:
     if not warehouse:
         raise _misconfigured("a JDBC catalog needs a warehouse: the folder or s3:// address of its tables")
     if "://" in warehouse or warehouse.startswith("file:/"):
@@ -130,7 +130,7 @@ def _local_or_remote(warehouse: str) -> str:
     return f"file://{warehouse}"
 
 
-def _resolved(key: str, value: str, environment: Mapping[str, str]) -> tuple[str, str]:
+def _resolve_property(key: str, value: str, environment: Mapping[str, str]) -> tuple[str, str]:
     """Return a property and its value, read from the environment or a file if the key says so."""
     for ending, look in (("_env", _from_environment), ("_file", _from_file)):
         if key.endswith(ending):
@@ -142,7 +142,7 @@ def _resolved(key: str, value: str, environment: Mapping[str, str]) -> tuple[str
 def _from_environment(key: str, name: str, environment: Mapping[str, str]) -> str:
     if found := environment.get(name):
         return found
-    raise Denied(
+    raise DestinationDenied(
         f"{key} names the environment variable {name}, which is not set in the engine's environment",
         kind="no_credentials",
         repair=f"export {name}=… && hyp engine stop",
@@ -154,15 +154,15 @@ def _from_file(key: str, name: str, _environment: Mapping[str, str]) -> str:
     try:
         found = path.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise Denied(
+        raise DestinationDenied(
             f"{key} names {path}, which cannot be read: {type(error).__name__}", kind="no_credentials"
         ) from None
     if not found:
-        raise Denied(f"{key} names {path}, which is empty", kind="no_credentials")
+        raise DestinationDenied(f"{key} names {path}, which is empty", kind="no_credentials")
     return found
 
 
-def _name(catalog: Mapping[str, Any]) -> str:
+def _catalog_name(catalog: Mapping[str, Any]) -> str:
     return str(catalog.get("name") or _DEFAULT_NAME)
 
 
@@ -172,5 +172,5 @@ def _without_user(uri: str) -> str:
     return f"{scheme}{slashes}{after}" if at and slashes else uri
 
 
-def _misconfigured(message: str) -> Denied:
-    return Denied(message, kind="destination_misconfigured", repair="hyp config show")
+def _misconfigured(message: str) -> DestinationDenied:
+    return DestinationDenied(message, kind="destination_misconfigured", repair="hyp config show")

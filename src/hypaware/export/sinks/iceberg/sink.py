@@ -18,28 +18,27 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyarrow as pa
 
-from hypaware.export.payload import Payload, Rows
 from hypaware.export.sink import (
-    Busy,
     Chunk,
-    Delivered,
-    Denied,
+    ChunkLimits,
     Destination,
-    Limits,
-    OnSpark,
-    Overlap,
+    DestinationBusy,
+    DestinationDenied,
+    DestinationUnreachable,
+    Payload,
+    RangeOverlap,
     Sink,
     SinkSettings,
-    Unreachable,
+    SparkRunner,
+    StreamCoverage,
+    TablePayload,
 )
-from hypaware.export.sinks.iceberg import catalog, parts, record, troubles
-from hypaware.export.sinks.iceberg.opening import open_table
-from hypaware.export.sinks.iceberg.parts import Part
-from hypaware.export.sinks.iceberg.record import Record
-from hypaware.export.sinks.iceberg.table import Conflict, IcebergTable
+from hypaware.export.sinks.iceberg import catalog, data_files, iceberg_table, java_errors
+from hypaware.export.sinks.iceberg.data_files import PartitionFile
+from hypaware.export.sinks.iceberg.iceberg_table import CommitConflict, DeliveryRecord, IcebergTable, open_table
 from hypaware.model import datasets
 from hypaware.model.datasets import SEQ
-from hypaware.state.stream_key import StreamKey
+from hypaware.state.streams import StreamKey
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -49,27 +48,27 @@ _ATTEMPTS = 5
 
 
 class IcebergSink(Sink):
-    limits = Limits(rows=50_000, bytes=64 << 20)
+    limits = ChunkLimits(rows=50_000, bytes=64 << 20)
     wants_sequence = True
 
     def __init__(self, settings: SinkSettings) -> None:
         if settings.on_spark is None:
             raise ValueError("the Iceberg sink runs only inside an engine")
-        self._on_spark: OnSpark = settings.on_spark
+        self._on_spark: SparkRunner = settings.on_spark
         self._settings = settings
-        self._address = catalog.address_of(settings)
+        self._address = catalog.table_address(settings)
         self._opened: IcebergTable | None = None
 
     async def open(self) -> Destination:
         (dataset,) = self._settings.datasets
         name = str(self._settings.options["table"])
         if "." not in name.strip("."):
-            raise Denied(
+            raise DestinationDenied(
                 f"the sink's table is {name}: add its namespace, as in team.{name}",
                 kind="destination_misconfigured",
                 repair="hyp config show",
             )
-        found = catalog.settings_of(self._settings.options)
+        found = catalog.read_catalog_settings(self._settings.options)
 
         def work(spark: SparkSession) -> str:
             if self._opened is None:
@@ -82,7 +81,7 @@ class IcebergSink(Sink):
     async def has_chunk(self, chunk: Chunk) -> bool | None:
         def work(_spark: SparkSession) -> bool | None:
             table = self._refreshed()
-            known = table.read_record(record.chunk_key(chunk))
+            known = table.read_record(iceberg_table.chunk_record_key(chunk))
             if known and known.covers(chunk.after, chunk.last):
                 table.fsync_commit()
                 return True
@@ -90,16 +89,16 @@ class IcebergSink(Sink):
 
         return await self._run(work)
 
-    async def coverage(self, stream: StreamKey, gateway_id: str, incarnation: str) -> Delivered:
+    async def coverage(self, stream: StreamKey, gateway_id: str, incarnation: str) -> StreamCoverage:
         return await self._run(lambda _spark: self._refreshed().coverage(stream, gateway_id, incarnation))
 
     def encode(self, rows: pa.Table) -> Payload:
-        return Rows(rows)
+        return TablePayload(rows)
 
     async def ship(self, chunk: Chunk, payload: Payload, acked_to: int) -> int:
-        assert isinstance(payload, Rows)
+        assert isinstance(payload, TablePayload)
         rows, table = payload.table, self._table
-        built = await asyncio.to_thread(parts.build, rows, chunk, table.shape, table.scratch)
+        built = await asyncio.to_thread(data_files.write_data_files, rows, chunk, table.shape, table.scratch)
         started = False
 
         def work(_spark: SparkSession) -> int:
@@ -108,23 +107,23 @@ class IcebergSink(Sink):
             try:
                 return self._append(chunk, built, set(rows.column(SEQ).to_pylist()))
             finally:
-                parts.discard(built)
+                data_files.delete_data_files(built)
 
         try:
             return await self._run(work)
         finally:
             # Cancelled before it started. Once started, the work runs to its end and needs the files.
             if not started:
-                parts.discard(built)
+                data_files.delete_data_files(built)
 
     async def close(self) -> None:
         if self._opened is not None:
             table, self._opened = self._opened, None
             # Delivered chunks are durable, so a failure to close does not matter.
-            with suppress(Denied, Busy, Unreachable):
+            with suppress(DestinationDenied, DestinationBusy, DestinationUnreachable):
                 await self._run(lambda _spark: table.close())
 
-    def _append(self, chunk: Chunk, built: Sequence[Part], seqs: set[int]) -> int:
+    def _append(self, chunk: Chunk, built: Sequence[PartitionFile], seqs: set[int]) -> int:
         """Commit the chunk. Returns the bytes stored, 0 if the table had the chunk already."""
         table = self._table
         files: list[Any] = []
@@ -137,40 +136,40 @@ class IcebergSink(Sink):
             files = files or table.upload(built)
             try:
                 table.commit(chunk, files, known)
-            except Conflict:
+            except CommitConflict:
                 continue
             except Exception as error:
                 self._check_commit(chunk, files, error)
             table.fsync_commit()
             return sum(part.bytes for part in built)
         table.discard(files)
-        raise Busy(f"{self._address}: another engine is delivering the same rows")
+        raise DestinationBusy(f"{self._address}: another engine is delivering the same rows")
 
     def _check_commit(self, chunk: Chunk, files: Sequence[Any], error: Exception) -> None:
         """Raise the error of a commit unless the commit succeeded nevertheless, before the error was raised."""
         try:
-            known = self._refreshed().read_record(record.chunk_key(chunk))
+            known = self._refreshed().read_record(iceberg_table.chunk_record_key(chunk))
         except Exception:
             raise error from None
         if known and known.covers(chunk.after, chunk.last):
             return
-        if troubles.is_a(error, "CommitFailedException"):
+        if java_errors.is_iceberg_error(error, "CommitFailedException"):
             self._table.discard(files)
         # Otherwise it may still be in progress: its files are left to the destination's orphan cleanup.
         raise error
 
-    def _find_record(self, chunk: Chunk, seqs: set[int]) -> Record | None:
-        """Return the stream's record before this chunk; None if the table has the chunk. Raises Overlap for a part."""
+    def _find_record(self, chunk: Chunk, seqs: set[int]) -> DeliveryRecord | None:
+        """Return the stream's record before this chunk; None if the table has the chunk. RangeOverlap for a part."""
         table = self._refreshed()
-        known = table.read_record(record.chunk_key(chunk)) or Record()
+        known = table.read_record(iceberg_table.chunk_record_key(chunk)) or DeliveryRecord()
         if known.covers(chunk.after, chunk.last):
             return None
         if known.overlaps(chunk.after, chunk.last):
-            raise Overlap(known.coverage)
+            raise RangeOverlap(known.coverage)
         stored = table.find_sequences(chunk)
         if stored and not seqs <= stored:
             missing = [seq for seq in sorted(seqs - stored) if seq < max(stored)]
-            raise Overlap(Delivered(max(stored), tuple((seq - 1, seq) for seq in missing)))
+            raise RangeOverlap(StreamCoverage(max(stored), tuple((seq - 1, seq) for seq in missing)))
         return None if stored else known
 
     @property
@@ -184,5 +183,5 @@ class IcebergSink(Sink):
         return self._table
 
     async def _run(self, work: Callable[[SparkSession], T]) -> T:
-        with troubles.told(self._address):
+        with java_errors.translate_java_errors(self._address):
             return await self._on_spark(work)

@@ -1,0 +1,161 @@
+"""A dry run: exactly what an import would write, skip and reject. Changes nothing; runs in this process, without Spark.
+
+It surveys the sources and builds their rows with the tasks of a real run, and counts the rows instead of writing them.
+Existing keys are looked up in the key index, in data files that the index does not cover yet, and in the spool.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from array import array
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from hypaware.backfill.plan import redirect_stdout
+from hypaware.backfill.privacy_filter import ImportPolicy
+from hypaware.backfill.report import ImportReport
+from hypaware.backfill.request import ImportArguments
+from hypaware.backfill.steps import read_import_state, run_providers, survey_for_report
+from hypaware.backfill.tasks import ImportContext, make_tasks, raise_faults, split_into_batches
+from hypaware.config import Config
+from hypaware.home import Home
+from hypaware.lake import prepare, tombstones
+from hypaware.lake.build import BuildResult, BuildTask
+from hypaware.lake.key_lookup import ExistingKeys
+from hypaware.lake.parquet import BuiltFile
+from hypaware.lake.prepare import PurgedRows
+from hypaware.lake.row_keys import unpack_keys
+from hypaware.model import datasets
+from hypaware.model.datasets import Dataset, Row
+from hypaware.model.row_counts import RowCounts
+from hypaware.state import mirror
+
+DryRunProgress = Callable[[str, float, float, dict[str, Any]], None]
+# Fewer bytes are read before another process has started.
+_POOL_THRESHOLD = 32 << 20
+_PLACEHOLDER_GATEWAY = "dry-run"
+
+
+def run_dry(home: Home, config: Config, args: Mapping[str, Any], progress: DryRunProgress) -> dict[str, Any]:
+    """Return the backfill document with `dry_run: true`."""
+    request = ImportArguments.from_args(args)
+    policy = ImportPolicy.from_config(home, config, remembers=False)
+    with redirect_stdout():
+        return run_providers(request, _DryRun(home, policy, request, progress).run, dry_run=True)
+
+
+class _DryRun:
+    def __init__(self, home: Home, policy: ImportPolicy, request: ImportArguments, progress: DryRunProgress) -> None:
+        self._home = home
+        self._policy = policy
+        self._request = request
+        self._progress = progress
+        self._existing: dict[str, ExistingKeys] = {}
+        """Dataset → the keys that exist, or would exist after the earlier providers of this run."""
+
+    def run(self, report: ImportReport, dataset: Dataset) -> None:
+        home, provider = self._home, report.entry.name
+        state = read_import_state(home, provider, dataset.name)
+        found = survey_for_report(report, home, self._request, dataset, state, self._policy)
+        mirrored = mirror.read_mirror(home.mirror)
+        gateway_id = mirrored.identity.gateway_id if mirrored else _PLACEHOLDER_GATEWAY
+        context = ImportContext(provider, dataset.name, dict(self._request.environment), gateway_id, self._policy)
+        existing = self._existing.setdefault(dataset.name, ExistingKeys(home, dataset, gateway_id))
+        stones = tombstones.read_tombstones(home)
+        match_native = stones.has_parts or existing.may_match
+        after = read = 0
+        for batch in split_into_batches(found.due):
+            tasks = [
+                _CountTask(replace(task, purge_filter=stones.purge_filter, match_native=match_native))
+                for task in make_tasks(batch, context, after, "dry-run", home.lake, {})
+            ]
+            counted = []
+            for task, result in _run_tasks(tasks):
+                counted.append(result)
+                read += task.task.bytes
+                rows = report.rows.written + sum(each.rows for each in counted)
+                self._progress("reading", read, found.bytes, {"unit": "bytes", "rows": rows})
+            after += batch.max_rows
+            purged = prepare.find_purged(stones, dataset, gateway_id, [each.built for each in counted])
+            _add_to_report(report, existing, counted, purged)
+
+
+@dataclass
+class _RowCounter:
+    """Takes the place of the writer of a build: counts rows by day."""
+
+    time_column: str
+    days: dict[str, array[int]] = field(default_factory=dict)
+
+    def add(self, row: Row, seq: int) -> None:
+        self.days.setdefault(row[self.time_column][:10], array("q")).append(seq)
+
+    def close(self) -> list[BuiltFile]:
+        return []
+
+    def discard(self) -> None:
+        pass
+
+
+@dataclass(frozen=True)
+class _Counted:
+    built: BuildResult
+    days: Mapping[str, Sequence[int]]
+    """Day → the sequences of its rows, without withdrawn ones."""
+
+    @property
+    def rows(self) -> int:
+        return sum(map(len, self.days.values()))
+
+
+@dataclass(frozen=True)
+class _CountTask:
+    task: BuildTask
+
+    def run(self) -> _Counted:
+        counter = _RowCounter(datasets.get(self.task.dataset).time_column)
+        built = self.task.build(counter)
+        days = counter.days
+        if built.withdrawn:
+            withdrawn = {seq for part in built.withdrawn for seq in part}
+            days = {day: array("q", (seq for seq in seqs if seq not in withdrawn)) for day, seqs in days.items()}
+        return _Counted(prepare.drop_withdrawn(built), {day: seqs for day, seqs in days.items() if seqs})
+
+
+def _add_to_report(
+    report: ImportReport, existing: ExistingKeys, counted: Sequence[_Counted], purged: PurgedRows
+) -> None:
+    built = [each.built for each in counted]
+    sources_read = [source for each in built for source in each.reports]
+    raise_faults(sources_read)
+    keyed = (pair for each in built for pair in unpack_keys(each.keys, each.seqs))
+    duplicates = existing.duplicates([(key, seq) for key, seq in keyed if seq not in purged.written])
+    settled = existing.settled(built, duplicates | purged.written)
+    dropped = duplicates | purged.written | settled
+    report.add_sources(sources_read, dropped | purged.skipped)
+    counts = RowCounts(
+        written=sum(each.rows for each in counted) - len(dropped),
+        duplicate=len(duplicates),
+        rejected=len(purged.rejects),
+        settled=len(settled),
+        purged=len(purged.all) + purged.purged_rejects,
+    )
+    report.add_rows(
+        counts, (day for each in counted for day, seqs in each.days.items() if not dropped.issuperset(seqs))
+    )
+
+
+def _run_tasks(tasks: list[_CountTask]) -> Iterator[tuple[_CountTask, _Counted]]:
+    if sum(task.task.bytes for task in tasks) < _POOL_THRESHOLD:
+        yield from ((task, task.run()) for task in tasks)
+        return
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(os.cpu_count(), mp_context=spawn, initializer=os.dup2, initargs=(2, 1)) as pool:
+        try:
+            yield from zip(tasks, pool.map(_CountTask.run, tasks), strict=True)
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise

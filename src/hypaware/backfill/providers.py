@@ -1,0 +1,302 @@
+"""The registries of providers and materializers, and the validation of what providers yield.
+
+Objects are checked when they register, so that an import never meets one without a name or a method. A name has one
+owner. Installed objects are found by entry points: clients with a `backfill` in the group `hypaware.clients`,
+materializers in `hypaware.materializers`. A broken plugin is listed in `broken` and does not stop the others.
+
+A provider may yield the dataclasses of `clients.client`, or mappings of the same shape: items as `{dataset, kind,
+value, provenance: {client_name, source_path, native_id}}`, events as `{event: name, …facts}`. Anything else fails the
+provider instead of being skipped, because expected rows would be missing.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from hypaware import plugins
+from hypaware.clients.client import ImportItem, InvalidItem, Materializer, Provenance, Provider, ProviderEvent, Source
+from hypaware.errors import HypError
+from hypaware.model import datasets
+from hypaware.model.columns import preview
+from hypaware.model.datasets import Row
+from hypaware.plugins import Plugin
+
+_PROVIDER_NAME = re.compile(r"[a-z][a-z0-9_-]{0,62}")
+_DATASET_NAME = re.compile(r"[a-z][a-z0-9_]{0,62}")
+_ITEM_KIND = re.compile(r"[a-z][a-z0-9_]*(\.[a-z][a-z0-9_]*)*")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+# `hyp backfill list` and `hyp backfill plan` are commands.
+RESERVED = ("list", "plan")
+FaultKind = Literal[
+    "invalid_yield", "materializer_missing", "dataset_mismatch", "dataset_not_registered", "provider_error"
+]
+# The number of sequences that can be reserved for one source.
+_MAX_ROWS = 1 << 40
+_EVENT_NAME = re.compile(r"[a-z][a-z0-9_]{0,62}")
+_ITEM_KEYS = frozenset({"dataset", "kind", "value", "provenance"})
+_PROVENANCE_KEYS = frozenset({"client_name", "source_path", "native_id"})
+
+
+@dataclass(frozen=True)
+class RegisteredProvider:
+    """A provider and the distribution that registered it."""
+
+    provider: Provider
+    plugin: str
+
+    @property
+    def name(self) -> str:
+        return self.provider.name
+
+
+class ProviderRegistry:
+    """Providers by name, in the order in which they registered."""
+
+    def __init__(self) -> None:
+        self._by_name: dict[str, RegisteredProvider] = {}
+        self.broken: list[Plugin] = []
+
+    def register(self, provider: Provider, plugin: str) -> None:
+        check_provider(provider)
+        if owner := self._by_name.get(provider.name):
+            raise ValueError(f"the provider {provider.name} is already registered by {owner.plugin}")
+        self._by_name[provider.name] = RegisteredProvider(provider, plugin)
+
+    def get(self, name: str) -> RegisteredProvider | None:
+        return self._by_name.get(name)
+
+    def __iter__(self) -> Iterator[RegisteredProvider]:
+        return iter(self._by_name.values())
+
+    def __len__(self) -> int:
+        return len(self._by_name)
+
+
+class MaterializerRegistry:
+    """Materializers by kind."""
+
+    def __init__(self) -> None:
+        self._by_kind: dict[str, tuple[Materializer, str]] = {}
+        self.broken: list[Plugin] = []
+
+    def register(self, materializer: Materializer, plugin: str) -> None:
+        check_materializer(materializer)
+        if owner := self._by_kind.get(materializer.name):
+            raise ValueError(f"the materializer {materializer.name} is already registered by {owner[1]}")
+        self._by_kind[materializer.name] = materializer, plugin
+
+    def get(self, kind: str) -> Materializer | None:
+        found = self._by_kind.get(kind)
+        return found[0] if found else None
+
+    def kinds(self) -> tuple[str, ...]:
+        return tuple(self._by_kind)
+
+
+def load_providers() -> ProviderRegistry:
+    """Return the providers of the installed clients, HypAware's own first."""
+    found = ProviderRegistry()
+    for plugin, client in plugins.inspect_group(plugins.CLIENTS):
+        if plugin.error is not None:
+            found.broken.append(plugin)
+        elif client.backfill is not None:
+            found.register(client.backfill, plugin.distribution)
+    return found
+
+
+def load_materializers() -> MaterializerRegistry:
+    found = MaterializerRegistry()
+    for plugin, materializer in plugins.inspect_group(plugins.MATERIALIZERS):
+        if plugin.error is not None:
+            found.broken.append(plugin)
+        else:
+            found.register(materializer, plugin.distribution)
+    return found
+
+
+def check_client(client: Any) -> None:
+    """Raise ValueError unless the client's provider, if it has one, can be registered under the client's name."""
+    if client.backfill is None:
+        return
+    check_provider(client.backfill)
+    if client.backfill.name != client.name:
+        raise ValueError(f"the provider of the client {client.name!r} has the name {client.backfill.name!r}")
+
+
+def check_provider(provider: Any) -> None:
+    name = getattr(provider, "name", None)
+    if not _matches(_PROVIDER_NAME, name):
+        raise ValueError(f"a provider name must consist of a-z, 0-9, _ and -, but this one is {name!r}")
+    if name in RESERVED:
+        raise ValueError(f"a provider cannot be named {name}: that is a command of `hyp backfill`")
+    what = f"the provider {name}"
+    summary = getattr(provider, "summary", None)
+    if not isinstance(summary, str) or not summary.strip() or "\n" in summary:
+        raise ValueError(f"{what}: summary must be one line of text, but is {summary!r}")
+    _check_names(f"{what}: datasets", getattr(provider, "datasets", None), _DATASET_NAME)
+    if not getattr(provider, "datasets", None):
+        raise ValueError(f"{what}: datasets is empty")
+    _check_names(f"{what}: environment", getattr(provider, "environment", None), _VARIABLE)
+    for method in ("find", "first_time", "read"):
+        if not callable(getattr(provider, method, None)):
+            raise ValueError(f"{what} has no function {method}")
+
+
+def check_materializer(materializer: Any) -> None:
+    if not _matches(_ITEM_KIND, name := materializer.name):
+        raise ValueError(f"a materializer name must consist of a-z, 0-9, _ and dots, but this one is {name!r}")
+    if not _matches(_DATASET_NAME, materializer.dataset):
+        raise ValueError(f"the materializer {name}: {materializer.dataset!r} is not a valid dataset name")
+    if not callable(materializer.materialize):
+        raise ValueError(f"the materializer {name}: materialize is not a function")
+    if materializer.tally is not None and not callable(materializer.tally):
+        raise ValueError(f"the materializer {name}: tally is neither a function nor None")
+
+
+def _check_names(what: str, names: Any, allowed: re.Pattern[str]) -> None:
+    if not isinstance(names, tuple):
+        raise ValueError(f"{what} must be a tuple of names, but is {names!r}")
+    for name in names:
+        if not _matches(allowed, name):
+            raise ValueError(f"{what}: {name!r} is not a valid name")
+    if len(set(names)) < len(names):
+        raise ValueError(f"{what}: duplicate name")
+
+
+def _matches(pattern: re.Pattern[str], name: Any) -> bool:
+    return isinstance(name, str) and pattern.fullmatch(name) is not None
+
+
+class ProviderFault(HypError):
+    """A provider broke its contract. It fails; the other providers continue."""
+
+    def __init__(self, kind: FaultKind, message: str) -> None:
+        super().__init__(message, kind=kind)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.kind, self.message)
+
+
+def validate_yield(raw: Any, provider: Provider, materializers: MaterializerRegistry) -> ImportItem | ProviderEvent:
+    """Return an item or event of `read` as a dataclass; raise ProviderFault if it is invalid."""
+    found = _to_dataclass(raw)
+    if isinstance(found, ImportItem):
+        _require_known_dataset(found, provider, materializers)
+    return found
+
+
+def validate_source(raw: Any) -> Source | ProviderEvent:
+    """Return a source or event of `find` as a dataclass; raise ProviderFault if it is invalid."""
+    if isinstance(raw, Source):
+        rows = raw.max_rows
+        if not isinstance(raw.path, Path) or not (rows is None or (type(rows) is int and 0 <= rows <= _MAX_ROWS)):
+            raise _invalid_yield(f"`find` yielded {preview(raw)}, which is not a file")
+        return raw
+    found = _to_dataclass(raw)
+    if isinstance(found, ImportItem):
+        raise _invalid_yield("`find` yielded an item; only `read` may yield items")
+    return found
+
+
+def materialize_item(item: ImportItem, materializer: Materializer, skipped: Counter[str]) -> Iterator[Row]:
+    """Yield the rows of a validated item; raise ProviderFault if its materializer does not accept the value."""
+    try:
+        yield from materializer.materialize(item.value, item.provenance, skipped)
+    except InvalidItem as reason:
+        raise ProviderFault("invalid_yield", f"an item of kind {item.kind}: {reason}") from None
+
+
+def _to_dataclass(raw: Any) -> ImportItem | ProviderEvent:
+    match raw:
+        case ImportItem():
+            return _make_item(raw.dataset, raw.kind, raw.value, raw.provenance)
+        case ProviderEvent():
+            return _make_event(raw.name, raw.facts)
+        case Mapping() if not _ITEM_KEYS.isdisjoint(raw):
+            _check_keys("an item", raw, _ITEM_KEYS)
+            return _make_item(raw["dataset"], raw["kind"], raw["value"], raw["provenance"])
+        case Mapping() if "event" in raw or "name" in raw:
+            facts = dict(raw)
+            name = facts.pop("event") if "event" in facts else facts.pop("name")
+            return _make_event(name, facts["facts"] if facts.keys() == {"facts"} else facts)
+        case _:
+            raise _invalid_yield(f"the provider yielded {preview(raw)}, which is neither an item nor an event")
+
+
+def _make_item(dataset: Any, kind: Any, value: Any, provenance: Any) -> ImportItem:
+    return ImportItem(
+        _require_text("dataset", dataset), _require_text("kind", kind), value, _make_provenance(provenance)
+    )
+
+
+def _make_provenance(given: Any) -> Provenance:
+    if isinstance(given, Provenance):
+        client, path, native = given.client_name, given.source_path, given.native_id
+    elif isinstance(given, Mapping):
+        _check_keys("the provenance of an item", given, _PROVENANCE_KEYS)
+        client, path, native = given["client_name"], given["source_path"], given["native_id"]
+    else:
+        raise _invalid_yield(f"the provenance of an item is {preview(given)}, not a Provenance")
+    return Provenance(
+        client_name=_require_text("client_name", client),
+        source_path=_require_text("source_path", os.fspath(path) if isinstance(path, os.PathLike) else path),
+        native_id=_require_text("native_id", native),
+    )
+
+
+def _make_event(name: Any, facts: Any) -> ProviderEvent:
+    if not isinstance(name, str) or not _EVENT_NAME.fullmatch(name):
+        raise _invalid_yield(f"an event name must consist of a-z, 0-9 and _, but this one is {preview(name)}")
+    if not isinstance(facts, Mapping) or not all(isinstance(key, str) for key in facts):
+        raise _invalid_yield(f"the facts of the event {name} are {preview(facts)}, not a mapping with text keys")
+    return ProviderEvent(name, facts)
+
+
+def _require_known_dataset(item: ImportItem, provider: Provider, materializers: MaterializerRegistry) -> None:
+    if item.dataset not in provider.datasets:
+        declared = ", ".join(provider.datasets)
+        raise ProviderFault(
+            "dataset_mismatch",
+            f"the provider yielded an item for {preview(item.dataset)}, but declares only {declared}",
+        )
+    if item.dataset not in datasets.list_names():
+        raise ProviderFault("dataset_not_registered", f"no dataset {item.dataset} is registered")
+    materializer = materializers.get(item.kind)
+    if materializer is None:
+        raise ProviderFault("materializer_missing", _explain_missing_materializer(item.kind, materializers))
+    if materializer.dataset != item.dataset:
+        raise ProviderFault(
+            "dataset_mismatch",
+            f"items of kind {item.kind} become rows of {materializer.dataset}, but this one is for {item.dataset}",
+        )
+
+
+def _explain_missing_materializer(kind: str, materializers: MaterializerRegistry) -> str:
+    for plugin in materializers.broken:
+        if plugin.name == kind:
+            return f"cannot load the materializer for items of kind {kind} from {plugin.distribution}: {plugin.error}"
+    registered = ", ".join(materializers.kinds()) or "none"
+    return f"there is no materializer for items of kind {preview(kind)}; registered: {registered}"
+
+
+def _check_keys(what: str, given: Mapping[Any, Any], expected: frozenset[str]) -> None:
+    if missing := sorted(expected - given.keys()):
+        raise _invalid_yield(f"{what} lacks {', '.join(missing)}")
+    if unknown := [key for key in given if key not in expected]:
+        raise _invalid_yield(f"{what} has the unknown key {preview(unknown[0])}")
+
+
+def _require_text(what: str, value: Any) -> str:
+    if not isinstance(value, str) or not value:
+        raise _invalid_yield(f"the {what} of an item is {preview(value)}, not text")
+    return value
+
+
+def _invalid_yield(message: str) -> ProviderFault:
+    return ProviderFault("invalid_yield", message)

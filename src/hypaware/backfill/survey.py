@@ -1,0 +1,181 @@
+"""Survey a provider's sources: pin each one, and compare it with its checkpoint to find out whether it is due.
+
+An unchanged source is not opened. A source is due if it is new, has grown, was replaced, was read under a narrower
+window, or has messages that were held back and has been quiet since.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from hypaware.backfill.providers import ProviderFault, validate_source
+from hypaware.clients.client import Environment, Provider, ProviderEvent, Source
+from hypaware.clients.reader import SourceSnapshot, TimeWindow, get_inode
+from hypaware.home.file_system import open_regular_file
+from hypaware.model.columns import ColumnType, format_timestamp, get_coercer
+from hypaware.state.sources import SourceCheckpoint
+
+QUIET_NS = 10 * 60 * 10**9
+UNREADABLE = "unreadable"
+"""The name of a provider's event for a source that it could not inspect."""
+_MAX_INT64 = 2**63 - 1
+# Larger than any transcript. A larger sparse file would use up sequences.
+_MAX_BYTES = 1 << 40
+_HEAD_BYTES = 64 << 10
+_time_text = get_coercer(ColumnType.TIMESTAMP)
+
+
+@dataclass(frozen=True)
+class DueSource:
+    found: Source
+    snapshot: SourceSnapshot
+    first_time: str
+
+    @property
+    def order(self) -> tuple[str, int, str]:
+        """Sort key. Time comes first, so that sequence and day rise together and an original precedes its copies."""
+        return self.first_time, self.snapshot.mtime_ns, str(self.snapshot.path)
+
+    @property
+    def max_rows(self) -> int:
+        return self.snapshot.size if self.found.max_rows is None else self.found.max_rows
+
+
+@dataclass
+class SourceSurvey:
+    due: list[DueSource] = field(default_factory=list)
+    unchanged: int = 0
+    held: int = 0
+    """Messages that are held back in unchanged sources."""
+    skipped: Counter[str] = field(default_factory=Counter)
+    """Reason → sources that cannot be read now and stay due."""
+    events: list[ProviderEvent] = field(default_factory=list)
+
+    @property
+    def files(self) -> int:
+        return len(self.due) + self.unchanged + self.skipped.total()
+
+    @property
+    def bytes(self) -> int:
+        return sum(each.snapshot.size for each in self.due)
+
+
+def survey_sources(
+    provider: Provider,
+    environment: Environment,
+    checkpoints: Mapping[str, SourceCheckpoint],
+    window: TimeWindow,
+    now: datetime,
+    *,
+    in_order: bool = True,
+    on_progress: Callable[[int], None] = lambda _: None,
+) -> SourceSurvey:
+    """Return the survey of a provider, due sources in import order; `in_order` reads their first bytes for that.
+
+    `on_progress` receives the number of sources inspected so far and may raise to stop the survey.
+    """
+    found = SourceSurvey()
+    seen: set[tuple[int, int] | Path] = set()
+    for number, source in enumerate(_find_sources(provider, environment, found)):
+        on_progress(number)
+        try:
+            status = source.path.stat()
+            if not stat.S_ISREG(status.st_mode):
+                found.skipped["not_a_file"] += 1
+                continue
+            if status.st_size > _MAX_BYTES:
+                found.skipped["too_large"] += 1
+                continue
+            inode = (status.st_dev, status.st_ino)
+            if not status.st_size or inode in seen or source.path in seen:
+                continue
+            seen.update((inode, source.path))
+            checkpoint = checkpoints.get(encode_path(source.path))
+            snapshot = _pin_source(source.path, status, checkpoint, window, now)
+            if snapshot is None:
+                found.unchanged += 1
+                found.held += len(checkpoint.held) if checkpoint else 0
+                continue
+            found.due.append(DueSource(source, snapshot, _read_first_time(provider, snapshot) if in_order else ""))
+        except FileNotFoundError:
+            found.skipped["vanished"] += 1
+        except (OSError, ValueError):
+            # ValueError: the path contains a NUL byte.
+            found.skipped[UNREADABLE] += 1
+    found.due.sort(key=lambda due: due.order)
+    return found
+
+
+def encode_path(path: Path) -> str:
+    """Return a path as printable, storable text. Different paths give different texts, even if they are not UTF-8."""
+    raw = os.fsencode(path)
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        return f"{raw.decode('utf-8', 'backslashreplace')} [{hashlib.sha256(raw).hexdigest()[:16]}]"
+
+
+def _find_sources(provider: Provider, environment: Environment, survey: SourceSurvey) -> Iterator[Source]:
+    try:
+        for raw in provider.find(environment):
+            source = validate_source(raw)
+            if isinstance(source, Source):
+                yield source
+                continue
+            survey.events.append(source)
+            if source.name == UNREADABLE:
+                survey.skipped[UNREADABLE] += 1
+    except ProviderFault:
+        raise
+    except Exception as error:
+        raise ProviderFault(
+            "provider_error", f"searching for sources failed: {type(error).__name__}: {error}"
+        ) from error
+
+
+def _pin_source(
+    path: Path, status: os.stat_result, checkpoint: SourceCheckpoint | None, window: TimeWindow, now: datetime
+) -> SourceSnapshot | None:
+    """Return the snapshot of a source that is due, or None if nothing of it can be due."""
+    mtime_ns = max(-_MAX_INT64, min(status.st_mtime_ns, _MAX_INT64))
+    # A time in the future is a mistake; waiting for it could take years.
+    quiet = abs(int(now.timestamp() * 10**9) - mtime_ns) >= QUIET_NS
+    fresh = SourceSnapshot(path, get_inode(status), status.st_size, mtime_ns, quiet=quiet, window=window)
+    if checkpoint is None:
+        return fresh
+    before = TimeWindow(checkpoint.since, checkpoint.until)
+    unchanged = (checkpoint.inode, checkpoint.size, checkpoint.mtime_ns) == (fresh.inode, fresh.size, fresh.mtime_ns)
+    # Messages held back while the file was being written are released by time; everything else needs more bytes.
+    released = checkpoint.held and quiet and not checkpoint.quiet
+    if unchanged and before.covers(window) and not released:
+        return None
+    if fresh.size < checkpoint.consumed:
+        return fresh
+    # The reader compares the hash of the prefix, because the file may have been rewritten, or copied to a new inode.
+    return replace(
+        fresh,
+        consumed=checkpoint.consumed,
+        prefix_hash=checkpoint.prefix_hash,
+        held=frozenset(checkpoint.held),
+        left_out=checkpoint.left_out,
+        ignored=checkpoint.ignored,
+    )
+
+
+def _read_first_time(provider: Provider, snapshot: SourceSnapshot) -> str:
+    with open_regular_file(snapshot.path) as file:
+        head = file.read(_HEAD_BYTES)
+    try:
+        return str(_time_text(provider.first_time(head)))
+    except ValueError:
+        return format_timestamp(datetime.fromtimestamp(snapshot.mtime_ns / 10**9, UTC))
+    except Exception as error:
+        message = f"finding the first time in {snapshot.path} failed: {type(error).__name__}: {error}"
+        raise ProviderFault("provider_error", message) from error

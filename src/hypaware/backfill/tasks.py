@@ -1,0 +1,317 @@
+"""Batches and tasks of an import, and the build of one source's rows.
+
+An import is split into batches, one commit each, and each batch into tasks. Sources keep their order: their ranges of
+sequences follow each other in it, and a task reads neighbouring sources, whose days share files. The size of a batch is
+bounded to bound memory, and to keep finished work if an import is interrupted.
+
+A `SourcePiece` reads, materializes, numbers and coerces the rows of one source, in a Spark task. The k-th row of a
+source gets the k-th sequence of the source's range, every time it is read. If a source fails, the failure is reported,
+its rows are withdrawn and the source stays due: rows and checkpoint are committed together or not at all. Only a
+provider that breaks its contract stops its whole import.
+"""
+
+from __future__ import annotations
+
+import os
+from array import array
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import TypeVar
+
+import orjson
+
+from hypaware.backfill import providers
+from hypaware.backfill.privacy_filter import UNRESTRICTED, ImportFilter, ImportPolicy, folder_and_session, merge_ignored
+from hypaware.backfill.providers import (
+    MaterializerRegistry,
+    ProviderFault,
+    ProviderRegistry,
+    materialize_item,
+    validate_yield,
+)
+from hypaware.backfill.survey import DueSource, encode_path
+from hypaware.clients.client import ImportItem, Materializer, ProviderEvent
+from hypaware.clients.reader import SourceChanged, SourceReader, SourceSnapshot
+from hypaware.lake.build import BuildResult, BuildTask, Reject
+from hypaware.model.datasets import Dataset, Row, coerce_row, complete_row
+from hypaware.state.sources import SourceCheckpoint
+
+BATCH_BYTES = 512 << 20
+_TASK_BYTES = 20 << 20
+_MAX_EVENTS = 100
+
+
+@dataclass(frozen=True)
+class ImportContext:
+    """The values that all tasks of an import share."""
+
+    provider: str
+    dataset: str
+    environment: Mapping[str, str]
+    gateway_id: str
+    policy: ImportPolicy = UNRESTRICTED
+
+
+@dataclass(frozen=True)
+class ImportBatch:
+    """The sources of one commit."""
+
+    due: tuple[DueSource, ...]
+
+    @property
+    def bytes(self) -> int:
+        return sum(each.snapshot.size for each in self.due)
+
+    @property
+    def max_rows(self) -> int:
+        """The number of sequences to reserve; at least one, so that ranges never touch."""
+        return max(1, sum(each.max_rows for each in self.due))
+
+    def halves(self) -> tuple[ImportBatch, ImportBatch]:
+        middle = len(self.due) // 2
+        return ImportBatch(self.due[:middle]), ImportBatch(self.due[middle:])
+
+
+def split_into_batches(due: Iterable[DueSource]) -> Iterator[ImportBatch]:
+    return (ImportBatch(tuple(group)) for group in _group_by_size(due, BATCH_BYTES))
+
+
+def make_tasks(
+    batch: ImportBatch, context: ImportContext, after: int, flush_id: str, data_root: Path, field_ids: Mapping[str, int]
+) -> list[BuildTask]:
+    """Return the tasks of a batch. Each source has its own range of sequences; the first begins after `after`."""
+    pieces, first_seq = [], after + 1
+    for each in batch.due:
+        pieces.append(SourcePiece(context, first_seq, each.max_rows, each.snapshot))
+        first_seq += each.max_rows
+    tasks = []
+    for group in _group_by_size(pieces, _TASK_BYTES):
+        size = sum(piece.snapshot.size for piece in group)
+        gateway_id = context.gateway_id
+        tasks.append(BuildTask(context.dataset, tuple(group), flush_id, data_root, field_ids, size, gateway_id))
+    # The largest tasks start first, so that none of them runs alone at the end.
+    return sorted(tasks, key=lambda task: -task.bytes)
+
+
+@dataclass
+class RowTotals:
+    """Counts per row, by name, so that those of duplicates can be left out of the sum."""
+
+    seqs: dict[str, array[int]] = field(default_factory=dict)
+    values: dict[str, array[int]] = field(default_factory=dict)
+
+    def add(self, seq: int, numbers: Mapping[str, int]) -> None:
+        for name, number in numbers.items():
+            if name not in self.seqs:
+                self.seqs[name], self.values[name] = array("q"), array("q")
+            if -(2**63) <= number < 2**63:
+                self.seqs[name].append(seq)
+                self.values[name].append(number)
+
+    def remove_last(self, seq: int) -> None:
+        """Remove the counts of the newest row, which was rejected."""
+        for name, seqs in self.seqs.items():
+            if seqs and seqs[-1] == seq:
+                seqs.pop()
+                self.values[name].pop()
+
+    def total(self, without: Collection[int]) -> Counter[str]:
+        return Counter(
+            {
+                name: sum(v for s, v in zip(seqs, self.values[name], strict=True) if s not in without)
+                if without
+                else sum(self.values[name])
+                for name, seqs in self.seqs.items()
+            }
+        )
+
+
+@dataclass
+class SourceReport:
+    """The result of reading one source."""
+
+    path: str
+    rows: int = 0
+    items: int = 0
+    sessions: set[str] = field(default_factory=set)
+    skipped: Counter[str] = field(default_factory=Counter)
+    ignored: Counter[str] = field(default_factory=Counter)
+    """Reason → rows that were not imported because of a privacy setting."""
+    events: list[ProviderEvent] = field(default_factory=list)
+    totals: RowTotals = field(default_factory=RowTotals)
+    held: int = 0
+    checkpoint: SourceCheckpoint | None = None
+    """The new checkpoint of the source; None if the source stays due."""
+    changed: str | None = None
+    """Why the source could not be read now, if that is not the provider's fault."""
+    error: str | None = None
+    fault: ProviderFault | None = None
+
+    def withdraw_rows(self) -> None:
+        """Reset the counts of a source whose rows are withdrawn."""
+        self.rows = self.items = self.held = 0
+        self.sessions, self.totals, self.ignored = set(), RowTotals(), Counter()
+
+
+def raise_faults(reports: Iterable[SourceReport]) -> None:
+    """Raise the first contract violation of a provider, before anything is committed."""
+    for report in reports:
+        if report.fault is not None:
+            raise report.fault
+
+
+@dataclass(frozen=True)
+class SourcePiece:
+    """The input of a build task: one source and its range of sequences."""
+
+    context: ImportContext
+    first_seq: int
+    max_rows: int
+    snapshot: SourceSnapshot
+    blamed_segments: tuple[str, ...] = ()
+
+    def rows(self, dataset: Dataset, built: BuildResult) -> Iterator[tuple[int, Row]]:
+        report = SourceReport(encode_path(self.snapshot.path))
+        row_filter = self.context.policy.row_filter()
+        try:
+            with SourceReader(self.snapshot) as reader:
+                reader.reset_if_rewritten()
+                for item, materializer in self._items(reader, report):
+                    yield from self._item_rows(item, materializer, row_filter, dataset, built, report)
+                _check_reader(reader)
+                report.skipped.update(reader.skipped)
+                report.held = len(reader.held)
+                report.checkpoint = self._checkpoint(reader, row_filter)
+        except (SourceChanged, FileNotFoundError) as reason:
+            report.changed = "changed" if isinstance(reason, SourceChanged) else "vanished"
+        except OSError as error:
+            report.changed = "unreadable"
+            facts = {"path": report.path, "reason": os.strerror(error.errno or 0)}
+            report.events.append(ProviderEvent("unreadable", facts))
+        except ProviderFault as fault:
+            report.fault = fault
+        except (Exception, SystemExit) as error:
+            report.error = f"{report.path}: {type(error).__name__}: {error}"
+        if report.checkpoint is None:
+            built.withdrawn.append(range(self.first_seq, self.first_seq + report.rows))
+            built.rejects = [each for each in built.rejects if each.segment != report.path]
+            report.withdraw_rows()
+        built.reports.append(report)
+
+    def _items(self, reader: SourceReader, report: SourceReport) -> Iterator[tuple[ImportItem, Materializer]]:
+        """Yield the items of the source for this dataset, each with its materializer."""
+        known, materializers = load_registries()
+        if (entry := known.get(self.context.provider)) is None:
+            # It may have been installed since this worker started.
+            load_registries.cache_clear()
+            known, materializers = load_registries()
+            entry = known.get(self.context.provider)
+        if entry is None:
+            message = f"Spark's workers do not know the provider {self.context.provider}"
+            raise ProviderFault("provider_error", message)
+        for raw in entry.provider.read(reader, self.context.environment):
+            item = validate_yield(raw, entry.provider, materializers)
+            if isinstance(item, ProviderEvent):
+                if len(report.events) < _MAX_EVENTS:
+                    report.events.append(item)
+            elif item.dataset == self.context.dataset:
+                report.items += 1
+                report.sessions.add(item.provenance.native_id)
+                materializer = materializers.get(item.kind)
+                assert materializer is not None
+                yield item, materializer
+
+    def _item_rows(
+        self,
+        item: ImportItem,
+        materializer: Materializer,
+        row_filter: ImportFilter,
+        dataset: Dataset,
+        built: BuildResult,
+        report: SourceReport,
+    ) -> Iterator[tuple[int, Row]]:
+        coerce, count = (complete_row if materializer.rows_are_coerced else coerce_row), materializer.tally
+        for raw in materialize_item(item, materializer, report.skipped):
+            seq = self.first_seq + report.rows
+            report.rows += 1
+            if report.rows > self.max_rows:
+                message = f"{report.path} has more than {self.max_rows} rows, the maximum that its provider declared"
+                raise ProviderFault("invalid_yield", message)
+            # Its sequence stays unused: a row's sequence must not depend on the filter.
+            if reason := row_filter.skip_reason(folder_and_session(raw)):
+                report.ignored[reason] += 1
+                continue
+            if count is not None and (counts := count(raw)):
+                report.totals.add(seq, counts)
+            try:
+                row = coerce(dataset, raw, self.context.gateway_id)
+            except ValueError as error:
+                rejected = row_filter.redact_text(_encode_rejected(raw))
+                built.rejects.append(Reject(report.path, report.rows - 1, str(error), rejected))
+                report.totals.remove_last(seq)
+                continue
+            yield seq, row_filter.redact(dataset, row)
+
+    def _checkpoint(self, reader: SourceReader, row_filter: ImportFilter) -> SourceCheckpoint:
+        snapshot, window = reader.source, reader.effective_window()
+        return SourceCheckpoint(
+            self.context.provider,
+            self.context.dataset,
+            encode_path(snapshot.path),
+            snapshot.inode,
+            snapshot.size,
+            snapshot.mtime_ns,
+            reader.consumed,
+            reader.consumed_hash,
+            tuple(sorted(reader.held)),
+            snapshot.quiet,
+            tuple(reader.left_out),
+            window.since,
+            window.until,
+            merge_ignored(snapshot.ignored, row_filter.ignored),
+        )
+
+
+@cache
+def load_registries() -> tuple[ProviderRegistry, MaterializerRegistry]:
+    """Load the plugins. `workers` calls it before Spark's workers are forked, so that they share them."""
+    return providers.load_providers(), providers.load_materializers()
+
+
+def _check_reader(reader: SourceReader) -> None:
+    """Check the values that the provider set on the reader, which become the checkpoint and the report."""
+    held, skipped, consumed = reader.held, reader.skipped, reader.consumed
+    if not isinstance(held, set) or not all(isinstance(key, str) for key in held):
+        raise ProviderFault("invalid_yield", "`held` must be a set of text")
+    if not all(isinstance(reason, str) and type(count) is int for reason, count in skipped.items()):
+        raise ProviderFault("invalid_yield", "`skipped` must count reasons")
+    if type(consumed) is not int or not 0 <= consumed <= reader.source.size:
+        message = f"`consumed` is {consumed}, but the source has {reader.source.size} bytes"
+        raise ProviderFault("invalid_yield", message)
+
+
+def _encode_rejected(raw: Row) -> bytes:
+    """Return a rejected row as bytes, even if it is not JSON."""
+    try:
+        return orjson.dumps(raw, default=str, option=orjson.OPT_NON_STR_KEYS)
+    except TypeError:
+        return repr(raw).encode("utf-8", "backslashreplace")
+
+
+_Sized = TypeVar("_Sized", DueSource, SourcePiece)
+
+
+def _group_by_size(items: Iterable[_Sized], limit: int) -> Iterator[list[_Sized]]:
+    group: list[_Sized] = []
+    filled = 0
+    for item in items:
+        if group and filled + item.snapshot.size > limit:
+            yield group
+            group, filled = [], 0
+        group.append(item)
+        filled += item.snapshot.size
+    if group:
+        yield group

@@ -1,1 +1,0 @@
-"""Live capture: the gateway between clients and their providers, and what it records of their traffic."""

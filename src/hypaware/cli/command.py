@@ -1,0 +1,198 @@
+"""The click classes of all commands: examples in the help, lazy loading, "did you mean" for mistyped names.
+
+`hyp --help` must not import the modules of the commands. The root group therefore takes a table with the name and the
+help line of each command, and imports a command's module only when the command is called.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import click
+
+from hypaware.errors import UsageError
+from hypaware.text import did_you_mean
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON document.")
+
+
+@dataclass(frozen=True)
+class CommandEntry:
+    """One command of the root group. `target` is "module:attribute", `about` the line in `hyp --help`."""
+
+    name: str
+    target: str
+    about: str
+    aliases: tuple[str, ...] = ()
+    hidden: bool = False
+    """Omit it from `hyp --help`: it is not for interactive use."""
+
+
+class Command(click.Command):
+    """A command whose help ends with examples, which are mandatory.
+
+    Unless `any_crash_point` is set, the command fails if HYP_CRASH_AT names an unknown crash point.
+    """
+
+    def __init__(self, *args: Any, examples: Sequence[str], any_crash_point: bool = False, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.examples = tuple(examples)
+        self._any_crash_point = any_crash_point
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        with add_usage_context(ctx):
+            return super().parse_args(ctx, args)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        if not self._any_crash_point:
+            check_crash_point()
+        return super().invoke(ctx)
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        super().format_epilog(ctx, formatter)
+        _write_examples(self.examples, formatter)
+
+
+class Group(click.Group):
+    """A command with subcommands, e.g. `hyp config`."""
+
+    command_class = Command
+
+    def __init__(self, *args: Any, examples: Sequence[str], **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.examples = tuple(examples)
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        with add_usage_context(ctx):
+            return super().parse_args(ctx, args)
+
+    def suggested(self, ctx: click.Context) -> list[str]:
+        """Return the names to suggest for a mistyped command."""
+        return self.list_commands(ctx)
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        super().format_epilog(ctx, formatter)
+        _write_examples(self.examples, formatter)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name = args[0]
+        known = self.get_command(ctx, name) is not None
+        if not known and not name.startswith("-") and not ctx.resilient_parsing:
+            ctx.fail(f"No such command: {name!r}.{did_you_mean(name, self.suggested(ctx))}")
+        return super().resolve_command(ctx, args)
+
+
+class RunnableGroup(Group):
+    """A group that is also a command: `hyp backfill claude` runs the group itself, `hyp backfill list` a subcommand.
+
+    If the first argument is the name of a subcommand, that one runs. Otherwise all arguments belong to the group.
+    """
+
+    allow_interspersed_args = True
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, invoke_without_command=True, no_args_is_help=False, **kwargs)
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if args and args[0] in self.commands:
+            ctx.invoked_subcommand = args[0]
+            ctx.args = args
+            return args
+        with add_usage_context(ctx):
+            rest = click.Command.parse_args(self, ctx, args)
+        if ctx.args and not ctx.resilient_parsing:
+            name = ctx.args[0]
+            if name in self.commands:
+                ctx.fail(f"Put options after the subcommand: {ctx.command_path} {name} …")
+            ctx.fail(f"No such command: {name!r}.{did_you_mean(name, self.suggested(ctx))}")
+        return rest
+
+    def invoke(self, ctx: click.Context) -> Any:
+        if ctx.invoked_subcommand is None:
+            check_crash_point()
+            return click.Command.invoke(self, ctx)
+        name, command, args = self.resolve_command(ctx, ctx.args)
+        assert command is not None
+        # The group parsed nothing, so its arguments must not appear in the usage line of the subcommand.
+        with command.make_context(f"{ctx.info_name} {name}", args, parent=ctx.parent) as inner:
+            return command.invoke(inner)
+
+    def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
+        """Return the usage of the group as a command; the help lists the subcommands below it."""
+        return click.Command.collect_usage_pieces(self, ctx)
+
+
+class RootGroup(Group):
+    """The `hyp` command: takes its help from the table and imports a command's module when it is called."""
+
+    def __init__(self, *args: Any, table: Iterable[CommandEntry], **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.table = tuple(table)
+        self._by_name = {name: entry for entry in self.table for name in (entry.name, *entry.aliases)}
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return [entry.name for entry in self.table]
+
+    def suggested(self, ctx: click.Context) -> list[str]:
+        return [entry.name for entry in self.table if not entry.hidden]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        entry = self._by_name.get(cmd_name)
+        if entry is None:
+            return None
+        module, _, attribute = entry.target.partition(":")
+        command = getattr(importlib.import_module(module), attribute)
+        assert isinstance(command, click.Command), f"{entry.target} is not a command"
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            shown = [entry for entry in self.table if not entry.hidden]
+            formatter.write_dl([(_display_name(entry), entry.about) for entry in shown])
+
+
+@contextmanager
+def add_usage_context(ctx: click.Context) -> Iterator[None]:
+    """Add the command to a usage error: click omits it if an option lacks its value."""
+    try:
+        yield
+    except click.UsageError as error:
+        error.ctx = error.ctx or ctx
+        raise
+
+
+def check_crash_point() -> None:
+    """Fail if HYP_CRASH_AT names an unknown crash point: a test that uses it would prove nothing."""
+    if spec := os.environ.get("HYP_CRASH_AT"):
+        from hypaware import faults
+
+        faults.check_spec(spec)
+
+
+def parse_duration(option: str, text: str, *, bare_seconds: bool = False) -> float:
+    """Return the seconds of a duration such as 90s or 10m. `bare_seconds` also accepts a number without a unit."""
+    from hypaware.config.values import DURATION
+
+    try:
+        return float(text) if bare_seconds and text.isdecimal() else float(DURATION.read(text))
+    except ValueError as error:
+        reason = f" ({error})" if str(error) else ""
+        raise UsageError(f"{option} {text!r}{reason}: expected {DURATION.expected}, such as 90s or 10m") from None
+
+
+def _display_name(entry: CommandEntry) -> str:
+    """Return the name, then the aliases, so that a program that parses the help finds the name first."""
+    return f"{entry.name} ({', '.join(entry.aliases)})" if entry.aliases else entry.name
+
+
+def _write_examples(examples: Sequence[str], formatter: click.HelpFormatter) -> None:
+    with formatter.section("Example" if len(examples) == 1 else "Examples"):
+        for example in examples:
+            formatter.write(f"{'':>{formatter.current_indent}}{example}\n")

@@ -1,0 +1,293 @@
+"""Read one pinned source: exactly the bytes that it had when the import began, line by line, in bounded memory.
+
+A line is read whole or not at all. A last line without a newline counts if it is complete JSON; otherwise it is left
+for the next import. The values of a large source are not kept in memory: a line is parsed again when its value is
+needed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from hypaware.home.file_system import open_regular_file
+from hypaware.model import canonical
+
+MAX_LINE_BYTES = 64 << 20
+_MAX_RANGES = 1000
+_MAX_KEPT_BYTES = 24 << 20
+_BLOCK = 1 << 20
+
+
+@dataclass(frozen=True)
+class TimeWindow:
+    """An inclusive range of times in canonical UTC text; None is unbounded. A missing time is inside."""
+
+    since: str | None = None
+    until: str | None = None
+
+    def contains(self, time: str | None) -> bool:
+        if time is None:
+            return True
+        return (self.since is None or time >= self.since) and (self.until is None or time <= self.until)
+
+    def covers(self, other: TimeWindow) -> bool:
+        lower = self.since is None or (other.since is not None and self.since <= other.since)
+        upper = self.until is None or (other.until is not None and self.until >= other.until)
+        return lower and upper
+
+
+@dataclass(frozen=True)
+class SourceSnapshot:
+    """The state of a source when the import began, and the part that earlier imports have read."""
+
+    path: Path
+    inode: int
+    size: int
+    mtime_ns: int
+    consumed: int = 0
+    """Lines that begin before this offset were imported by an earlier run, except those in `held` and `left_out`."""
+    prefix_hash: str = ""
+    """SHA-256 of the bytes before `consumed`."""
+    held: frozenset[str] = frozenset()
+    """Messages that the earlier import held back because they were unfinished."""
+    quiet: bool = True
+    """The file has not been written to for a while, so unfinished messages will stay unfinished."""
+    window: TimeWindow = TimeWindow()
+    left_out: tuple[tuple[int, int], ...] = ()
+    """Ranges of offsets before `consumed` that were not imported because they were outside the window."""
+    ignored: tuple[tuple[str | None, str | None], ...] = ()
+    """(folder, session) of lines before `consumed` that were not imported because they are ignored."""
+
+
+class SourceChanged(Exception):
+    """The file is no longer the pinned one; it stays due."""
+
+
+class SourceLine:
+    """One line of a source; it holds a JSON object."""
+
+    __slots__ = ("_reader", "_value", "end", "offset")
+
+    def __init__(self, reader: SourceReader, offset: int, end: int, value: dict[str, Any] | None) -> None:
+        self._reader = reader
+        self._value = value
+        self.offset = offset
+        self.end = end
+
+    def forget(self) -> None:
+        self._value = None
+
+    @property
+    def value(self) -> dict[str, Any]:
+        """Parsed again on every access for earlier lines of a large source, so keep what you need."""
+        if self._value is not None:
+            return self._value
+        value: dict[str, Any] = canonical.loads(self._reader.bytes_at(self.offset, self.end))
+        return value
+
+
+@dataclass
+class SourceReader:
+    """One pass over a source. The provider records here what it skips and what it holds back."""
+
+    source: SourceSnapshot
+    skipped: Counter[str] = field(default_factory=Counter)
+    """Reason → lines (or parts of lines) that make no row."""
+    held: set[str] = field(default_factory=set)
+    """Unfinished messages, under ids that the provider chooses. They keep the source due."""
+    consumed: int = 0
+    left_out: list[tuple[int, int]] = field(default_factory=list)
+    """Ranges of offsets that `wants` excluded in this import; adjacent ranges are merged."""
+    _excluded_with: list[tuple[int, int]] = field(default_factory=list)
+    _window_applied: bool = False
+    _range_closed: bool = True
+    _file: BinaryIO | None = None
+    _consumed_digest: Any = field(default_factory=hashlib.sha256)
+
+    def __enter__(self) -> SourceReader:
+        self._file = open_regular_file(self.source.path)
+        found = os.fstat(self._file.fileno())
+        if get_inode(found) != self.source.inode or found.st_size < self.source.size:
+            self.close()
+            raise SourceChanged("the file was replaced or truncated after it was pinned")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def is_new(self, offset: int, message: str | None = None) -> bool:
+        """Return whether no import has read the line at this offset, or the message that it belongs to."""
+        source = self.source
+        if offset >= source.consumed or message in source.held:
+            return True
+        place = bisect_right(source.left_out, (offset, source.size)) - 1
+        return place >= 0 and offset < source.left_out[place][1]
+
+    def wants(self, line: SourceLine, time: str | None, *, new: bool = True) -> bool:
+        """Return whether a line that can make rows should make them now: it is new, and its time is in the window.
+
+        Call it once for each such line, in file order, with the time in canonical form. Lines outside the window are
+        recorded, so that a later import reads exactly those.
+        """
+        self._window_applied = True
+        if new and not self.source.window.contains(time):
+            if self.left_out and (not self._range_closed or len(self.left_out) >= _MAX_RANGES):
+                self.left_out[-1] = (self.left_out[-1][0], line.end)
+            else:
+                self.left_out.append((line.offset, line.end))
+            self._range_closed = False
+            return False
+        self._range_closed = True
+        return new
+
+    def exclude_with(self, offset: int) -> None:
+        """Exclude a line that makes no row, because the message that it belongs to is excluded."""
+        self._excluded_with.append((offset, offset + 1))
+
+    def effective_window(self) -> TimeWindow:
+        """Return the window of the checkpoint: unbounded if nothing was excluded."""
+        if not self._window_applied and self.source.window != TimeWindow():
+            # The provider never called `wants`, so any line may be missing.
+            self.left_out = [(0, self.source.size)]
+        self.left_out = _merge_ranges(self.left_out + self._excluded_with)
+        return self.source.window if self.left_out else TimeWindow()
+
+    def reset_if_rewritten(self) -> None:
+        """Start from the beginning if the bytes that earlier imports read have changed."""
+        consumed = self.source.consumed
+        if consumed and self._hash_of_prefix(consumed) != self.source.prefix_hash:
+            self.source = replace(self.source, consumed=0, prefix_hash="", held=frozenset(), left_out=(), ignored=())
+
+    def lines(self) -> Iterator[SourceLine]:
+        """Yield every line that holds a JSON object, from the beginning of the source."""
+        keep = self.source.size <= _MAX_KEPT_BYTES
+        self._consumed_digest, self.consumed = hashlib.sha256(), 0
+        for offset, raw in self._raw_lines():
+            end = offset + len(raw)
+            whole = raw.endswith(b"\n")
+            value = self._parse(offset, raw, whole)
+            if whole or value is not None:
+                self._consumed_digest.update(raw)
+                self.consumed = end
+            if value is not None:
+                line = SourceLine(self, offset, end, value)
+                yield line
+                if not keep:
+                    line.forget()
+
+    def read_all(self) -> bytes | None:
+        """Return the whole source, for sources that are one document; None if it is too large."""
+        if self.source.size > MAX_LINE_BYTES:
+            return None
+        data = self.bytes_at(0, self.source.size)
+        self._consumed_digest = hashlib.sha256(data)
+        self.consumed = len(data)
+        return data
+
+    def bytes_at(self, start: int, end: int) -> bytes:
+        assert self._file is not None
+        data = os.pread(self._file.fileno(), end - start, start)
+        if len(data) != end - start:
+            raise SourceChanged("the file was truncated while it was read")
+        return data
+
+    @property
+    def consumed_hash(self) -> str:
+        """SHA-256 of the bytes before `consumed`, as they were read; the file may have been overwritten since."""
+        return str(self._consumed_digest.hexdigest())
+
+    def _hash_of_prefix(self, end: int) -> str:
+        digest = hashlib.sha256()
+        for start in range(0, end, _BLOCK):
+            digest.update(self.bytes_at(start, min(start + _BLOCK, end)))
+        return digest.hexdigest()
+
+    def _raw_lines(self) -> Iterator[tuple[int, bytes]]:
+        """Yield (offset, line) of the pinned bytes; count and skip a line that is too long."""
+        assert self._file is not None
+        self._file.seek(0)
+        offset, size = 0, self.source.size
+        while offset < size:
+            raw = self._read_line(min(MAX_LINE_BYTES, size - offset))
+            if len(raw) < MAX_LINE_BYTES or raw.endswith(b"\n"):
+                yield offset, raw
+                offset += len(raw)
+            else:
+                self._skip(offset, "line_too_long")
+                offset = self._skip_long_line(raw, offset)
+
+    def _skip_long_line(self, raw: bytes, offset: int) -> int:
+        """Read to the end of a long line in blocks, and return the offset of the next line."""
+        digest = self._consumed_digest.copy()
+        while True:
+            digest.update(raw)
+            offset += len(raw)
+            if raw.endswith(b"\n"):
+                self._consumed_digest, self.consumed = digest, offset
+                return offset
+            if offset >= self.source.size:
+                return offset
+            raw = self._read_line(min(_BLOCK, self.source.size - offset))
+
+    def _read_line(self, limit: int) -> bytes:
+        assert self._file is not None
+        raw = self._file.readline(limit)
+        if not raw:
+            raise SourceChanged("the file was truncated while it was read")
+        return raw
+
+    def _parse(self, offset: int, raw: bytes, whole: bool) -> dict[str, Any] | None:
+        if raw.isspace():
+            return None
+        try:
+            value = canonical.loads(raw)
+        except (ValueError, RecursionError) as error:
+            self._skip(offset, _explain_invalid_json(raw, error) if whole else "half_line")
+            return None
+        if not isinstance(value, dict):
+            self._skip(offset, "not_an_object" if whole else "half_line")
+            return None
+        return value
+
+    def _skip(self, offset: int, reason: str) -> None:
+        """Count a skipped line, unless an earlier import counted it."""
+        if self.is_new(offset):
+            self.skipped[reason] += 1
+
+
+def get_inode(status: os.stat_result) -> int:
+    """Return the inode number, cut to 63 bits: some file systems use larger numbers than SQLite can store."""
+    return status.st_ino & (2**63 - 1)
+
+
+def _merge_ranges(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return the ranges in order, without overlaps."""
+    merged: list[tuple[int, int]] = []
+    for start, end in sorted(ranges):
+        if merged and start <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
+        else:
+            merged.append((start, end))
+    return merged
+
+
+def _explain_invalid_json(raw: bytes, error: Exception) -> str:
+    if b"\0" in raw:
+        return "nul_bytes"
+    try:
+        raw.decode()
+    except UnicodeDecodeError:
+        return "not_utf8"
+    return "nested_too_deeply" if isinstance(error, RecursionError) or "depth" in str(error) else "not_json"

@@ -1,0 +1,147 @@
+"""Record the working folder of a session, from a client's hook.
+
+`<HYP_HOME>/clients/<name>/session-context.jsonl` gets one line `{session_id, cwd, git_branch, git_remote, head_sha,
+repo_root, at}` for each change. Many hooks run at once, so writing takes a lock. A hook waits for it only briefly: a
+missing line does no harm. At 1 MiB the file is replaced atomically by one with the first and last line of the newest
+sessions.
+
+The hook delays the client at every prompt. Therefore this module imports little, limits the time for git, and raises
+nothing that the command does not catch.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from hypaware.clients import git
+from hypaware.home import Home, durable_files, session_context
+from hypaware.home.locks import locked
+from hypaware.model.privacy_class import PrivacyClass
+from hypaware.privacy import hypignore
+from hypaware.privacy.hypignore import HypignoreRule
+
+MAX_BYTES = 1 << 20
+_KEPT_BYTES = MAX_BYTES // 2
+_MAX_LENGTHS = {"session_id": 256, "cwd": 4096}
+_GIT_SECONDS = 1.0
+_LOCK_SECONDS = 0.5
+_TAIL_BYTES = 1 << 16
+
+
+def notes_path(home: Home, client: str) -> Path:
+    return session_context.context_path(home.root, client)
+
+
+def record_context(home: Home, client: str, hook_input: Any) -> bool:
+    """Record the hook's JSON input, and return whether a line was written."""
+    session, cwd = (_field(hook_input, name) for name in ("session_id", "cwd"))
+    # If the user has removed the home, a hook must not create it again.
+    if session is None or cwd is None or not home.root.is_dir():
+        return False
+    policies = hypignore.find_rules(cwd) if cwd.startswith("/") and "\0" not in cwd else []
+    at = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    record = {"session_id": session, **_collect_facts(cwd, policies), "at": at}
+    path = notes_path(home, client)
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with _try_lock(path.with_suffix(".lock")) as acquired:
+        written = acquired and _append(path, record)
+    if policies:
+        # Remember the policy, in case the folder is deleted. Imported here because most folders have no policy.
+        from hypaware.privacy.folder_memory import FolderMemory
+
+        FolderMemory(home, remember=True).find_rule(cwd)
+    return written
+
+
+def _field(hook_input: Any, name: str) -> str | None:
+    value = hook_input.get(name) if isinstance(hook_input, dict) else None
+    return value if isinstance(value, str) and value.strip() and len(value) <= _MAX_LENGTHS[name] else None
+
+
+def _collect_facts(cwd: str, policies: list[HypignoreRule]) -> dict[str, str | None]:
+    if any(each.privacy_class is PrivacyClass.IGNORE for each in policies):
+        # The folder must be known so that it can be ignored; nothing else is recorded.
+        return {"cwd": cwd}
+    started = time.monotonic()
+    head = git.read_head(cwd)
+    too_slow = time.monotonic() - started > _GIT_SECONDS
+    facts = git.NO_REPOSITORY if too_slow else git.find_repository(cwd)
+    return {
+        "cwd": cwd,
+        "git_branch": head.branch,
+        "git_remote": facts.remote,
+        "head_sha": head.sha,
+        "repo_root": facts.repo_root,
+    }
+
+
+def _append(path: Path, record: dict[str, Any]) -> bool:
+    line = json.dumps(record, ensure_ascii=True).encode() + b"\n"
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    try:
+        size = os.fstat(fd).st_size
+        if _is_known(os.pread(fd, _TAIL_BYTES, max(0, size - _TAIL_BYTES)), record):
+            return False
+        if size + len(line) > MAX_BYTES:
+            _rewrite_compacted(path, os.pread(fd, 2 * MAX_BYTES, 0), line)
+            return True
+        # A killed process may have left an incomplete line; end it first.
+        torn = size and os.pread(fd, 1, size - 1) != b"\n"
+        os.write(fd, b"\n" + line if torn else line)
+        return True
+    finally:
+        os.close(fd)
+
+
+def _is_known(tail: bytes, record: dict[str, Any]) -> bool:
+    """Return whether the session's last line is equal, except for its time."""
+    needle = json.dumps(record["session_id"]).encode()
+    for line in reversed(tail.splitlines()):
+        if needle in line:
+            with suppress(ValueError):
+                found = json.loads(line)
+                if isinstance(found, dict) and found.get("session_id") == record["session_id"]:
+                    return {**found, "at": None} == {**record, "at": None}
+    return False
+
+
+def _rewrite_compacted(path: Path, content: bytes, line: bytes) -> None:
+    kept: dict[str, list[bytes]] = {}
+    for each in content.splitlines(keepends=True):
+        with suppress(ValueError, KeyError, TypeError):
+            session_id = json.loads(each)["session_id"]
+            # A session's rows use its first line; its last line is its current folder.
+            kept[session_id] = [*kept.pop(session_id, [])[:1], each]
+    lines = [line]
+    size = len(line)
+    for session_lines in reversed(kept.values()):
+        size += sum(map(len, session_lines))
+        if size > _KEPT_BYTES:
+            break
+        lines[:0] = session_lines
+    durable_files.write_atomic(path, b"".join(lines), durable=False)
+
+
+@contextmanager
+def _try_lock(path: Path) -> Iterator[bool]:
+    """Yield whether the lock was acquired in time."""
+    deadline = time.monotonic() + _LOCK_SECONDS
+    with ExitStack() as lock:
+        while True:
+            try:
+                lock.enter_context(locked(path, wait=False))
+            except BlockingIOError:
+                if time.monotonic() <= deadline:
+                    time.sleep(0.002)
+                    continue
+                yield False
+            else:
+                yield True
+            return

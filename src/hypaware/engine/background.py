@@ -1,0 +1,229 @@
+"""Parts of background tasks, for the daemon and the server: a clock, backoff, threads, engine jobs, the task loop.
+
+`run_periodic_task` is the loop of every task: wait until a check is due, run it, back off after a failure.
+`run_in_thread` runs a blocking call in its own daemon thread. The event loop's executor would delay the end of the
+process: a shutdown must not hang on an engine that is just starting.
+
+`run_cancellable_job` runs an engine job that can be cancelled at any moment, even while it is only queued. The thread
+that calls the job blocks on its connection. To cancel, another thread sends the cancel message over that connection,
+gives the engine a moment to end the job, and then closes the connection, which also cancels the job.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import UTC, datetime
+from typing import Any, Protocol, TypeVar
+
+from hypaware import telemetry
+from hypaware.engine import launcher
+from hypaware.engine.client import ATTEMPTS
+from hypaware.engine.job_call import NotAccepted, call_job
+from hypaware.engine.jobs import OnEvent, ignore_events
+from hypaware.engine.launcher import Engine
+from hypaware.engine.protocol import JobConnection
+from hypaware.errors import Cancelled, HypError, Retryable
+
+CANCEL_SECONDS = 3.0
+
+T = TypeVar("T")
+
+
+class TaskClock:
+    """Wall time for schedules, monotonic time for intervals, and sleep."""
+
+    def now(self) -> datetime:
+        return datetime.now(UTC)
+
+    def monotonic(self) -> float:
+        return time.monotonic()
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(max(0.0, seconds))
+
+
+class Backoff:
+    """Doubles the wait after each failure, up to a limit."""
+
+    def __init__(self, first: float = 1.0, longest: float = 300.0) -> None:
+        self._first = first
+        self._longest = longest
+        self._failures = 0
+
+    def failed(self) -> float:
+        """Count a failure and return the seconds to wait."""
+        self._failures += 1
+        return min(self._first * 2.0 ** min(self._failures - 1, 20), self._longest)
+
+    def succeeded(self) -> None:
+        self._failures = 0
+
+
+class PeriodicTask(Protocol):
+    @property
+    def name(self) -> str:
+        """The task's name in log messages."""
+
+    @property
+    def retry_on(self) -> tuple[type[Exception], ...]:
+        """The errors after which the task is retried with backoff. After others it waits for its next regular check."""
+
+    async def wait(self, retry_in: float | None) -> None:
+        """Return when the next check is due; after a failure with backoff, in `retry_in` seconds."""
+
+    async def check(self) -> None:
+        """Look whether anything is due, and do it."""
+
+    def record_failure(self, retry_in: float | None) -> None: ...
+
+
+async def run_periodic_task(task: PeriodicTask, log: logging.Logger, backoff: Backoff | None = None) -> None:
+    """Run a task's checks until it is cancelled. A failed check does not end it; repeated errors are logged once."""
+    backoff = backoff or Backoff()
+    last_message: str | None = None
+    retry_in: float | None = None
+    while True:
+        await task.wait(retry_in)
+        try:
+            await task.check()
+        except Exception as error:
+            retry_in = backoff.failed() if isinstance(error, task.retry_on) else None
+            retry = "at the next check" if retry_in is None else f"in {retry_in:.0f} s"
+            message = f"{task.name} failed: {_describe(error)}; retrying {retry}"
+            if not isinstance(error, HypError | OSError):
+                log.exception("%s", message)
+            elif message != last_message:
+                log.warning("%s", message)
+            last_message = message
+            task.record_failure(retry_in)
+        else:
+            backoff.succeeded()
+            last_message, retry_in = None, None
+
+
+def _describe(error: Exception) -> str:
+    if not isinstance(error, HypError):
+        return str(error) or type(error).__name__
+    return f"{error.message} (try: {error.repair[0]})" if error.repair else error.message
+
+
+class RetryTimer:
+    """Decides when a failed step may be retried: `if retry.is_due(): with retry: …`"""
+
+    def __init__(self, clock: TaskClock) -> None:
+        self._clock = clock
+        self._backoff = Backoff()
+        self._next = 0.0
+
+    def is_due(self) -> bool:
+        return self._clock.monotonic() >= self._next
+
+    def reset(self) -> None:
+        """Allow the next attempt immediately."""
+        self._next = 0.0
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: type[BaseException] | None, _error: object, _trace: object) -> None:
+        if kind is None:
+            self._backoff.succeeded()
+        else:
+            self._next = self._clock.monotonic() + self._backoff.failed()
+
+
+def run_in_thread(work: Callable[[], T], name: str) -> asyncio.Future[T]:
+    """Return a future of the call's result. Cancelling the future does not stop the call; its result is dropped."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[T] = loop.create_future()
+
+    def resolve(result: T | None, error: BaseException | None) -> None:
+        if done.done():
+            return
+        if error is not None:
+            done.set_exception(error)
+        else:
+            done.set_result(result)  # type: ignore[arg-type]
+
+    def run() -> None:
+        try:
+            outcome: tuple[T | None, BaseException | None] = (work(), None)
+        except BaseException as error:
+            outcome = (None, error)
+        # A closed loop raises RuntimeError; nothing waits for the result then.
+        with suppress(RuntimeError):
+            loop.call_soon_threadsafe(resolve, *outcome)
+
+    threading.Thread(target=run, name=name, daemon=True).start()
+    return done
+
+
+async def run_cancellable_job(
+    engine: Engine, name: str, args: dict[str, Any], on_event: OnEvent = ignore_events
+) -> dict[str, Any]:
+    """Run the job and return its report; raise its error. `on_event` is called on the job's thread."""
+    job = _CancellableJob(engine, name, args, on_event)
+    outcome = run_in_thread(job.run, f"job {name}")
+    # After a cancellation the job's own result is not wanted.
+    outcome.add_done_callback(lambda done: done.cancelled() or done.exception())
+    try:
+        return await asyncio.shield(outcome)
+    except asyncio.CancelledError:
+        job.cancel()
+        try:
+            await asyncio.wait([outcome], timeout=CANCEL_SECONDS)
+        finally:
+            job.hang_up()
+        raise
+
+
+class _CancellableJob:
+    def __init__(self, engine: Engine, name: str, args: dict[str, Any], on_event: OnEvent) -> None:
+        self._engine = engine
+        self._name = name
+        self._args = args
+        self._on_event = on_event
+        self._connection: JobConnection | None = None
+        self._cancelled = threading.Event()
+
+    def run(self) -> dict[str, Any]:
+        request = {
+            "type": "job",
+            "job": self._name,
+            "args": self._args,
+            "crash_at": os.environ.get("HYP_CRASH_AT"),
+            "run_id": telemetry.dev_run_id(),
+        }
+        for _ in range(ATTEMPTS):
+            with launcher.ensure_engine(self._engine, self._on_event) as connection:
+                self._connection = connection
+                # Check after setting the connection: `cancel` sets the event first and then uses the connection.
+                if self._cancelled.is_set():
+                    break
+                with suppress(NotAccepted):
+                    return call_job(connection, self._name, request, self._on_event)
+            if self._cancelled.is_set():
+                break
+        if self._cancelled.is_set():
+            raise Cancelled(f"{self._name} was cancelled")
+        raise Retryable(
+            f"the engine ended {ATTEMPTS} times before it accepted {self._name}; "
+            f"see its log {launcher.engine_log(self._engine.home)}",
+            kind="engine_failed",
+        )
+
+    def cancel(self) -> None:
+        self._cancelled.set()
+        if (connection := self._connection) is not None:
+            with suppress(OSError):
+                connection.send({"type": "cancel"})
+
+    def hang_up(self) -> None:
+        if (connection := self._connection) is not None:
+            connection.shut_down()

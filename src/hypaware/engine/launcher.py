@@ -1,0 +1,197 @@
+"""Finds or starts the engine of a home, and waits until it answers.
+
+The engine runs detached: in its own session, with `/` as its working folder, no stdin, and stdout and stderr in
+`engine/engine.log`.
+
+A flock on `run/engine.lock` ensures one engine per home. The engine holds it, or a caller that is about to start the
+engine. Acquiring the lock empties the file, and the engine writes its pid to it. So, unlike a pid file, it never names
+another process while the lock is held. The caller passes the locked descriptor to the engine that it starts. So two
+engines can never start at the same time, a waiting caller notices the end of an engine as a free lock, and no leftover
+file (socket, pid file, lock file) blocks anything.
+
+@ref engine#jobs
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from hypaware.engine import protocol
+from hypaware.engine.jobs import JOBS_MODULE, OnEvent
+from hypaware.engine.protocol import JobConnection, Message, ProtocolError, is_same_version
+from hypaware.errors import NotReady, Retryable
+from hypaware.home import Home, cache_dir, durable_files
+from hypaware.home.locks import try_lock
+
+if TYPE_CHECKING:
+    from subprocess import Popen
+
+START_SECONDS: Final = 60.0
+GRACE_SECONDS: Final = 5.0
+ANSWER_SECONDS: Final = 20.0
+_POLL_SECONDS: Final = 0.01
+LOG_LIMIT: Final = 8 * 1024 * 1024
+_LOG_TAIL_BYTES: Final = 2000
+# These are sent with each job, and do not apply to the engine process.
+_JOB_VARIABLES: Final = ("HYP_CRASH_AT", "HYP_ENGINE", "DEV_RUN_ID")
+
+
+def check_installed() -> None:
+    """Raise NotReady, with the command to run, if the engine could not start."""
+    from hypaware.engine import jars, jvm
+
+    jvm.find_java()
+    jars.find_installed_jars(cache_dir())
+
+
+@dataclass(frozen=True)
+class Engine:
+    """How to start the engine of a home. `check` runs first and may raise NotReady."""
+
+    home: Home
+    jobs: str = JOBS_MODULE
+    check: Callable[[], None] = check_installed
+
+
+def engine_log(home: Home) -> Path:
+    return home.engine / "engine.log"
+
+
+def engine_pid_file(home: Home) -> Path:
+    return home.run / "engine.pid"
+
+
+def connect_engine(home: Home) -> tuple[JobConnection, Message] | None:
+    """Return a connection and the engine's greeting, or None if no engine is running or it is about to end."""
+    sock = protocol.connect_socket(home, ANSWER_SECONDS)
+    if sock is None:
+        return None
+    connection = JobConnection(sock)
+    try:
+        greeting = connection.receive()
+    except TimeoutError:
+        connection.close()
+        raise NotReady(
+            f"the engine of {home.root} does not answer",
+            kind="engine_not_answering",
+            repair="hyp engine stop",
+        ) from None
+    except (OSError, ProtocolError):
+        greeting = None
+    if not isinstance(greeting, dict) or greeting["type"] != "hello":
+        connection.close()
+        return None
+    sock.settimeout(None)
+    return connection, greeting
+
+
+def ensure_engine(engine: Engine, on_event: OnEvent) -> JobConnection:
+    """Return a connection to the engine of this home, and start one if necessary. An engine of another version is
+    asked to stop."""
+    home = engine.home
+    started: StartingEngine | None = None
+    announced = False
+    deadline = time.monotonic() + START_SECONDS
+    while True:
+        if found := connect_engine(home):
+            connection, greeting = found
+            if is_same_version(greeting):
+                return connection
+            with connection:
+                ask_to_stop(connection)
+        if started is not None and started.has_exited():
+            started = None
+        if started is None and not found and (lock := try_lock(home.engine_lock, with_pid=False)) is not None:
+            try:
+                engine.check()
+                started = _start_process(engine, lock)
+            finally:
+                os.close(lock)
+        if not announced:
+            announced = True
+            on_event({"event": "progress", "message": "starting the engine", "done": None, "total": None})
+        if time.monotonic() > deadline:
+            raise Retryable(
+                f"the engine of {home.root} does not answer and does not end; see {engine_log(home)}",
+                kind="engine_not_answering",
+                repair="hyp engine stop",
+            )
+        time.sleep(_POLL_SECONDS)
+
+
+def ask_to_stop(connection: JobConnection) -> None:
+    """Ask an engine to stop after its running jobs, however long they take."""
+    with suppress(ConnectionError):
+        connection.send({"type": "stop", "grace": None})
+
+
+class StartingEngine:
+    """An engine that is starting. Its exit must be noticed at once, although it runs detached."""
+
+    def __init__(self, process: Popen[bytes], log: Path, log_start: int) -> None:
+        self._process = process
+        self._log = log
+        self._log_start = log_start
+
+    def has_exited(self) -> bool:
+        """Return whether the engine has exited normally (it was idle). Raise Retryable if it failed."""
+        code = self._process.poll()
+        if code is None:
+            return False
+        if code == 0:
+            return True
+        ending = f"exit code {code}" if code > 0 else f"signal {-code}"
+        raise Retryable(
+            f"the engine failed to start ({ending}). The last lines of {self._log}:\n{self._tail()}",
+            kind="engine_failed",
+        )
+
+    def _tail(self) -> str:
+        with self._log.open("rb") as log:
+            size = log.seek(0, os.SEEK_END)
+            log.seek(max(self._log_start, size - _LOG_TAIL_BYTES))
+            return log.read().decode(errors="replace").strip() or "(empty)"
+
+
+def _start_process(engine: Engine, lock: int) -> StartingEngine:
+    import subprocess
+    import threading
+
+    log = engine_log(engine.home)
+    durable_files.make_dir(log.parent)
+    # No engine is writing to the log, because this process holds the engine lock.
+    if log.exists() and log.stat().st_size > LOG_LIMIT:
+        log.replace(log.with_name(f"{log.name}.1"))
+    fd = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    log_start = os.fstat(fd).st_size
+    try:
+        command = [sys.executable, "-P", "-m", "hypaware.engine.process", "--home", str(engine.home.root)]
+        process = subprocess.Popen(
+            [*command, "--jobs", engine.jobs, "--lock-fd", str(lock)],
+            stdin=subprocess.DEVNULL,
+            stdout=fd,
+            stderr=fd,
+            cwd="/",
+            env=_environment(engine.home),
+            pass_fds=(lock,),
+            start_new_session=True,
+        )
+    finally:
+        os.close(fd)
+    # A long-running caller (the daemon) must not leave the exited engine as a zombie process.
+    threading.Thread(target=process.wait, name="engine reaper", daemon=True).start()
+    return StartingEngine(process, log, log_start)
+
+
+def _environment(home: Home) -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if name not in _JOB_VARIABLES}
+    if path := kept.get("PYTHONPATH"):
+        kept["PYTHONPATH"] = os.pathsep.join(str(Path(part).absolute()) for part in path.split(os.pathsep) if part)
+    return {**kept, "HYP_HOME": str(home.root)}

@@ -1,1 +1,0 @@
-"""File formats of blob sinks, registered by entry points in the group `hypaware.encoders`."""

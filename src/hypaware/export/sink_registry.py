@@ -1,0 +1,99 @@
+"""The configured sinks: their kinds, addresses and schedules.
+
+Uses no network and imports nothing heavy: whether a round has anything to do is decided with this module.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from functools import cache
+
+from cronsim import CronSim
+
+from hypaware import plugins, telemetry
+from hypaware.config import Config
+from hypaware.errors import HypError
+from hypaware.export.sink import Sink, SinkSettings, SinkType, SparkRunner
+from hypaware.home import Home
+from hypaware.home.identity import Identity
+from hypaware.text import did_you_mean
+
+
+def select_sinks(config: Config, names: Iterable[str]) -> list[str]:
+    """Return the named sinks, each once, or all sinks if no name is given. Raises HypError for an unknown name."""
+    selected = list(dict.fromkeys(names)) or list(config.sinks)
+    for name in selected:
+        if name not in config.sinks:
+            hint = did_you_mean(name, list(config.sinks)) if config.sinks else " The config has no sinks."
+            raise HypError(f"unknown sink {name!r}.{hint}", kind="unknown_sink", repair="hyp config show")
+    return selected
+
+
+@asynccontextmanager
+async def create_sink(
+    home: Home, config: Config, identity: Identity, name: str, on_spark: SparkRunner | None = None
+) -> AsyncIterator[Sink]:
+    """Create the configured sink, not opened yet, and close it at the end. Raises HypError if its kind is unusable."""
+    kind, settings = resolve_sink(home, config, identity, name, on_spark)
+    try:
+        sink = kind.make(settings)
+    except HypError:
+        raise
+    except Exception as error:
+        problem = f"the sink {name} could not be created: {type(error).__name__}: {error}"
+        raise HypError(problem, kind="sink_failed") from error
+    try:
+        yield sink
+    finally:
+        try:
+            await sink.close()
+        except Exception as error:
+            # Only logged: delivered rows stay delivered.
+            telemetry.event("sink.close_failed", component="export", sink=name, error=str(error))
+
+
+def sink_address(home: Home, config: Config, identity: Identity, sink: str) -> str:
+    """Return the configured destination of the sink. Raises HypError if its kind cannot determine it."""
+    kind, settings = resolve_sink(home, config, identity, sink)
+    try:
+        return kind.address(settings)
+    except HypError:
+        raise
+    except Exception as error:
+        raise HypError(
+            f"the address of the sink {sink} is unknown: {kind.name} failed with {type(error).__name__}: {error}",
+            kind="sink_kind_unusable",
+            repair="hyp config show",
+        ) from error
+
+
+def resolve_sink(
+    home: Home, config: Config, identity: Identity, sink: str, on_spark: SparkRunner | None = None
+) -> tuple[SinkType, SinkSettings]:
+    """Return the kind and the settings of a sink. Raises HypError if its kind is not installed or broken."""
+    configured = config.sinks[sink]
+    settings = SinkSettings(
+        sink, home, configured.options, configured.datasets, identity.gateway_id, identity.incarnation, on_spark
+    )
+    if (kind := sink_kinds().get(configured.kind)) is not None:
+        return kind, settings
+    broken = [plugin.error for plugin, _ in plugins.inspect_group(plugins.SINKS) if plugin.name == configured.kind]
+    reason = f"cannot be loaded: {broken[0]}" if broken else "is not installed"
+    raise HypError(f"the sink kind {configured.kind!r} {reason}", kind="sink_kind_unusable", repair="hyp plugin list")
+
+
+@cache
+def sink_kinds() -> dict[str, SinkType]:
+    """Load the kinds once: a round without work must not search the disk for plugins."""
+    return {kind.name: kind for kind in plugins.load_plugins(plugins.SINKS, SinkType)}
+
+
+def next_round_at(schedule: str, after: datetime) -> datetime:
+    """Return the first time of the schedule (five cron fields in UTC) later than `after`, which has a time zone."""
+    minute, hour, day, month, weekday = schedule.split(" ")
+    # Cron implementations disagree on `*/2` together with a weekday. Here days combine with OR unless a field is `*`.
+    fields = (minute, hour, day.replace("*/", "1-31/"), month, weekday.replace("*/", "0-6/"))
+    found: datetime = next(CronSim(" ".join(fields), after.astimezone(UTC)))
+    return found

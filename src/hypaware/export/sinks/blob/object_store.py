@@ -1,0 +1,354 @@
+"""An object store as a destination: S3 and compatible stores, Google Cloud Storage, Azure.
+
+An object is one atomic put. A large one is a multipart upload, which is visible as a whole or not at all. A cancelled
+upload is aborted. A killed process leaves its parts invisible in the store until a lifecycle rule of the bucket removes
+incomplete uploads. The client retries rarely: the driver has its own retries, and an unreachable store must be detected
+within seconds.
+
+The credentials of S3 are found in this order: the environment variables named by `access_key_env` and
+`secret_key_env`; `AWS_ACCESS_KEY_ID` and its companions; the profile (`AWS_PROFILE`, otherwise `default`) in the shared
+files of the AWS tools, if it holds keys; the identity of the machine (web identity, container or instance role).
+obstore implements the second and the fourth. They are read again each time a sink is opened; no message contains them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import configparser
+import os
+import re
+import threading
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import obstore
+from obstore import exceptions
+from obstore.store import AzureStore, GCSStore, S3Store
+
+from hypaware.export.sink import DestinationBusy, DestinationDenied, DestinationUnreachable
+from hypaware.export.sinks.blob.location import BucketLocation
+
+if TYPE_CHECKING:
+    from obstore.store import ClientConfig, ObjectStore, RetryConfig, S3Credential
+
+_OPTIONS = ("access_key_env", "secret_key_env")
+_STATUS = re.compile(r"status code: ([0-9]{3})")
+_CODE = re.compile(r"<Code>([^<]{1,100})</Code>")
+_MESSAGE = re.compile(r"<Message>([^<]{1,300})</Message>")
+_NO_BUCKET = re.compile(r"NoSuchBucket|ContainerNotFound|bucket does not exist", re.IGNORECASE)
+_NO_IDENTITY = re.compile(r"169\.254\.169\.254|169\.254\.170\.2|metadata\.google|/metadata/identity|MissingCredential")
+_REGION = re.compile(r"AuthorizationHeaderMalformed|PermanentRedirect|IllegalLocationConstraint")
+# Error codes with status 400 or 409 that a retry may cure: the connection broke, or a concurrent request won.
+_PASSING = re.compile(r"RequestTimeout|IncompleteBody|ConditionalRequestConflict|OperationAborted")
+_KEYS = "export AWS_ACCESS_KEY_ID=… AWS_SECRET_ACCESS_KEY=… && hyp engine stop"
+PART_BYTES = 8 << 20
+_SINGLE_BYTES = 2 * PART_BYTES
+# A slower connection counts as broken.
+_BYTES_A_SECOND = 64 << 10
+_RESPONSE_SECONDS = 20
+_PAGE = 1000
+# A prefix that no object has: listing it costs one request and checks access to the bucket.
+_NOTHING = "_hypaware"
+
+
+class _Stopped(Exception):
+    pass
+
+
+class BucketStore:
+    def __init__(self, location: BucketLocation, options: Mapping[str, Any]) -> None:
+        self._location = location
+        self._options = options
+        self._opened: ObjectStore | None = None
+
+    @property
+    def _store(self) -> ObjectStore:
+        assert self._opened is not None, "call open() first"
+        return self._opened
+
+    async def open(self) -> None:
+        with translate_errors(self._location):
+            self._opened = _connect(self._location, self._options)
+            async with asyncio.timeout(2 * _RESPONSE_SECONDS):
+                async for _ in obstore.list(self._store, _NOTHING, chunk_size=1):
+                    break
+
+    async def write(self, key: str, data: memoryview, content_type: str) -> str:
+        with translate_errors(self._location):
+            if len(data) > _SINGLE_BYTES:
+                return await self._write_in_parts(key, data, content_type)
+            async with asyncio.timeout(_timeout(len(data))):
+                put = await obstore.put_async(
+                    self._store, key, data, attributes={"Content-Type": content_type}, use_multipart=False
+                )
+            return put["e_tag"] or ""
+
+    async def _write_in_parts(self, key: str, data: memoryview, content_type: str) -> str:
+        stop = threading.Event()
+        running = asyncio.ensure_future(
+            obstore.put_async(
+                self._store,
+                key,
+                _parts(data, stop),
+                attributes={"Content-Type": content_type},
+                chunk_size=PART_BYTES,
+                # One at a time: no part may be in flight when the upload is aborted.
+                max_concurrency=1,
+            )
+        )
+        try:
+            async with asyncio.timeout(_timeout(len(data))):
+                put = await asyncio.shield(running)
+        except BaseException:
+            stop.set()
+            await asyncio.wait([running])
+            running.exception()
+            raise
+        return put["e_tag"] or ""
+
+    async def create(self, key: str, data: bytes, content_type: str) -> bool:
+        with translate_errors(self._location):
+            try:
+                async with asyncio.timeout(_timeout(len(data))):
+                    await obstore.put_async(
+                        self._store, key, data, attributes={"Content-Type": content_type}, mode="create"
+                    )
+            except exceptions.AlreadyExistsError:
+                return False
+            return True
+
+    async def read(self, key: str) -> bytes | None:
+        with translate_errors(self._location):
+            try:
+                async with asyncio.timeout(_RESPONSE_SECONDS):
+                    found = await obstore.get_async(self._store, key)
+                async with asyncio.timeout(_timeout(found.meta["size"])):
+                    return bytes(await found.bytes_async())
+            except FileNotFoundError as error:
+                if is_missing_bucket(error):
+                    raise
+                return None
+
+    async def version(self, key: str) -> str | None:
+        with translate_errors(self._location):
+            try:
+                async with asyncio.timeout(_RESPONSE_SECONDS):
+                    found = await obstore.head_async(self._store, key)
+            except FileNotFoundError as error:
+                if is_missing_bucket(error):
+                    raise
+                return None
+            return found["e_tag"]
+
+    async def remove(self, key: str) -> None:
+        with translate_errors(self._location):
+            try:
+                async with asyncio.timeout(_RESPONSE_SECONDS):
+                    await obstore.delete_async(self._store, key)
+            except FileNotFoundError as error:
+                if is_missing_bucket(error):
+                    raise
+
+    async def names(self, folder: str, after: str) -> AsyncIterator[str]:
+        pages = aiter(obstore.list(self._store, folder, offset=f"{folder}/{after}", chunk_size=_PAGE))
+        while True:
+            with translate_errors(self._location):
+                try:
+                    async with asyncio.timeout(2 * _RESPONSE_SECONDS):
+                        page = await anext(pages)
+                except StopAsyncIteration:
+                    return
+            for found in page:
+                within, _, name = found["path"].rpartition("/")
+                if within == folder:
+                    yield name
+
+
+def _parts(data: memoryview, stop: threading.Event) -> Iterator[memoryview]:
+    for start in range(0, len(data), PART_BYTES):
+        if stop.is_set():
+            raise _Stopped
+        yield data[start : start + PART_BYTES]
+
+
+def _timeout(size: int) -> float:
+    return _RESPONSE_SECONDS + size / _BYTES_A_SECOND
+
+
+def _connect(location: BucketLocation, options: Mapping[str, Any]) -> ObjectStore:
+    client: ClientConfig = {
+        "connect_timeout": timedelta(seconds=5),
+        "timeout": timedelta(seconds=_timeout(PART_BYTES)),
+        # Only if configured: keys and rows are sent unencrypted.
+        "allow_http": location.endpoint.startswith("http://"),
+    }
+    retries: RetryConfig = {
+        "max_retries": 2,
+        "retry_timeout": timedelta(seconds=10),
+        "backoff": {"init_backoff": timedelta(milliseconds=100), "max_backoff": timedelta(seconds=2), "base": 2},
+    }
+    prefix = location.prefix or None
+    if location.scheme == "gs":
+        return GCSStore(location.bucket, prefix=prefix, client_options=client, retry_config=retries)
+    if location.scheme == "abfss":
+        return AzureStore(
+            location.bucket, account_name=location.account, prefix=prefix, client_options=client, retry_config=retries
+        )
+    keys = find_keys(options)
+    return S3Store(
+        location.bucket,
+        prefix=prefix,
+        region=find_region(options),
+        client_options=client,
+        retry_config=retries,
+        credential_provider=_credential_provider(keys) if keys else None,
+        config={"endpoint": location.endpoint} if location.endpoint else None,
+    )
+
+
+def _credential_provider(keys: S3Keys) -> Any:
+    def provide() -> S3Credential:
+        return {
+            "access_key_id": keys.access_key,
+            "secret_access_key": keys.secret_key,
+            "token": keys.token,
+            "expires_at": None,
+        }
+
+    return provide
+
+
+@dataclass(frozen=True)
+class S3Keys:
+    access_key: str
+    secret_key: str = field(repr=False)
+    token: str | None = field(default=None, repr=False)
+
+
+def find_keys(options: Mapping[str, Any], environment: Mapping[str, str] = os.environ) -> S3Keys | None:
+    """Return the keys, or None to let obstore find them."""
+    names = (options.get("access_key_env"), options.get("secret_key_env"))
+    if any(names):
+        return S3Keys(
+            *(_read_variable(option, name, environment) for option, name in zip(_OPTIONS, names, strict=True))
+        )
+    if environment.get("AWS_ACCESS_KEY_ID") and environment.get("AWS_SECRET_ACCESS_KEY"):
+        return None
+    profile = _read_profile(environment)
+    access_key, secret_key = profile.get("aws_access_key_id"), profile.get("aws_secret_access_key")
+    return S3Keys(access_key, secret_key, profile.get("aws_session_token")) if access_key and secret_key else None
+
+
+def find_region(options: Mapping[str, Any], environment: Mapping[str, str] = os.environ) -> str:
+    named = options.get("region") or environment.get("AWS_REGION") or environment.get("AWS_DEFAULT_REGION")
+    return str(named or _read_profile(environment).get("region") or "us-east-1")
+
+
+def _read_variable(option: str, name: Any, environment: Mapping[str, str]) -> str:
+    if not name:
+        raise DestinationDenied(
+            f"{' and '.join(_OPTIONS)} must be set together; {option} is missing", kind="no_credentials"
+        )
+    if not (value := environment.get(str(name))):
+        raise DestinationDenied(
+            f"{option} names the environment variable {name}, which is not set in the engine's environment",
+            kind="no_credentials",
+            repair=f"export {name}=… && hyp engine stop",
+        )
+    return value
+
+
+def _read_profile(environment: Mapping[str, str]) -> dict[str, str]:
+    name = environment.get("AWS_PROFILE") or "default"
+    folder = Path(environment.get("HOME") or "~").expanduser() / ".aws"
+    found: dict[str, str] = {}
+    for variable, file, section in (
+        ("AWS_CONFIG_FILE", "config", name if name == "default" else f"profile {name}"),
+        ("AWS_SHARED_CREDENTIALS_FILE", "credentials", name),
+    ):
+        path = Path(environment.get(variable) or folder / file).expanduser()
+        parser = configparser.RawConfigParser(default_section="", strict=False)
+        try:
+            parser.read_string(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            continue
+        except (OSError, UnicodeDecodeError, configparser.Error) as error:
+            raise DestinationDenied(f"{path} cannot be read: {type(error).__name__}", kind="no_credentials") from None
+        if parser.has_section(section):
+            found |= dict(parser.items(section))
+    return found
+
+
+@contextmanager
+def translate_errors(location: BucketLocation) -> Iterator[None]:
+    """Translate obstore exceptions into DestinationDenied, -Busy or -Unreachable. AlreadyExistsError passes."""
+    try:
+        yield
+    except (exceptions.AlreadyExistsError, DestinationDenied, DestinationBusy, DestinationUnreachable):
+        raise
+    except TimeoutError:
+        raise DestinationUnreachable(f"{location.address} did not respond in time") from None
+    except FileNotFoundError as error:
+        if is_missing_bucket(error):
+            raise _bucket_missing(location) from None
+        raise
+    except (exceptions.BaseError, OSError, ValueError) as error:
+        raise _classify(str(error), location, isinstance(error, exceptions.UnauthenticatedError)) from None
+
+
+def is_missing_bucket(error: FileNotFoundError) -> bool:
+    return bool(_NO_BUCKET.search(str(error)))
+
+
+def _classify(
+    text: str, location: BucketLocation, unauthenticated: bool
+) -> DestinationDenied | DestinationBusy | DestinationUnreachable:
+    status = int(found[1]) if (found := _STATUS.search(text)) else None
+    problem = f"{location.address} responded with {_reason(text, status)}"
+    if _NO_IDENTITY.search(text):
+        return DestinationDenied(
+            f"no credentials for {location.address}: neither the environment nor a profile holds keys",
+            kind="no_credentials",
+            repair=_KEYS if location.scheme == "s3" else None,
+        )
+    if _REGION.search(text):
+        return DestinationDenied(
+            f"{problem}. Set the region of the sink", kind="wrong_region", repair="hyp config show"
+        )
+    if status == 401 or unauthenticated or re.search("InvalidAccessKeyId|SignatureDoesNotMatch|ExpiredToken", text):
+        repair = _KEYS if location.scheme == "s3" else None
+        return DestinationDenied(f"{problem}. The credentials are not accepted", kind="bad_credentials", repair=repair)
+    if status == 403:
+        needed = "The sink needs permission to list, read and write below the prefix"
+        return DestinationDenied(f"{problem}. {needed}", kind="no_permission")
+    if status == 404 and _NO_BUCKET.search(text):
+        return _bucket_missing(location)
+    if status in (429, 503):
+        return DestinationBusy(problem)
+    if status is not None and 400 <= status < 500 and status not in (408, 409, 425) and not _PASSING.search(text):
+        return DestinationDenied(problem, kind="refused_by_store")
+    if status == 501:
+        return DestinationDenied(f"{problem}. The store must support conditional writes", kind="unsupported_store")
+    return DestinationUnreachable(problem if status else f"{location.address} does not respond: {_reason(text, None)}")
+
+
+def _bucket_missing(location: BucketLocation) -> DestinationDenied:
+    kind = "container" if location.scheme == "abfss" else "bucket"
+    return DestinationDenied(
+        f"the {kind} {location.bucket} does not exist ({location.address}); create it first",
+        kind="no_such_bucket",
+        repair="hyp config show",
+    )
+
+
+def _reason(text: str, status: int | None) -> str:
+    """Return the cause, without the request's signature and the library's internals."""
+    code, message = _CODE.search(text), _MESSAGE.search(text)
+    if code:
+        return f"{status} {code[1]}" + (f": {message[1]}" if message else "")
+    line = text.partition("\n")[0]
+    return f"{status}" if status else line.rpartition(" - ")[2][:200]

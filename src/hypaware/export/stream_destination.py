@@ -1,0 +1,407 @@
+"""The destination and the watermark of a stream: resolve them before a round, change them with `adopt` and `resend`.
+
+A stream is bound to its destination. If its sink now points elsewhere, or its delivery record was lost, the stream is
+held for the user. A missing watermark is read from the destination, under every incarnation that may have delivered.
+
+`adopt` and `resend` change every known stream of a sink, under their locks and in one transaction, and then write the
+mirror. A crash in between leaves a mirror that is one step behind; the next change updates it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from hypaware.config import Config
+from hypaware.errors import HypError, Retryable
+from hypaware.export import sink_registry, stream_locks
+from hypaware.export.chunks import cut_chunks
+from hypaware.export.retry import DeliveryStopped, RetryBudget, StreamHeld, call_sink
+from hypaware.export.rows import prepare_rows
+from hypaware.export.sink import Destination, Sink, StreamCoverage
+from hypaware.export.stream_locks import lock_streams
+from hypaware.home import Home
+from hypaware.home.identity import Identity
+from hypaware.state import dead_letters, flushes, intents, mirror, schema, streams
+from hypaware.state.dead_letters import DeadLetter
+from hypaware.state.intents import Intent, PlannedChunk
+from hypaware.state.store import Connection, load_identity
+from hypaware.state.streams import HELD_HISTORY_LOST, HELD_OUTCOME_UNKNOWN, HISTORY_LOST, Stream, StreamKey
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from datetime import datetime
+
+    from hypaware.export.privacy_gate import PrivacyGate
+    from hypaware.export.rows import RowReader
+    from hypaware.state.store import StateStore
+
+ConfiguredAddresses = Mapping[tuple[str, str], str | None]
+"""(sink, dataset) → configured address; None if the kind of sink cannot determine it."""
+StreamChange = Callable[[Connection, Stream], int]
+"""Changes a stream before it is bound to its new address. Returns the number of dead letters dropped."""
+
+
+def resolve_stream(
+    home: Home, store: StateStore, key: StreamKey, destination: Destination, addresses: ConfiguredAddresses
+) -> Stream:
+    """Load the stream, or create it.
+
+    Streams follow their destination: a stream of the same rows to this destination whose sink was removed from the
+    config, or points elsewhere now, is this stream under another name. It is renamed, under its lock.
+
+    Raises DeliveryStopped if another configured sink delivers the same rows to this destination.
+    """
+    with store.reading() as connection:
+        known = streams.load_stream(connection, key)
+        others = [each for each in streams.list_streams(connection) if _delivers_same_rows(each, key, destination)]
+    for other in others:
+        if _is_configured(other, addresses):
+            raise DeliveryStopped(
+                "destination_taken",
+                f"the sink {other.key.sink} already delivers these rows to {_describe(destination)}: two sinks with "
+                "one destination would deliver each row twice",
+                repair="hyp config show",
+            )
+    if known and (not others or not _names_swapped(known, destination, addresses)):
+        return known
+    if not others:
+        return _create_stream(store, key, destination)
+    # If several sinks delivered there one after the other, take the stream with the highest watermark.
+    other = max(others, key=lambda each: each.watermark or 0)
+    lock = stream_locks.try_lock_stream(home, other.key)
+    if lock is None:
+        raise stream_locks.busy_error(home, other.key)
+    with lock, store.transaction() as connection:
+        if known:
+            # Keep it under the other name: it belongs to the destination that this sink pointed at before.
+            streams.swap_streams(connection, key, other.key)
+        elif streams.load_stream(connection, other.key):
+            streams.rename_stream(connection, other.key, key.sink)
+    mirror.write_mirror(home.mirror, store)
+    return resolve_stream(home, store, key, destination, addresses)
+
+
+def _names_swapped(known: Stream, destination: Destination, addresses: ConfiguredAddresses) -> bool:
+    """Return whether another sink now delivers to the destination that this stream is bound to."""
+    if destination.is_same(Destination(known.address, known.destination_id)):
+        return False
+    return any(dataset == known.key.dataset and to == known.address for (_, dataset), to in addresses.items())
+
+
+def _is_configured(other: Stream, addresses: ConfiguredAddresses) -> bool:
+    where = (other.key.sink, other.key.dataset)
+    return where in addresses and addresses[where] in (other.address, None)
+
+
+def _delivers_same_rows(other: Stream, key: StreamKey, destination: Destination) -> bool:
+    rows = (other.key.dataset, other.key.source) == (key.dataset, key.source)
+    bound = Destination(other.address, other.destination_id)
+    return rows and other.key.sink != key.sink and destination.is_same(bound)
+
+
+def _create_stream(store: StateStore, key: StreamKey, destination: Destination) -> Stream:
+    with store.transaction() as connection:
+        if found := streams.load_stream(connection, key):
+            return found
+        streams.create_stream(connection, key, destination.address)
+        streams.bind_stream(connection, key, destination.address, destination.id)
+        found = streams.load_stream(connection, key)
+    assert found is not None
+    return found
+
+
+def record_failure(
+    store: StateStore,
+    keys: Iterable[StreamKey],
+    addresses: ConfiguredAddresses,
+    message: str,
+    retry_at: datetime | None,
+    attempts: int,
+) -> None:
+    """Record that the destination of these streams could not be reached.
+
+    Does not create a stream that may turn out to be the continuation of another one.
+    """
+    with store.transaction() as connection:
+        known = {stream.key: stream for stream in streams.list_streams(connection)}
+        orphaned = {
+            (each.key.dataset, each.key.source) for each in known.values() if not _is_configured(each, addresses)
+        }
+        for key in keys:
+            address = addresses.get((key.sink, key.dataset))
+            if key not in known and (key.dataset, key.source) not in orphaned and address:
+                streams.create_stream(connection, key, address)
+            streams.record_failure(connection, key, message, retry_at, attempts)
+
+
+def check_binding(home: Home, store: StateStore, stream: Stream, destination: Destination) -> None:
+    """Raise StreamHeld if the stream is bound to another destination."""
+    bound = Destination(stream.address, stream.destination_id)
+    if not destination.is_same(bound):
+        sink = stream.key.sink
+        raise StreamHeld(
+            streams.HELD_ADDRESS_CHANGED,
+            f"the sink now points at {_describe(destination)}, but this stream was delivered to {_describe(bound)}: "
+            f"`hyp export adopt {sink}` continues from here, `hyp export resend {sink}` sends all rows",
+        )
+    if bound != destination:
+        with store.transaction() as connection:
+            streams.bind_stream(connection, stream.key, destination.address, destination.id or bound.id)
+        mirror.write_mirror(home.mirror, store)
+
+
+def _describe(destination: Destination) -> str:
+    return f"{destination.address} ({destination.id})" if destination.id else destination.address
+
+
+async def find_watermark(
+    store: StateStore, lake: RowReader, gate: PrivacyGate, sink: Sink, identity: Identity, stream: Stream,
+    high_water: int, retries: RetryBudget,
+) -> int:  # fmt: skip
+    """Return the watermark of a stream whose state does not know it, and record it."""
+    covered = await _query_coverage(sink, identity, stream.key, retries)
+    if covered is None:
+        return _assume_watermark(store, lake, identity, stream, high_water)
+    # Below the last fork, another home with the same past may have delivered rows that this one never had.
+    if covered.last > max(high_water, identity.incarnation_ranges()[-1].after):
+        raise DeliveryStopped(
+            "destination_ahead",
+            f"the destination has rows up to {covered.last}, but the lake ends at {high_water}: it was rolled back or "
+            "restored without its state",
+            repair="hyp verify",
+        )
+    covered = _clip_coverage(covered, high_water)
+    chunks = await _plan_holes(lake, gate, sink, identity, stream.key, covered)
+    with store.transaction() as connection:
+        _drop_covered_letters(connection, stream.key, covered, chunks)
+        if chunks:
+            intents.save_intent(connection, Intent(stream.key, 0, covered.last, tuple(chunks)))
+        else:
+            streams.raise_watermark(connection, stream.key, covered.last)
+    return covered.last
+
+
+async def _query_coverage(
+    sink: Sink, identity: Identity, key: StreamKey, retries: RetryBudget
+) -> StreamCoverage | None:
+    """Query the destination under every incarnation, for the sequences that belong to it.
+
+    Above a fork, another home may have delivered its own rows under the same incarnation. Rows that an earlier
+    incarnation lacks below those of a later one are a hole as well.
+    """
+    last, holes = 0, []
+    for epoch in identity.incarnation_ranges():
+
+        async def query(incarnation: str = epoch.incarnation) -> StreamCoverage | None:
+            return await call_sink(sink.coverage(key, identity.gateway_id, incarnation))
+
+        found = await retries.retry(query)
+        if found is None:
+            return None
+        through = found.last if epoch.through is None else min(found.last, epoch.through)
+        if through <= epoch.after:
+            continue
+        if last < epoch.after:
+            holes.append((last, epoch.after))
+        holes += [(max(after, epoch.after), min(until, through)) for after, until in found.holes]
+        last = through
+    return StreamCoverage(last, tuple(hole for hole in holes if hole[0] < hole[1]))
+
+
+def _clip_coverage(covered: StreamCoverage, high_water: int) -> StreamCoverage:
+    holes = tuple((after, min(last, high_water)) for after, last in covered.holes if after < high_water)
+    return StreamCoverage(min(covered.last, high_water), holes)
+
+
+async def _plan_holes(
+    lake: RowReader, gate: PrivacyGate, sink: Sink, identity: Identity, key: StreamKey, covered: StreamCoverage
+) -> list[PlannedChunk]:
+    """Cut the holes into chunks, to send them again: whether they were refused or kept elsewhere is unknown.
+
+    A hole can be large, if a user adopted the stream at some point.
+    """
+    chunks = []
+    for after, last in covered.holes:
+        while after < last:
+            page = await lake.page(key.dataset, key.source, after, last, sink.limits.rows)
+            prepared = await prepare_rows(gate, sink, key, page.rows, after, page.reached)
+            chunks += cut_chunks(key, identity, after, page.reached, prepared.seqs, prepared.payload, sink.limits)
+            after = page.reached
+    return chunks
+
+
+def _drop_covered_letters(
+    connection: Connection, key: StreamKey, covered: StreamCoverage, planned: Sequence[PlannedChunk]
+) -> None:
+    """Drop the dead letters that the destination has or that are sent again. Keep those that exist nowhere else."""
+    for letter in dead_letters.list_stream_letters(connection, key):
+        in_hole = any(after < letter.last and letter.after < last for after, last in covered.holes)
+        is_planned = any(each.after < letter.last and letter.after < each.last for each in planned)
+        if is_planned or not in_hole:
+            dead_letters.drop_letter(connection, letter.id)
+
+
+def _assume_watermark(store: StateStore, lake: RowReader, identity: Identity, stream: Stream, high_water: int) -> int:
+    fork = identity.incarnation_ranges()[-1].after
+    start = 0
+    if stream.history == HISTORY_LOST:
+        if lake.count(stream.key.dataset, stream.key.source, 0, fork):
+            sink = stream.key.sink
+            raise StreamHeld(
+                streams.HELD_HISTORY_LOST,
+                "it is unknown which rows were delivered: this home lost its delivery record, or is a copy of a home "
+                "that may have delivered more, and the destination cannot be queried. "
+                f"`hyp export adopt {sink}` treats all rows as delivered, `hyp export resend {sink}` sends all rows",
+            )
+        start = min(fork, high_water)
+    with store.transaction() as connection:
+        streams.raise_watermark(connection, stream.key, start)
+    return start
+
+
+@dataclass(frozen=True)
+class BindingChange:
+    """The change made to one stream."""
+
+    key: StreamKey
+    previous_address: str
+    address: str
+    watermark: int | None
+    """None: the destination is queried, and rows that it lacks are sent."""
+    previous_hold: str | None
+    letters_dropped: int
+
+    def as_json(self) -> dict[str, object]:
+        return {
+            "dataset": self.key.dataset,
+            "source": self.key.source,
+            "was": self.previous_address,
+            "address": self.address,
+            "watermark": self.watermark,
+            "was_held": self.previous_hold,
+            "letters_dropped": self.letters_dropped,
+        }
+
+
+def adopt(home: Home, config: Config, store: StateStore, sink: str) -> list[BindingChange]:
+    """Continue the streams at the address that the config has now.
+
+    If a removed sink delivered to that address before, its watermarks apply. Undelivered chunks of a pending intent are
+    sent there under their ids. If the delivery record was lost, every row that existed at that moment is treated as
+    delivered. A chunk that may have arrived and is refused now becomes a dead letter: it is neither lost nor sent under
+    other ids.
+    """
+
+    def change(connection: Connection, stream: Stream) -> int:
+        if stream.held == HELD_OUTCOME_UNKNOWN:
+            _bury_refused_chunk(connection, stream)
+        # Only if it is held for this: a destination that can be queried reports what it has.
+        if stream.watermark is None and stream.held == HELD_HISTORY_LOST:
+            high_water = flushes.load_high_water(connection, stream.key.dataset).get(stream.key.dataset, {})
+            identity = load_identity(connection)
+            assert identity is not None
+            # Rows after the last fork are known not to have been sent.
+            skipped_to = min(high_water.get(stream.key.source, 0), identity.incarnation_ranges()[-1].after)
+            streams.raise_watermark(connection, stream.key, skipped_to)
+        return 0
+
+    return _rebind_streams(home, config, store, sink, change, recall=True)
+
+
+def _bury_refused_chunk(connection: Connection, stream: Stream) -> None:
+    intent = intents.load_intent(connection, stream.key)
+    if intent and intent.due:
+        chunk = intent.due[0]
+        reason = f"it may have arrived before it was refused: {stream.last_error}"
+        letter = DeadLetter(
+            chunk.id, stream.key, chunk.incarnation, chunk.after, chunk.last, chunk.rows, reason, schema.utc_now()
+        )
+        dead_letters.add_letter(connection, letter, None)
+        intents.finish_unsent_chunk(connection, stream.key, chunk)
+
+
+def resend(home: Home, config: Config, store: StateStore, sink: str) -> list[BindingChange]:
+    """Restart the streams at the address that the config has now. Pending intents and dead letters are dropped."""
+
+    def change(connection: Connection, stream: Stream) -> int:
+        letters = [each for each in dead_letters.list_letters(connection, sink) if each.key == stream.key]
+        intents.cancel_intent(connection, stream.key)
+        dead_letters.drop_stream_letters(connection, stream.key)
+        streams.reset_watermark(connection, stream.key)
+        return len(letters)
+
+    return _rebind_streams(home, config, store, sink, change)
+
+
+def _rebind_streams(
+    home: Home, config: Config, store: StateStore, sink: str, change: StreamChange, *, recall: bool = False
+) -> list[BindingChange]:
+    sink_registry.select_sinks(config, [sink])
+    with store.reading() as connection:
+        identity = load_identity(connection)
+    assert identity is not None, "an opened home has an identity"
+    address = sink_registry.sink_address(home, config, identity, sink)
+    if others := _other_sinks_at(home, config, identity, sink, address):
+        raise HypError(
+            f"the sink {others[0]} also delivers to {address}: two sinks with one destination would deliver each row "
+            "twice. Nothing was changed",
+            kind="destination_taken",
+            repair="hyp config show",
+        )
+    keys = _streams_of_sink(store, sink)
+    remembered = _previous_streams(store, keys, address) if recall else {}
+    with lock_streams(home, keys | set(remembered.values())):
+        with store.transaction() as connection:
+            for key, other in remembered.items():
+                streams.swap_streams(connection, key, other)
+            changes = [_rebind_stream(connection, key, address, change) for key in sorted(keys)]
+        if changes:
+            mirror.write_mirror(home.mirror, store)
+    return changes
+
+
+def _other_sinks_at(home: Home, config: Config, identity: Identity, sink: str, address: str) -> list[str]:
+    """Return the other configured sinks that deliver rows of the same datasets to the address."""
+    found = []
+    for name, other in config.sinks.items():
+        if name != sink and set(other.datasets) & set(config.sinks[sink].datasets):
+            with suppress(HypError):
+                if sink_registry.sink_address(home, config, identity, name) == address:
+                    found.append(name)
+    return found
+
+
+def _previous_streams(store: StateStore, keys: set[StreamKey], address: str) -> dict[StreamKey, StreamKey]:
+    """Map each stream that is bound elsewhere to the stream of the same rows that was delivered to the address."""
+    with store.reading() as connection:
+        known = {stream.key: stream for stream in streams.list_streams(connection)}
+    found = {}
+    for key in keys:
+        there = [
+            stream
+            for stream in known.values()
+            if (stream.key.dataset, stream.key.source) == (key.dataset, key.source) and stream.address == address
+        ]
+        if there and all(stream.key != key for stream in there):
+            found[key] = max(there, key=lambda stream: stream.watermark or 0).key
+    return found
+
+
+def _streams_of_sink(store: StateStore, sink: str) -> set[StreamKey]:
+    with store.reading() as connection:
+        return {stream.key for stream in streams.list_streams(connection) if stream.key.sink == sink}
+
+
+def _rebind_stream(connection: Connection, key: StreamKey, address: str, change: StreamChange) -> BindingChange:
+    before = streams.load_stream(connection, key)
+    if before is None:
+        raise Retryable(f"{key} was renamed at the same time; nothing was changed", kind="stream_renamed")
+    dropped = change(connection, before)
+    streams.bind_stream(connection, key, address, None)
+    streams.release_stream(connection, key)
+    after = streams.load_stream(connection, key)
+    assert after is not None
+    return BindingChange(key, before.address, address, after.watermark, before.held, dropped)

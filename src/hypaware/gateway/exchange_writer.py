@@ -1,0 +1,422 @@
+"""The exchange writer: turns a finished exchange into rows and stores them. It is the exchange handler of the daemon's
+recorder and runs on the recorder's thread.
+
+    decode → redact → project → apply the privacy policy → raw row and message rows → spool writer
+
+Ids derive from the content of an exchange, so the flush drops rows that arrive twice, after a restart or from a
+reprojection. `ConversationCache` knows only the rows of this process. It is cleared when rows are lost, so that the
+next request of each conversation produces them again.
+
+Messages without the client's own id wait for their transcript. A message that does not fit its table goes to the spool
+unchanged: the flush checks every row again, rejects this one and stores it with the reason. If it cannot even be
+serialized, the raw exchange still holds it. An exchange in an unknown dialect is stored raw and counted by its path. An
+exchange whose privacy class is `ignore` leaves nothing but a count.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from itertools import chain, repeat
+from typing import Any, Protocol
+
+import orjson
+
+from hypaware import faults
+from hypaware.config import Config
+from hypaware.errors import Retryable
+from hypaware.gateway.decode import decode_exchange
+from hypaware.gateway.exchange import DecodedExchange, RecordedExchange
+from hypaware.gateway.projection.conversation import ConversationCache
+from hypaware.gateway.projection.projector import Projection, SessionFacts, project_exchange
+from hypaware.gateway.raw_exchanges import StoredParts, build_raw_row
+from hypaware.gateway.redaction import redact_exchange
+from hypaware.model.datasets import Row, RowRejected, coerce_row
+from hypaware.model.privacy_class import PrivacyClass
+from hypaware.model.schemas import AI_GATEWAY_EXCHANGES, AI_GATEWAY_MESSAGES
+from hypaware.privacy.policy import PrivacyPolicy
+from hypaware.spool.writer import Spool
+
+_BODY_COLUMNS = ("request_body", "response_body", "body_refs")
+_SESSION_HEADERS = ("x-claude-code-session-id", "session-id", "session_id", "thread-id", "conversation_id")
+# A session that was evicted is stored once more if it continues.
+_MAX_SESSIONS = 48
+_MAX_FOLDERS = 512
+_MAX_NAMES = 50
+OTHER_PATHS, OTHER_KINDS = "other paths", "other kinds"
+_EMPTY_CONTENT = ("block_without_text", "bad_block", "empty_content")
+log = logging.getLogger("hypaware.gateway")
+MAX_ENTRIES = 64
+MAX_BYTES = 4 << 20
+_RETRY_SECONDS = (0.5, 1.0, 2.0, 5.0)
+_after_raw = faults.crash_point("gateway.store.after-raw", "raw exchanges are durable, none of their messages is")
+
+
+@dataclass(frozen=True)
+class ExchangeCounts:
+    """What became of the exchanges: counts and names only."""
+
+    recorded: int = 0
+    ignored: int = 0
+    lost: int = 0
+    """Could not be stored and never will be."""
+    rows: int = 0
+    rejected_rows: int = 0
+    unknown: Mapping[str, int] = field(default_factory=dict)
+    """Path → exchanges in an unknown dialect."""
+    without_row: Mapping[str, int] = field(default_factory=dict)
+    """Kind → items and blocks of conversations that produce no row."""
+    redacted: Mapping[str, int] = field(default_factory=dict)
+    """Rule → how many secrets it found."""
+    last_exchange_at: datetime | None = None
+
+
+class ExchangeWriter:
+    def __init__(
+        self,
+        spool: Spool,
+        config: Config,
+        *,
+        facts: SessionFacts = lambda _session_id: {},
+        on_client_seen: Callable[[str, datetime], None] = lambda _client, _at: None,
+    ) -> None:
+        """`facts` returns what hooks have noted about a session. `on_client_seen` is called for each exchange whose
+        client is known."""
+        self._home, self._gateway_id = spool.home, spool.gateway_id
+        self._facts = facts
+        self._on_client_seen = on_client_seen
+        self._conversations, self._parts = ConversationCache(), StoredParts(max_sessions=_MAX_SESSIONS)
+        self._folders: OrderedDict[str, str] = OrderedDict()
+        self._counts = ExchangeCounts()
+        self._lost_rows = threading.Event()
+        self._writing, self._lock = threading.Lock(), threading.RLock()
+        self._spool_writer = SpoolWriter(spool, self._count_lost)
+        self.update_config(config)
+
+    def update_config(self, config: Config) -> None:
+        """Apply a changed config to exchanges that end from now on."""
+        self._redaction = config.redaction
+        self._privacy = PrivacyPolicy(
+            self._home,
+            config.privacy.folders,
+            PrivacyClass.parse(config.privacy.unknown_folder),
+            find_cwd=self._working_directory,
+            remember=True,
+        )
+
+    @property
+    def counts(self) -> ExchangeCounts:
+        return self._counts
+
+    def stop_retrying(self) -> None:
+        """Give up on rows that cannot be stored at once, because the daemon is stopping."""
+        self._spool_writer.stop_retrying()
+
+    def close(self) -> None:
+        """Return when all accepted exchanges are durable."""
+        self._spool_writer.close()
+
+    def write(self, recording: RecordedExchange) -> None:
+        """Accept an exchange; it is durable a moment later. Blocks while nothing can be stored."""
+        # A gateway that moves to another address has two recorders for a while.
+        with self._writing:
+            if self._lost_rows.is_set():
+                self._lost_rows.clear()
+                self._conversations.clear()
+            decoded = decode_exchange(recording)
+            redactions: Counter[str] = Counter()
+            if self._redaction.kept:
+                decoded, redactions = redact_exchange(decoded, self._redaction.rules_off)
+            projection = project_exchange(decoded, self._conversations, facts=self._facts)
+            try:
+                if client := projection.client_name or decoded.client_name:
+                    self._on_client_seen(client, decoded.ended_at)
+                if self._is_ignored(decoded, projection):
+                    self._conversations.rollback(projection.changes)
+                    self._count(decoded, ignored=1)
+                    return
+                rows = self._build_rows(decoded, projection, redactions)
+            except BaseException:
+                self._conversations.rollback(projection.changes)
+                raise
+            self._spool_writer.add(rows)
+
+    def _is_ignored(self, decoded: DecodedExchange, projection: Projection) -> bool:
+        headers = decoded.request_headers
+        session = projection.session_id or next((headers[name] for name in _SESSION_HEADERS if name in headers), None)
+        cwd = next((row["cwd"] for row in projection.rows if row.get("cwd")), None)
+        if cwd and session:
+            # Requests that are not part of the conversation do not name the folder.
+            self._folders[session] = cwd
+            self._folders.move_to_end(session)
+            if len(self._folders) > _MAX_FOLDERS:
+                self._folders.popitem(last=False)
+        return self._privacy.class_of(cwd, session) is PrivacyClass.IGNORE
+
+    def _working_directory(self, session: str) -> str | None:
+        return self._facts(session).get("cwd") or self._folders.get(session)
+
+    def _build_rows(self, decoded: DecodedExchange, projection: Projection, redactions: Counter[str]) -> ExchangeRows:
+        with self._lock:
+            raw = build_raw_row(decoded, projection, self._parts)
+        row, is_complete = coerce_exchange(raw.row, self._gateway_id)
+        messages = coerce_messages(projection.rows, self._gateway_id)
+        for reason in messages.rejected:
+            log.warning("exchange %s: a message that does not fit will be rejected: %s", decoded.exchange_id, reason)
+
+        def on_stored() -> None:
+            with self._lock:
+                if is_complete:
+                    raw.mark_stored(self._parts)
+                self._count(
+                    decoded,
+                    recorded=1,
+                    rows=len(messages.native) + len(messages.fallback),
+                    rejected_rows=len(messages.rejected),
+                    skipped=projection.skipped,
+                    redacted=redactions,
+                )
+
+        size = sum(len(text) for text in (decoded.request_text, decoded.response_text) if text)
+        return ExchangeRows(row, messages.native, messages.fallback, size, on_stored)
+
+    def _count_lost(self) -> None:
+        self._lost_rows.set()
+        with self._lock:
+            self._counts = replace(self._counts, lost=self._counts.lost + 1)
+
+    def _count(
+        self,
+        decoded: DecodedExchange,
+        *,
+        recorded: int = 0,
+        ignored: int = 0,
+        rows: int = 0,
+        rejected_rows: int = 0,
+        skipped: Mapping[str, int] | None = None,
+        redacted: Mapping[str, int] | None = None,
+    ) -> None:
+        with self._lock:
+            counts = self._counts
+            self._counts = replace(
+                counts,
+                recorded=counts.recorded + recorded,
+                ignored=counts.ignored + ignored,
+                rows=counts.rows + rows,
+                rejected_rows=counts.rejected_rows + rejected_rows,
+                unknown=_add_bounded(counts.unknown, _count_by_name(skipped, _unknown_path), OTHER_PATHS),
+                without_row=_add_bounded(counts.without_row, _count_by_name(skipped, _kind_without_row), OTHER_KINDS),
+                redacted=dict(Counter(counts.redacted) + Counter(redacted or {})),
+                last_exchange_at=decoded.ended_at,
+            )
+
+
+def _unknown_path(skipped: str) -> str | None:
+    reason, _, path = skipped.partition(":")
+    return path if reason in ("no_dialect", "unreadable_request") else None
+
+
+def _kind_without_row(skipped: str) -> str | None:
+    reason, _, kind = skipped.partition(":")
+    if reason == "unknown_type":
+        return kind
+    return reason if reason in _EMPTY_CONTENT else None
+
+
+def _count_by_name(
+    skipped: Mapping[str, int] | None, name_of: Callable[[str], str | None]
+) -> Iterator[tuple[str, int]]:
+    return ((name, count) for reason, count in (skipped or {}).items() if (name := name_of(reason)))
+
+
+def _add_bounded(counts: Mapping[str, int], added: Iterable[tuple[str, int]], others: str) -> Mapping[str, int]:
+    """Add counts under at most `_MAX_NAMES` names, so that a client's input cannot fill the memory."""
+    total = Counter(counts)
+    for name, count in added:
+        total[name if name in total or len(total) < _MAX_NAMES else others] += count
+    return dict(total)
+
+
+@dataclass
+class CoercedMessages:
+    native: list[Row] = field(default_factory=list)
+    """With the client's own id; also those that the flush will reject."""
+    fallback: list[Row] = field(default_factory=list)
+    rejected: list[str] = field(default_factory=list)
+    """For each message that does not fit: which column, without its content."""
+
+
+def coerce_messages(rows: Sequence[Row], gateway_id: str) -> CoercedMessages:
+    result = CoercedMessages()
+    for row in rows:
+        try:
+            stored = coerce_row(AI_GATEWAY_MESSAGES, row, gateway_id)
+        except RowRejected as reason:
+            result.rejected.append(_column_of(reason))
+            if _is_serializable(row):
+                result.native.append(row)
+        else:
+            (result.fallback if is_fallback_row(stored) else result.native).append(stored)
+    return result
+
+
+def coerce_exchange(row: Row, gateway_id: str) -> tuple[Row, bool]:
+    """Coerce the raw row; return it and whether it is complete. Without its bodies it always fits."""
+    try:
+        return coerce_row(AI_GATEWAY_EXCHANGES, row, gateway_id), True
+    except RowRejected as reason:
+        reduced = {name: value for name, value in row.items() if name not in _BODY_COLUMNS}
+        reduced["error"] = "; ".join(each for each in (row.get("error"), f"not kept: {_column_of(reason)}") if each)
+        return coerce_row(AI_GATEWAY_EXCHANGES, reduced, gateway_id), False
+
+
+def is_fallback_row(row: Mapping[str, Any]) -> bool:
+    """Return whether the gateway made up the row's identity, so that a transcript may replace it."""
+    attributes = row.get("attributes")
+    values = orjson.loads(attributes) if isinstance(attributes, str) else attributes
+    gateway = values.get("gateway") if isinstance(values, Mapping) else None
+    return isinstance(gateway, Mapping) and gateway.get("identity_source") == "gateway_fallback"
+
+
+def _column_of(reason: RowRejected) -> str:
+    """Return the name of the column; the rest of the message may quote content."""
+    return str(reason).partition(":")[0]
+
+
+def _is_serializable(row: Mapping[str, Any]) -> bool:
+    try:
+        orjson.dumps(row)
+    except TypeError:
+        return False
+    return True
+
+
+class RowAppender(Protocol):
+    """The part of `Spool` that the writer needs."""
+
+    def append_coerced(self, dataset: str, rows: Sequence[Row], *, deferrable: bool = False) -> int: ...
+
+
+@dataclass(frozen=True)
+class ExchangeRows:
+    raw: Row
+    native_rows: Sequence[Row]
+    """Messages with the client's own id."""
+    fallback_rows: Sequence[Row]
+    """Messages that may wait for their transcript."""
+    size: int
+    """Approximate size in memory, in bytes."""
+    on_stored: Callable[[], None]
+    """Called on the writer's thread when all rows are durable."""
+
+
+class SpoolWriter:
+    """A thread that appends the rows of many exchanges to the spool with one fsync.
+
+    `add` queues an exchange and returns; the queue is bounded in number and bytes, and `add` blocks while it is full.
+    The thread takes everything that is queued and appends it in this order: the raw exchanges, their native messages,
+    their fallback messages. Rows are durable a few milliseconds after they were added.
+
+    After a crash in between, raw rows exist without their messages: `hyp reproject` creates them, and so does the next
+    request of the conversation. While the spool cannot accept rows (a full disk), the same batch is tried again without
+    storing any part of it twice. An exchange that fails for a reason of its own is lost and counted, and the others
+    continue.
+    """
+
+    def __init__(
+        self, spool: RowAppender, on_lost: Callable[[], None], retry_seconds: Sequence[float] = _RETRY_SECONDS
+    ) -> None:
+        """`on_lost` is called for each exchange that could not be stored and never will be."""
+        self._spool = spool
+        self._on_lost = on_lost
+        self._retry_seconds = retry_seconds
+        self._queue: deque[ExchangeRows] = deque()
+        self._bytes = 0
+        self._change = threading.Condition()
+        self._no_retries = threading.Event()
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name="store", daemon=True)
+        self._thread.start()
+
+    def add(self, entry: ExchangeRows) -> None:
+        with self._change:
+            self._change.wait_for(lambda: self._has_room(entry.size))
+            self._queue.append(entry)
+            self._bytes += entry.size
+            self._change.notify_all()
+
+    def stop_retrying(self) -> None:
+        """Give up on rows that cannot be stored at once."""
+        self._no_retries.set()
+
+    def close(self) -> None:
+        """Return when everything that was added is durable or given up."""
+        self.stop_retrying()
+        with self._change:
+            self._closed = True
+            self._change.notify_all()
+        self._thread.join()
+
+    def _has_room(self, size: int) -> bool:
+        return not self._queue or (len(self._queue) < MAX_ENTRIES and self._bytes + size <= MAX_BYTES)
+
+    def _run(self) -> None:
+        while batch := self._take_batch():
+            try:
+                self._store(batch)
+            except Exception as error:
+                if len(batch) > 1:
+                    for entry in batch:
+                        try:
+                            self._store([entry])
+                        except Exception as own_error:
+                            self._give_up(own_error)
+                else:
+                    self._give_up(error)
+
+    def _take_batch(self) -> list[ExchangeRows]:
+        """Wait for rows and return everything that is queued; return nothing after the writer was closed."""
+        with self._change:
+            self._change.wait_for(lambda: self._queue or self._closed)
+            batch, self._bytes = list(self._queue), 0
+            self._queue.clear()
+            self._change.notify_all()
+        return batch
+
+    def _give_up(self, error: Exception) -> None:
+        # The error's text may quote the exchange, so only its type is logged.
+        log.error("could not store an exchange: %s", type(error).__name__)
+        self._on_lost()
+
+    def _store(self, batch: Sequence[ExchangeRows]) -> None:
+        raws = [entry.raw for entry in batch]
+        native = [row for entry in batch for row in entry.native_rows]
+        fallback = [row for entry in batch for row in entry.fallback_rows]
+        messages, append = AI_GATEWAY_MESSAGES.name, self._spool.append_coerced
+        steps: deque[Callable[[], object]] = deque(
+            (
+                lambda: append(AI_GATEWAY_EXCHANGES.name, raws),
+                _after_raw,
+                lambda: append(messages, native),
+                lambda: append(messages, fallback, deferrable=True),
+            )
+        )
+        for wait in chain(self._retry_seconds, repeat(self._retry_seconds[-1])):
+            # An attempt that began before the stop request is not the last one: there may be room by now.
+            is_last = self._no_retries.is_set()
+            try:
+                while steps:
+                    steps[0]()
+                    steps.popleft()
+                break
+            except Retryable as error:
+                if is_last:
+                    raise
+                log.warning("cannot store %d exchanges, trying again: %s", len(batch), error.message)
+                self._no_retries.wait(wait)
+        for entry in batch:
+            entry.on_stored()

@@ -1,0 +1,270 @@
+"""Handover of the listening socket, so that the address that clients call outlives the daemon.
+
+A small process, the fallback, opens the address and keeps it open as long as a client is attached. The daemon requests
+the socket over `run/fallback.sock` and accepts connections on it itself, so requests take no detour. The connection of
+that request stays open as long as the daemon lives. When it closes, for whatever reason, the fallback notices at once,
+accepts in the daemon's place and forwards requests to the provider without recording them; requests that were already
+queued are served too.
+
+    with acquire_socket(home, "127.0.0.1:18521") as held:
+        … web.SockSite(runner, held.socket) …
+        held.release()          # as soon as nothing more is accepted; the end of the process does it at the latest
+
+While no client is attached to the home, the fallback is not needed: `open_address` then opens the address itself, and
+`HeldSocket.ensure_fallback` hands it over when the first client is attached.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from urllib.parse import urlsplit
+
+from hypaware import __version__
+from hypaware.errors import NotReady
+from hypaware.gateway import routes
+from hypaware.home import Home, locks
+
+HEALTH_PATH = "/_hypaware/health"
+"""The gateway and the fallback answer `GET` of this path themselves, with `health`."""
+_START_SECONDS = 10.0
+_ANSWER_SECONDS = 5.0
+_POLL_SECONDS = 0.01
+_STANDBY_SECONDS = 5.0
+_SOCKET_PATH_MAX = 100
+_BACKLOG = 1024
+
+
+def control_socket_path(home: Home) -> Path:
+    path = home.run / "fallback.sock"
+    if len(os.fsencode(path)) <= _SOCKET_PATH_MAX:
+        return path
+    digest = hashlib.sha256(os.fsencode(home.root)).hexdigest()[:16]
+    return Path("/tmp") / f"hyp-{os.getuid()}-{digest}" / "fallback.sock"
+
+
+def fallback_lock_path(home: Home) -> Path:
+    return home.run / "fallback.lock"
+
+
+def fallback_log_path(home: Home) -> Path:
+    return home.logs / "fallback.log"
+
+
+def describe_health(home: Home, role: str) -> dict[str, object]:
+    """Return which role answers (`gateway` or `fallback`) and for which home, without revealing the home's path."""
+    return {"hypaware": role, "pid": os.getpid(), "home": home_fingerprint(home)}
+
+
+def home_fingerprint(home: Home) -> str:
+    return hashlib.sha256(os.fsencode(os.path.realpath(home.root))).hexdigest()[:16]
+
+
+class HeldSocket:
+    """The listening socket, held until it is released."""
+
+    def __init__(self, home: Home, listen: str, listener: socket.socket, control: socket.socket | None) -> None:
+        self._home = home
+        self._listen = listen
+        self.socket = listener
+        self._control = control
+
+    @property
+    def address(self) -> tuple[str, int]:
+        host, port = self.socket.getsockname()[:2]
+        return str(host), int(port)
+
+    def ensure_fallback(self) -> bool:
+        """Start the fallback if a client is attached and none is running; return whether it was started."""
+        if self._control is None:
+            if not routes.has_attached_client(self._home):
+                return False
+        elif _is_open(self._control):
+            return False
+        else:
+            self._control.close()
+        self._control = connect_fallback(self._home)
+        socket.send_fds(self._control, [_encode_request("give", self._listen)], [self.socket.fileno()])
+        _receive(self._control)
+        return True
+
+    def restart_fallback(self) -> None:
+        """Replace the running fallback by one of this version."""
+        if self._control is None:
+            return
+        self._control.sendall(_encode_request("leave", self._listen))
+        self._control.settimeout(_ANSWER_SECONDS)
+        with suppress(OSError):
+            self._control.recv(1)
+        self.ensure_fallback()
+
+    def release(self) -> None:
+        """Close the socket; the fallback, if there is one, accepts from now on."""
+        self.socket.close()
+        if self._control is not None:
+            self._control.close()
+
+    def __enter__(self) -> HeldSocket:
+        return self
+
+    def __exit__(
+        self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        self.release()
+
+
+def open_address(home: Home, listen: str) -> HeldSocket:
+    """Acquire the socket if a client is attached or the fallback runs; otherwise open the address directly."""
+    if not routes.has_attached_client(home):
+        control = _connect_control(home)
+        if control is None:
+            try:
+                return HeldSocket(home, listen, bind_listener(listen), None)
+            except OSError as error:
+                raise _address_error(listen, error.strerror) from error
+        control.close()
+    return acquire_socket(home, listen)
+
+
+def bind_listener(address: str) -> socket.socket:
+    """Open a socket that listens on the address."""
+    host, _, port = address.rpartition(":")
+    host = host.strip("[]")
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.setblocking(False)
+        listener.bind((host, int(port)))
+        listener.listen(_BACKLOG)
+    except BaseException:
+        listener.close()
+        raise
+    return listener
+
+
+def _address_error(listen: str, reason: object) -> NotReady:
+    return NotReady(f"the gateway cannot listen on {listen}: {reason}", kind="gateway_address")
+
+
+def acquire_socket(home: Home, listen: str) -> HeldSocket:
+    """Get the listening socket for the address from the home's fallback; start the fallback if it is not running."""
+    control = connect_fallback(home)
+    try:
+        control.sendall(_encode_request("take", listen))
+        answer, descriptors = _receive(control)
+        if "error" in answer or not descriptors:
+            raise _address_error(listen, answer.get("error", "no answer"))
+    except BaseException:
+        control.close()
+        raise
+    held = HeldSocket(home, listen, socket.socket(fileno=descriptors[0]), control)
+    if answer.get("version") != __version__:
+        # An older installation has left it running. We hold the socket, so callers do not notice the change.
+        held.restart_fallback()
+    return held
+
+
+def _is_open(control: socket.socket) -> bool:
+    """Return whether the other end is still connected."""
+    try:
+        control.setblocking(False)
+        return bool(control.recv(1, socket.MSG_PEEK))
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+
+
+def _encode_request(action: str, address: str) -> bytes:
+    return json.dumps({"wants": action, "address": address}).encode() + b"\n"
+
+
+def connect_fallback(home: Home) -> socket.socket:
+    """Return a connection to the home's fallback; start the fallback if it is not running."""
+    deadline = time.monotonic() + _START_SECONDS
+    while (control := _connect_control(home)) is None:
+        # A fallback that is exiting still holds its lock but no longer accepts connections.
+        if not start_fallback(home) or time.monotonic() > deadline:
+            raise NotReady(
+                f"the gateway's fallback process did not start; see its log {fallback_log_path(home)}",
+                kind="fallback_not_running",
+            )
+        time.sleep(_POLL_SECONDS)
+    return control
+
+
+def wait_for_fallback(home: Home, seconds: float = _STANDBY_SECONDS) -> bool:
+    """Wait until the fallback runs, which the daemon starts within a second of the first attach."""
+    deadline = time.monotonic() + seconds
+    while not locks.is_locked(fallback_lock_path(home)):
+        if time.monotonic() > deadline:
+            return False
+        # Rarely: the check holds the lock for a moment, and a starting fallback would think that another one runs.
+        time.sleep(5 * _POLL_SECONDS)
+    return True
+
+
+def start_fallback(home: Home, listen: str = "") -> bool:
+    """Start the fallback as an independent process; return whether one of them serves now."""
+    for folder in (home.run, home.logs):
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    fd = os.open(fallback_log_path(home), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    try:
+        result = subprocess.run(
+            [sys.executable, "-m", "hypaware.gateway.fallback", str(home.root), *([listen] if listen else [])],
+            stdin=subprocess.DEVNULL,
+            stdout=fd,
+            stderr=fd,
+            cwd="/",
+            start_new_session=True,
+            timeout=_START_SECONDS,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return False
+    finally:
+        os.close(fd)
+    return result.returncode == 0
+
+
+def ensure_listener(home: Home, base_url: str) -> bool:
+    """Start the fallback if nothing listens at the address of a client; return whether it was started."""
+    parts = urlsplit(base_url)
+    if not parts.hostname or not parts.port:
+        return False
+    with suppress(OSError), socket.create_connection((parts.hostname, parts.port), timeout=0.2):
+        return False
+    return start_fallback(home, parts.netloc)
+
+
+def _connect_control(home: Home) -> socket.socket | None:
+    control = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    control.settimeout(_ANSWER_SECONDS)
+    try:
+        control.connect(os.fspath(control_socket_path(home)))
+    except OSError:
+        control.close()
+        return None
+    return control
+
+
+def _receive(control: socket.socket) -> tuple[dict[str, str], list[int]]:
+    data, descriptors, _, _ = socket.recv_fds(control, 4096, 4)
+    while not data.endswith(b"\n"):
+        chunk = control.recv(4096)
+        if not chunk:
+            break
+        data += chunk
+    try:
+        answer = json.loads(data)
+    except ValueError:
+        answer = {}
+    return (answer if isinstance(answer, dict) else {}), descriptors

@@ -1,0 +1,307 @@
+"""The Anthropic dialect: `/v1/messages`, which Claude Code and other clients use.
+
+Each content block becomes one part, in requests and in responses, because a Claude Code transcript has one line per
+block. The response is the JSON body or is rebuilt from the events message_start, content_block_start/delta/stop,
+message_delta and message_stop; the part of a truncated response that arrived counts. The session id comes from
+`metadata.user_id` (JSON with `session_id`, or `…_session_<id>`), else from x-claude-code-session-id, else it is a hash
+of how the conversation begins.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Any
+
+from hypaware.clients.claude.responses import Counts, get_counts, merge_counts, to_usage
+from hypaware.gateway.exchange import DecodedExchange, SseEvent
+from hypaware.gateway.projection.turn import (
+    Block,
+    CallKind,
+    ModelResponse,
+    RequestSender,
+    Turn,
+    TurnPart,
+    as_list,
+    as_mapping,
+    as_text,
+    build_error_response,
+    identify_sender,
+    join_texts,
+    opening_texts,
+    parse_json,
+    short_hash,
+    without_cache_control,
+)
+from hypaware.model.blocks import to_blocks
+
+_SUMMARY_PREFIX = "This session is being continued from a previous conversation"
+"""How the first message begins after Claude Code has compacted its history."""
+_SUMMARY_TASK = "Your task is to create a detailed summary of the conversation"
+_SUMMARY_PROMPTS = (_SUMMARY_TASK, "CRITICAL: Respond with TEXT ONLY")
+_TITLE_SYSTEM_MARKERS = ("You are naming a coding session", "Summarize this coding conversation in under 50 characters")
+_TITLE_PROMPT_MARKERS = ("title for the following conversation", "<session>\n")
+_SIDE_MARKERS = (
+    "Extract any file paths that this command reads or modifies",
+    "You are an expert at analyzing git history",
+    "Your task is to process Bash commands",
+    "Analyze if this message indicates a new conversation topic",
+)
+DIALECT = "anthropic_messages"
+_LEGACY_USER_ID = re.compile(r"_session_([0-9A-Za-z-]{8,64})$")
+_CALL_TYPES = ("tool_use", "server_tool_use")
+_RESULT_TYPES = ("tool_result", "web_search_tool_result")
+_REASONING_TYPES = ("thinking", "redacted_thinking")
+_REMINDER = "<system-reminder>"
+_UNFINISHED_REASONS = frozenset({"max_tokens", "pause_turn", "model_context_window_exceeded", "error"})
+# The block that a delta continues if no event started it.
+_IMPLICIT_BLOCKS = {"text_delta": {"type": "text", "text": ""}, "thinking_delta": {"type": "thinking", "thinking": ""}}
+
+
+def read_messages(decoded: DecodedExchange) -> Turn:
+    body, sender = as_mapping(decoded.request), identify_sender(decoded)
+    is_claude = sender.name == "claude"
+    user = body.get("metadata")
+    user_id = as_mapping(user).get("user_id")
+    history = [part for message in as_list(body.get("messages")) for part in _message_parts(as_mapping(message))]
+    agent_id = as_text(decoded.request_headers.get("x-claude-code-agent-id"))
+    return Turn(
+        dialect=DIALECT,
+        kind=_classify_call(decoded.path, body, is_claude),
+        session_id=_find_session_id(decoded, body, user_id),
+        history=history,
+        response=_read_response(decoded),
+        agent_id=agent_id,
+        client_name=sender.name,
+        client_version=sender.version,
+        system_text=_system_text(body.get("system")),
+        tools=body.get("tools") or None,
+        columns=_columns(decoded, sender, agent_id, user_id),
+    )
+
+
+def _columns(decoded: DecodedExchange, sender: RequestSender, agent_id: str | None, user_id: Any) -> dict[str, Any]:
+    if sender.name != "claude":
+        return {"user_id": as_text(user_id)}
+    user_type, entrypoint = (*sender.remarks, None, None)[:2]
+    # Only clients that send the session id as a header also send the agent id as one.
+    sends_agent_ids = agent_id is not None or "x-claude-code-session-id" in decoded.request_headers
+    return {
+        "conversation_source": "claude",
+        "agent_id": agent_id,
+        "is_sidechain": (agent_id is not None) if sends_agent_ids else None,
+        "user_type": user_type,
+        "entrypoint": entrypoint,
+    }
+
+
+def _find_session_id(decoded: DecodedExchange, body: dict[str, Any], user_id: Any) -> str:
+    session_id = as_text(as_mapping(parse_json(user_id)).get("session_id"))
+    legacy = _LEGACY_USER_ID.search(user_id) if isinstance(user_id, str) else None
+    session_id = (
+        session_id
+        or (legacy.group(1) if legacy else None)
+        or as_text(decoded.request_headers.get("x-claude-code-session-id"))
+    )
+    return session_id or short_hash(DIALECT, *opening_texts(body.get("system"), body.get("messages")))
+
+
+def _system_text(system: Any) -> str | None:
+    """Join the system prompt without the client's billing line, which differs by call and is no part of the prompt."""
+    if isinstance(system, list):
+        system = [
+            block for block in system if not str(as_mapping(block).get("text")).startswith("x-anthropic-billing-header")
+        ]
+    return join_texts(system)
+
+
+def _classify_call(path: str, body: dict[str, Any], is_claude: bool) -> CallKind:
+    """Classify a request; titles, token counts, warm-ups and summaries are not part of the conversation.
+
+    They share the session's id and often its text. They produce no rows; the raw exchange holds their kind and cost. A
+    request is classified only by a marker that its client is known to send. Any other request counts as a turn, so that
+    no guess ever drops what a user said.
+    """
+    if path.endswith("/count_tokens"):
+        return CallKind.COUNT_TOKENS
+    if not is_claude:
+        return CallKind.TURN
+    messages = as_list(body.get("messages"))
+    prompt = _last_text(messages)
+    if prompt.startswith(_SUMMARY_PROMPTS) and _SUMMARY_TASK in prompt:
+        return CallKind.COMPACTION
+    if body.get("tools") or len(messages) != 1:
+        return CallKind.TURN
+    if prompt == "Warmup":
+        return CallKind.WARMUP
+    system = join_texts(body.get("system")) or ""
+    if any(marker in system for marker in _TITLE_SYSTEM_MARKERS) or any(
+        marker in prompt for marker in _TITLE_PROMPT_MARKERS
+    ):
+        return CallKind.TITLE
+    is_quota_check = prompt == "quota" and body.get("max_tokens") == 1
+    return CallKind.SIDE if is_quota_check or any(marker in system for marker in _SIDE_MARKERS) else CallKind.TURN
+
+
+def _last_text(messages: list[Any]) -> str:
+    content = as_mapping(messages[-1]).get("content") if messages else None
+    if isinstance(content, str):
+        return content
+    texts = (as_mapping(block).get("text") for block in reversed(as_list(content)))
+    return next((each for each in texts if isinstance(each, str)), "")
+
+
+def _message_parts(message: dict[str, Any]) -> list[TurnPart]:
+    role = as_text(message.get("role"))
+    return [] if role is None else _build_parts(role, to_blocks(message.get("content")))
+
+
+def _build_parts(role: str, blocks: list[Any], finished: int | None = None) -> list[TurnPart]:
+    """Return a part for each block that is not empty.
+
+    The client repeats only the first `finished` blocks in later requests, so only those may give the group its id.
+    """
+    parts = [
+        _block_part(role, block, index)
+        for index, block in enumerate(blocks)
+        if isinstance(block, dict) and block.get("text") != ""
+    ]
+    if role == "assistant" and len(parts) > 1:
+        group_id = next((part.unique_id for part in parts[:finished] if part.unique_id is not None), None)
+        for part in parts:
+            part.group_id = group_id
+    return parts
+
+
+def _block_part(role: str, block: Block, index: int) -> TurnPart:
+    kind, text_value = block.get("type"), block.get("text")
+    part = TurnPart(role, [without_cache_control(block)], block_index=index, provider_type=role)
+    if kind in _CALL_TYPES:
+        part.unique_id = as_text(block.get("id"))
+    elif kind in _RESULT_TYPES:
+        part.unique_id = as_text(block.get("tool_use_id"))
+    elif kind in _REASONING_TYPES:
+        part.is_reasoning = True
+    elif role == "system":
+        part.ephemeral = part.off_thread = True
+    elif role == "user" and isinstance(text_value, str):
+        if text_value.startswith(_REMINDER) and text_value.rstrip().endswith("</system-reminder>"):
+            part.ephemeral = part.off_thread = True
+            part.columns = {"attachment_type": "system_reminder"}
+        elif text_value.startswith(_SUMMARY_PREFIX):
+            part.columns = {"is_compact_summary": True}
+    return part
+
+
+def _read_response(decoded: DecodedExchange) -> ModelResponse:
+    if decoded.events is not None:
+        return _MessageAssembler(decoded.events).build(decoded)
+    message = as_mapping(decoded.response)
+    if message.get("type") == "error" or "error" in message or "content" not in message:
+        return build_error_response(decoded, message)
+    reason = message.get("stop_reason")
+    counts = get_counts(message.get("usage"))
+    return ModelResponse(
+        parts=_build_parts("assistant", to_blocks(message.get("content"))),
+        api_id=as_text(message.get("id")),
+        in_transcript=True,
+        model=message.get("model"),
+        usage=None if counts is None else to_usage(counts),
+        finish_reason=reason,
+        complete=isinstance(reason, str) and reason not in _UNFINISHED_REASONS,
+    )
+
+
+class _MessageAssembler:
+    """A message rebuilt from the events that arrived."""
+
+    def __init__(self, events: tuple[SseEvent, ...]) -> None:
+        self._blocks: dict[int, Block] = {}
+        self._inputs: dict[int, list[str]] = {}
+        self._texts: dict[tuple[int, str], list[str]] = {}
+        self._message: dict[str, Any] = {}
+        self._counts: Counts | None = None
+        self._reason: Any = None
+        self._finished = 0
+        self._stopped = False
+        self._error: dict[str, Any] | None = None
+        for event in events:
+            self._apply(event)
+
+    def _apply(self, event: SseEvent) -> None:
+        data = as_mapping(event.data)
+        match data.get("type") or event.type:
+            case "message_start":
+                self._message = as_mapping(data.get("message"))
+                self._add_usage(self._message.get("usage"))
+            case "content_block_start":
+                self._start(data)
+            case "content_block_delta":
+                self._apply_delta(data.get("index"), as_mapping(data.get("delta")))
+            case "content_block_stop":
+                self._finished += 1
+            case "message_delta":
+                self._reason = as_mapping(data.get("delta")).get("stop_reason") or self._reason
+                self._add_usage(data.get("usage"))
+            case "message_stop":
+                self._stopped = True
+            case "error":
+                self._error = data
+
+    def _start(self, data: dict[str, Any]) -> None:
+        index, block = data.get("index"), data.get("content_block")
+        if isinstance(index, int) and isinstance(block, dict):
+            self._blocks[index] = dict(block)
+
+    def _apply_delta(self, index: Any, delta: dict[str, Any]) -> None:
+        kind = delta.get("type")
+        if isinstance(index, int) and isinstance(kind, str) and kind in _IMPLICIT_BLOCKS:
+            self._blocks.setdefault(index, {**_IMPLICIT_BLOCKS[kind]})
+        if not isinstance(index, int) or index not in self._blocks:
+            return
+        if kind == "input_json_delta":
+            if isinstance(more := delta.get("partial_json"), str):
+                self._inputs.setdefault(index, []).append(more)
+        elif kind == "citations_delta":
+            block = self._blocks[index]
+            block["citations"] = [*as_list(block.get("citations")), delta.get("citation")]
+        else:
+            # Every kind of delta, including unknown ones, stores its text under the same key as the block.
+            for name, more in delta.items():
+                if name != "type" and isinstance(more, str):
+                    self._texts.setdefault((index, name), []).append(more)
+
+    def _add_usage(self, reported: Any) -> None:
+        counts = get_counts(reported)
+        if counts is not None:
+            self._counts = merge_counts(self._counts, counts)
+
+    def _build_blocks(self) -> list[Block]:
+        for (index, name), more in self._texts.items():
+            block = self._blocks[index]
+            start = block.get(name)
+            block[name] = (start if isinstance(start, str) else "") + "".join(more)
+        for index, fragments in self._inputs.items():
+            if joined := "".join(fragments):
+                value = parse_json(joined)
+                self._blocks[index]["input"] = joined if value is None else value
+        return [self._blocks[index] for index in sorted(self._blocks)]
+
+    def build(self, decoded: DecodedExchange) -> ModelResponse:
+        ended = self._stopped or self._reason is not None
+        if self._error is not None or not ended or not self._message:
+            outcome = build_error_response(decoded, self._error or {})
+        else:
+            is_complete = not isinstance(self._reason, str) or self._reason not in _UNFINISHED_REASONS
+            outcome = ModelResponse(finish_reason=self._reason, complete=is_complete)
+        parts = _build_parts("assistant", self._build_blocks(), self._finished)
+        counts = None if self._counts is None else to_usage(self._counts)
+        return replace(
+            outcome,
+            parts=parts,
+            api_id=as_text(self._message.get("id")),
+            in_transcript=True,
+            model=self._message.get("model"),
+            # The client repeats a call that failed before its first output; its cost is only in the raw exchange.
+            usage=counts if parts or ended else None,
+        )

@@ -1,0 +1,249 @@
+"""The projector: turns a live exchange into the rows that it adds to `ai_gateway_messages`.
+
+The rows equal those that an import makes of the same conversation, as far as the same facts are available. In addition
+`attributes.gateway` holds: `source: "live"`; `exchange_id`; `identity_source: "gateway_fallback"` if the client sends
+no id; for the model's parts `api_message_id` and `block_index`; and `time_source: "request"` if a part was first seen
+in a history, so its time is unknown.
+
+Requests that are not part of the conversation (`CallKind`) produce no rows. An error response produces one row of type
+`error` for every attempt; the user's message is recorded with the first. Nothing here raises.
+
+@ref capture#projection
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from hypaware.gateway.exchange import DecodedExchange
+from hypaware.gateway.projection import anthropic, chat_completions, responses
+from hypaware.gateway.projection.conversation import (
+    ANSWERED,
+    ConversationCache,
+    ConversationChanges,
+    NewParts,
+    SeenPart,
+    find_new_parts,
+)
+from hypaware.gateway.projection.turn import CallKind, ModelResponse, Turn, as_text, canonical_text, short_hash
+from hypaware.model.columns import format_timestamp
+from hypaware.model.datasets import Row
+from hypaware.model.expand import Exchange, Message, expand
+from hypaware.model.identity import fallback_scope
+
+_READERS: tuple[tuple[re.Pattern[str], Callable[[DecodedExchange], Turn]], ...] = (
+    (re.compile(r"/v1/messages(?:/count_tokens)?/?$"), anthropic.read_messages),
+    (re.compile(r"/responses(?:/compact)?/?$"), responses.read_responses),
+    (re.compile(r"/chat/completions/?$"), chat_completions.read_chat_completion),
+)
+_UNSAFE = re.compile(r"[^A-Za-z0-9_./-]")
+_MAX_SEGMENTS, _MAX_LENGTH = 3, 60
+SessionFacts = Callable[[str], Mapping[str, Any]]
+"""Session id → columns known from elsewhere: cwd, git_branch, git_remote, head_sha, repo_root."""
+_CODEX_ATTRIBUTES = "codex"
+
+
+@dataclass(frozen=True)
+class Projection:
+    kind: CallKind | None = None
+    dialect: str | None = None
+    """None if the dialect is unknown: the exchange is counted in `skipped` by its path and stored raw."""
+    session_id: str | None = None
+    client_name: str | None = None
+    rows: tuple[Row, ...] = ()
+    """As stored, except for the columns that `complete_row` derives."""
+    skipped: Counter[str] = field(default_factory=Counter)
+    changes: ConversationChanges | None = None
+    """For `ConversationCache.rollback`, if the rows could not be stored."""
+
+
+def project_exchange(
+    decoded: DecodedExchange, conversations: ConversationCache, *, facts: SessionFacts | None = None
+) -> Projection:
+    turn = read_turn(decoded)
+    if isinstance(turn, str):
+        return Projection(client_name=decoded.client_name, skipped=Counter({turn: 1}))
+    projection = Projection(turn.kind, turn.dialect, turn.session_id, turn.client_name)
+    if turn.kind is not CallKind.TURN:
+        return replace(projection, skipped=Counter({f"side_call:{turn.kind}": 1}))
+    changes = conversations.open(
+        fallback_scope(turn.session_id, turn.conversation_id, turn.agent_id), format_timestamp(decoded.started_at)
+    )
+    builder = _RowBuilder(decoded, turn, changes, conversations, facts)
+    return replace(projection, rows=tuple(builder.rows()), skipped=builder.skipped, changes=changes)
+
+
+def read_turn(decoded: DecodedExchange) -> Turn | str:
+    """Read an exchange as a turn, or return the reason why it cannot be read, under which it is counted."""
+    reader = next((reader for ends, reader in _READERS if ends.search(decoded.path)), None)
+    if decoded.method != "POST" or reader is None:
+        return f"no_dialect:{_safe_path(decoded.path)}"
+    if not isinstance(decoded.request, dict):
+        return f"unreadable_request:{_safe_path(decoded.path)}"
+    return reader(decoded)
+
+
+def _safe_path(path: str) -> str:
+    """Shorten a path to a safe counter name; ids in deeper segments do not create new names."""
+    return _UNSAFE.sub("?", "/".join(path.split("/")[: _MAX_SEGMENTS + 1]))[:_MAX_LENGTH]
+
+
+class _RowBuilder:
+    def __init__(
+        self,
+        decoded: DecodedExchange,
+        turn: Turn,
+        changes: ConversationChanges,
+        conversations: ConversationCache,
+        facts: SessionFacts | None,
+    ) -> None:
+        self._decoded, self._turn, self._changes, self._conversations = decoded, turn, changes, conversations
+        self._facts = facts(turn.session_id) if facts is not None else {}
+        self.skipped: Counter[str] = Counter()
+        self._positions: dict[str, int] = {}
+
+    def rows(self) -> Iterator[Row]:
+        turn = self._turn
+        parts = find_new_parts(turn.history, turn.response, self._changes, self._conversations)
+        self._count_skipped()
+        exchange = Exchange(
+            provider=self._decoded.provider,
+            session_id=turn.session_id,
+            client_name=turn.client_name or "",
+            messages=self._messages(parts),
+            conversation_id=turn.conversation_id,
+            client_version=turn.client_version,
+            started_at=self._changes.conversation.started_at,
+            columns={**turn.columns, **self._facts},
+            attributes=turn.attributes,
+            links={},
+        )
+        gateway = {"source": "live", "exchange_id": self._decoded.exchange_id}
+        for row in expand(exchange, gateway=gateway, skipped=self.skipped):
+            # The position in the whole request, not among its new parts.
+            row["message_index"] = self._positions.get(row["message_id"], row["message_index"])
+            yield row
+
+    def _count_skipped(self) -> None:
+        """Count the items without a row; those of the history only if no earlier exchange contained them."""
+        known = self._changes.conversation.ids
+        for each in self._turn.skipped:
+            if known.keys().isdisjoint(each.ids):
+                self.skipped[each.reason] += 1
+        for each in self._turn.response.skipped:
+            self.skipped[each.reason] += 1
+        for each in (*self._turn.skipped, *self._turn.response.skipped):
+            for item_id in each.ids:
+                self._changes.set(known, item_id, ANSWERED)
+
+    def _messages(self, parts: NewParts) -> Iterator[Message]:
+        answered_calls = _answered_call_ids(parts)
+        requested_at, responded_at = (
+            format_timestamp(self._decoded.started_at),
+            format_timestamp(self._decoded.ended_at),
+        )
+        for seen in parts.history:
+            if seen.is_new or _call_id(seen) in answered_calls:
+                self._positions[seen.id] = seen.position
+                gateway_attributes = {"time_source": "request"} if seen.in_history else {}
+                yield self._message(seen, requested_at, gateway_attributes)
+        yield from self._response_messages(parts, responded_at)
+
+    def _response_messages(self, parts: NewParts, responded_at: str) -> Iterator[Message]:
+        response, last = self._turn.response, len(parts.response) - 1
+        usage_index = last if response.usage_index is None else response.usage_index
+        request_id = _request_id(self._decoded)
+        prompt = self._new_prompt() if any(seen.is_new for seen in parts.response) else {}
+        for index, seen in enumerate(parts.response):
+            self._positions[seen.id] = seen.position
+            columns = {"request_id": request_id, "raw_frame": _raw_frame(seen, response), **prompt}
+            if response.model is not None and "model" not in self._turn.columns:
+                columns["model"] = response.model
+            prompt = {}
+            gateway_attributes = {"api_message_id": response.api_id, "block_index": seen.part.block_index}
+            message = self._message(seen, responded_at, gateway_attributes, columns)
+            message.usage = response.usage if index == usage_index else None
+            message.finish_reason = response.finish_reason if index == last else None
+            yield message
+        if response.usage and not any(seen.is_new for seen in parts.response):
+            self.skipped["usage_without_message"] += 1
+        if response.failed:
+            yield self._failure(parts, response, request_id, responded_at)
+
+    def _message(
+        self, seen: SeenPart, at: str, gateway_attributes: Mapping[str, Any], columns: Mapping[str, Any] | None = None
+    ) -> Message:
+        part = seen.part
+        if seen.is_new:
+            self.skipped.update(part.dropped)
+        native = part.native_id is not None
+        gateway = dict(gateway_attributes) if native else {"identity_source": "gateway_fallback", **gateway_attributes}
+        attributes: dict[str, Any] = {"gateway": {name: value for name, value in gateway.items() if value is not None}}
+        if _CODEX_ATTRIBUTES in self._turn.attributes:
+            attributes[_CODEX_ATTRIBUTES] = {"identity_source": "native" if native else "gateway_fallback"}
+        return Message(
+            role=part.role,
+            content=part.content,
+            created_at=at,
+            message_id=seen.id,
+            parent=seen.parent_id,
+            fresh=seen.is_new,
+            columns={"provider_type": part.provider_type, **part.columns, **(columns or {})},
+            attributes=attributes,
+        )
+
+    def _failure(self, parts: NewParts, response: ModelResponse, request_id: str | None, at: str) -> Message:
+        """Build the error row, one per attempt: its id derives from the exchange."""
+        failure_id = short_hash(self._changes.scope, "error", self._decoded.exchange_id)
+        self._positions[failure_id] = parts.length
+        return Message(
+            role="assistant",
+            content=[{"type": "error", "message": response.error_message}],
+            created_at=at,
+            message_id=failure_id,
+            parent=parts.last_id,
+            error_code=response.error_code,
+            error_message=response.error_message,
+            columns={"provider_type": "assistant", "request_id": request_id},
+            attributes={"gateway": {"identity_source": "gateway_fallback"}},
+        )
+
+    def _new_prompt(self) -> dict[str, Any]:
+        """Return system prompt and tools for the first response of the conversation that was made with them."""
+        turn = self._turn
+        if turn.system_text is None and turn.tools is None:
+            return {}
+        prompt = short_hash(turn.system_text or "", canonical_text(turn.tools))
+        if prompt in self._changes.conversation.prompts:
+            return {}
+        self._changes.set(self._changes.conversation.prompts, prompt, "")
+        return {"system_text": turn.system_text, "tools": turn.tools}
+
+
+def _raw_frame(seen: SeenPart, response: ModelResponse) -> dict[str, Any] | None:
+    """Return the frame of an imported row; only if the transcript also has the API's id."""
+    if not response.in_transcript or response.api_id is None:
+        return None
+    return {"type": seen.part.provider_type, "message_id": response.api_id}
+
+
+def _answered_call_ids(parts: NewParts) -> set[str]:
+    """Return the ids of the calls that new results answer; expansion needs those calls for the tools' names."""
+    return {
+        seen.part.unique_id
+        for seen in parts.history
+        if seen.is_new and seen.part.unique_id is not None and seen.part.role != "assistant"
+    }
+
+
+def _call_id(seen: SeenPart) -> str | None:
+    return seen.part.unique_id if seen.part.role == "assistant" else None
+
+
+def _request_id(decoded: DecodedExchange) -> str | None:
+    headers = decoded.response_headers
+    return as_text(headers.get("request-id")) or as_text(headers.get("x-request-id"))

@@ -1,0 +1,107 @@
+"""Durable file operations: the result of each call survives a power cut once the call has returned.
+
+A file is durable after an fsync of its bytes. Its name is durable after an fsync of its folder. `fsync` is never
+retried after an error: the kernel may have dropped the pages, and a second call would report success over lost bytes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+if sys.platform == "darwin":
+    import fcntl
+
+    def fsync_fd(fd: int) -> None:
+        """Flush the drive's cache too. On macOS only F_FULLFSYNC does that; fsync does not."""
+        fcntl.fcntl(fd, fcntl.F_FULLFSYNC)
+
+else:
+
+    def fsync_fd(fd: int) -> None:
+        os.fsync(fd)
+
+
+def fsync_file(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        fsync_fd(fd)
+    finally:
+        os.close(fd)
+
+
+def fsync_dir(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fsync_fd(fd)
+    finally:
+        os.close(fd)
+
+
+def rename_durably(old: Path, new: Path) -> None:
+    """Rename a file whose bytes are already durable, and make the rename durable."""
+    old.rename(new)
+    fsync_dir(new.parent)
+    if old.parent != new.parent:
+        fsync_dir(old.parent)
+
+
+def remove_durably(path: Path) -> None:
+    path.unlink(missing_ok=True)
+    fsync_dir(path.parent)
+
+
+def write_atomic(path: Path, data: bytes, mode: int = 0o600, *, durable: bool = True) -> None:
+    """Replace a file atomically: readers see the old bytes or the new ones, even after a power cut."""
+    with replace_atomically(path, mode, durable=durable) as fd:
+        write_all(fd, data)
+
+
+@contextlib.contextmanager
+def replace_atomically(
+    path: Path, mode: int = 0o600, *, durable: bool = True, before_rename: Callable[[], None] | None = None
+) -> Iterator[int]:
+    """Yield the descriptor of a temporary file, which replaces the file at the path when the context ends.
+
+    The temporary file is removed if the context or `before_rename` raises. Without `durable`, the replacement is
+    atomic for readers, but a power cut may undo it or leave an empty file.
+    """
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+    try:
+        try:
+            yield fd
+            if durable:
+                fsync_fd(fd)
+        finally:
+            os.close(fd)
+        if before_rename is not None:
+            before_rename()
+        if durable:
+            rename_durably(temporary, path)
+        else:
+            temporary.replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise
+
+
+def write_all(fd: int, data: bytes | memoryview) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]
+
+
+def make_dir(path: Path, mode: int = 0o700) -> None:
+    """Create a folder and its missing parents, each durable in the folder above it."""
+    if path.is_dir():
+        return
+    make_dir(path.parent, mode)
+    with contextlib.suppress(FileExistsError):
+        path.mkdir(mode=mode)
+    fsync_dir(path.parent)

@@ -1,0 +1,194 @@
+"""Make Iceberg commits durable, and roll back a commit that a power cut damaged.
+
+Iceberg does not fsync its files, so this module does. Every commit is durable before the next one follows. Only the
+newest commit of a table can therefore be damaged. If files that it added are missing or truncated, the catalog is
+rolled back to the previous metadata, which is intact.
+
+@ref flush#commit
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Collection, Iterable, Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+from hypaware import faults
+from hypaware.errors import LakeError, Retryable
+from hypaware.home import Home, durable_files
+from hypaware.iceberg import metadata
+from hypaware.iceberg.metadata import CatalogEntry
+
+_before_fsync = faults.crash_point("iceberg.fsync.before-fsync", "a commit is visible, its files are not durable")
+_after_fsync = faults.crash_point("iceberg.fsync.after-fsync", "a commit is visible and durable")
+_before_rollback = faults.crash_point("iceberg.roll-back.before-update", "a damaged commit was found")
+_after_rollback = faults.crash_point(
+    "iceberg.roll-back.after-update", "the catalog references the metadata before the damaged commit"
+)
+_PARQUET_MAGIC = b"PAR1"
+
+
+@dataclass(frozen=True)
+class RolledBackTable:
+    table: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class DamagedTable:
+    """A table that a power cut cannot have damaged: a rollback would lose recorded rows."""
+
+    table: str
+    error: LakeError
+
+
+def fsync_commit(home: Home, table: str, namespace: str = metadata.NAMESPACE) -> None:
+    """Make the newest commit of a table durable. The writers have already fsynced its data files."""
+    _before_fsync()
+    found = metadata.find_table(home, table, namespace)
+    if found is None:
+        raise LakeError(f"the catalog {home.catalog} has no table {table}, which was just committed")
+    known = metadata.read_metadata(found.metadata)
+    added, data = [found.metadata], []
+    if known.current:
+        added.append(known.current.manifest_list)
+        for manifest in metadata.read_manifests(known.current):
+            if manifest.snapshot_id == known.current_id:
+                added.append(manifest.path)
+                data += [file.path for file in metadata.read_data_files(known, manifest)]
+    for path in added:
+        durable_files.fsync_file(path)
+    for folder in sorted(_folders_up_to([*added, *data], home.lake)):
+        durable_files.fsync_dir(folder)
+    _after_fsync()
+
+
+def fsync_all(home: Home, skip: Collection[str] = ()) -> None:
+    """Make the newest commit of every table durable, after the lake was acquired from another process."""
+    for found in metadata.list_tables(home):
+        if found.name not in skip:
+            fsync_commit(home, found.name)
+
+
+def roll_back_damaged(home: Home, recorded: Mapping[str, int]) -> list[RolledBackTable | DamagedTable]:
+    """Check the newest commit of each table and roll back damaged ones. Call it before anything loads the tables.
+
+    `recorded` is the highest recorded sequence of each table. A recorded commit was fsynced, so no power cut can have
+    damaged it. A table whose rollback would lose a recorded commit is not changed, but returned as `DamagedTable`.
+    """
+    results: list[RolledBackTable | DamagedTable] = []
+    for found in metadata.list_tables(home):
+        if reason := find_damage(found.metadata):
+            try:
+                back_to = _choose_rollback(found, recorded.get(found.name, 0), reason)
+            except LakeError as error:
+                results.append(DamagedTable(found.name, error))
+                continue
+            _before_rollback()
+            _roll_back(home, found, back_to)
+            _after_rollback()
+            results.append(RolledBackTable(found.name, reason))
+    return results
+
+
+def require_intact(home: Home, table: str) -> None:
+    """Raise an error if a table is damaged. Nothing may be committed on top of a damaged commit."""
+    found = metadata.find_table(home, table)
+    if found is not None and (reason := find_damage(found.metadata) or _find_unreadable(found.metadata)):
+        raise _damaged_error(table, reason)
+
+
+def _find_unreadable(path: Path) -> str | None:
+    """Return the error in reading manifests of earlier commits, or None. Cached manifests are not read again."""
+    try:
+        for _ in metadata.iter_cached_files(metadata.read_metadata(path)):
+            pass
+    except (PermissionError, MemoryError):
+        raise
+    except Exception as error:
+        # See `find_damage`.
+        return f"{type(error).__name__}: {error}"
+    return None
+
+
+def _choose_rollback(table: CatalogEntry, recorded: int, reason: str) -> Path | None:
+    """Return the metadata before the damaged one, or None if it was the first. Raise if that would lose rows."""
+    if table.previous is not None and not find_damage(table.previous):
+        if (floor := metadata.read_metadata(table.previous).floor) >= recorded:
+            return table.previous
+        loss = f"the previous commit ends at sequence {floor}, but rows up to {recorded} were recorded"
+    else:
+        others = [path for path in table.metadata.parent.glob("*.metadata.json") if path != table.metadata]
+        if recorded == 0 and all(find_damage(path) for path in others):
+            return None
+        loss = "the previous commit is damaged too" if table.previous else f"rows up to {recorded} were recorded"
+    raise _damaged_error(table.name, f"{reason}; {loss}")
+
+
+def _damaged_error(table: str, reason: str) -> LakeError:
+    return LakeError(
+        f"table {table} is damaged ({reason}); restore a backup with hyp restore, or rebuild the table from its files",
+        kind="lake_damaged",
+        repair=f"hyp maintain {table} --rebuild",
+    )
+
+
+def find_damage(path: Path) -> str | None:
+    """Return what is wrong with the files that a metadata.json and its newest snapshot reference, or None."""
+    try:
+        known = metadata.read_metadata(path)
+        if known.current is None:
+            return None
+        for manifest in metadata.read_manifests(known.current):
+            if manifest.snapshot_id != known.current_id:
+                continue
+            if (found := manifest.path.stat().st_size) != manifest.bytes:
+                return f"{manifest.path} has {found} bytes instead of {manifest.bytes}"
+            for file in metadata.read_data_files(known, manifest):
+                if reason := find_file_damage(file.path, file.bytes):
+                    return reason
+    except FileNotFoundError as error:
+        return f"{error.filename} is missing"
+    except (OSError, ImportError, MemoryError) as error:
+        # An I/O error is not damage.
+        raise Retryable(f"{path} could not be checked: {error}", kind="lake_unreadable") from error
+    except Exception as error:
+        # The parsers raise many kinds of errors for torn JSON and Avro.
+        return f"{path.name} or a file that it references cannot be read ({type(error).__name__}: {error})"
+    return None
+
+
+def find_file_damage(path: Path, size: int) -> str | None:
+    """Return whether a Parquet file is missing, has the wrong size, or has no footer; None if it is intact."""
+    if not path.is_file():
+        return f"{path} is missing"
+    if (found := path.stat().st_size) != size:
+        return f"{path} has {found} bytes instead of {size}"
+    with open(path, "rb") as file:
+        file.seek(-len(_PARQUET_MAGIC), 2)
+        return None if file.read() == _PARQUET_MAGIC else f"{path} has no Parquet footer"
+
+
+def _roll_back(home: Home, table: CatalogEntry, back_to: Path | None) -> None:
+    """Update the catalog. Remove the table if none of its commits is intact and none was recorded."""
+    where = " WHERE catalog_name = ? AND table_namespace = ? AND table_name = ?"
+    key = (metadata.CATALOG, metadata.NAMESPACE, table.name)
+    with closing(sqlite3.connect(home.catalog, timeout=30, isolation_level=None)) as catalog:
+        catalog.execute("PRAGMA synchronous=FULL")
+        catalog.execute("BEGIN IMMEDIATE")
+        if back_to is None:
+            catalog.execute("DELETE FROM iceberg_tables" + where, key)
+        else:
+            older = metadata.read_metadata(back_to).log
+            locations = (metadata.file_location(back_to), metadata.file_location(older[-1]) if older else None)
+            catalog.execute(
+                "UPDATE iceberg_tables SET metadata_location = ?, previous_metadata_location = ?" + where,
+                (*locations, *key),
+            )
+        catalog.execute("COMMIT")
+
+
+def _folders_up_to(paths: Iterable[Path], top: Path) -> set[Path]:
+    return {folder for path in paths for folder in path.parents if folder.is_relative_to(top)}

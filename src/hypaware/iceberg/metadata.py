@@ -1,0 +1,272 @@
+"""Read the lake's catalog and Iceberg metadata as plain files, without Spark and without changing anything.
+
+`catalog.db` (SQLite, table `iceberg_tables`) references each table's current and previous metadata.json. That
+references snapshots, these reference manifest lists, these reference manifests (Avro), and these list data files with
+their partition and statistics.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import date, timedelta
+from pathlib import Path
+from typing import Any
+
+from hypaware.home import Home
+from hypaware.home.sqlite_readonly import has_table, open_readonly
+from hypaware.model.datasets import SEQ, SOURCE
+
+CATALOG = "hyp"
+NAMESPACE = "hypaware"
+FLOOR_PROPERTY = "hyp.seq-floor"
+GATEWAY_ID_PROPERTY = "hyp.gateway-id"
+INCARNATION_PROPERTY = "hyp.incarnation"
+PARENTS_PROPERTY = "hyp.incarnation-parents"
+FORKS_PROPERTY = "hyp.incarnation-forks"
+FLUSH_ID_PROPERTY = "hyp.flush-id"
+SEGMENTS_PROPERTY = "hyp.segments"
+RETAINED_FROM_PROPERTY = "hyp.retained-from"
+REBUILT_FROM_PROPERTY = "hyp.rebuilt-from"
+_STATUS_DELETED = 2
+_EPOCH = date(1970, 1, 1)
+# Data files to cache with their statistics, a few hundred bytes each.
+_MAX_CACHED_FILES = 50_000
+
+
+@dataclass(frozen=True)
+class CatalogEntry:
+    """A table's row in the catalog."""
+
+    name: str
+    metadata: Path
+    previous: Path | None
+
+
+@dataclass(frozen=True)
+class TableSnapshot:
+    id: int
+    manifest_list: Path
+    summary: Mapping[str, str]
+    at: float = 0.0
+    """Commit time in seconds since 1970. The snapshot was current until the next commit."""
+
+
+@dataclass(frozen=True)
+class ManifestFile:
+    path: Path
+    bytes: int
+    snapshot_id: int
+    deletes: bool = False
+    """Whether it lists delete files. HypAware rewrites data files instead."""
+
+
+@dataclass(frozen=True)
+class DataFile:
+    path: Path
+    bytes: int
+    rows: int
+    source: str
+    max_seq: int | None
+    min_seq: int | None
+    sequenced: int
+    """Number of rows with a sequence: all of them, unless another program wrote the file."""
+    day: date | None = None
+    """The day of the rows; None for rows without a time."""
+    snapshot_id: int | None = None
+    """The snapshot that added the file."""
+    location: str = ""
+    """The path exactly as the table spells it."""
+
+
+@dataclass(frozen=True)
+class TableField:
+    id: int
+    type: str
+    required: bool
+
+
+@dataclass(frozen=True)
+class TableMetadata:
+    path: Path
+    uuid: str
+    properties: Mapping[str, str]
+    snapshots: tuple[TableSnapshot, ...]
+    current_id: int | None
+    log: tuple[Path, ...]
+    """Earlier metadata files, oldest first."""
+    fields: Mapping[str, TableField]
+
+    @property
+    def field_ids(self) -> dict[str, int]:
+        return {name: field.id for name, field in self.fields.items()}
+
+    @property
+    def current(self) -> TableSnapshot | None:
+        return next((snapshot for snapshot in self.snapshots if snapshot.id == self.current_id), None)
+
+    @property
+    def floor(self) -> int:
+        """The end of the newest committed range, even if its rows have been removed."""
+        return int(self.properties.get(FLOOR_PROPERTY, 0))
+
+
+def list_tables(home: Home, namespace: str = NAMESPACE) -> list[CatalogEntry]:
+    if not home.catalog.is_file():
+        return []
+    with open_readonly(home.catalog) as catalog:
+        if not has_table(catalog, "iceberg_tables"):
+            return []
+        found = catalog.execute(
+            "SELECT table_name, metadata_location, previous_metadata_location FROM iceberg_tables"
+            " WHERE catalog_name = ? AND table_namespace = ? ORDER BY table_name",
+            (CATALOG, namespace),
+        ).fetchall()
+    return [
+        CatalogEntry(name, local_path(current), local_path(previous) if previous else None)
+        for name, current, previous in found
+    ]
+
+
+def find_table(home: Home, table: str, namespace: str = NAMESPACE) -> CatalogEntry | None:
+    return next((found for found in list_tables(home, namespace) if found.name == table), None)
+
+
+def read_retention_start(home: Home, table: str) -> str | None:
+    """Return the first day that retention keeps, or None. Older rows are not imported again."""
+    found = find_table(home, table)
+    return read_metadata(found.metadata).properties.get(RETAINED_FROM_PROPERTY) if found else None
+
+
+def read_metadata(path: Path) -> TableMetadata:
+    content = json.loads(path.read_bytes())
+    schema = next(schema for schema in content["schemas"] if schema["schema-id"] == content["current-schema-id"])
+    current = content.get("current-snapshot-id")
+    return TableMetadata(
+        path=path,
+        uuid=content["table-uuid"],
+        properties=content.get("properties", {}),
+        snapshots=tuple(
+            TableSnapshot(
+                found["snapshot-id"],
+                local_path(found["manifest-list"]),
+                found.get("summary", {}),
+                found["timestamp-ms"] / 1000,
+            )
+            for found in content.get("snapshots", [])
+        ),
+        current_id=None if current in (None, -1) else current,
+        log=tuple(local_path(found["metadata-file"]) for found in content.get("metadata-log", [])),
+        fields={found["name"]: TableField(found["id"], found["type"], found["required"]) for found in schema["fields"]},
+    )
+
+
+def read_manifests(snapshot: TableSnapshot) -> list[ManifestFile]:
+    return [
+        ManifestFile(
+            local_path(found["manifest_path"]),
+            found["manifest_length"],
+            found["added_snapshot_id"],
+            deletes=found.get("content", 0) != 0,
+        )
+        for found in _read_avro(snapshot.manifest_list)
+    ]
+
+
+def read_data_files(metadata: TableMetadata, manifest: ManifestFile) -> Iterator[DataFile]:
+    """Yield the live data files of a manifest."""
+    seq_field = metadata.fields[SEQ].id if SEQ in metadata.fields else None
+    for found in _read_avro(manifest.path):
+        if found["status"] == _STATUS_DELETED:
+            continue
+        file = found["data_file"]
+        rows = file["record_count"]
+        yield DataFile(
+            path=local_path(file["file_path"]),
+            bytes=file["file_size_in_bytes"],
+            rows=rows,
+            source=str(file["partition"].get(SOURCE)),
+            max_seq=_decode_long(_field_value(file.get("upper_bounds"), seq_field)),
+            min_seq=_decode_long(_field_value(file.get("lower_bounds"), seq_field)),
+            sequenced=rows - (_field_value(file.get("null_value_counts"), seq_field) or 0),
+            day=_partition_day(file["partition"]),
+            # Entries that the manifest's own snapshot added may omit the id.
+            snapshot_id=found["snapshot_id"] if found["snapshot_id"] is not None else manifest.snapshot_id,
+            location=file["file_path"],
+        )
+
+
+def iter_live_files(metadata: TableMetadata) -> Iterator[DataFile]:
+    if metadata.current:
+        for manifest in read_manifests(metadata.current):
+            yield from read_data_files(metadata, manifest)
+
+
+def iter_cached_files(metadata: TableMetadata) -> Iterator[DataFile]:
+    """Yield the live data files from cached manifests, which never change. Do not use it to look for damage."""
+    if metadata.current:
+        for manifest in read_manifests(metadata.current):
+            yield from _manifest_cache.files(metadata, manifest)
+
+
+class _ManifestCache:
+    """The data files of the manifests used last, bounded by the number of data files."""
+
+    def __init__(self, max_files: int) -> None:
+        self._max_files = max_files
+        self._files = 0
+        self._by_manifest: OrderedDict[tuple[str, Path], tuple[DataFile, ...]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def files(self, metadata: TableMetadata, manifest: ManifestFile) -> tuple[DataFile, ...]:
+        key = (metadata.uuid, manifest.path)
+        with self._lock:
+            if key in self._by_manifest:
+                self._by_manifest.move_to_end(key)
+                return self._by_manifest[key]
+        files = tuple(read_data_files(metadata, manifest))
+        with self._lock:
+            if key not in self._by_manifest:
+                self._by_manifest[key] = files
+                self._files += len(files)
+            while self._files > self._max_files:
+                self._files -= len(self._by_manifest.popitem(last=False)[1])
+        return files
+
+
+_manifest_cache = _ManifestCache(_MAX_CACHED_FILES)
+
+
+def local_path(location: str) -> Path:
+    """Convert an Iceberg location (`file:/x`, `file:///x` or `/x`, never percent-encoded) to a path."""
+    path = location.removeprefix("file:")
+    return Path("/" + path.lstrip("/"))
+
+
+def file_location(path: Path) -> str:
+    return f"file:{path}"
+
+
+def _read_avro(path: Path) -> Iterator[dict[str, Any]]:
+    import fastavro
+
+    with open(path, "rb") as file:
+        yield from fastavro.reader(file)
+
+
+def _field_value(by_field: Any, field: int | None) -> Any:
+    """Return the value of a field id. Avro stores a map with integer keys as a list of pairs."""
+    return next((pair["value"] for pair in by_field or () if pair["key"] == field), None)
+
+
+def _partition_day(partition: Mapping[str, Any]) -> date | None:
+    """Return the day of a partition. Writers store it as a date or as days since 1970."""
+    day = next((value for name, value in partition.items() if name != SOURCE), None)
+    return _EPOCH + timedelta(days=day) if isinstance(day, int) else day
+
+
+def _decode_long(bound: bytes | None) -> int | None:
+    return int.from_bytes(bound, "little", signed=True) if bound else None

@@ -1,0 +1,180 @@
+"""Commit: the steps that flushes and imports share.
+
+    open the table (recover) · reserve · prepare · commit · fsync · record · index the keys · remove segments
+
+The caller holds the lake's lock (one JVM per home) and the table's commit lock. No other job reserves or commits
+between our reservation and our record, so rows become visible in the order of their sequences.
+
+An interrupted flush was either committed, and recovery records it, or it was not, and recovery discards it. An import
+reserves as many sequences as it can have rows; gaps are allowed. The new checkpoints of its sources are pending from
+the build on and take effect when the flush is recorded.
+
+@ref flush#recover @ref flush#commit @ref flush#record
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import closing, contextmanager
+
+from hypaware import faults
+from hypaware.errors import Retryable
+from hypaware.home import Home, durable_files
+from hypaware.iceberg import fsync
+from hypaware.lake import dedupe, health, rejects, settlements
+from hypaware.lake.prepare import PoisonRows, PreparedFlush
+from hypaware.lake.table import LakeBackend, LakeTable, NotCommitted, OpenTable
+from hypaware.model.datasets import Dataset
+from hypaware.model.row_counts import RowCounts
+from hypaware.spool import segments
+from hypaware.state import flushes, mirror, sources
+from hypaware.state.flushes import Flush, FlushOutcome
+from hypaware.state.sources import SourceCheckpoint
+from hypaware.state.store import StateStore
+
+_after_reserve = faults.crash_point("lake.reserve.after-commit", "a sequence range is reserved, nothing is built")
+_after_import_reserve = faults.crash_point(
+    "lake.intake.after-reserve", "sequences are reserved for an import, nothing is read"
+)
+_after_pending = faults.crash_point(
+    "lake.intake.after-pend", "the checkpoints of an import are pending, its rows are not committed"
+)
+_before_commit = faults.crash_point("lake.commit.before-commit", "the flush is built and deduplicated, not committed")
+_after_commit = faults.crash_point(
+    "lake.commit.after-commit", "the flush is in the lake, the state has not recorded it"
+)
+_after_record = faults.crash_point("lake.record.after-commit", "the flush is recorded, its segment files still exist")
+_before_remove = faults.crash_point("lake.remove.before-unlink", "keys are indexed, the segment files still exist")
+_after_remove = faults.crash_point("lake.remove.after-unlink", "the segment files are removed")
+
+
+@contextmanager
+def open_table(home: Home, store: StateStore, lake: LakeBackend, dataset: Dataset) -> Iterator[OpenTable]:
+    """Open a table for writing. Finish or discard interrupted flushes; refuse a lake older than its state."""
+    durable_files.make_dir(home.lake)
+    fsync.require_intact(home, dataset.name)
+    with store.reading() as connection:
+        recorded = flushes.highest_recorded_sequence(connection, dataset.name)
+    health.check_floor(home, dataset.name, recorded)
+    table = lake.table(dataset)
+    # The last process may have died before its commit was durable; nothing may follow before it is.
+    fsync.fsync_commit(home, dataset.name)
+    finish_interrupted_flushes(home, store, table, dataset.name)
+    with closing(dedupe.open_index(home, lake, table, dataset)) as index:
+        yield OpenTable(home, store, lake, dataset, table, index)
+
+
+def reserve_segments(target: OpenTable, sizes: Sequence[tuple[str, int]]) -> Flush:
+    """Reserve sequences for segments, given as (name, rows)."""
+    with target.store.transaction() as connection:
+        flush = flushes.reserve_flush(connection, target.dataset.name, sizes, above=target.table.floor)
+    _after_reserve()
+    return flush
+
+
+def reserve_import(target: OpenTable, max_rows: int) -> Flush:
+    """Reserve sequences for the rows of an import, before anything is read."""
+    with target.store.transaction() as connection:
+        flush = flushes.reserve_range(connection, target.dataset.name, max_rows, above=target.table.floor)
+    _after_import_reserve()
+    return flush
+
+
+@contextmanager
+def discard_on_error(target: OpenTable, flush: Flush) -> Iterator[None]:
+    """Discard the flush if its preparation fails. Poison rows count as a failed attempt of their segments."""
+    try:
+        yield
+    except Exception as error:
+        blamed = error.segments if isinstance(error, PoisonRows) else ()
+        discard_flush(target.home, target.store, target.table, flush, blamed)
+        raise
+
+
+def commit_flush(
+    target: OpenTable,
+    flush: Flush,
+    prepared: PreparedFlush,
+    checkpoints: Sequence[SourceCheckpoint] | None = None,
+) -> FlushOutcome:
+    """Commit the prepared rows and, for an import, the new checkpoints of its sources.
+
+    Discards the flush only if it certainly was not committed. After any other error recovery checks the lake.
+    """
+    if checkpoints is not None:
+        with discard_on_error(target, flush), target.store.transaction() as connection:
+            sources.add_pending_checkpoints(connection, flush.id, checkpoints)
+        _after_pending()
+    # Indexing the keys of a large import takes long: it runs in the background and takes effect after the record.
+    with target.index.stage(prepared.keys, prepared.match_keys, prepared.matched) as staged:
+        _before_commit()
+        if prepared.files:
+            try:
+                target.table.commit(flush, prepared.files)
+            except NotCommitted:
+                discard_flush(target.home, target.store, target.table, flush, blamed=())
+                raise
+        outcome = prepared.outcome()
+        try:
+            if prepared.files:
+                _after_commit()
+                fsync.fsync_commit(target.home, flush.dataset)
+            record_flush(target.home, target.store, flush, outcome)
+            _after_record()
+            staged.commit(flush.dataset, target.table.uuid, target.table.floor)
+            _before_remove()
+            remove_segments(target.home, flush)
+            _after_remove()
+        except OSError as error:
+            # The rows are committed. The flush stays reserved, and recovery finishes it.
+            raise Retryable(
+                f"{flush.dataset}: rows are in the lake but not recorded ({error}); the next flush records them",
+                kind="flush_unfinished",
+            ) from error
+    return outcome
+
+
+def finish_interrupted_flushes(home: Home, store: StateStore, table: LakeTable, dataset: str) -> None:
+    """Record or discard the interrupted flushes. The caller holds the lake's lock, so their process has ended."""
+    with store.reading() as connection:
+        interrupted = flushes.unfinished_flushes(connection, dataset)
+    for flush in interrupted:
+        if committed := table.find_flush(flush):
+            rejected = rejects.count_rejects(home, flush)
+            duplicates = max(0, sum(segment.rows for segment in flush.segments) - committed.rows - rejected)
+            counts = RowCounts(committed.rows, duplicates, rejected)
+            record_flush(home, store, flush, FlushOutcome(committed.high_water, counts))
+            remove_segments(home, flush)
+        else:
+            discard_flush(home, store, table, flush)
+
+
+def record_flush(home: Home, store: StateStore, flush: Flush, outcome: FlushOutcome) -> None:
+    with store.transaction() as connection:
+        flushes.record_flush(connection, flush, outcome)
+    mirror.write_mirror(home.mirror, store)
+
+
+def remove_segments(home: Home, flush: Flush) -> None:
+    """Remove the segments of a flush. An import has none."""
+    if not flush.segments:
+        return
+    folder = segments.spool_folder(home, flush.dataset)
+    committed = {segment.name for segment in flush.segments}
+    for segment in segments.list_sealed_segments(folder):
+        if segment.name in committed:
+            segment.path.unlink(missing_ok=True)
+    durable_files.fsync_dir(folder.sealed)
+
+
+def discard_flush(
+    home: Home, store: StateStore, table: LakeTable, flush: Flush, blamed: Collection[str] | None = None
+) -> None:
+    """Discard a flush that was not committed. Its data files have its id in their names, and no table uses them."""
+    files = list(table.data_root.glob(f"*/*/{flush.id}-*.parquet"))
+    rejects.discard_rejects(home, flush)
+    settlements.discard_settlements(home, flush)
+    for path in files:
+        path.unlink(missing_ok=True)
+    with store.transaction() as connection:
+        flushes.discard_flush(connection, flush, blamed=blamed)

@@ -1,0 +1,106 @@
+"""Questions about the lake that files and the state answer, without Spark: is it intact, what is uncommitted?"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from contextlib import closing
+from datetime import UTC, datetime
+from pathlib import Path
+
+from hypaware.errors import LakeError
+from hypaware.home import Home
+from hypaware.iceberg import fsync, metadata
+from hypaware.spool import reader, segments
+from hypaware.state import flushes
+from hypaware.state.home_opener import open_home
+from hypaware.state.store import StateStore
+
+
+def check_tables(home: Home, names: Collection[str] | None = None) -> None:
+    """Check that all recorded tables exist and that their metadata can be read.
+
+    Otherwise a lost catalog would pass for an empty lake, and Iceberg would retry a torn file for a minute.
+    """
+    if not home.state.is_file():
+        return
+    with closing(open_home(home, make=False).store) as store:
+        recorded = read_recorded_floors(store)
+    for name in {*recorded, *(entry.name for entry in metadata.list_tables(home))}:
+        if names is None or name in names:
+            fsync.require_intact(home, name)
+            check_floor(home, name, recorded.get(name, 0))
+
+
+def read_recorded_floors(store: StateStore) -> dict[str, int]:
+    """Return the highest recorded sequence of each dataset."""
+    with store.reading() as connection:
+        return {name: max(by_source.values()) for name, by_source in flushes.load_high_water(connection).items()}
+
+
+def check_floor(home: Home, dataset: str, recorded: int) -> None:
+    """Raise an error unless the table has all rows up to the recorded sequence.
+
+    This keeps a lost table from being replaced by an empty one, and missing rows from being taken as delivered.
+    """
+    if not recorded:
+        return
+    entry = metadata.find_table(home, dataset)
+    if entry is None:
+        raise LakeError(
+            f"rows of {dataset} up to sequence {recorded} were recorded, but the catalog {home.catalog} "
+            "has no such table; restore a backup with hyp restore, or rebuild the table from its files",
+            kind="lake_rolled_back",
+            repair=f"hyp maintain {dataset} --rebuild",
+        )
+    if (floor := metadata.read_metadata(entry.metadata).floor) < recorded:
+        raise LakeError(
+            f"the lake has {dataset} up to sequence {floor}, but {recorded} was recorded: it was rolled "
+            "back or restored without its state. Restore both from one backup, or give up the missing rows",
+            kind="lake_rolled_back",
+            repair="hyp verify --accept-rollback",
+        )
+
+
+def has_pending_rows(
+    home: Home, names: Collection[str] | None = None, *, make: bool = True, skip_deferred: bool = False
+) -> bool:
+    """Tell whether there are rows in the spool or interrupted flushes. Checks the folders first, which is cheap.
+
+    `skip_deferred` ignores deferred rows.
+    """
+    wanted = segments.list_spooled_datasets(home) if names is None else names
+    if any(reader.summarize_spool(home, name, skip_deferred=skip_deferred).segments for name in wanted):
+        return True
+    with closing(open_home(home, make=make).store) as store:
+        return any(names is None or dataset in names for dataset in list_unfinished_datasets(store))
+
+
+def list_unfinished_datasets(store: StateStore) -> set[str]:
+    """Return the datasets that have an interrupted flush."""
+    with store.reading() as connection:
+        return {flush.dataset for flush in flushes.unfinished_flushes(connection)}
+
+
+def has_committed_rows(store: StateStore) -> bool:
+    """Tell whether any row was ever committed."""
+    with store.reading() as connection:
+        return bool(flushes.load_high_water(connection))
+
+
+def seconds_since_flush(home: Home) -> float | None:
+    """Return the seconds since the last recorded flush, or None if there was none."""
+    with closing(open_home(home).store) as store, store.reading() as connection:
+        last = flushes.last_flush_at(connection)
+    if last is None:
+        return None
+    age = (datetime.now(UTC) - last).total_seconds()
+    # The last flush is in the future because the clock was set back: the age is unknown.
+    return age if age >= 0 else float("inf")
+
+
+def settlements_folder(home: Home, dataset: str) -> Path:
+    return home.lake / "settlements" / dataset
+
+
+def list_settlements(home: Home, dataset: str) -> list[Path]:
+    return sorted(settlements_folder(home, dataset).glob("*.parquet"))

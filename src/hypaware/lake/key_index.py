@@ -1,0 +1,327 @@
+"""The key index `lake/keys.db`: the dedupe keys and match keys of all rows. With it, a flush reads only its own rows.
+
+The index is derived from the lake. `keys` maps the hash of a dedupe key to a sequence. For each table, `applied` has
+the sequence up to which rows are indexed (`through`), which must equal the table's floor. If it is lower, the missing
+range is read from the lake. If it is higher (the lake was rolled back), or if the index belongs to the previous
+generation of the table, the table is indexed again. If it belongs to another table, the index is rebuilt. Keys of rows
+that retention removed stay in the index and exist nowhere else, so backups and copies of a home include it. If the
+index cannot be read, the flush fails; no row is ever dropped for that.
+
+`matches` has the match keys of rows (hash, sequence, flags, time), `met` the sequences of matched rows, `matching` the
+datasets with match keys, `settlements` the names of the indexed settlement files. A dataset gets match keys when its
+first live row without an own id arrives; then all rows of its table are indexed once. A rebuild loses which native row
+a superseded live row was matched with; matching the row again gives the same result.
+
+@ref keys#dedupe
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+from hypaware import faults
+from hypaware.errors import LakeError
+from hypaware.lake.row_keys import MatchKey
+
+_before_keys_commit = faults.crash_point(
+    "lake.keys.before-commit", "a flush is recorded, its keys are not in the index"
+)
+_after_keys_commit = faults.crash_point("lake.keys.after-commit", "the keys of a flush are in the index")
+
+_LOOKUP_SIZE = 500
+# An import of another dataset writes its keys in one transaction, which can take minutes.
+_BUSY_TIMEOUT_MILLISECONDS = 300_000
+_TABLES = (
+    "CREATE TABLE IF NOT EXISTS keys (hash BLOB PRIMARY KEY, seq INTEGER) WITHOUT ROWID",
+    "CREATE TABLE IF NOT EXISTS applied (dataset TEXT PRIMARY KEY, uuid TEXT, through INTEGER)",
+    """CREATE TABLE IF NOT EXISTS matches (
+        hash BLOB, seq INTEGER, mark INTEGER, at INTEGER, PRIMARY KEY (hash, seq)) WITHOUT ROWID""",
+    "CREATE TABLE IF NOT EXISTS met (seq INTEGER PRIMARY KEY)",
+    "CREATE TABLE IF NOT EXISTS matching (dataset TEXT PRIMARY KEY)",
+    "CREATE TABLE IF NOT EXISTS settlements (name TEXT PRIMARY KEY)",
+)
+
+
+class KeyIndex:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        # Create the file first, so that SQLite's side files inherit its mode.
+        path.touch(mode=0o600)
+        with self._reporting_errors():
+            self._db = sqlite3.connect(path, timeout=30, isolation_level=None, check_same_thread=False)
+            # Derived data: a power cut may lose the newest keys together with `through`; they are indexed again.
+            for pragma in ("journal_mode=WAL", "synchronous=NORMAL", "cache_size=-16384"):
+                self._db.execute(f"PRAGMA {pragma}")
+            for statement in _TABLES:
+                self._db.execute(statement)
+
+    def close(self) -> None:
+        self._db.close()
+
+    def table_uuid(self, dataset: str) -> str | None:
+        """Return the uuid of the table that the index was built for."""
+        found = self._read("SELECT uuid FROM applied WHERE dataset = ?", dataset)
+        return str(found[0][0]) if found else None
+
+    def indexed_through(self, dataset: str, table_uuid: str) -> int | None:
+        """Return the sequence up to which a table is indexed, or None if the index belongs to another table."""
+        found = self._read("SELECT uuid, through FROM applied WHERE dataset = ?", dataset)
+        if not found:
+            return 0
+        uuid, through = found[0]
+        return int(through) if uuid == table_uuid else None
+
+    def count(self) -> int:
+        return int(self._read("SELECT count(*) FROM keys")[0][0])
+
+    def check(self) -> str | None:
+        """Return the problem that SQLite finds in the file, or None."""
+        try:
+            found = self._db.execute("PRAGMA quick_check(1)").fetchone()[0]
+        except sqlite3.Error as error:
+            return str(error)
+        return None if found == "ok" else str(found)
+
+    def find(self, hashes: Iterable[bytes]) -> dict[bytes, int]:
+        """Return the hashes that the lake has, with the sequences of their rows."""
+        if not self._read("SELECT 1 FROM keys LIMIT 1"):
+            return {}
+        with self._reporting_errors():
+            return dict(lookup_keys(self._db, sorted(set(hashes))))
+
+    def find_keys(self, seqs: Iterable[int]) -> set[bytes]:
+        """Return all keys of the rows, including those of records that were matched with them."""
+        with self._reporting_errors():
+            self._db.execute("CREATE TEMP TABLE IF NOT EXISTS wanted (seq INTEGER PRIMARY KEY)")
+            self._db.executemany("INSERT OR IGNORE INTO wanted VALUES (?)", ((seq,) for seq in seqs))
+            found = self._db.execute("SELECT hash FROM keys WHERE seq IN (SELECT seq FROM wanted)").fetchall()
+            self._db.execute("DROP TABLE wanted")
+        return {bytes(key) for (key,) in found}
+
+    def has_match_keys(self, dataset: str) -> bool:
+        """Tell whether the index holds match keys of a dataset."""
+        with self._reporting_errors():
+            return is_matching_enabled(self._db, dataset)
+
+    def find_unmatched(self, hashes: Iterable[bytes]) -> list[MatchKey]:
+        """Return the match keys of rows in the lake that have one of the hashes and are not matched yet."""
+        with self._reporting_errors():
+            return find_unmatched(self._db, hashes)
+
+    def indexed_settlements(self, dataset: str) -> set[str]:
+        """Return the names of a dataset's indexed settlements."""
+        found = self._read("SELECT name FROM settlements WHERE name LIKE ?", f"{dataset}/%")
+        return {name for (name,) in found if name.startswith(f"{dataset}/")}
+
+    def add(self, dataset: str, table_uuid: str, through: int, keys: Iterable[tuple[bytes, int]]) -> None:
+        """Add keys and set `through` in one transaction. A key keeps its lowest sequence."""
+        with self.stage(keys) as staged:
+            staged.commit(dataset, table_uuid, through)
+
+    @contextmanager
+    def stage(
+        self, keys: Iterable[tuple[bytes, int]], match_keys: Iterable[MatchKey] = (), matched: Iterable[int] = ()
+    ) -> Iterator[StagedKeys]:
+        """Add keys in the background. They take effect with `commit`, and are discarded without it."""
+        staged = StagedKeys(self._db, self.path, keys, match_keys, matched)
+        try:
+            yield staged
+        finally:
+            staged.close()
+
+    def add_match_keys(self, match_keys: Iterable[MatchKey]) -> None:
+        with self.transaction() as db:
+            _insert_match_keys(db, match_keys, ())
+
+    def enable_matching(self, dataset: str) -> None:
+        """Record that the match keys of a dataset are complete and are maintained from now on."""
+        with self.transaction() as db:
+            db.execute("INSERT OR IGNORE INTO matching VALUES (?)", (dataset,))
+
+    def add_settlements(self, dataset: str, keys: Iterable[tuple[bytes, int]], names: Iterable[str]) -> None:
+        """Add the future keys of settled rows, and record the pending settlements of a dataset."""
+        found = sorted(keys)
+        with self.transaction() as db:
+            db.executemany("INSERT OR IGNORE INTO keys VALUES (?, ?)", found)
+            _insert_match_keys(db, (), (seq for _, seq in found))
+            db.execute("DELETE FROM settlements WHERE name LIKE ?", (f"{dataset}/%",))
+            db.executemany("INSERT INTO settlements VALUES (?)", ((name,) for name in sorted(names)))
+
+    def remove_rows(self, dataset: str, seqs: Iterable[int]) -> None:
+        """Remove the keys of rows that are about to be deleted and may be imported again. Durable.
+
+        `through` is reset, so that the whole table is indexed again if the rows are not deleted after all;
+        `mark_complete` sets it when they are.
+        """
+        with self._erasing_transaction() as db:
+            db.execute("CREATE TEMP TABLE IF NOT EXISTS removed (seq INTEGER PRIMARY KEY)")
+            db.executemany("INSERT OR IGNORE INTO removed VALUES (?)", ((seq,) for seq in seqs))
+            db.execute("DELETE FROM keys WHERE seq IN (SELECT seq FROM removed)")
+            remove_match_keys(db, "SELECT seq FROM removed")
+            db.execute("DROP TABLE removed")
+            db.execute("UPDATE applied SET through = 0 WHERE dataset = ?", (dataset,))
+
+    def mark_complete(self, dataset: str, through: int) -> None:
+        """Set `through` after rows were deleted: all other keys up to it are indexed."""
+        with self._erasing_transaction() as db:
+            db.execute("UPDATE applied SET through = ? WHERE dataset = ?", (through, dataset))
+
+    def restart(self, dataset: str, table_uuid: str, floor: int) -> None:
+        """Prepare to index a table again. Keys of rows that retention removed stay, as they exist nowhere else.
+
+        The lake has no rows above the floor, in any dataset, so their keys are removed.
+        """
+        with self._erasing_transaction() as db:
+            for table in ("keys", "matches", "met"):
+                db.execute(f"DELETE FROM {table} WHERE seq > ?", (floor,))
+            db.execute("UPDATE applied SET through = min(through, ?)", (floor,))
+            db.execute("INSERT OR REPLACE INTO applied VALUES (?, ?, 0)", (dataset, table_uuid))
+
+    @contextmanager
+    def transaction(self) -> Iterator[sqlite3.Connection]:
+        """Run one transaction. When it returns, it and all earlier ones are durable."""
+        with self._reporting_errors():
+            self._db.execute("PRAGMA synchronous=FULL").close()
+            self._db.execute("BEGIN IMMEDIATE")
+            try:
+                yield self._db
+            except BaseException:
+                self._db.execute("ROLLBACK")
+                raise
+            self._db.execute("COMMIT")
+
+    @contextmanager
+    def _erasing_transaction(self) -> Iterator[sqlite3.Connection]:
+        """Run one transaction that is durable when it returns and overwrites deleted data."""
+        with self._reporting_errors():
+            for pragma in ("secure_delete=ON", f"busy_timeout={_BUSY_TIMEOUT_MILLISECONDS}"):
+                self._db.execute(f"PRAGMA {pragma}").close()
+            with self.transaction() as db:
+                yield db
+
+    def _read(self, statement: str, *values: object) -> list[Any]:
+        with self._reporting_errors():
+            return self._db.execute(statement, values).fetchall()
+
+    @contextmanager
+    def _reporting_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.Error as error:
+            raise _unreadable_error(self.path, error) from error
+
+
+class StagedKeys:
+    """Keys that a background thread adds to the index in one transaction."""
+
+    def __init__(
+        self,
+        db: sqlite3.Connection,
+        path: Path,
+        keys: Iterable[tuple[bytes, int]],
+        match_keys: Iterable[MatchKey],
+        matched: Iterable[int],
+    ) -> None:
+        self._db = db
+        self._path = path
+        self._error: Exception | None = None
+        self._open = False
+        self._thread = threading.Thread(target=self._fill, args=(keys, match_keys, matched), name="keys")
+        self._thread.start()
+
+    def commit(self, dataset: str, table_uuid: str, through: int) -> None:
+        self._thread.join()
+        _before_keys_commit()
+        try:
+            if self._error is not None:
+                raise self._error
+            self._db.execute("INSERT OR REPLACE INTO applied VALUES (?, ?, ?)", (dataset, table_uuid, through))
+            self._db.execute("COMMIT")
+            self._open = False
+        except sqlite3.Error as error:
+            raise _unreadable_error(self._path, error) from error
+        _after_keys_commit()
+
+    def close(self) -> None:
+        """Roll back if not committed."""
+        self._thread.join()
+        if self._open:
+            with contextlib.suppress(sqlite3.Error):
+                self._db.execute("ROLLBACK")
+
+    def _fill(self, keys: Iterable[tuple[bytes, int]], match_keys: Iterable[MatchKey], matched: Iterable[int]) -> None:
+        try:
+            self._db.execute("BEGIN IMMEDIATE")
+            self._open = True
+            self._db.executemany(
+                "INSERT INTO keys VALUES (?, ?) ON CONFLICT (hash) DO UPDATE SET seq = min(seq, excluded.seq)",
+                sorted(keys),
+            )
+            _insert_match_keys(self._db, match_keys, matched)
+        except Exception as error:
+            self._error = error
+
+
+def is_matching_enabled(db: sqlite3.Connection, dataset: str) -> bool:
+    return db.execute("SELECT 1 FROM matching WHERE dataset = ?", (dataset,)).fetchone() is not None
+
+
+def find_unmatched(db: sqlite3.Connection, hashes: Iterable[bytes]) -> list[MatchKey]:
+    """Return the match keys with one of the hashes whose rows are not matched yet, by sequence."""
+    query = (
+        "SELECT hash, seq, mark, at FROM matches WHERE hash IN ({})"
+        " AND NOT EXISTS (SELECT 1 FROM met WHERE met.seq = matches.seq)"
+    )
+    rows = _select_in(db, query, sorted(set(hashes)))
+    found = (MatchKey(bytes(hash_), seq, flags, at) for hash_, seq, flags, at in rows)
+    return sorted(found, key=lambda match_key: match_key.seq)
+
+
+def remove_match_keys(db: sqlite3.Connection, chosen: str) -> None:
+    """Remove the match keys of the rows whose sequences the query `chosen` selects."""
+    db.execute(f"DELETE FROM matches WHERE seq IN ({chosen})")
+    db.execute(f"DELETE FROM met WHERE seq IN ({chosen})")
+
+
+def lookup_keys(db: sqlite3.Connection, hashes: Sequence[bytes]) -> Iterator[tuple[bytes, int]]:
+    """Yield (hash, sequence) of the hashes that an index has, over any connection to it."""
+    return _select_in(db, "SELECT hash, seq FROM keys WHERE hash IN ({})", hashes)
+
+
+def _select_in(db: sqlite3.Connection, query: str, hashes: Sequence[bytes]) -> Iterator[Any]:
+    for start in range(0, len(hashes), _LOOKUP_SIZE):
+        some = hashes[start : start + _LOOKUP_SIZE]
+        yield from db.execute(query.format(",".join("?" * len(some))), some)
+
+
+def _insert_match_keys(db: sqlite3.Connection, match_keys: Iterable[MatchKey], matched: Iterable[int]) -> None:
+    db.executemany("INSERT OR REPLACE INTO matches VALUES (?, ?, ?, ?)", sorted(match_keys))
+    db.executemany("INSERT OR IGNORE INTO met VALUES (?)", ((seq,) for seq in matched))
+
+
+def remove_index(path: Path) -> None:
+    """Delete the index. The next flush rebuilds it from the lake."""
+    for suffix in ("", "-wal", "-shm"):
+        path.with_name(path.name + suffix).unlink(missing_ok=True)
+
+
+def is_index_readable(path: Path) -> bool:
+    try:
+        with closing(KeyIndex(path)) as index:
+            return index.check() is None
+    except LakeError:
+        return False
+
+
+def _unreadable_error(path: Path, error: sqlite3.Error) -> LakeError:
+    return LakeError(
+        f"the key index {path} cannot be used ({error}); no row was lost, uncommitted rows remain in the spool",
+        kind="key_index_unreadable",
+        repair="hyp verify --repair",
+    )

@@ -1,0 +1,157 @@
+"""Keys of rows, as hashes: dedupe keys, which identify a row, and match keys, which a live and its native row share.
+
+A build always records the match keys of live rows that lack their client's id. It records those of native rows only if
+asked to: as long as a table has no such live row, nothing can match, and imports need not pay for it. Tasks return keys
+in packed form, a few bytes per key.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from hashlib import sha256
+from typing import Any, NamedTuple
+
+from hypaware.model.datasets import GATEWAY, Dataset
+
+KEY_BYTES = 16
+MATCH_KEY_BYTES = 16
+_LIVE, _TIME_UNCERTAIN, _EXACT = 1, 2, 4
+MatchRecorder = Callable[[Mapping[str, Any], int], None]
+
+
+def hash_row_key(dataset: Dataset, row: Mapping[str, Any], own_gateway: str | None) -> bytes | None:
+    """Hash a row's dedupe key. Return None for a row without one, which is never dropped.
+
+    The hash of a row from another gateway includes that gateway's id, so that no gateway can claim or hide another's
+    rows. If `own_gateway` is None, every row counts as the home's own.
+    """
+    if (key := dataset.key_of(row)) is None:
+        return None
+    gateway = row.get(GATEWAY)
+    return hash_key(dataset.name, key, None if own_gateway is None or gateway == own_gateway else gateway)
+
+
+def hash_key(dataset: str, key: str, gateway: str | None = None) -> bytes:
+    """Hash a dedupe key to half a sha256, which Spark SQL can compute over the lake's rows too."""
+    # No dataset name contains an @, and the length marks the end of the gateway id.
+    scope = dataset if gateway is None else f"{dataset}@{len(gateway)}:{gateway}"
+    return sha256(f"{scope}:{key}".encode()).digest()[:KEY_BYTES]
+
+
+def unpack_keys(keys: bytes | bytearray, seqs: Iterable[int]) -> Iterable[tuple[bytes, int]]:
+    """Return (key hash, sequence) of packed key hashes."""
+    packed = bytes(keys)
+    return ((packed[index * KEY_BYTES : (index + 1) * KEY_BYTES], seq) for index, seq in enumerate(seqs))
+
+
+class MatchKey(NamedTuple):
+    """One match key of one row."""
+
+    hash: bytes
+    seq: int
+    flags: int
+    at: int
+    """The row's time, in seconds."""
+
+    @property
+    def is_live(self) -> bool:
+        return bool(self.flags & _LIVE)
+
+    @property
+    def is_time_uncertain(self) -> bool:
+        return bool(self.flags & _TIME_UNCERTAIN)
+
+    @property
+    def is_exact(self) -> bool:
+        return bool(self.flags & _EXACT)
+
+    @property
+    def tombstone_hash(self) -> bytes:
+        """The hash to look up among tombstones. The text of a native row counts only if it was purged as a live row."""
+        return self.hash if self.is_exact or self.is_live else hash_live_text(self.hash)
+
+
+@dataclass
+class MatchKeys:
+    """Match keys in row order, the most reliable key of each row first."""
+
+    seqs: array[int] = field(default_factory=lambda: array("q"))
+    at: array[int] = field(default_factory=lambda: array("q"))
+    flags: bytearray = field(default_factory=bytearray)
+    hashes: bytearray = field(default_factory=bytearray)
+
+    def __len__(self) -> int:
+        return len(self.seqs)
+
+    def __iter__(self) -> Iterator[MatchKey]:
+        packed = bytes(self.hashes)
+        for index, (seq, flags, at) in enumerate(zip(self.seqs, self.flags, self.at, strict=True)):
+            yield MatchKey(packed[index * MATCH_KEY_BYTES : (index + 1) * MATCH_KEY_BYTES], seq, flags, at)
+
+    @property
+    def has_live(self) -> bool:
+        return any(flags & _LIVE for flags in self.flags)
+
+    def record(self, dataset: Dataset, row: Mapping[str, Any], seq: int) -> None:
+        assert dataset.match_rules is not None
+        found = dataset.match_rules.match_keys(row)
+        if found is None:
+            return
+        at = _epoch_seconds(row.get(dataset.time_column))
+        flags = (_LIVE if found.is_live else 0) | (_TIME_UNCERTAIN if found.time_uncertain else 0)
+        for index, key in enumerate(found.keys):
+            self.add(
+                MatchKey(hash_match_key(dataset.name, key), seq, flags | (_EXACT if index < found.exact else 0), at)
+            )
+
+    def add(self, match_key: MatchKey) -> None:
+        self.seqs.append(match_key.seq)
+        self.at.append(match_key.at)
+        self.flags.append(match_key.flags)
+        self.hashes += match_key.hash
+
+    def without(self, drop: Container[int]) -> MatchKeys:
+        """Return a copy without the keys of some rows."""
+        kept = MatchKeys()
+        for match_key in self:
+            if match_key.seq not in drop:
+                kept.add(match_key)
+        return kept
+
+
+def hash_match_key(dataset: str, key: str) -> bytes:
+    """Hash a match key. The prefix separates it from hashes of dedupe keys, which start with the dataset name."""
+    return sha256(f"meets:{dataset}:{key}".encode("utf-8", "surrogatepass")).digest()[:MATCH_KEY_BYTES]
+
+
+def hash_live_text(hash_: bytes) -> bytes:
+    """Hash a match key once more, for the tombstone of a live row: its transcript must not restore the text."""
+    return sha256(b"live:" + hash_).digest()[:MATCH_KEY_BYTES]
+
+
+def match_recorder(dataset: Dataset, own_gateway: str | None, every: bool, into: MatchKeys) -> MatchRecorder | None:
+    """Return the function that records a row's match keys, or None if the dataset has no live rows.
+
+    Only the home's own rows are recorded: rows of another gateway were matched there.
+    """
+    rules = dataset.match_rules
+    if rules is None:
+        return None
+    may_be_live = rules.may_be_live
+
+    def record(row: Mapping[str, Any], seq: int) -> None:
+        if (every or may_be_live(row)) and own_gateway in (None, row.get(GATEWAY)):
+            into.record(dataset, row, seq)
+
+    return record
+
+
+def _epoch_seconds(moment: Any) -> int:
+    if moment is None:
+        return 0  # the file is older than the column
+    if isinstance(moment, str):
+        moment = datetime.fromisoformat(moment)
+    return int(moment.timestamp())

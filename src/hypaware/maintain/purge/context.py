@@ -1,0 +1,182 @@
+"""The context of a purge, shared by its steps, and its report."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from array import array
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Protocol
+
+from hypaware.config import Config
+from hypaware.home import Home
+from hypaware.iceberg import metadata
+from hypaware.lake.table import LakeBackend, LakeTable
+from hypaware.maintain.purge.search import FileMatches, split_hashes
+from hypaware.maintain.purge.selector import PurgeSelector
+from hypaware.model.datasets import Dataset
+from hypaware.state import store
+from hypaware.state.store import StateStore
+
+# Ids by which rows are searched for outside of tables.
+_MAX_IDS = 400
+MAX_HASHES = 1_000_000
+
+
+def _ignore(*_: object) -> None:
+    return None
+
+
+class TableHistory(Protocol):
+    """A table's older snapshots and manifests. The commits are not durable until they are secured."""
+
+    def describe_live_files_only(self, table: LakeTable) -> bool:
+        """Rewrite manifests that describe removed files; return whether there were any."""
+
+    def expire(self, table: LakeTable) -> None:
+        """Expire all snapshots except the current one."""
+
+
+@dataclass(frozen=True)
+class PurgeContext:
+    home: Home
+    config: Config
+    store: StateStore
+    lake: LakeBackend
+    selector: PurgeSelector
+    history: TableHistory
+    allow_reimport: bool = False
+    sessions: tuple[str, ...] = ()
+    """In a purge by folder, the sessions that worked there."""
+    resumed: bool = False
+    """Whether an earlier attempt was left unfinished, so that no step is taken as done."""
+    wait: float = 5.0
+    """Seconds to wait until producers have sealed their segments."""
+    progress: Callable[[str, int, int], None] = _ignore
+    note: Callable[[str], None] = _ignore
+    check_cancelled: Callable[[], None] = _ignore
+    started_at: float = field(default_factory=time.time)
+    id: str = field(default_factory=lambda: f"purge-{secrets.token_hex(8)}")
+    """Prefix of the names of files that this run writes."""
+
+    @cached_property
+    def own_gateway(self) -> str | None:
+        """The gateway of this home. Rows of other gateways have different keys."""
+        for entry in metadata.list_tables(self.home):
+            if gateway_id := metadata.read_metadata(entry.metadata).properties.get(metadata.GATEWAY_ID_PROPERTY):
+                return gateway_id
+        with self.store.reading() as connection:
+            identity = store.load_identity(connection)
+        return identity.gateway_id if identity else None
+
+    def for_dataset(self, dataset: Dataset) -> PurgeSelector | None:
+        """Return the selector for one dataset, or None if its rows are left alone."""
+        return self.selector.for_dataset(dataset, self.sessions)
+
+    @property
+    def is_permanent(self) -> bool:
+        """Whether matching rows that arrive later are kept out, too."""
+        return self.selector.is_permanent and not self.allow_reimport
+
+
+@dataclass
+class PurgedTable:
+    """The result of a purge for one dataset's table."""
+
+    dataset: str
+    rows: int = 0
+    sources: Counter[str] = field(default_factory=Counter)
+    files_looked_at: int = 0
+    files_rewritten: int = 0
+    files_removed: int = 0
+    orphans_removed: int = 0
+    unattributed: int = 0
+    """Rows without a session, or folder, that were left because they cannot be attributed."""
+
+    def add(self, match: FileMatches, source: str) -> None:
+        """Count the result of one file's search."""
+        self.files_looked_at += 1
+        self.unattributed += match.unattributed
+        if match.rows:
+            self.rows += match.rows
+            self.sources[source] += match.rows
+            self.files_rewritten += not match.is_whole_file
+            self.files_removed += match.is_whole_file
+
+    def as_json(self) -> dict[str, Any]:
+        return {**asdict(self), "sources": dict(sorted(self.sources.items()))}
+
+
+@dataclass
+class RemovedRows:
+    """The rows that were found, by the values that identify them elsewhere. Of very many rows only some are kept."""
+
+    ids: set[str] = field(default_factory=set)
+    hashes: set[bytes] = field(default_factory=set)
+    seqs: dict[tuple[str, str], array[int]] = field(default_factory=dict)
+    """By dataset and source."""
+    rows: int = 0
+    clean: set[Path] = field(default_factory=set)
+    """Data files that were read and hold none of the rows; data files never change."""
+    replaced: set[Path] = field(default_factory=set)
+    """Files that held rows before their settlement, under ids and without columns that the search would find."""
+    copies: list[dict[str, Any]] = field(default_factory=list)
+    """The destinations that received such rows."""
+
+    def add_match(self, dataset: str, source: str, match: FileMatches) -> None:
+        self.rows += match.rows
+        self.seqs.setdefault((dataset, source), array("q")).extend(match.seqs)
+        self.add(match.ids, [key for packed in match.hashes for key in split_hashes(packed)])
+
+    def add(self, ids: Sequence[str], hashes: Sequence[bytes]) -> None:
+        room = _MAX_IDS - len(self.ids)
+        if room > 0:
+            self.ids.update(ids[:room])
+        if len(self.hashes) < MAX_HASHES:
+            self.hashes.update(hashes)
+
+
+@dataclass
+class PurgeReport:
+    selector: PurgeSelector
+    dry_run: bool
+    datasets: list[PurgedTable] = field(default_factory=list)
+    left_alone: list[str] = field(default_factory=list)
+    """Datasets without the deciding column."""
+    spool_rows: int = 0
+    """Rows of the spool that were kept out of the lake; the other rows of the spool were flushed first."""
+    spool_held: list[str] = field(default_factory=list)
+    """Segments that a running process has not sealed."""
+    rejects: int = 0
+    letters: int = 0
+    letter_rows: int = 0
+    delivered: list[dict[str, Any]] = field(default_factory=list)
+    tombstones: dict[str, Any] = field(default_factory=lambda: {"set": 0, "lifted": 0, "parts": 0})
+    resumed: bool = False
+    """Whether this run finishes an interrupted purge."""
+    remaining: list[dict[str, str]] = field(default_factory=list)
+    looked_for: dict[str, Any] = field(default_factory=lambda: {"rows": 0, "ids": 0})
+
+    @property
+    def rows(self) -> int:
+        return sum(each.rows for each in self.datasets)
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "selector": self.selector.as_json(),
+            "dry_run": self.dry_run,
+            "datasets": [each.as_json() for each in self.datasets],
+            "left_alone": self.left_alone,
+            "spool": {"rows": self.spool_rows, "held": self.spool_held},
+            "rejects": self.rejects,
+            "dead_letters": {"letters": self.letters, "rows": self.letter_rows},
+            "delivered": self.delivered,
+            "tombstones": self.tombstones,
+            "again": self.resumed,
+            "remaining": self.remaining,
+            "looked_for": self.looked_for,
+        }

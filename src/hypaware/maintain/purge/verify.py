@@ -1,0 +1,183 @@
+"""Verification of a purge: search every file under the home and report those that still hold a purged row.
+
+Data files are searched by column, segments and rejects line by line, dead letters row by row, manifests by the files
+that they describe. All other files are searched by bytes, decompressed if necessary, for a bounded number of row ids
+that are long enough to be unique. Paths of transcripts in the import's checkpoints are not rows.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from hypaware.iceberg import metadata
+from hypaware.iceberg.metadata import local_path
+from hypaware.lake.build import BuildFailure
+from hypaware.lake.row_keys import hash_row_key
+from hypaware.maintain.purge import byte_search, deliveries, spool
+from hypaware.maintain.purge.context import PurgeContext, PurgeReport, RemovedRows
+from hypaware.maintain.purge.search import FileMatches, SearchTask, split_hashes
+from hypaware.model import datasets
+from hypaware.model.datasets import Dataset
+from hypaware.spool import segments
+
+# Each id costs one search through the file's bytes.
+_MAX_IDS = 40
+# A shorter id occurs by chance in programs that the engine unpacked, in other ids, in any log.
+_MIN_ID_BYTES = 8
+_JUST_NOW = 60.0
+# A session in progress adds a new row now and then, not endlessly.
+_MAX_FLUSHES = 5
+
+
+def verify_purge(context: PurgeContext, report: PurgeReport, removed_rows: RemovedRows) -> None:
+    """Search all files and set the report's `remaining`."""
+    verification = _Verification(context, report, removed_rows)
+    report.looked_for = {"rows": removed_rows.rows, "ids": len(verification.needles)}
+    report.remaining = [{"file": name, "what": finding} for name, finding in verification.run().items()]
+
+
+class _Verification:
+    def __init__(self, context: PurgeContext, report: PurgeReport, removed_rows: RemovedRows) -> None:
+        self._context = context
+        self._home = context.home
+        self._report = report
+        self._removed_rows = removed_rows
+        unique_ids = sorted(encoded for each in removed_rows.ids if len(encoded := each.encode()) >= _MIN_ID_BYTES)
+        self.needles = unique_ids[:: max(1, -(-len(unique_ids) // _MAX_IDS))]
+        names = {each.dataset for each in report.datasets if each.rows or context.resumed}
+        self._purged_tables = [
+            entry.metadata.parent for entry in metadata.list_tables(context.home) if entry.name in names
+        ]
+
+    def run(self) -> dict[str, str]:
+        """Return a finding for each file that still holds a purged row."""
+        # The key index holds only hashes, possibly millions.
+        excluded = {self._home.lake_lock, self._home.keys}
+        files = [path for path in sorted(self._home.root.rglob("*")) if _is_file(path) and path not in excluded]
+        databases = [path for path in files if byte_search.is_database(path)]
+        found: dict[str, str] = {}
+        for path in files:
+            self._context.check_cancelled()
+            if path not in databases and (finding := _try_search(self._search, path)):
+                found[self._name(path)] = finding
+        found |= self._search_spool()
+        found |= self._search_databases(databases)
+        letters, rows = deliveries.count_dead_letters(self._context.store, self._context.selector)
+        if rows:
+            found[self._home.state.name] = f"{rows} rows in {letters} dead letters"
+        return found
+
+    def _name(self, path: Path) -> str:
+        return str(path.relative_to(self._home.root))
+
+    def _search(self, path: Path) -> str | None:
+        if path.suffix == ".parquet":
+            return None if path in self._removed_rows.clean else self._search_data_file(path)
+        if path.is_relative_to(self._home.spool) and path.suffix == segments.SUFFIX:
+            return None if _is_unflushed(path) else self._search_lines(path)
+        if path.suffix == ".avro":
+            is_purged_table = any(path.is_relative_to(table) for table in self._purged_tables)
+            return _search_manifest(path) if is_purged_table else None
+        hits = byte_search.count_occurrences(path, self.needles)
+        return f"ids of {hits} purged rows" if hits else None
+
+    def _search_data_file(self, path: Path) -> str | None:
+        context = self._context
+        for dataset in datasets.list_all():
+            if (selector := context.for_dataset(dataset)) is None:
+                continue
+            (result,) = context.lake.run([SearchTask(dataset.name, (path,), selector, context.own_gateway)])
+            if isinstance(result, BuildFailure):
+                if not path.exists() or time.time() - path.stat().st_mtime < _JUST_NOW:
+                    return None  # being written, or removed since
+                return f"cannot be read ({result.reason}); remove the file if you do not need it"
+            (found,) = result.reports
+            if rows := self._count_remaining(found):
+                return f"{rows} purged rows"
+        return None
+
+    def _count_remaining(self, found: FileMatches) -> int:
+        """Count the remaining rows. Unless the selector is permanent, rows that arrived since are allowed."""
+        if self._context.is_permanent:
+            return found.rows
+        return sum(key in self._removed_rows.hashes for packed in found.hashes for key in split_hashes(packed))
+
+    def _search_lines(self, path: Path) -> str | None:
+        context, name = self._context, path.relative_to(self._home.spool).parts[0]
+        if name not in datasets.list_names():
+            ids = [value.encode() for value in context.selector.values] if context.selector.kind == "session" else []
+            rows = sum(any(each in line for each in ids) for line in spool.original_lines(path))
+            return f"{rows} lines that mention the session, of a dataset that is not installed" if rows else None
+        dataset = datasets.get(name)
+        if path.parent.name == "rejected":
+            selector = context.for_dataset(dataset) or context.selector
+            matches = spool.line_matcher(selector, dataset, self._removed_rows, context.own_gateway)
+            rows = sum(map(matches, spool.original_lines(path)))
+            return f"{rows} rejects" if rows else None
+        rows = sum(self._is_purged(dataset, row) for row in spool.segment_rows(dataset, path))
+        if not rows:
+            return None
+        is_active = path.parent.name == "active"
+        state = "a running process has not sealed the segment yet" if is_active else "not flushed yet"
+        return f"{rows} purged rows; {state}"
+
+    def _is_purged(self, dataset: Dataset, row: dict[str, object]) -> bool:
+        context = self._context
+        if context.is_permanent:
+            return context.selector.column(dataset) is not None and context.selector.matches(dataset, row)
+        return hash_row_key(dataset, row, context.own_gateway) in self._removed_rows.hashes
+
+    def _search_spool(self) -> dict[str, str]:
+        """Search the spool. A session in progress may have added rows since; a flush keeps them out, too."""
+        for flushes_left in reversed(range(_MAX_FLUSHES + 1)):
+            unflushed = filter(_is_unflushed, sorted(self._home.spool.rglob(f"*{segments.SUFFIX}")))
+            findings = {self._name(path): _try_search(self._search_lines, path) for path in unflushed}
+            found = {name: finding for name, finding in findings.items() if finding}
+            if not found or not flushes_left or self._report.spool_held:
+                break
+            spool.flush_spool(self._context, self._report)
+        return found
+
+    def _search_databases(self, paths: list[Path]) -> dict[str, str]:
+        try:
+            hits = byte_search.count_in_databases(paths, self.needles)
+        except OSError as error:
+            return {self._name(path): f"cannot be read: {error.strerror}" for path in paths}
+        return {self._name(path): f"ids of {count} purged rows" for path, count in hits.items() if count}
+
+
+def _try_search(search: Callable[[Path], str | None], path: Path) -> str | None:
+    try:
+        return search(path)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        return f"cannot be read: {error.strerror}"
+
+
+def _search_manifest(path: Path) -> str | None:
+    """Return a message if a manifest of a purged table describes files that no longer exist."""
+    import fastavro
+
+    try:
+        with open(path, "rb") as file:
+            entries: list[Any] = list(fastavro.reader(file))
+        described = {local_path(entry["data_file"]["file_path"]) for entry in entries if "data_file" in entry}
+    except (ValueError, EOFError, KeyError):
+        return None
+    missing = [each for each in described if not each.exists()]
+    return f"statistics of {len(missing)} removed data files" if missing else None
+
+
+def _is_unflushed(segment: Path) -> bool:
+    return segment.parent.name in ("active", "sealed")
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file() and not path.is_symlink()
+    except OSError:
+        return False

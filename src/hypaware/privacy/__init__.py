@@ -1,0 +1,1 @@
+"""Privacy: which sessions and folders are recorded and exported, and how secrets are redacted."""

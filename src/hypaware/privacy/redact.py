@@ -1,0 +1,244 @@
+"""Redaction: allow-lists for headers and query parameters, markers `[<kind>:<8 hex of sha256>]` for secrets in text.
+
+Only listed headers and query parameters are recorded. The values of all others are masked, and so is every value whose
+name suggests a secret. A masked value keeps at most its last four characters, and only if it is longer than sixteen.
+
+In content, the rules of `secret_rules` find secrets. A secret has the same marker everywhere, so that two uses of one
+key remain recognizable. Redacting redacted text changes nothing, and canonical JSON stays canonical. Counts say how
+often each rule matched, never what it found.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any
+
+from hypaware.config.values import SECRET_RULES
+from hypaware.model import canonical
+from hypaware.model.columns import ColumnType
+from hypaware.model.datasets import Dataset
+from hypaware.privacy.secret_scanner import SecretSpan, classify_member, find_secrets, match_secret_header
+
+MASK = "***"
+_MAX_ROUNDS = 16
+_MARKER = re.compile(rb"\[(?:" + "|".join(SECRET_RULES).encode() + rb"):[0-9a-f]{8}\]")
+_SECRET_NAME = re.compile(r"token|secret|passw|credential|session-?key")
+# fmt: off
+_ALWAYS_MASKED = frozenset((
+    "authorization", "proxy-authorization", "x-api-key", "anthropic-api-key", "x-goog-api-key", "api-key",
+    "cookie", "set-cookie", "chatgpt-account-id",
+))
+_RECORDED_HEADERS = frozenset((
+    # Any exchange.
+    "accept", "accept-encoding", "accept-language", "cache-control", "connection", "content-encoding",
+    "content-length", "content-type", "date", "expect", "host", "retry-after", "server", "transfer-encoding",
+    "upgrade", "user-agent", "vary", "via", "x-should-retry",
+    # Who is calling, and for which session.
+    "conversation_id", "originator", "session-id", "session_id", "thread-id", "version", "x-app",
+    "x-claude-code-agent-id", "x-claude-code-session-id", "x-client-request-id", "x-codex-beta-features",
+    "x-codex-parent-thread-id", "x-codex-turn-metadata", "x-codex-window-id", "x-hyp-dev-run-id",
+    "x-openai-subagent",
+    # The request and its response.
+    "anthropic-beta", "anthropic-version", "cf-ray", "openai-beta", "openai-model", "openai-processing-ms",
+    "openai-version", "request-id", "x-oai-request-id", "x-request-id",
+))
+# fmt: on
+_RECORDED_FAMILIES = ("anthropic-ratelimit-", "x-ratelimit-", "x-stainless-")
+_HEADER_NAME = re.compile(r"[a-z0-9_.-]{1,64}")
+_RECORDED_PARAMETERS = {
+    "alt": re.compile("sse|json|media"),
+    "api-version": re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}(?:-preview)?|v[0-9]{1,2}"),
+    "beta": re.compile("true|false"),
+    "limit": re.compile("[0-9]{1,6}"),
+    "stream": re.compile("true|false"),
+}
+_PARAMETER_NAME = re.compile(r"[A-Za-z][A-Za-z_.-]{0,31}")
+
+
+def mask(value: str) -> str:
+    return MASK + (value[-4:] if len(value) > 16 else "")
+
+
+def redact_headers(headers: Iterable[tuple[str, str]] | Mapping[str, str]) -> dict[str, str]:
+    """Redact header values; names become lower case, and values of a repeated name are joined by commas."""
+    found: dict[str, list[str]] = {}
+    for written, value in headers.items() if isinstance(headers, Mapping) else headers:
+        name = written.lower()
+        if not _HEADER_NAME.fullmatch(name):
+            # Not a valid header name.
+            continue
+        found.setdefault(name, []).append(redact_text(value)[0] if _is_recorded_header(name) else mask(value))
+    return {name: ", ".join(values) for name, values in found.items()}
+
+
+def _is_recorded_header(name: str) -> bool:
+    if name in _ALWAYS_MASKED or _SECRET_NAME.search(name):
+        return False
+    return name in _RECORDED_HEADERS or name.startswith(_RECORDED_FAMILIES)
+
+
+def redact_query(target: str) -> tuple[str, str]:
+    """Return the path of a request target, and its query with redacted values."""
+    path, _, query = target.partition("#")[0].partition("?")
+    parameters = [_redact_parameter(each) for each in re.split("[&;]", query)] if query else []
+    return redact_text(path)[0], "&".join(parameters)
+
+
+def _redact_parameter(written: str) -> str:
+    name, sign, value = written.partition("=")
+    if not sign:
+        return mask(written)
+    if not _PARAMETER_NAME.fullmatch(name) or redact_text(name)[1]:
+        name = MASK
+    allowed = _RECORDED_PARAMETERS.get(name)
+    return f"{name}={value if allowed and allowed.fullmatch(value) else mask(value)}"
+
+
+def redact_text(text: str, rules_off: Collection[str] = ()) -> tuple[str, Counter[str]]:
+    counts: Counter[str] = Counter()
+    if not text:
+        return text, counts
+    data = text.encode("utf-8", "surrogatepass")
+    off = frozenset(rules_off)
+    # Text next to a replaced secret may match a rule now, so repeat until nothing is found: once, rarely twice.
+    for _ in range(_MAX_ROUNDS):
+        if not (found := _find_unmarked(data, off)):
+            break
+        counts.update(span.kind for span in found)
+        data = _replace_spans(data, found)
+    return (data.decode("utf-8", "surrogatepass") if counts else text), counts
+
+
+def _find_unmarked(data: bytes, off: frozenset[str]) -> list[SecretSpan]:
+    """Find secrets outside of existing markers."""
+    found: list[SecretSpan] = []
+    start = 0
+    for marker in _MARKER.finditer(data) if b"[" in data else ():
+        found += _shift_spans(find_secrets(data[start : marker.start()], off), start)
+        start = marker.end()
+    return found + _shift_spans(find_secrets(data[start:] if start else data, off), start)
+
+
+def _shift_spans(spans: list[SecretSpan], by: int) -> list[SecretSpan]:
+    return [SecretSpan(span.start + by, span.end + by, span.kind) for span in spans] if by else spans
+
+
+def _replace_spans(data: bytes, spans: list[SecretSpan]) -> bytes:
+    pieces: list[bytes] = []
+    start = 0
+    for span in spans:
+        pieces += (data[start : span.start], _build_marker(span.kind, data[span.start : span.end]))
+        start = span.end
+    pieces.append(data[start:])
+    return b"".join(pieces)
+
+
+def _build_marker(kind: str, secret: bytes) -> bytes:
+    return f"[{kind}:{hashlib.sha256(secret).hexdigest()[:8]}]".encode()
+
+
+def redact_json(value: Any, rules_off: Collection[str] = ()) -> tuple[Any, Counter[str]]:
+    """Redact keys and strings of a JSON value; values under a key such as `password` count as well."""
+    counts: Counter[str] = Counter()
+    while True:
+        found: Counter[str] = Counter()
+        value = _redact_once(value, frozenset(rules_off), found)
+        if not found:
+            return value, counts
+        counts.update(found)
+
+
+def _redact_once(value: Any, off: frozenset[str], counts: Counter[str]) -> Any:
+    return map_json(
+        value,
+        lambda text: _redact_string(text, off, counts),
+        lambda name, text: _redact_member(name, text, off, counts),
+    )
+
+
+def map_json(value: Any, text: Callable[[str], str], member: Callable[[str, str], str]) -> Any:
+    """Copy a JSON value; `text` maps its strings and keys, `member` the strings that an object holds under a key.
+
+    It works at any nesting depth, because a client may send JSON that is too deep for recursion.
+    """
+    root: list[Any] = [value]
+    pending: list[tuple[Any, Any]] = [(root, 0)]
+    while pending:
+        holder, key = pending.pop()
+        item = holder[key]
+        if isinstance(item, str):
+            holder[key] = text(item)
+        elif isinstance(item, list | tuple):
+            holder[key] = copied = list(item)
+            pending.extend((copied, index) for index in range(len(copied)))
+        elif isinstance(item, Mapping):
+            holder[key] = members = {}
+            for name, each in item.items():
+                new_name = text(name)
+                members[new_name] = member(name, each) if isinstance(each, str) else each
+                if not isinstance(each, str):
+                    pending.append((members, new_name))
+    return root[0]
+
+
+def _redact_string(text: str, off: frozenset[str], counts: Counter[str]) -> str:
+    redacted, found = redact_text(text, off)
+    counts.update(found)
+    return redacted
+
+
+def _redact_member(name: str, value: str, off: frozenset[str], counts: Counter[str]) -> str:
+    if (kind := classify_member(name, value)) and kind not in off:
+        secret = value.encode("utf-8", "surrogatepass")
+        if _MARKER.fullmatch(secret):
+            return value
+        counts[kind] += 1
+        return _build_marker(kind, secret).decode()
+    if header := match_secret_header(name):
+        # Only the name identifies the value.
+        start = f"{header}: "
+        return _redact_string(start + value, off, counts).removeprefix(start)
+    return _redact_string(value, off, counts)
+
+
+def redact_json_text(text: str, rules_off: Collection[str] = ()) -> tuple[str, Counter[str]]:
+    """Redact JSON as JSON, so that canonical text stays canonical; redact anything else, or JSON too deep, as text."""
+    as_text, counts = redact_text(text, rules_off)
+    if not counts:
+        return text, counts
+    try:
+        redacted, found = redact_json(canonical.loads(text), rules_off)
+        # Or the match spanned several values, such as a name in one and a sign in the next.
+        return (canonical.dumps(redacted) if found else text), found
+    except ValueError:
+        return as_text, counts
+
+
+def redact_row(
+    dataset: Dataset, row: Mapping[str, Any], rules_off: Collection[str] = ()
+) -> tuple[dict[str, Any], Counter[str]]:
+    """Redact a row for delivery. Identifying columns stay, so that the row remains distinguishable."""
+    counts: Counter[str] = Counter()
+    redacted = dict(row)
+    for name, redact in text_redactors(dataset).items():
+        value = row.get(name)
+        if isinstance(value, str):
+            redacted[name], found = redact(value, rules_off)
+        elif value is not None:
+            redacted[name], found = redact_json(value, rules_off)
+        else:
+            continue
+        counts.update(found)
+    return redacted, counts
+
+
+def text_redactors(dataset: Dataset) -> dict[str, Any]:
+    """Return the columns that may hold a secret, each with the function that redacts its text."""
+    kept = {dataset.key_column, *dataset.key_parts, *dataset.source_columns}
+    redactors = {ColumnType.STRING: redact_text, ColumnType.JSON: redact_json_text}
+    return {
+        each.name: redactors[each.type] for each in dataset.columns if each.type in redactors and each.name not in kept
+    }

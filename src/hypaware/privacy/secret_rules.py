@@ -1,0 +1,141 @@
+r"""Rules for secrets in text: keys with a known prefix, private keys, tokens after an authentication scheme, passwords
+in URLs, and values assigned to names such as DB_PASSWORD.
+
+Prefixes, lengths and alphabets are those that the providers document and that repository scanners use. Lengths are
+lower bounds, and a token is matched to its end, so a provider that makes its keys longer leaves no remainder. All
+expressions work on UTF-8 bytes, so ASCII rules never split a character.
+
+Every expression looks at each byte a bounded number of times: repetitions are bounded or possessive, and an expression
+that may fail after a long run starts only at the beginning of a word.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+_W = r"[A-Za-z0-9_-]"
+_ALNUM = r"[A-Za-z0-9]"
+_HEX = r"[0-9a-f]"
+
+
+@dataclass(frozen=True)
+class TokenRule:
+    """A token with a known beginning."""
+
+    kind: str
+    expression: str
+    """Starts with a plain character, so that the combined search can skip other text."""
+
+
+# `config.values.SECRET_RULES` lists the names. The first matching rule names a token, so narrow rules come first.
+TOKEN_RULES = (
+    TokenRule("anthropic-key", rf"sk-ant-{_W}{{8,}}+"),
+    TokenRule("openrouter-key", rf"sk-or-{_W}{{16,}}+"),
+    TokenRule("openai-key", rf"sk-(?:proj|svcacct|admin|None|service)-{_W}{{16,}}+"),
+    TokenRule("openai-key", rf"sk-{_ALNUM}{{20}}{_W}*+"),
+    TokenRule("openai-key", rf"sess-{_ALNUM}{{32}}{_W}*+"),
+    TokenRule("groq-key", rf"gsk_{_ALNUM}{{40,}}+"),
+    TokenRule("xai-key", rf"xai-{_ALNUM}{{40,}}+"),
+    TokenRule("perplexity-key", rf"pplx-{_ALNUM}{{32,}}+"),
+    TokenRule("replicate-key", rf"r8_{_ALNUM}{{36,}}+"),
+    TokenRule("huggingface-token", rf"hf_{_ALNUM}{{30,}}+"),
+    TokenRule("huggingface-token", rf"api_org_{_ALNUM}{{30,}}+"),
+    TokenRule("aws-key-id", r"A(?:KIA|SIA|BIA|CCA|3T[A-Z0-9])[A-Z2-7]{16}(?![A-Za-z0-9])"),
+    TokenRule("aws-bedrock-key", r"ABSK[A-Za-z0-9+/]{80,}+={0,2}"),
+    TokenRule("gcp-key", rf"AIza{_W}{{35,}}+"),
+    TokenRule("gcp-oauth-token", rf"ya29\.{_W}{{20,}}+"),
+    TokenRule("gcp-oauth-secret", rf"GOCSPX-{_W}{{20,}}+"),
+    TokenRule("github-token", r"github_pat_[A-Za-z0-9_]{40,}+"),
+    TokenRule("github-token", rf"gh[pousr]_{_ALNUM}{{30}}[A-Za-z0-9_]*+"),
+    TokenRule("gitlab-token", rf"gl(?:pat|dt|rt|ft|soat|agent|imt|ptt|oas|cbt|ffct)-{_W}{{20,}}+(?:\.{_W}{{8,}}+)*+"),
+    TokenRule("slack-token", rf"xox[abeoprs]-{_W}{{10,}}+(?:\.{_W}++)*+"),
+    TokenRule("slack-token", rf"xapp-\d-{_W}{{10,}}+"),
+    TokenRule("slack-webhook", r"hooks\.slack\.com/(?:services|workflows|triggers)/[A-Za-z0-9/_-]{20,}+"),
+    TokenRule("stripe-key", rf"sk_(?:live|test|prod)_{_ALNUM}{{10,}}+"),
+    TokenRule("stripe-key", rf"rk_(?:live|test|prod)_{_ALNUM}{{10,}}+"),
+    TokenRule("stripe-key", r"whsec_[A-Za-z0-9+/]{24,}+=*+"),
+    TokenRule("npm-token", rf"npm_{_ALNUM}{{30,}}+"),
+    TokenRule("pypi-token", rf"pypi-AgE{_W}{{40,}}+"),
+    TokenRule("rubygems-key", rf"rubygems_{_HEX}{{40,}}+"),
+    TokenRule("docker-token", rf"dckr_[po]at_{_W}{{20,}}+"),
+    TokenRule("digitalocean-token", rf"do[opr]_v1_{_HEX}{{40,}}+"),
+    TokenRule("databricks-token", rf"dapi{_HEX}{{32}}(?:-\d)?"),
+    TokenRule("doppler-token", rf"dp\.(?:pt|st|ct|sa|scim|audit)\.(?:[a-z0-9_-]{{2,40}}\.)?{_ALNUM}{{40,}}+"),
+    TokenRule("vault-token", rf"hv[bsr]\.{_W}{{24,}}+"),
+    TokenRule("shopify-token", r"shp(?:at|ca|pa|ss)_[0-9A-Fa-f]{32,}+"),
+    TokenRule("sendgrid-key", rf"SG\.{_W}{{16,32}}+\.{_W}{{32,}}+"),
+    TokenRule("mailgun-key", rf"key-{_HEX}{{32}}(?![0-9A-Za-z])"),
+    TokenRule("twilio-key", rf"SK{_HEX}{{32}}(?![0-9A-Za-z])"),
+    TokenRule("sentry-token", r"sntry[su]_[A-Za-z0-9+/=_-]{40,}+"),
+    TokenRule("grafana-token", rf"glsa_{_ALNUM}{{32}}_[0-9A-Fa-f]{{8}}"),
+    TokenRule("grafana-token", r"glc_[A-Za-z0-9+/]{32,}+=*+"),
+    TokenRule("linear-key", rf"lin_api_{_ALNUM}{{32,}}+"),
+    TokenRule("notion-token", rf"ntn_{_ALNUM}{{40,}}+"),
+    TokenRule("postman-key", rf"PMAK-{_HEX}{{24}}-{_HEX}{{30,}}+"),
+    TokenRule("newrelic-key", r"NRAK-[A-Z0-9]{27,}+"),
+    TokenRule("figma-token", rf"figd_{_W}{{30,}}+"),
+    TokenRule("supabase-key", rf"sb(?:p|_secret)_{_W}{{30,}}+"),
+    TokenRule("planetscale-token", r"pscale_(?:tkn|pw|oauth)_[A-Za-z0-9_.=-]{32,}+"),
+    TokenRule("fly-token", r"fm[12][ar]?_[A-Za-z0-9+/=_-]{80,}+"),
+    TokenRule("netlify-token", rf"nfp_{_ALNUM}{{36,}}+"),
+    TokenRule("pulumi-token", rf"pul-{_HEX}{{40}}"),
+    TokenRule("artifactory-key", rf"AKCp{_ALNUM}{{60,}}+"),
+    TokenRule("atlassian-token", r"ATATT3[A-Za-z0-9_=-]{60,}+"),
+    TokenRule("telegram-token", rf"bot\d{{8,10}}:AA{_W}{{32,}}+"),
+    TokenRule("age-key", r"AGE-SECRET-KEY-1[QPZRY9X8GF2TVDW0S3JN54KHCE6MUA7L]{50,}+"),
+    TokenRule("jwt", rf"e(?<![A-Za-z0-9_.-]e)yJ{_W}{{10,}}+\.eyJ{_W}{{10,}}+(?:\.{_W}*+)?+"),
+    TokenRule("jwt", rf"e(?<![A-Za-z0-9_.-]e)yJ{_W}{{10,}}+\.\.{_W}{{10,}}+\.{_W}{{10,}}+\.{_W}{{10,}}+"),
+)
+BEARER = "bearer-token"
+BASIC = "basic-credentials"
+AZURE_CLIENT = "azure-client-secret"
+COOKIE = "cookie"
+PRIVATE_KEY = "private-key"
+URL_PASSWORD = "url-password"
+PASSWORD = "password"
+ASSIGNED = "assigned-secret"
+_AFTER_SCHEME = rb"(?:[ \t]|%20|\\{1,3}t){1,8}+"
+SCHEMES = {
+    b"bearer": (BEARER, re.compile(_AFTER_SCHEME + rb"([A-Za-z0-9._~+/=-]{8,}+)")),
+    b"basic": (BASIC, re.compile(_AFTER_SCHEME + rb"([A-Za-z0-9+/]{8,}+={0,2}+)")),
+}
+"""Schemes that precede a token that nothing else identifies. In lower case, like the names below."""
+AUTHORIZATION, COOKIE_NAME = b"authorization", b"cookie"
+SECRET_HEADERS = (AUTHORIZATION, COOKIE_NAME)
+_AFTER_HEADER = rb"[\\\"'`\]]{0,4}+[ \t]{0,8}+(?:=>|:=|==?|:)[ \t]{0,8}+\[?+(?:\\{0,3}[\"'`])?+"
+AUTHORIZATION_VALUE = re.compile(
+    _AFTER_HEADER + rb"(?P<scheme>[A-Za-z][A-Za-z0-9-]{0,19}+[ \t]{1,8}+)?+(?P<value>[A-Za-z0-9._~+/=:-]{16,}+)"
+)
+COOKIE_VALUE = re.compile(_AFTER_HEADER + rb"([^\r\n\"'`\\]{1,8192}+)")
+COOKIE_TOKEN = re.compile(rb"[!-~]++")
+COOKIE_MIN_LENGTH = 16
+COOKIE_ATTRIBUTES = frozenset((b"domain", b"path", b"expires", b"max-age", b"samesite"))
+AZURE_SECRET = re.compile(rb"[A-Za-z0-9_~.]{3}\dQ~[A-Za-z0-9_~.-]{31,40}")
+PEM_BEGIN = re.compile(rb"-----BEGIN (?:[A-Z0-9]{1,16} ){0,3}PRIVATE KEY(?: BLOCK)?-----")
+PEM_END = re.compile(rb"-----END (?:[A-Z0-9]{1,16} ){0,3}PRIVATE KEY(?: BLOCK)?-----")
+PEM_MAX_LENGTH = 1 << 15
+PEM_REST = re.compile(rb"(?:[A-Za-z0-9+/=:, \t\r\n-]++|\\[nrt])*+")
+"""The rest of a key whose end line is missing."""
+URL_CREDENTIALS = re.compile(rb"://[^\s/@:\"'<>\\?#]{0,256}+:([^\s/\"'<>@\\]{1,256}+)@")
+# Endings of names whose value is a secret. Of names that end in `key` only these, because most keys are no secrets.
+PASSWORD_NAMES = (b"password", b"passwd", b"passphrase", b"pwd")
+SECRET_NAMES = (b"secret", b"token")
+# fmt: off
+KEY_NAMES = (
+    b"api", b"access", b"secret", b"private", b"account", b"auth", b"shared", b"storage", b"signing",
+    b"encryption", b"master", b"service", b"admin", b"app", b"license", b"subscription", b"webhook",
+)
+# fmt: on
+ENV_NAME = re.compile(rb"[A-Z][A-Z0-9_]*+$")
+ASSIGNMENT = re.compile(
+    rb"(?P<close>[\\\"'`\]]{0,4}+)(?P<space>[ \t]{0,8}+)(?P<sign>=>|:=|==?|:)(?P<after>[ \t]{0,8}+)"
+    rb"(?P<open>\\{0,3}[\"'`])?+"
+)
+QUOTED_VALUE = {quote: re.compile(rb"(?:[^\\\r\n" + quote + rb"]++|\\[^\r\n])++") for quote in (b'"', b"'", b"`")}
+ESCAPED_QUOTED_VALUE = {
+    quote: re.compile(rb"(?:[^\\\r\n" + quote + rb"]++|\\[^\\\r\n" + quote + rb"])++") for quote in (b'"', b"'", b"`")
+}
+"""The same for a quote written as `\\"`: JSON within a string."""
+BARE_VALUE = re.compile(rb"(?:[^\\\s\"'`,;<>(){}\[\]|&]++|\\[^\s\"'`nrt])++")
+ENV_VALUE = re.compile(rb"(?:[^\\\s\"'`]++|\\[^\s\"'`nrt])++")

@@ -1,0 +1,240 @@
+"""Authentication: exchange bootstrap tokens for signed tokens, verify signed tokens, reject revoked ones.
+
+How a gateway id is assigned:
+- A client that sends its id and a secret gets that id if it is unused, or if it was enrolled with the same secret. A
+  new bootstrap token changes nothing: the ledger still finds the gateway's earlier deliveries.
+- A client of the published contract sends neither. The rows of its batches name the gateway id; an unused id then
+  belongs to the *owner* of the bootstrap token: the token's label, or the token itself if it has no label. To replace a
+  token, create the new one with the same label.
+
+An expired bootstrap token enrols no new gateway, but gateways that enrolled with it stay and can renew their signed
+tokens. A revoked bootstrap token ends those gateways too.
+
+A signed token is a JWT (HS256): `sub` is the gateway, or `""` for a client without a gateway id; `tid` is the bootstrap
+token it enrolled with, `own` that token's owner, `lbl` its label; `jti`, `iat`, `exp`. It is signed with
+`server/signing.key` (32 random bytes). If the key is lost, all signed tokens become invalid and gateways enrol again.
+`server/server.id` lets gateways recognise the same server even after its state was lost. Both files are created once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import shlex
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import jwt
+from aiohttp import web
+
+from hypaware import faults
+from hypaware.errors import StateError
+from hypaware.home import Home, durable_files
+from hypaware.server import http
+from hypaware.server.http import HttpProblem, bad_request
+from hypaware.state import gateways
+from hypaware.state.gateways import BootstrapToken, GatewayClaim
+from hypaware.state.store import StateStore
+
+_after_key = faults.crash_point("server.keep.after-write", "the server's signing key or id is durable")
+
+TENANT = "default"
+LIFETIME_SECONDS = 30 * 86_400
+_ALGORITHM = "HS256"
+_REQUIRED = ["sub", "tid", "own", "ten", "exp", "iat", "jti"]
+_KEY_BYTES = 32
+_REFRESH_SECONDS = 1.0
+_MAX_SECRET = 1_000
+
+
+@dataclass(frozen=True)
+class Caller:
+    token_id: str
+    """The bootstrap token that the caller enrolled with. Revoking it ends the caller too."""
+    owner: str
+    """The owner of that token. Tokens with the same label have the same owner."""
+    gateway_id: str | None
+    """None for a client of the published contract: only its rows name the gateway."""
+    label: str | None = None
+    tenant: str = TENANT
+
+    @property
+    def key(self) -> str:
+        """The key under which the caller's rate limits are counted."""
+        return self.gateway_id or self.owner
+
+
+@dataclass(frozen=True)
+class SignedToken:
+    jwt: str
+    expires_at: int
+    """Seconds since the epoch."""
+
+
+class Authenticator:
+    def __init__(
+        self,
+        store: StateStore,
+        signer: TokenSigner,
+        *,
+        refresh_seconds: float = _REFRESH_SECONDS,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._store = store
+        self._signer = signer
+        self._refresh_seconds = refresh_seconds
+        self._clock = clock
+        self._revoked: frozenset[str] = frozenset()
+        self._refreshed_at = -float("inf")
+
+    async def authenticate(self, request: web.Request) -> Caller:
+        """Return the caller that the request's token was signed for. Raise Problem 401 if there is no valid token."""
+        scheme, _, token = request.headers.get("Authorization", "").partition(" ")
+        caller = self._signer.verify(token.strip()) if scheme.lower() == "bearer" and token.isascii() else None
+        if caller is None or caller.token_id in await self._revoked_ids():
+            raise HttpProblem(401, "unauthorized")
+        http.check_gateway(request.headers, caller.gateway_id)
+        return caller
+
+    async def enrol(self, body: Mapping[str, Any]) -> SignedToken:
+        return await asyncio.to_thread(self._enrol, body)
+
+    async def renew(self, caller: Caller) -> SignedToken:
+        await asyncio.to_thread(self._mark_used, caller.token_id)
+        return self._signer.sign(caller)
+
+    def _enrol(self, body: Mapping[str, Any]) -> SignedToken:
+        token = body.get("bootstrap_token")
+        if not isinstance(token, str):
+            raise bad_request("bad_request", "bootstrap_token is missing")
+        gateway_id, secret, host = (_text_field(body, name) for name in ("gateway_id", "gateway_secret", "host"))
+        if (gateway_id is None) != (secret is None):
+            raise bad_request("bad_request", "gateway_id and gateway_secret must be sent together")
+        with self._store.transaction() as connection:
+            found = gateways.find_token(connection, hash_token(token))
+            if found is None or found.refusal(datetime.now(UTC)):
+                raise HttpProblem(401, "unauthorized")
+            gateways.touch_token(connection, found.id)
+            owner = token_owner(found)
+            if gateway_id is not None and secret is not None:
+                bound = sha256(secret.encode()).hexdigest()
+                if not gateways.bind_gateway(
+                    connection, GatewayClaim(TENANT, gateway_id, owner, bound, found.label, host)
+                ):
+                    raise HttpProblem(403, "gateway_bound")
+        return self._signer.sign(Caller(found.id, owner, gateway_id, found.label))
+
+    def _mark_used(self, token_id: str) -> None:
+        with self._store.transaction() as connection:
+            gateways.touch_token(connection, token_id)
+
+    async def _revoked_ids(self) -> frozenset[str]:
+        """Return the revoked tokens, read again after a moment, because another process revokes them."""
+        if self._clock() - self._refreshed_at >= self._refresh_seconds:
+            self._revoked = await asyncio.to_thread(self._read_revoked)
+            self._refreshed_at = self._clock()
+        return self._revoked
+
+    def _read_revoked(self) -> frozenset[str]:
+        with self._store.reading() as connection:
+            return gateways.revoked_token_ids(connection)
+
+
+def _text_field(body: Mapping[str, Any], name: str) -> str | None:
+    value = body.get(name)
+    if value is None:
+        return None
+    if not isinstance(value, str):
+        raise bad_request("bad_request", f"{name} is not text")
+    if name == "gateway_secret":
+        if not 16 <= len(value) <= _MAX_SECRET or not value.isprintable():
+            raise bad_request("bad_request", f"{name} is not printable text of 16 to {_MAX_SECRET} characters")
+        return value
+    return http.check_name(name, value, kind="bad_request")
+
+
+def hash_token(token: str) -> str:
+    return sha256(token.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def token_owner(token: BootstrapToken) -> str:
+    return f"label:{token.label}" if token.label else f"token:{token.id}"
+
+
+class TokenSigner:
+    def __init__(self, key: bytes, clock: Callable[[], float] = time.time) -> None:
+        self._key = key
+        self._clock = clock
+
+    def sign(self, caller: Caller) -> SignedToken:
+        now = int(self._clock())
+        expires_at = now + LIFETIME_SECONDS
+        claims = {
+            "sub": caller.gateway_id or "",
+            "ten": caller.tenant,
+            "tid": caller.token_id,
+            "own": caller.owner,
+            "lbl": caller.label,
+            "jti": secrets.token_hex(8),
+            "iat": now,
+            "exp": expires_at,
+        }
+        return SignedToken(jwt.encode(claims, self._key, _ALGORITHM), expires_at)
+
+    def verify(self, token: str) -> Caller | None:
+        """Return the caller that the token was signed for, or None if the token is not ours or has expired."""
+        try:
+            claims = jwt.decode(
+                token,
+                self._key,
+                [_ALGORITHM],
+                options={"require": _REQUIRED, "verify_exp": False, "verify_iat": False},
+            )
+        except jwt.InvalidTokenError:
+            return None
+        if claims["exp"] <= self._clock():
+            return None
+        return Caller(claims["tid"], claims["own"], claims["sub"] or None, claims.get("lbl"), claims["ten"])
+
+
+def server_folder(home: Home) -> Path:
+    return home.root / "server"
+
+
+def signing_key(home: Home) -> bytes:
+    path = server_folder(home) / "signing.key"
+    key = _read_or_create(path, lambda: secrets.token_bytes(_KEY_BYTES))
+    if len(key) != _KEY_BYTES:
+        raise StateError(
+            f"{path} is damaged: it does not hold {_KEY_BYTES} bytes. Remove it; the server then creates a new key, "
+            "and gateways enrol again automatically",
+            kind="signing_key_damaged",
+            repair=f"rm {shlex.quote(str(path))}",
+        )
+    return key
+
+
+def has_server_id(home: Home) -> bool:
+    return (server_folder(home) / "server.id").is_file()
+
+
+def server_id(home: Home) -> str:
+    raw = _read_or_create(server_folder(home) / "server.id", lambda: f"srv-{secrets.token_hex(8)}\n".encode())
+    return raw.decode().strip()
+
+
+def _read_or_create(path: Path, make: Callable[[], bytes]) -> bytes:
+    """Return the file's contents, creating it if it is missing. The caller holds the server's lock."""
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        durable_files.make_dir(path.parent)
+        content = make()
+        durable_files.write_atomic(path, content)
+        _after_key()
+        return content

@@ -1,0 +1,151 @@
+"""Find the clients on this machine and estimate how much of their history is not imported yet.
+
+The estimate uses names, sizes and times of files and the checkpoints of earlier imports. It needs no engine and leaves
+no trace; of the transcripts, it reads only the beginnings of the oldest few, for the first day. A dry run counts
+exactly.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from heapq import nsmallest
+from pathlib import Path
+
+from hypaware import plugins
+from hypaware.backfill import survey
+from hypaware.backfill.plan import redirect_stdout
+from hypaware.backfill.steps import read_import_state
+from hypaware.backfill.survey import DueSource
+from hypaware.clients.client import Client, Provider
+from hypaware.clients.reader import TimeWindow
+from hypaware.errors import HypError
+from hypaware.home import Home
+from hypaware.home.file_system import open_regular_file
+
+_HEAD_BYTES = 64 << 10
+_OLDEST_FILES = 8
+
+
+@dataclass(frozen=True)
+class HistoryEstimate:
+    sessions: int = 0
+    bytes: int = 0
+    first_day: str | None = None
+    last_day: str | None = None
+
+
+@dataclass(frozen=True)
+class PendingSource:
+    """A source of history with content that is not imported yet."""
+
+    path: Path
+    size: int
+    last_written: datetime
+
+
+@dataclass(frozen=True)
+class FoundClient:
+    client: Client
+    installed: bool
+    waiting: tuple[PendingSource, ...] = ()
+    imported: int = 0
+    """Number of sources that have not changed since their import."""
+    first_day: str | None = None
+    problem: str | None = None
+    was_imported: bool = False
+    """Whether any of its history was imported before, even if those files are gone."""
+
+    @property
+    def name(self) -> str:
+        return self.client.name
+
+    def estimate(self, since: datetime | None = None) -> HistoryEstimate:
+        """Estimate the history since the given time: files last written before it are left out."""
+        within = [each for each in self.waiting if since is None or each.last_written >= since]
+        if not within:
+            return HistoryEstimate()
+        days = [day for day in (self.first_day, since.date().isoformat() if since else None) if day]
+        last = max(each.last_written for each in within).date().isoformat()
+        size = sum(each.size for each in within)
+        return HistoryEstimate(
+            count_sessions(each.path for each in within), size, min(max(days, default=last), last), last
+        )
+
+
+def find_clients(home: Home, variables: Mapping[str, str], now: datetime) -> list[FoundClient]:
+    """Find all registered clients. `variables` is the user's environment, including HOME."""
+    environment = {**variables, "HYP_HOME": str(home.root)}
+    with redirect_stdout():
+        return [_examine_client(home, each, environment, now) for each in plugins.load_plugins(plugins.CLIENTS, Client)]
+
+
+def count_sessions(paths: Iterable[Path]) -> int:
+    """Count session files. Those of subagents, in a folder named like their session's file, do not count."""
+    known = {str(path) for path in paths}
+    return sum(not any(f"{folder}{Path(path).suffix}" in known for folder in Path(path).parents) for path in known)
+
+
+def _examine_client(home: Home, client: Client, environment: Mapping[str, str], now: datetime) -> FoundClient:
+    """Examine one client; report an error, possibly of a plugin, as its problem."""
+    try:
+        installed = _is_installed(client, environment)
+    except Exception as error:
+        return FoundClient(client, False, problem=f"{type(error).__name__}: {error}")
+    if client.backfill is None:
+        return FoundClient(client, installed)
+    due: list[DueSource] = []
+    imported, was_imported = 0, False
+    try:
+        for dataset in client.backfill.datasets:
+            known = read_import_state(home, client.name, dataset).checkpoints
+            was_imported = was_imported or bool(known)
+            found = survey.survey_sources(client.backfill, environment, known, TimeWindow(), now, in_order=False)
+            # All datasets have the same sources.
+            if len(found.due) >= len(due):
+                due, imported = found.due, found.unchanged
+    except HypError as error:
+        return FoundClient(client, installed, problem=error.message)
+    waiting = tuple(
+        PendingSource(each.snapshot.path, each.snapshot.size, _to_datetime(each.snapshot.mtime_ns)) for each in due
+    )
+    return FoundClient(
+        client,
+        installed or bool(due or imported),
+        waiting,
+        imported,
+        _first_day(client.backfill, waiting),
+        was_imported=was_imported,
+    )
+
+
+def _is_installed(client: Client, environment: Mapping[str, str]) -> bool:
+    has_settings = client.settings is not None and client.settings.path(environment).parent.is_dir()
+    return has_settings or shutil.which(client.name, path=environment.get("PATH")) is not None
+
+
+def _first_day(provider: Provider, waiting: Sequence[PendingSource]) -> str | None:
+    """Return the first day in the files with the oldest last lines; one of them nearly always has it."""
+    found = (
+        _day_in_head(provider, each) for each in nsmallest(_OLDEST_FILES, waiting, key=lambda each: each.last_written)
+    )
+    return min((day for day in found if day), default=None)
+
+
+def _day_in_head(provider: Provider, source: PendingSource) -> str | None:
+    try:
+        with open_regular_file(source.path) as file:
+            time = provider.first_time(file.read(_HEAD_BYTES))
+    except Exception:
+        # A plugin failed or the file is gone. The import will report it; an estimate can do without.
+        time = None
+    return (time or source.last_written.isoformat())[:10]
+
+
+def _to_datetime(nanoseconds: int) -> datetime:
+    try:
+        return datetime.fromtimestamp(nanoseconds / 10**9, UTC)
+    except (OverflowError, ValueError, OSError):
+        return datetime.fromtimestamp(0, UTC)

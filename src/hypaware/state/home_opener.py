@@ -1,0 +1,335 @@
+"""Opens a home, after checking that it was not moved and that its state exists, is intact and is not stale.
+
+A moved or copied home is relocated before anything else in it is read or written. A moved home is the same home; its
+tables are rewritten to name their files at the new path. The tables of a copy are rewritten too, so that it never
+touches a file of the original. A copy also becomes a new incarnation, which skips the sequences that the original will
+allocate from now on. The original may deliver rows that the copy has not delivered, so those streams ask their
+destination, or wait for the user. The order is lake, state, mirror. If the process is killed in between, the state
+still names the old path, and the relocation runs again.
+
+A lost, damaged or stale state is rebuilt from the lake and the mirror, without Spark. If several processes open a home
+at the same time, one of them does this work while the others wait.
+
+Producers call `read_identity`, so the database and Iceberg are imported only when they are needed.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hypaware.errors import NotReady, Retryable, StateCorrupt, StateError
+from hypaware.home import Home, durable_files, file_system, processes
+from hypaware.home.identity import HomeLocation, Identity
+from hypaware.home.locks import locked
+from hypaware.state import flushes, intents, streams
+from hypaware.state.mirror import Mirror, mark_watermark_unknown, read_mirror, write_mirror
+
+if TYPE_CHECKING:
+    from hypaware.state.store import Connection, StateStore
+
+# Far more than a home allocates in its lifetime; a chain of four million copies still fits.
+SKIPPED_SEQUENCES = 2**40
+# Files that can exist in a folder before it becomes a home.
+_ALLOWED_BEFORE = frozenset({"config.toml", "engine", "logs", "run", "server-token", "telemetry"})
+# A state that was suspected to be damaged, in a moved home, takes two attempts: check it, then relocate it.
+_ATTEMPTS = 3
+
+
+@dataclass(frozen=True)
+class OpenHome:
+    home: Home
+    store: StateStore
+    identity: Identity
+    rebuilt: str | None = None
+    """Why the state was rebuilt or relocated by this call, as a message for the user."""
+
+    @property
+    def gateway_id(self) -> str:
+        return self.identity.gateway_id
+
+
+def read_identity(where: Home | str | os.PathLike[str]) -> Identity:
+    """Return the identity of a home, which a producer needs. Open the state only if the mirror is unusable."""
+    home = _to_home(where)
+    held = read_mirror(home.mirror)
+    if held and home.state.is_file() and held.identity.locate(home.root) is HomeLocation.HERE:
+        return held.identity
+    opened = open_home(home)
+    opened.store.close()
+    return opened.identity
+
+
+def open_home(where: Home | str | os.PathLike[str], *, make: bool = True) -> OpenHome:
+    """Open a home, creating it if necessary. With `make=False`, raise NotReady if the home was removed."""
+    from hypaware.state.store import StateStore
+
+    home = _to_home(where)
+    try:
+        if home.backup_note.is_file():
+            raise NotReady(
+                f"{home.root} is a backup and cannot be used as a home",
+                kind="home_is_backup",
+                repair=f"HYP_HOME=<a new folder> hyp restore {shlex.quote(str(home.root))}",
+            )
+        if not make and not home.state.is_file():
+            raise NotReady(f"the home {home.root} does not exist any more", kind="home_gone")
+        if not home.root.is_dir():
+            file_system.reject_network_file_system(home.root)
+            durable_files.make_dir(home.root)
+        store = StateStore(home.state)
+        try:
+            for _ in range(_ATTEMPTS):
+                opened = _open_existing(home, store) if home.state.is_file() else None
+                if opened is None and not make and not home.root.is_dir():
+                    raise NotReady(f"the home {home.root} does not exist any more", kind="home_gone")
+                if opened := opened or _create(home, store):
+                    return opened
+            raise StateError(f"the state {home.state} of a moved home cannot be read")
+        except BaseException:
+            store.close()
+            raise
+    except OSError as error:
+        raise Retryable(f"the home {home.root} could not be opened: {error}", kind="home_unavailable") from error
+
+
+def _to_home(where: Home | str | os.PathLike[str]) -> Home:
+    return where if isinstance(where, Home) else Home(Path(where).expanduser().absolute())
+
+
+def _open_existing(home: Home, store: StateStore) -> OpenHome | None:
+    """Return the open home, or None if its state is unusable and must be created."""
+    from hypaware.state.store import load_identity, suspect_marker
+
+    if suspect_marker(home.state).exists():
+        return None
+    relocated = None
+    try:
+        with store.reading() as connection:
+            before = load_identity(connection)
+        if before is None:
+            return None
+        if before.locate(home.root) is not HomeLocation.HERE:
+            relocated = _relocate(home, store, before)
+        store.migrate()
+        held = read_mirror(home.mirror)
+        known, reason = _check_stale(home, store, held)
+    except StateCorrupt:
+        return None
+    if known is None:
+        return None
+    if reason:
+        return catch_up(home, store, reason)
+    if held is None or held.identity.locate(home.root) is not HomeLocation.HERE:
+        write_mirror(home.mirror, store)
+    return OpenHome(home, store, known, rebuilt=relocated)
+
+
+def _relocate(home: Home, store: StateStore, before: Identity) -> str | None:
+    """Relocate a moved or copied home once, and return a message for the user."""
+    from hypaware.state.store import load_identity, save_identity
+
+    with _home_lock(home):
+        with store.reading() as connection:
+            known = load_identity(connection)
+        if known is None or (location := known.locate(home.root)) is HomeLocation.HERE:
+            return None  # another process has done it
+        file_system.reject_network_file_system(home.root)
+        _relocate_lake(home)
+        store.migrate()
+        # Catch up while the state still names the old path, before the sequences are skipped.
+        if _check_stale(home, store, read_mirror(home.mirror))[1]:
+            _catch_up(home, store)
+        with store.transaction() as connection:
+            known = load_identity(connection)
+            assert known is not None
+            if location is HomeLocation.COPIED:
+                save_identity(connection, _fork_identity(connection, home, known))
+            else:
+                save_identity(connection, known.at(home.root))
+        write_mirror(home.mirror, store)
+    if location is HomeLocation.COPIED:
+        return f"this home is a copy of {before.home_path} and is independent of it from now on"
+    return f"the home was moved here from {before.home_path}"
+
+
+def _relocate_lake(home: Home) -> None:
+    from hypaware.iceberg import relocate
+
+    processes.wait_until_stopped(home)
+    relocate.rewrite_lake_paths(home)
+
+
+def _fork_identity(connection: Connection, home: Home, known: Identity) -> Identity:
+    """Give a copy its own incarnation, in the state and in the lake, so that losing either keeps the skipped range."""
+    from hypaware.iceberg import relocate
+    from hypaware.iceberg.metadata import FLOOR_PROPERTY, FORKS_PROPERTY, INCARNATION_PROPERTY, PARENTS_PROPERTY
+
+    identity = known.at(home.root).next_incarnation(flushes.next_sequence(connection) - 1)
+    flushes.skip_sequences(connection, SKIPPED_SEQUENCES)
+    _mark_undelivered_unknown(connection)
+    relocate.set_table_properties(
+        home,
+        {
+            FLOOR_PROPERTY: str(flushes.next_sequence(connection) - 1),
+            INCARNATION_PROPERTY: identity.incarnation,
+            PARENTS_PROPERTY: ",".join(identity.parents),
+            FORKS_PROPERTY: ",".join(map(str, identity.forks)),
+        },
+    )
+    return identity
+
+
+def _mark_undelivered_unknown(connection: Connection) -> None:
+    """Mark the watermark of every stream as unknown, except for streams that have delivered everything."""
+    high_water = flushes.load_high_water(connection)
+    # Rows of these flushes may be in the lake already, from any source, and both homes will record them.
+    uncertain = {flush.dataset for flush in flushes.unfinished_flushes(connection)}
+    streams.mark_history_lost(connection)
+    planned = intents.streams_with_intent(connection)
+    for stream in streams.list_streams(connection):
+        reached = high_water.get(stream.key.dataset, {}).get(stream.key.source, 0)
+        behind = stream.watermark is None or stream.watermark < reached
+        if behind or stream.key in planned or stream.key.dataset in uncertain:
+            mark_watermark_unknown(connection, stream)
+    streams.advance_delivery_step(connection)
+
+
+def _check_stale(home: Home, store: StateStore, held: Mirror | None) -> tuple[Identity | None, str | None]:
+    """Return the identity in the state, and the reason if the state is older than its lake or its mirror."""
+    from hypaware.state.recovery import summarize_lake
+    from hypaware.state.store import load_identity
+
+    # One transaction: another process may be catching the state up, as a new incarnation.
+    with store.reading() as connection:
+        known, next_sequence = load_identity(connection), flushes.next_sequence(connection)
+        step = streams.delivery_step(connection)
+    reason = None
+    if held is None:
+        if summarize_lake(home).floor >= next_sequence:
+            reason = "the state is older than its lake; it was restored from an earlier copy"
+    elif next_sequence < held.next_seq or step < held.step or not (known and known.descends_from(held.identity)):
+        reason = "the state is older than its mirror; it was restored from an earlier copy"
+    return known, reason
+
+
+def catch_up(home: Home, store: StateStore, reason: str) -> OpenHome:
+    """Bring a stale state up to its lake and its mirror, as a new incarnation."""
+    with _home_lock(home):
+        known, changed = _catch_up(home, store)
+    return OpenHome(home, store, known, rebuilt=reason if changed else None)
+
+
+def _catch_up(home: Home, store: StateStore) -> tuple[Identity, bool]:
+    """Return the identity, and whether the state was changed. The path in the state stays the same."""
+    from hypaware.state import recovery
+    from hypaware.state.store import load_identity, save_identity
+
+    lake, held = recovery.summarize_lake(home), read_mirror(home.mirror)
+    expected = max(lake.floor + 1, held.next_seq if held else 0)
+    with store.transaction() as connection:
+        known = load_identity(connection)
+        assert known is not None
+        forked = held is not None and not known.descends_from(held.identity)
+        behind = streams.delivery_step(connection) < (held.step if held else 0)
+        if flushes.next_sequence(connection) >= expected and not behind and not forked:
+            return known, False  # another process has done it
+        # If the lake is ahead of the state and the mirror is not, the mirror is stale too.
+        mirror_is_newer = held is not None and (behind or forked or held.next_seq > flushes.next_sequence(connection))
+        recovery.raise_state_to(connection, lake, held)
+        if behind or forked or not mirror_is_newer:
+            recovery.recover_deliveries(connection, lake, held if mirror_is_newer else None)
+        # If the state is of an earlier incarnation, rows sent since then are known under the later incarnations.
+        latest = recovery.latest_identity(held.identity if held and forked else known, lake)
+        latest = latest.next_incarnation(flushes.next_sequence(connection) - 1).at_location_of(known)
+        save_identity(connection, latest)
+    write_mirror(home.mirror, store)
+    return latest, True
+
+
+def _create(home: Home, store: StateStore) -> OpenHome | None:
+    """Create the state, under a lock, so that concurrent processes create it only once.
+
+    Return None if there is a state after all, which must be relocated first.
+    """
+    from hypaware.state import recovery
+    from hypaware.state.store import is_intact, load_identity, save_identity, suspect_marker
+
+    file_system.reject_network_file_system(home.root)
+    _restrict_permissions(home.root)
+    with _home_lock(home):
+        held = read_mirror(home.mirror)
+        damaged = home.state.is_file() and not is_intact(home.state)
+        if damaged:
+            store.close()
+            _quarantine(home.state)
+        suspect_marker(home.state).unlink(missing_ok=True)
+        # Created here, so that SQLite's side files get the same mode.
+        home.state.touch(mode=0o600)
+        store.migrate()
+        with store.reading() as connection:
+            known, emptied = load_identity(connection), flushes.next_sequence_or_none(connection) is None
+        if known and not emptied:
+            # Another process has done it, or the state was intact.
+            here = known.locate(home.root) is HomeLocation.HERE
+            return OpenHome(home, store, known) if here else None
+        if (location := _locate(home, known, held)) is not HomeLocation.HERE:
+            _relocate_lake(home)
+        lake = recovery.summarize_lake(home)
+        with store.transaction() as connection:
+            recovery.raise_state_to(connection, lake, held)
+            recovery.recover_deliveries(connection, lake, held)
+            through = flushes.next_sequence(connection) - 1
+            if known:
+                identity = known.at(home.root).next_incarnation(through)
+            else:
+                identity = recovery.derive_identity(home, lake, held, through)
+            if location is HomeLocation.COPIED:
+                identity = _fork_identity(connection, home, identity)
+            save_identity(connection, identity)
+        write_mirror(home.mirror, store)
+    problem = "damaged" if damaged or emptied else "lost"
+    existed = emptied or held or lake.tables
+    return OpenHome(home, store, identity, rebuilt=f"the state was {problem} and has been rebuilt" if existed else None)
+
+
+def _locate(home: Home, known: Identity | None, held: Mirror | None) -> HomeLocation:
+    """Determine whether the home was moved or copied, from the state, or else from its mirror.
+
+    Without either, only the catalog can show it. A move then counts as a copy.
+    """
+    from hypaware.iceberg import relocate
+
+    if identity := known or (held.identity if held else None):
+        return identity.locate(home.root)
+    return HomeLocation.COPIED if relocate.lake_names_other_home(home) else HomeLocation.HERE
+
+
+def _restrict_permissions(root: Path) -> None:
+    """Make the folder private to its owner, unless it holds other files. `hyp doctor` reports such a folder."""
+    status = root.stat()
+    is_exposed = status.st_mode & 0o077 and status.st_uid == os.geteuid()
+    if is_exposed and all(entry.name in _ALLOWED_BEFORE for entry in root.iterdir()):
+        root.chmod(0o700)
+
+
+def _quarantine(path: Path) -> None:
+    stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+    for suffix in ("", "-wal", "-shm"):
+        damaged = path.with_name(path.name + suffix)
+        if damaged.exists():
+            damaged.rename(path.with_name(f"{path.name}.damaged-{stamp}{suffix}"))
+    durable_files.fsync_dir(path.parent)
+
+
+@contextmanager
+def _home_lock(home: Home) -> Iterator[None]:
+    durable_files.make_dir(home.run)
+    with locked(home.run / "home.lock"):
+        yield

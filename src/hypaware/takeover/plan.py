@@ -1,0 +1,182 @@
+"""The plan of a takeover: the request, the surveyed datasets, and the watermarks that our sinks continue.
+
+A real run and a dry run start from the same plan. Making it writes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from hypaware.config import Config
+from hypaware.export import sink_registry
+from hypaware.home import Home
+from hypaware.home.identity import Identity
+from hypaware.model import datasets
+from hypaware.model.datasets import Dataset
+from hypaware.state.sources import SourceCheckpoint
+from hypaware.takeover import table, watermarks
+from hypaware.takeover.cache import CacheSurvey, OriginalCache, SurveyedFile, SurveyProgress, find_cache, survey_dataset
+from hypaware.takeover.report import TakeoverReport, WatermarkReport
+from hypaware.takeover.table import CacheDamaged
+from hypaware.takeover.watermarks import CacheWatermark, MatchedSink, SinkAnswers, WatermarkClaim
+
+
+@dataclass(frozen=True)
+class TakeoverRequest:
+    dir: Path
+    answers: SinkAnswers
+    state_dirs: tuple[Path, ...] = ()
+    skip_unreadable: bool = False
+
+    @classmethod
+    def from_args(cls, args: Mapping[str, Any]) -> TakeoverRequest:
+        return cls(
+            Path(args["dir"]),
+            SinkAnswers.from_args(args),
+            tuple(map(Path, args.get("state_dirs") or ())),
+            bool(args.get("skip_unreadable")),
+        )
+
+
+@dataclass(frozen=True)
+class DatasetPlan:
+    dataset: Dataset
+    survey: CacheSurvey
+    claims: Sequence[WatermarkClaim]
+
+
+@dataclass(frozen=True)
+class TakeoverPlan:
+    report: TakeoverReport
+    """With everything that will not be imported, and all watermarks."""
+    datasets: Sequence[DatasetPlan]
+
+
+def plan_takeover(
+    request: TakeoverRequest,
+    home: Home,
+    config: Config,
+    identity: Identity,
+    load_checkpoints: Callable[[str], Mapping[str, SourceCheckpoint]],
+    on_progress: Callable[[Dataset, int, int], None],
+    *,
+    dry_run: bool,
+) -> TakeoverPlan:
+    """Survey the cache and match its watermarks. Nothing is written.
+
+    `load_checkpoints` returns the checkpoints of a dataset; `on_progress` gets (dataset, files read, files in all).
+    """
+    report = TakeoverReport(str(request.dir), dry_run)
+    cache, wanted = _open_cache(request, report)
+    surveys = [
+        _survey(request, cache, dataset, load_checkpoints(dataset.name), report, partial(on_progress, dataset))
+        for dataset in wanted
+    ]
+    address_of = partial(sink_registry.sink_address, home, config, identity)
+    claims = _collect_claims(request, cache, surveys, config, address_of, report)
+    found = [
+        DatasetPlan(dataset, survey, claims.get(dataset.name, []))
+        for dataset, survey in zip(wanted, surveys, strict=True)
+    ]
+    return TakeoverPlan(report, found)
+
+
+def _open_cache(request: TakeoverRequest, report: TakeoverReport) -> tuple[OriginalCache, list[Dataset]]:
+    """Return the cache and its datasets that are installed here; report the others."""
+    cache = find_cache(request.dir)
+    installed = datasets.list_names()
+    for name in cache.datasets:
+        if name not in installed:
+            report.add_not_taken(
+                f"dataset {name}", "the dataset is not installed; its rows stay in the cache", _count_rows(cache, name)
+            )
+    for path in cache.not_followed:
+        report.add_not_taken(str(path), "links are not followed")
+    for sink, failed in watermarks.find_outboxes(cache, request.state_dirs):
+        reason = f"{failed} failed deliveries; their rows are above the watermark and will be delivered from here"
+        report.add_not_taken(f"outbox of {sink}", reason)
+    return cache, [datasets.get(name) for name in cache.datasets if name in installed]
+
+
+def _count_rows(cache: OriginalCache, dataset: str) -> int | None:
+    """Return the number of rows in the dataset's tables; None if one cannot be read."""
+    try:
+        live = [table.open_table(each.live_table()) for each in cache.partitions if each.dataset == dataset]
+        return sum(file.rows for opened in live for file in opened.files)
+    except CacheDamaged:
+        return None
+
+
+def _survey(
+    request: TakeoverRequest,
+    cache: OriginalCache,
+    dataset: Dataset,
+    checkpoints: Mapping[str, SourceCheckpoint],
+    report: TakeoverReport,
+    on_progress: SurveyProgress,
+) -> CacheSurvey:
+    """Survey the dataset. Raise CacheDamaged if a file cannot be read, unless such files are skipped."""
+    found = survey_dataset(cache, dataset, checkpoints, on_progress)
+    if found.unreadable and not request.skip_unreadable:
+        first, more = found.unreadable[0], len(found.unreadable) - 1
+        raise CacheDamaged(
+            f"{first.message}{f', and {more} more' if more else ''}: rows would be missing. To import the rest and "
+            "report the unreadable files, add --skip-unreadable. Nothing was changed"
+        )
+    for damage in found.unreadable:
+        report.add_not_taken(f"{dataset.name}, in part", damage.message)
+    return found
+
+
+def _collect_claims(
+    request: TakeoverRequest,
+    cache: OriginalCache,
+    surveys: Sequence[CacheSurvey],
+    config: Config,
+    address_of: Callable[[str], str],
+    report: TakeoverReport,
+) -> dict[str, list[WatermarkClaim]]:
+    """Return by dataset which rows our sinks have, according to the original's watermarks; report all watermarks."""
+    request.answers.check(config)
+    recorded = watermarks.recorded_addresses(cache.configs)
+    through: dict[tuple[str, str, str], dict[str, int]] = {}
+    for mark in watermarks.find_watermarks(cache, request.state_dirs):
+        files = [each for dataset_survey in surveys for each in dataset_survey.files if mark.is_of(each.partition)]
+        sources: list[str | None] = [*sorted({source for each in files for source in each.sources})] or [None]
+        entries = [WatermarkReport(mark.sink, mark.dataset, mark.partition, source, mark.seq) for source in sources]
+        report.watermarks += entries
+        if (
+            match := _match_sink(mark, files, cache, recorded, request.answers, config, address_of)
+        ).address is not None:
+            sink_through = through.setdefault((mark.dataset, str(match.sink), match.address), {})
+            name, seq = files[0].partition.name, mark.seq or 0
+            sink_through[name] = min(seq, sink_through.get(name, seq))
+        for entry in entries:
+            entry.to, entry.why, entry.honoured = match.sink, match.reason, match.address is not None
+    by_dataset: dict[str, list[WatermarkClaim]] = {}
+    for (dataset, sink, address), sink_through in through.items():
+        by_dataset.setdefault(dataset, []).append(WatermarkClaim(sink, address, sink_through))
+    return by_dataset
+
+
+def _match_sink(
+    mark: CacheWatermark,
+    files: Sequence[SurveyedFile],
+    cache: OriginalCache,
+    recorded: Mapping[str, str],
+    answers: SinkAnswers,
+    config: Config,
+    address_of: Callable[[str], str],
+) -> MatchedSink:
+    partitions = [each for each in cache.partitions if mark.is_of(each)]
+    if mark.seq is None:
+        return MatchedSink(None, reason=f"cannot parse {mark.path}")
+    if len(partitions) > 1:
+        return MatchedSink(None, reason=f"{len(partitions)} partitions have this name")
+    if not files:
+        return MatchedSink(None, reason=f"its partition {'has no rows' if partitions else 'is not in the cache'}")
+    return watermarks.match_sink(mark.sink, mark.dataset, recorded, answers, config, address_of)

@@ -1,0 +1,121 @@
+"""The report of a takeover: rows by dataset and source, watermarks, and data that was not imported."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+
+@dataclass
+class SourceTally:
+    """Counts of the rows of one source."""
+
+    found: int = 0
+    rejected: int = 0
+    without_sequence: int = 0
+    pending: int = 0
+    """How many of the rows found were in a spool."""
+    too_old: int = 0
+    """Older than retention keeps."""
+    purged: int = 0
+    """Purged from this home before; they are not imported again."""
+    written: int = 0
+
+    def add(self, other: SourceTally) -> None:
+        for name, value in asdict(other).items():
+            setattr(self, name, getattr(self, name) + value)
+
+    @property
+    def duplicate(self) -> int:
+        return self.found - self.written - self.rejected - self.too_old - self.purged
+
+
+@dataclass
+class DatasetTakeoverReport:
+    dataset: str
+    tallies: dict[str, SourceTally] = field(default_factory=dict)
+    rows_taken_before: int = 0
+    """How many of the rows found are in data files that an earlier takeover imported; these were not read again."""
+    not_rows: int = 0
+    """Lines of a spool that hold no row; kept with the reason, like rejected rows."""
+    torn_bytes: int = 0
+    set_aside: dict[str, int] = field(default_factory=dict)
+    unreadable: list[str] = field(default_factory=list)
+    """Files that could not be read and were skipped on request."""
+    seq_after: int | None = None
+    seq_last: int | None = None
+    flush_id: str | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "dataset": self.dataset,
+            "sources": [
+                {
+                    "source": source,
+                    "rows_found": tally.found,
+                    "rows_written": tally.written,
+                    "rows_duplicate": tally.duplicate,
+                    "rows_rejected": tally.rejected,
+                    "rows_too_old": tally.too_old,
+                    "rows_purged": tally.purged,
+                    "without_sequence": tally.without_sequence,
+                    "pending_spool": tally.pending,
+                }
+                for source, tally in sorted(self.tallies.items())
+            ],
+            "rows_taken_before": self.rows_taken_before,
+            "not_rows": self.not_rows,
+            "torn_bytes": self.torn_bytes,
+            "columns_set_aside": dict(sorted(self.set_aside.items())),
+            "seq_after": self.seq_after,
+            "seq_last": self.seq_last,
+            "flush_id": self.flush_id,
+        }
+
+
+@dataclass
+class WatermarkReport:
+    """One watermark of the original, and its meaning here."""
+
+    sink: str
+    """The original's name of the sink."""
+    dataset: str
+    partition: str
+    source: str | None = None
+    old: int | None = None
+    to: str | None = None
+    """Our sink that continues it."""
+    honoured: bool = False
+    new: int | None = None
+    why: str = ""
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass
+class TakeoverReport:
+    dir: str
+    dry_run: bool
+    datasets: list[DatasetTakeoverReport] = field(default_factory=list)
+    watermarks: list[WatermarkReport] = field(default_factory=list)
+    not_taken: list[dict[str, Any]] = field(default_factory=list)
+    """`{what, why, rows?}`"""
+
+    def add_not_taken(self, what: str, why: str, rows: int | None = None) -> None:
+        self.not_taken.append({"what": what, "why": why, **({} if rows is None else {"rows": rows})})
+
+    def set_watermark(self, sink: str, dataset: str, source: str, seq: int) -> None:
+        """Set the watermark at which the stream of our sink continues."""
+        for each in self.watermarks:
+            if each.honoured and (each.to, each.dataset, each.source) == (sink, dataset, source):
+                each.new = seq
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "dir": self.dir,
+            "dry_run": self.dry_run,
+            "datasets": [each.as_json() for each in self.datasets],
+            "watermarks": [each.as_json() for each in self.watermarks],
+            "not_taken": self.not_taken,
+        }

@@ -1,0 +1,64 @@
+"""A home with a light lake: append, flush and import as a producer and an engine would, without Spark."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from typing import Any
+
+from hypaware.backfill import providers
+from hypaware.backfill.privacy_filter import ImportPolicy
+from hypaware.backfill.report import ImportReport
+from hypaware.backfill.request import ImportArguments
+from hypaware.backfill.run import commit_batches
+from hypaware.backfill.steps import read_import_state, survey_for_report
+from hypaware.backfill.tasks import ImportContext
+from hypaware.config import Config
+from hypaware.home import Home
+from hypaware.iceberg.fsync import DamagedTable, fsync_all, roll_back_damaged
+from hypaware.lake.commit import open_table
+from hypaware.lake.flush import Flusher, FlushLimits, FlushReport
+from hypaware.model import datasets
+from hypaware.spool.writer import SealRule, Spool
+from hypaware.state import flushes
+from hypaware.state.home_opener import open_home
+from tests.support.light_lake import LightLake
+
+DATASET = "ai_gateway_messages"
+NO_TIMER = SealRule(linger=float("inf"))
+
+
+def append(home: Home, rows: list[dict[str, Any]], seal: bool = True) -> None:
+    spool = Spool(home, NO_TIMER)
+    spool.append(DATASET, rows)
+    if seal:
+        spool.close()
+
+
+def flush(home: Home, limits: FlushLimits | None = None, *, skip_deferred: bool = False) -> FlushReport:
+    """Flush as an engine does: check for damage, recover, then commit."""
+    with closing(open_home(home).store) as store, closing(LightLake(home)) as lake:
+        with store.reading() as connection:
+            known = flushes.load_high_water(connection)
+        found = roll_back_damaged(home, {name: max(by_source.values()) for name, by_source in known.items()})
+        fsync_all(home, skip={each.table for each in found if isinstance(each, DamagedTable)})
+        return Flusher(home, store, lake, limits or FlushLimits()).flush(
+            datasets.get(DATASET), wait=0, skip_deferred=skip_deferred
+        )
+
+
+def import_history(home: Home, environment: dict[str, str], provider: str = "claude", **options: Any) -> ImportReport:
+    """Import one provider as the job `backfill` does; `config` defaults to the default configuration."""
+    policy = ImportPolicy.from_config(home, options.pop("config", Config()))
+    entry = providers.load_providers().get(provider)
+    assert entry is not None
+    report = ImportReport(entry)
+    flush(home)
+    with closing(open_home(home).store) as store, closing(LightLake(home)) as lake:
+        request = ImportArguments.from_args({"providers": [provider], "environment": environment, **options})
+        dataset, state = datasets.get(DATASET), read_import_state(home, provider, DATASET)
+        found = survey_for_report(report, home, request, dataset, state, policy)
+        context = ImportContext(provider, DATASET, environment, open_home(home).gateway_id, policy)
+        if found.due:
+            with open_table(home, store, lake, dataset) as target:
+                commit_batches(target, report, found, context)
+    return report

@@ -1,0 +1,120 @@
+"""A purge over a light lake: the steps that the engine takes, without Spark."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import fastavro
+import pyarrow.parquet as pq
+from pyiceberg.manifest import ManifestEntryStatus, ManifestFile
+from pyiceberg.table.snapshots import Operation
+from pyiceberg.table.update.snapshot import _FastAppendFiles
+
+from hypaware.config import Config
+from hypaware.export import dead_letter_rows
+from hypaware.export.driver import DeliveryOptions, Driver
+from hypaware.export.report import SinkReport
+from hypaware.export.rows import LakeRowReader
+from hypaware.home import Home
+from hypaware.lake.table import LakeTable
+from hypaware.maintain.purge.context import PurgeContext
+from hypaware.maintain.purge.run import run_purge
+from hypaware.maintain.purge.selector import PurgeSelector, SelectorKind
+from hypaware.state.home_opener import open_home
+from hypaware.testing import fault_injection
+from hypaware.testing.folder_sink import FOLDER
+from tests.support.light_lake import LightLake, LightTable
+
+
+class LightHistory:
+    """The history of a light table, as far as PyIceberg can change it; unneeded files are left to the sweep."""
+
+    def describe_live_files_only(self, table: LakeTable) -> bool:
+        assert isinstance(table, LightTable)
+        iceberg_table = table._table
+        snapshot = iceberg_table.current_snapshot()
+        if snapshot is None or not any(each.deleted_files_count for each in snapshot.manifests(iceberg_table.io)):
+            return False
+        with iceberg_table.transaction() as transaction, _LiveEntries(Operation.APPEND, transaction, iceberg_table.io):
+            pass
+        return True
+
+    def expire(self, table: LakeTable) -> None:
+        assert isinstance(table, LightTable)
+        iceberg_table = table._table
+        current = iceberg_table.current_snapshot()
+        old = [
+            each.snapshot_id
+            for each in iceberg_table.snapshots()
+            if current and each.snapshot_id != current.snapshot_id
+        ]
+        if old:
+            iceberg_table.maintenance.expire_snapshots().by_ids(old).commit()
+
+
+class _LiveEntries(_FastAppendFiles):  # type: ignore[misc]
+    """A commit whose manifests have only the live entries of the previous ones."""
+
+    def _existing_manifests(self) -> list[ManifestFile]:
+        kept = []
+        for manifest in super()._existing_manifests():
+            entries = [
+                entry
+                for entry in manifest.fetch_manifest_entry(self._io, discard_deleted=False)
+                if entry.status != ManifestEntryStatus.DELETED
+            ]
+            if entries:
+                with self.new_manifest_writer(spec=self.spec(manifest.partition_spec_id)) as writer:
+                    for entry in entries:
+                        writer.existing(entry)
+                kept.append(writer.to_manifest_file())
+        return kept
+
+
+def purge(home: Home, kind: SelectorKind, *values: str, config: Config | None = None, **options: Any) -> dict[str, Any]:
+    options.setdefault("wait", 0.0)
+    with closing(open_home(home).store) as store, closing(LightLake(home)) as lake:
+        selector = PurgeSelector(kind, values)
+        return run_purge(
+            PurgeContext(home, config or Config(), store, lake, selector, LightHistory(), **options)
+        ).as_json()
+
+
+def deliver(home: Home, config: Config, budget: int | None = None) -> list[SinkReport]:
+    opened = open_home(home)
+    with closing(opened.store), fault_injection.register_kind(FOLDER):
+        driver = Driver(opened, config, LakeRowReader(home), DeliveryOptions(0.0, budget))
+        return asyncio.run(driver.deliver(tuple(config.sinks)))
+
+
+def holders(home: Home, *words: str) -> set[str]:
+    """Return every file of the home that contains one of the words, compressed or not, as a reader of the disk would
+    find it."""
+    return {
+        str(path.relative_to(home.root))
+        for path in home.root.rglob("*")
+        if path.is_file() and any(word.encode() in content for content in _contents(path) for word in words)
+    }
+
+
+def _contents(path: Path) -> Iterator[bytes]:
+    yield path.read_bytes()
+    if path.suffix == ".parquet":
+        yield str(pq.read_table(path).to_pylist()).encode()
+    elif path.suffix == ".avro":
+        with path.open("rb") as file:
+            yield str(list(fastavro.reader(file))).encode()
+    elif path.parent.name == "rejected":
+        for line in path.read_text().splitlines():
+            yield base64.b64decode(json.loads(line).get("line_base64", ""))
+    elif path.name == "state.db":
+        with closing(sqlite3.connect(path)) as state:
+            for (body,) in state.execute("SELECT payload FROM dead_letters WHERE payload IS NOT NULL"):
+                yield str(dead_letter_rows.unpack_rows(body).to_pylist()).encode()
