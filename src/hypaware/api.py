@@ -49,7 +49,7 @@ class Lake:
     def _pages(
         self, dataset: str, source: str | None, since: int, until: int | None, include_legacy: bool
     ) -> Iterator[tuple[dict[str, Any], int | None]]:
-        from hypaware.lake.spark_read import decode_page
+        from hypaware.lake.read import decode_page
 
         datasets.get(dataset)
         after: int | None = since

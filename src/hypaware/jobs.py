@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from importlib import import_module
-from typing import Any
 
 from hypaware.engine.jobs import Job, JobContext
 from hypaware.errors import HypError
@@ -14,7 +13,7 @@ _JOBS = {
     "backfill": "hypaware.backfill.run:backfill",
     "flush": "hypaware.lake.jobs:run_flush",
     "import-cache": "hypaware.takeover.run:import_cache",
-    "read": "hypaware.lake.jobs:run_read",
+    "read": "hypaware.lake.read:run_read",
     "query": "hypaware.query.run:run_query",
     "export": "hypaware.export.jobs:export",
     "reproject": "hypaware.reproject.run:run_reprojection",
@@ -22,7 +21,7 @@ _JOBS = {
     "maintain": "hypaware.maintain.jobs:run_maintenance",
     "overview": "hypaware.query.overview:run_overview",
     "purge": "hypaware.maintain.purge.run:purge_job",
-    "verify": "hypaware.verify.run:run_verify",
+    "verify": "hypaware.verify:run_verify",
 }
 
 
@@ -31,12 +30,7 @@ def resolve(name: str) -> Job:
         raise HypError(f"the engine has no job {name!r}; it may be older than this command", repair="hyp engine stop")
     module, _, attribute = _JOBS[name].partition(":")
     job: Job = getattr(import_module(module), attribute)
-
-    def counted(context: JobContext, args: dict[str, Any]) -> dict[str, Any]:
-        with locks.track_job():
-            return job(context, args)
-
-    return counted
+    return locks.track_job()(job)
 
 
 def on_open(context: JobContext) -> None:

@@ -12,7 +12,7 @@ from hypaware.engine.session import EngineSession
 from hypaware.home import Home
 from hypaware.iceberg import metadata
 from hypaware.iceberg.metadata import DataFile
-from hypaware.lake import parquet, schema, spark_read
+from hypaware.lake import parquet, read, schema
 from hypaware.lake.flush import Flusher
 from hypaware.lake.spark_table import SparkLake
 from hypaware.model.datasets import SEQ
@@ -50,11 +50,11 @@ def files_of(opened: OpenHome, source: str) -> list[DataFile]:
     return [file for file in metadata.iter_live_files(metadata.read_metadata(entry.metadata)) if file.source == source]
 
 
-def scanned(session: EngineSession, wanted: spark_read.ReadRange) -> tuple[int, list[int]]:
+def scanned(session: EngineSession, wanted: read.ReadRange) -> tuple[int, list[int]]:
     """Return the number of rows that Spark's scans returned for a read, and the sequences it found."""
     store = session.spark._jsparkSession.sharedState().statusStore()
     before = {execution.executionId() for execution in each_of(store.executionsList())}
-    found = spark_read.read_rows(session.spark, wanted)
+    found = read.read_rows(session.spark, wanted)
     session.spark.sparkContext._jsc.sc().listenerBus().waitUntilEmpty(1000 * PATIENCE)
     ours = [execution.executionId() for execution in each_of(store.executionsList())]
     counts = [
@@ -94,7 +94,7 @@ def test_only_files_with_new_rows_are_scanned(engine_session: EngineSession, ope
     watermark = flush(engine_session, opened)
     append(opened.home, rows(40, start=3_000))
     flush(engine_session, opened)
-    count, seqs = scanned(engine_session, spark_read.ReadRange(DATASET, "claude", watermark))
+    count, seqs = scanned(engine_session, read.ReadRange(DATASET, "claude", watermark))
     assert seqs == list(range(watermark + 1, watermark + 41))
     assert count <= 2 * 40
 
@@ -108,7 +108,7 @@ def test_a_watermark_inside_a_file_costs_one_row_group(engine_session: EngineSes
     assert max(groups) >= 4, groups
     for new in (1, 50, 700, 1_800):
         since = highest - new
-        count, seqs = scanned(engine_session, spark_read.ReadRange(DATASET, "claude", since))
+        count, seqs = scanned(engine_session, read.ReadRange(DATASET, "claude", since))
         assert seqs == list(range(since + 1, highest + 1))
         assert count <= 2 * new + cut_groups(files, since)
 
@@ -119,7 +119,7 @@ def test_a_range_end_inside_a_file_costs_one_row_group(engine_session: EngineSes
     highest = flush(engine_session, opened)
     files = files_of(opened, "claude")
     since, until = highest - 2_000, highest - 1_900
-    count, seqs = scanned(engine_session, spark_read.ReadRange(DATASET, "claude", since, until))
+    count, seqs = scanned(engine_session, read.ReadRange(DATASET, "claude", since, until))
     assert seqs == list(range(since + 1, until + 1))
     assert count <= 2 * 100 + cut_groups(files, since) + cut_groups(files, until)
 
@@ -140,6 +140,6 @@ def test_two_interleaved_sources_are_read_separately(engine_session: EngineSessi
         highest = max(file.max_seq or 0 for file in files)
         for new in (10, 100, 700):
             since = highest - 2 * new
-            count, seqs = scanned(engine_session, spark_read.ReadRange(DATASET, source, since, highest))
+            count, seqs = scanned(engine_session, read.ReadRange(DATASET, source, since, highest))
             assert seqs == list(range(since + 2, highest + 1, 2))
             assert count <= 2 * new + cut_groups(files, since)

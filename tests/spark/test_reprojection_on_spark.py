@@ -16,8 +16,7 @@ from hypaware.home import Home
 from hypaware.lake import jobs, schema
 from hypaware.model.datasets import Row, coerce_row
 from hypaware.model.schemas import AI_GATEWAY_MESSAGES
-from hypaware.reproject import dry_run
-from hypaware.reproject.run import run_reprojection
+from hypaware.reproject.run import preview_reprojection, run_reprojection
 from hypaware.spool.writer import Spool
 from hypaware.state import flushes
 from hypaware.state.home_opener import open_home
@@ -85,7 +84,7 @@ def test_raw_exchanges_give_the_rows_of_a_live_projection_without_duplicates(
     jobs.flush_datasets(context, [EXCHANGES, MESSAGES])
     there = stored(context, wanted)
 
-    planned = dry_run.preview_reprojection(engine_home, Config(), TimeWindow(), lambda *_: None)
+    planned = preview_reprojection(engine_home, Config(), TimeWindow(), lambda *_: None)
     found = run_reprojection(context, {})
 
     assert stored(context, wanted) == sorted(wanted, key=_part)

@@ -21,7 +21,7 @@ from hypaware.lake.locks import track_job
 from hypaware.maintain.jobs import run_maintenance
 from hypaware.state import flushes, sources
 from hypaware.state.home_opener import OpenHome, open_home
-from hypaware.verify.run import run_verify
+from hypaware.verify import run_verify
 from tests.support.claude_files import grow, turns, write
 
 if TYPE_CHECKING:

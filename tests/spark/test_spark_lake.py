@@ -14,7 +14,7 @@ import pytest
 from hypaware.engine.session import EngineSession
 from hypaware.home import Home
 from hypaware.iceberg import metadata
-from hypaware.lake import schema, spark_read, spark_table
+from hypaware.lake import read, schema, spark_table
 from hypaware.lake.build import BuildFailure, BuildResult, BuildTask
 from hypaware.lake.flush import Flusher, FlushReport
 from hypaware.lake.spark_table import SparkLake
@@ -93,12 +93,10 @@ def test_reads_after_a_sequence_are_ordered_paged_and_pruned(
         append(opened.home, rows(10, start=start))
         flush(engine_session, opened, dataset)
     highest = max(row[SEQ] for row in read_lake(opened.home, DATASET))
-    found = spark_read.read_rows(
-        engine_session.spark, spark_read.ReadRange(DATASET, "claude", highest - 15, highest - 5)
-    )
+    found = read.read_rows(engine_session.spark, read.ReadRange(DATASET, "claude", highest - 15, highest - 5))
     assert found.column(SEQ).to_pylist() == list(range(highest - 14, highest - 4))
     assert found.column_names == [SEQ, *(column.name for column in dataset.columns)]
-    assert spark_read.read_rows(engine_session.spark, spark_read.ReadRange(DATASET, "codex", 0)).num_rows == 0
+    assert read.read_rows(engine_session.spark, read.ReadRange(DATASET, "codex", 0)).num_rows == 0
 
 
 @pytest.mark.hazard(23)
@@ -113,8 +111,8 @@ def test_rows_without_a_sequence_are_read_only_on_request(
         f"CAST(NULL AS BIGINT) AS {SEQ}",
         *(f"`{found}`" for found in engine_session.spark.table(name).columns if found != SEQ),
     ).writeTo(name).append()
-    plain = spark_read.read_rows(engine_session.spark, spark_read.ReadRange(DATASET, "claude"))
-    legacy = spark_read.read_rows(engine_session.spark, spark_read.ReadRange(DATASET, "claude", include_legacy=True))
+    plain = read.read_rows(engine_session.spark, read.ReadRange(DATASET, "claude"))
+    legacy = read.read_rows(engine_session.spark, read.ReadRange(DATASET, "claude", include_legacy=True))
     assert plain.column(SEQ).null_count == 0
     assert (legacy.num_rows, legacy.column(SEQ).to_pylist()[:3]) == (6, [None] * 3)
 
@@ -132,7 +130,7 @@ def test_sources_are_exact_strings_even_unusual_ones(
     found = read_lake(opened.home, DATASET)
     assert sorted(row["_hyp_source"] for row in found) == sorted(strange)
     for source in strange:
-        assert spark_read.read_rows(engine_session.spark, spark_read.ReadRange(DATASET, source)).num_rows == 1
+        assert read.read_rows(engine_session.spark, read.ReadRange(DATASET, source)).num_rows == 1
     data = opened.home.warehouse / "hypaware" / DATASET / "data"
     entry = metadata.find_table(opened.home, DATASET)
     assert entry

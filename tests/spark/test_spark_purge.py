@@ -33,8 +33,7 @@ from hypaware.model import datasets
 from hypaware.model.datasets import SEQ
 from hypaware.state import flushes
 from hypaware.state.home_opener import open_home
-from hypaware.verify import checks
-from hypaware.verify.checks import DatasetAudit
+from hypaware.verify import ALL_CHECKS, DatasetAudit
 from tests.support.light_home import append
 from tests.support.light_purge import holders
 from tests.support.processes import PATIENCE
@@ -115,7 +114,7 @@ class Context:
         with closing(opened.store):
             lake = SparkLake(self.home, self.spark, opened.identity, lambda: None)
             audit = DatasetAudit(self.home, opened.store, lake, SparkTable(self.spark, MESSAGES), MESSAGES, True)
-            found = [check(audit) for check in checks.ALL_CHECKS]
+            found = [check(audit) for check in ALL_CHECKS]
         return [f"{each.name}: {each.detail}" for each in found if not each.ok]
 
 

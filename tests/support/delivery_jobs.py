@@ -23,8 +23,8 @@ import pyarrow as pa
 
 from hypaware.engine.jobs import Job, JobContext
 from hypaware.errors import Cancelled, HypError
-from hypaware.export import replay, sink_registry
-from hypaware.export.driver import DeliveryOptions, Driver
+from hypaware.export import sink_registry
+from hypaware.export.driver import DeliveryOptions, Driver, replay_letter
 from hypaware.export.rows import LakeRowReader
 from hypaware.home import Home
 from hypaware.lake import locks
@@ -66,11 +66,11 @@ def export(context: JobContext, args: dict[str, Any]) -> dict[str, Any]:
     return {"sinks": [report.as_json() for report in reports]}
 
 
-def replay_letter(context: JobContext, args: dict[str, Any]) -> dict[str, Any]:
+def replay(context: JobContext, args: dict[str, Any]) -> dict[str, Any]:
     opened = open_home(context.home)
     with closing(opened.store):
         driver = Driver(opened, context.config, LakeRowReader(context.home), DeliveryOptions(1.0))
-        return asyncio.run(replay.replay_letter(driver, args["id"]))
+        return asyncio.run(replay_letter(driver, args["id"]))
 
 
 def flush(context: JobContext, args: dict[str, Any]) -> dict[str, Any]:
@@ -155,6 +155,6 @@ def _lines(path: Path) -> list[dict[str, Any]]:
 
 
 _JOBS: dict[str, Job] = {
-    "export": export, "replay": replay_letter, "flush": flush, "read": read, "maintain": maintain,
+    "export": export, "replay": replay, "flush": flush, "read": read, "maintain": maintain,
     "backfill": backfill,
 }  # fmt: skip

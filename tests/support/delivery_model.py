@@ -24,8 +24,8 @@ from unittest import mock
 from hypaware import faults
 from hypaware.config.schema import Config, SinkConfig
 from hypaware.errors import HypError
-from hypaware.export import replay, retry, round, stream_destination
-from hypaware.export.driver import DeliveryOptions, Driver
+from hypaware.export import retry, round, stream_destination
+from hypaware.export.driver import DeliveryOptions, Driver, replay_letter
 from hypaware.export.report import SinkReport
 from hypaware.export.sink import (
     Chunk,
@@ -294,7 +294,7 @@ class DeliveryModel:
             driver = Driver(opened, self.config, self.lake, DeliveryOptions(0.01))
             for letter in letters:
                 if letter.key.sink in self.config.sinks:
-                    asyncio.run(replay.replay_letter(driver, letter.id))
+                    asyncio.run(replay_letter(driver, letter.id))
 
     def replay_killed(self) -> None:
         self._add_detail(f"at {(point := self._point('export.replay'))}")

@@ -7,10 +7,10 @@ from typing import Any
 
 from hypaware.backfill import providers
 from hypaware.backfill.privacy_filter import ImportPolicy
-from hypaware.backfill.report import ImportReport
+from hypaware.backfill.report import ImportReport, survey_for_report
 from hypaware.backfill.request import ImportArguments
 from hypaware.backfill.run import commit_batches
-from hypaware.backfill.steps import read_import_state, survey_for_report
+from hypaware.backfill.survey import read_import_state
 from hypaware.backfill.tasks import ImportContext
 from hypaware.config import Config
 from hypaware.home import Home

@@ -41,7 +41,7 @@ def project_all(exchanges: Iterable[DecodedExchange]) -> tuple[list[Row], list[R
     for exchange in exchanges:
         projection = project_exchange(exchange, seen)
         made = build_raw_row(exchange, projection, stored)
-        made.mark_stored(stored)
+        stored.add(made)
         raw.append(made.row)
         messages += projection.rows
     return raw, messages

@@ -15,8 +15,8 @@ from typing import Any
 from urllib.parse import quote, urlsplit
 
 from hypaware.home import Home
-from hypaware.server import admin
-from hypaware.server.context import ServerContext
+from hypaware.server import auth
+from hypaware.server.app import ServerContext
 from hypaware.server.limits import ServerLimits
 from hypaware.server.run import ServerOptions, open_server, serve
 from hypaware.spool import segments
@@ -138,7 +138,7 @@ class Server:
 def served(home: Home, limits: ServerLimits = LIMITS, **options: Any) -> Iterator[Server]:
     """Run a server in a thread; it drains when the block ends."""
     chosen = ServerOptions(port=0, limits=limits, revocation_seconds=0.0, **options)
-    token, _ = admin.create_token(home, "tests")
+    token, _ = auth.create_token(home, "tests")
     with open_server(home, chosen) as parts:
         loop = asyncio.new_event_loop()
         stop = asyncio.Event()

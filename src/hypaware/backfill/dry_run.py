@@ -16,15 +16,15 @@ from typing import Any
 
 from hypaware.backfill.plan import redirect_stdout
 from hypaware.backfill.privacy_filter import ImportPolicy
-from hypaware.backfill.report import ImportReport
+from hypaware.backfill.report import ImportReport, run_providers, survey_for_report
 from hypaware.backfill.request import ImportArguments
-from hypaware.backfill.steps import read_import_state, run_providers, survey_for_report
+from hypaware.backfill.survey import read_import_state
 from hypaware.backfill.tasks import ImportContext, make_tasks, raise_faults, split_into_batches
 from hypaware.config import Config
 from hypaware.home import Home
 from hypaware.lake import prepare, tombstones
 from hypaware.lake.build import BuildResult, BuildTask
-from hypaware.lake.key_lookup import ExistingKeys
+from hypaware.lake.dedupe import ExistingKeys
 from hypaware.lake.parquet import BuiltFile
 from hypaware.lake.prepare import PurgedRows
 from hypaware.lake.row_keys import unpack_keys
@@ -117,7 +117,7 @@ class _CountTask:
 
     def run(self) -> _Counted:
         counter = _RowCounter(datasets.get(self.task.dataset).time_column)
-        built = self.task.build(counter)
+        built = self.task.run(counter)
         days = counter.days
         if built.withdrawn:
             withdrawn = {seq for part in built.withdrawn for seq in part}

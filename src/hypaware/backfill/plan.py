@@ -11,10 +11,9 @@ from typing import Any
 from hypaware import telemetry
 from hypaware.backfill.privacy_filter import ImportPolicy
 from hypaware.backfill.providers import RegisteredProvider, load_providers
-from hypaware.backfill.report import ImportReport
+from hypaware.backfill.report import ImportReport, isolate_failure
 from hypaware.backfill.request import ImportArguments
-from hypaware.backfill.steps import isolate_failure, read_import_state, survey_dataset
-from hypaware.backfill.survey import SourceSurvey, encode_path
+from hypaware.backfill.survey import SourceSurvey, encode_path, read_import_state, survey_dataset
 from hypaware.config import Config
 from hypaware.home import Home
 from hypaware.model.datasets import Dataset

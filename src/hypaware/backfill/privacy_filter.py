@@ -47,14 +47,13 @@ class ImportPolicy:
     def from_config(cls, home: Home, config: Config, *, remembers: bool = True) -> ImportPolicy:
         return cls(home, config.privacy, config.redaction.kept, config.redaction.rules_off, remembers)
 
-    def check(self) -> None:
-        """Raise HypError if the privacy settings cannot be read."""
+    def drop_stale(self, checkpoints: Mapping[str, SourceCheckpoint]) -> dict[str, SourceCheckpoint]:
+        """Return the checkpoints without those of sources whose ignored rows may be imported now.
+
+        Raise HypError if the privacy settings cannot be read.
+        """
         if self.home is not None:
             policy.check_privacy_files(self.home)
-
-    def drop_stale(self, checkpoints: Mapping[str, SourceCheckpoint]) -> dict[str, SourceCheckpoint]:
-        """Return the checkpoints without those of sources whose ignored rows may be imported now."""
-        self.check()
         is_ignored = self.row_filter().skip_reason
         return {
             path: checkpoint for path, checkpoint in checkpoints.items() if all(map(is_ignored, checkpoint.ignored))
@@ -79,23 +78,22 @@ class ImportFilter:
         self._rules_off = rules_off
         self._reasons: dict[FolderAndSession, str | None] = {}
 
-    @property
-    def ignored(self) -> tuple[FolderAndSession, ...]:
+    def list_ignored(self, earlier: tuple[FolderAndSession, ...]) -> tuple[FolderAndSession, ...]:
+        """Return the ignored pairs of earlier imports, whose lines are not read again, and those of this one."""
         ignored = [pair for pair, reason in self._reasons.items() if reason]
-        return tuple(ignored[:_MAX_PAIRS])
+        return tuple(dict.fromkeys((*earlier, *ignored)))[:_MAX_PAIRS]
 
     def skip_reason(self, pair: FolderAndSession) -> str | None:
         """Return why rows of this folder and session are not imported; None if they are."""
         try:
             return self._reasons[pair]
         except KeyError:
-            return self._reasons.setdefault(pair, self._evaluate(pair))
-
-    def _evaluate(self, pair: FolderAndSession) -> str | None:
-        verdict = self._privacy.decide(*pair) if self._privacy else None
-        if verdict is None or verdict.privacy_class is not PrivacyClass.IGNORE:
-            return None
-        return SESSION_IGNORED if verdict.reason == IGNORED_BY_SESSION else FOLDER_IGNORED
+            verdict = self._privacy.decide(*pair) if self._privacy else None
+            reason = None
+            if verdict is not None and verdict.privacy_class is PrivacyClass.IGNORE:
+                reason = SESSION_IGNORED if verdict.reason == IGNORED_BY_SESSION else FOLDER_IGNORED
+            self._reasons[pair] = reason
+            return reason
 
     def redact(self, dataset: Dataset, row: Row) -> Row:
         if not self._redacts:
@@ -115,10 +113,3 @@ class ImportFilter:
 def folder_and_session(row: Row) -> FolderAndSession:
     cwd, session = row.get("cwd"), row.get("session_id")
     return cwd if isinstance(cwd, str) else None, session if isinstance(session, str) else None
-
-
-def merge_ignored(
-    earlier: tuple[FolderAndSession, ...], current: tuple[FolderAndSession, ...]
-) -> tuple[FolderAndSession, ...]:
-    """Merge the pairs of earlier imports, whose lines are not read again, with those of this one."""
-    return tuple(dict.fromkeys((*earlier, *current)))[:_MAX_PAIRS]

@@ -186,8 +186,24 @@ class ProviderFault(HypError):
 def validate_yield(raw: Any, provider: Provider, materializers: MaterializerRegistry) -> ImportItem | ProviderEvent:
     """Return an item or event of `read` as a dataclass; raise ProviderFault if it is invalid."""
     found = _to_dataclass(raw)
-    if isinstance(found, ImportItem):
-        _require_known_dataset(found, provider, materializers)
+    if isinstance(found, ProviderEvent):
+        return found
+    if found.dataset not in provider.datasets:
+        declared = ", ".join(provider.datasets)
+        raise ProviderFault(
+            "dataset_mismatch",
+            f"the provider yielded an item for {preview(found.dataset)}, but declares only {declared}",
+        )
+    if found.dataset not in datasets.list_names():
+        raise ProviderFault("dataset_not_registered", f"no dataset {found.dataset} is registered")
+    materializer = materializers.get(found.kind)
+    if materializer is None:
+        raise ProviderFault("materializer_missing", _explain_missing_materializer(found.kind, materializers))
+    if materializer.dataset != found.dataset:
+        raise ProviderFault(
+            "dataset_mismatch",
+            f"items of kind {found.kind} become rows of {materializer.dataset}, but this one is for {found.dataset}",
+        )
     return found
 
 
@@ -213,26 +229,33 @@ def materialize_item(item: ImportItem, materializer: Materializer, skipped: Coun
 
 
 def _to_dataclass(raw: Any) -> ImportItem | ProviderEvent:
-    match raw:
-        case ImportItem():
-            return _make_item(raw.dataset, raw.kind, raw.value, raw.provenance)
-        case ProviderEvent():
-            return _make_event(raw.name, raw.facts)
-        case Mapping() if not _ITEM_KEYS.isdisjoint(raw):
-            _check_keys("an item", raw, _ITEM_KEYS)
-            return _make_item(raw["dataset"], raw["kind"], raw["value"], raw["provenance"])
-        case Mapping() if "event" in raw or "name" in raw:
-            facts = dict(raw)
-            name = facts.pop("event") if "event" in facts else facts.pop("name")
-            return _make_event(name, facts["facts"] if facts.keys() == {"facts"} else facts)
-        case _:
-            raise _invalid_yield(f"the provider yielded {preview(raw)}, which is neither an item nor an event")
+    found = _from_mapping(raw) if isinstance(raw, Mapping) else raw
+    if isinstance(found, ImportItem):
+        return ImportItem(
+            _require_text("dataset", found.dataset),
+            _require_text("kind", found.kind),
+            found.value,
+            _make_provenance(found.provenance),
+        )
+    if not isinstance(found, ProviderEvent):
+        raise _invalid_yield(f"the provider yielded {preview(raw)}, which is neither an item nor an event")
+    name, facts = found.name, found.facts
+    if not _matches(_EVENT_NAME, name):
+        raise _invalid_yield(f"an event name must consist of a-z, 0-9 and _, but this one is {preview(name)}")
+    if not isinstance(facts, Mapping) or not all(isinstance(key, str) for key in facts):
+        raise _invalid_yield(f"the facts of the event {name} are {preview(facts)}, not a mapping with text keys")
+    return ProviderEvent(name, facts)
 
 
-def _make_item(dataset: Any, kind: Any, value: Any, provenance: Any) -> ImportItem:
-    return ImportItem(
-        _require_text("dataset", dataset), _require_text("kind", kind), value, _make_provenance(provenance)
-    )
+def _from_mapping(raw: Mapping[Any, Any]) -> ImportItem | ProviderEvent | None:
+    if not _ITEM_KEYS.isdisjoint(raw):
+        _check_keys("an item", raw, _ITEM_KEYS)
+        return ImportItem(raw["dataset"], raw["kind"], raw["value"], raw["provenance"])
+    if "event" not in raw and "name" not in raw:
+        return None
+    facts = dict(raw)
+    name = facts.pop("event") if "event" in facts else facts.pop("name")
+    return ProviderEvent(name, facts["facts"] if facts.keys() == {"facts"} else facts)
 
 
 def _make_provenance(given: Any) -> Provenance:
@@ -248,33 +271,6 @@ def _make_provenance(given: Any) -> Provenance:
         source_path=_require_text("source_path", os.fspath(path) if isinstance(path, os.PathLike) else path),
         native_id=_require_text("native_id", native),
     )
-
-
-def _make_event(name: Any, facts: Any) -> ProviderEvent:
-    if not isinstance(name, str) or not _EVENT_NAME.fullmatch(name):
-        raise _invalid_yield(f"an event name must consist of a-z, 0-9 and _, but this one is {preview(name)}")
-    if not isinstance(facts, Mapping) or not all(isinstance(key, str) for key in facts):
-        raise _invalid_yield(f"the facts of the event {name} are {preview(facts)}, not a mapping with text keys")
-    return ProviderEvent(name, facts)
-
-
-def _require_known_dataset(item: ImportItem, provider: Provider, materializers: MaterializerRegistry) -> None:
-    if item.dataset not in provider.datasets:
-        declared = ", ".join(provider.datasets)
-        raise ProviderFault(
-            "dataset_mismatch",
-            f"the provider yielded an item for {preview(item.dataset)}, but declares only {declared}",
-        )
-    if item.dataset not in datasets.list_names():
-        raise ProviderFault("dataset_not_registered", f"no dataset {item.dataset} is registered")
-    materializer = materializers.get(item.kind)
-    if materializer is None:
-        raise ProviderFault("materializer_missing", _explain_missing_materializer(item.kind, materializers))
-    if materializer.dataset != item.dataset:
-        raise ProviderFault(
-            "dataset_mismatch",
-            f"items of kind {item.kind} become rows of {materializer.dataset}, but this one is for {item.dataset}",
-        )
 
 
 def _explain_missing_materializer(kind: str, materializers: MaterializerRegistry) -> str:

@@ -84,16 +84,6 @@ class ImportArguments:
     now: datetime
     retention_days: int | None = None
 
-    def facts(self, *, dry_run: bool) -> dict[str, Any]:
-        """The request, for telemetry."""
-        return {
-            "provider_count": len(self.providers),
-            "dry_run": dry_run,
-            "retention_days": self.retention_days,
-            "since": self.window.since,
-            "until": self.window.until,
-        }
-
     @classmethod
     def from_args(cls, args: Mapping[str, Any]) -> ImportArguments:
         return cls(

@@ -13,10 +13,9 @@ from typing import Any
 
 from hypaware import telemetry
 from hypaware.backfill.privacy_filter import ImportPolicy
-from hypaware.backfill.report import ImportReport
+from hypaware.backfill.report import ImportReport, run_providers, survey_for_report
 from hypaware.backfill.request import ImportArguments
-from hypaware.backfill.steps import ImportState, run_providers, survey_dataset, survey_for_report
-from hypaware.backfill.survey import SourceSurvey
+from hypaware.backfill.survey import ImportState, SourceSurvey, survey_dataset
 from hypaware.backfill.tasks import (
     ImportBatch,
     ImportContext,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import sqlite3
 import stat
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -15,12 +16,22 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
+from hypaware.backfill.privacy_filter import ImportPolicy
 from hypaware.backfill.providers import ProviderFault, validate_source
+from hypaware.backfill.request import ImportArguments
 from hypaware.clients.client import Environment, Provider, ProviderEvent, Source
 from hypaware.clients.reader import SourceSnapshot, TimeWindow, get_inode
+from hypaware.errors import StateError
+from hypaware.home import Home
 from hypaware.home.file_system import open_regular_file
+from hypaware.iceberg import metadata
+from hypaware.iceberg.metadata import FLUSH_ID_PROPERTY
+from hypaware.lake import health
 from hypaware.model.columns import ColumnType, format_timestamp, get_coercer
+from hypaware.model.datasets import Dataset
+from hypaware.state import flushes, sources
 from hypaware.state.sources import SourceCheckpoint
+from hypaware.state.store import StateStore
 
 QUIET_NS = 10 * 60 * 10**9
 UNREADABLE = "unreadable"
@@ -37,11 +48,6 @@ class DueSource:
     found: Source
     snapshot: SourceSnapshot
     first_time: str
-
-    @property
-    def order(self) -> tuple[str, int, str]:
-        """Sort key. Time comes first, so that sequence and day rise together and an original precedes its copies."""
-        return self.first_time, self.snapshot.mtime_ns, str(self.snapshot.path)
 
     @property
     def max_rows(self) -> int:
@@ -65,6 +71,73 @@ class SourceSurvey:
     @property
     def bytes(self) -> int:
         return sum(each.snapshot.size for each in self.due)
+
+
+@dataclass(frozen=True)
+class ImportState:
+    """What the state knows of a provider and a dataset."""
+
+    checkpoints: Mapping[str, SourceCheckpoint]
+    recorded: int = 0
+    """The highest recorded sequence of the dataset."""
+
+
+def read_import_state(home: Home, provider: str, dataset: str) -> ImportState:
+    """Read the state without opening the home or changing anything. Empty if there is no state.
+
+    Includes the checkpoints of a flush that was committed but not recorded: the next run detects and records it.
+    """
+    if not home.state.is_file():
+        return ImportState({})
+    try:
+        with StateStore(home.state, read_only=True).reading() as connection:
+            if not connection.has_table("sources"):
+                return ImportState({})
+            committed = _committed_flushes(home, dataset)
+            checkpoints = sources.load_checkpoints(connection, provider, dataset, committed=committed)
+            return ImportState(checkpoints, flushes.highest_recorded_sequence(connection, dataset))
+    except sqlite3.Error as error:
+        raise StateError(f"cannot read the state {home.state}: {error}", repair="hyp verify --repair") from error
+
+
+def _committed_flushes(home: Home, dataset: str) -> set[str]:
+    """Return the ids of the flushes that the table's snapshots name."""
+    if (table := metadata.find_table(home, dataset)) is None:
+        return set()
+    summaries = (snapshot.summary for snapshot in metadata.read_metadata(table.metadata).snapshots)
+    return {summary[FLUSH_ID_PROPERTY] for summary in summaries if summary.get(FLUSH_ID_PROPERTY)}
+
+
+def survey_dataset(
+    home: Home,
+    request: ImportArguments,
+    provider: Provider,
+    dataset: Dataset,
+    state: ImportState,
+    policy: ImportPolicy,
+    *,
+    in_order: bool = True,
+    on_progress: Callable[[int], None] = lambda _: None,
+) -> SourceSurvey:
+    """Return what an import of this provider and dataset would read; raise if the lake has lost rows."""
+    health.check_floor(home, dataset.name, state.recorded)
+    return survey_sources(
+        provider,
+        request.environment,
+        policy.drop_stale(state.checkpoints),
+        clip_to_retention(request.window, metadata.read_retention_start(home, dataset.name)),
+        request.now,
+        in_order=in_order,
+        on_progress=on_progress,
+    )
+
+
+def clip_to_retention(window: TimeWindow, retained_from: str | None) -> TimeWindow:
+    """Return the window without days that retention has removed; they must not come back."""
+    if retained_from is None:
+        return window
+    kept = f"{retained_from}T00:00:00.000000Z"
+    return TimeWindow(max(kept, window.since or kept), window.until)
 
 
 def survey_sources(
@@ -109,7 +182,8 @@ def survey_sources(
         except (OSError, ValueError):
             # ValueError: the path contains a NUL byte.
             found.skipped[UNREADABLE] += 1
-    found.due.sort(key=lambda due: due.order)
+    # Time comes first, so that sequence and day rise together and an original precedes its copies.
+    found.due.sort(key=lambda due: (due.first_time, due.snapshot.mtime_ns, str(due.snapshot.path)))
     return found
 
 

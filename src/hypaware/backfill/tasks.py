@@ -24,7 +24,7 @@ from typing import TypeVar
 import orjson
 
 from hypaware.backfill import providers
-from hypaware.backfill.privacy_filter import UNRESTRICTED, ImportFilter, ImportPolicy, folder_and_session, merge_ignored
+from hypaware.backfill.privacy_filter import UNRESTRICTED, ImportFilter, ImportPolicy, folder_and_session
 from hypaware.backfill.providers import (
     MaterializerRegistry,
     ProviderFault,
@@ -150,11 +150,6 @@ class SourceReport:
     error: str | None = None
     fault: ProviderFault | None = None
 
-    def withdraw_rows(self) -> None:
-        """Reset the counts of a source whose rows are withdrawn."""
-        self.rows = self.items = self.held = 0
-        self.sessions, self.totals, self.ignored = set(), RowTotals(), Counter()
-
 
 def raise_faults(reports: Iterable[SourceReport]) -> None:
     """Raise the first contract violation of a provider, before anything is committed."""
@@ -198,7 +193,8 @@ class SourcePiece:
         if report.checkpoint is None:
             built.withdrawn.append(range(self.first_seq, self.first_seq + report.rows))
             built.rejects = [each for each in built.rejects if each.segment != report.path]
-            report.withdraw_rows()
+            report.rows = report.items = report.held = 0
+            report.sessions, report.totals, report.ignored = set(), RowTotals(), Counter()
         built.reports.append(report)
 
     def _items(self, reader: SourceReader, report: SourceReport) -> Iterator[tuple[ImportItem, Materializer]]:
@@ -271,13 +267,13 @@ class SourcePiece:
             tuple(reader.left_out),
             window.since,
             window.until,
-            merge_ignored(snapshot.ignored, row_filter.ignored),
+            row_filter.list_ignored(snapshot.ignored),
         )
 
 
 @cache
 def load_registries() -> tuple[ProviderRegistry, MaterializerRegistry]:
-    """Load the plugins. `workers` calls it before Spark's workers are forked, so that they share them."""
+    """Load the plugins. `engine.worker_daemon` calls it before Spark's workers are forked, so that they share them."""
     return providers.load_providers(), providers.load_materializers()
 
 

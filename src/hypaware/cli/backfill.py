@@ -13,8 +13,7 @@ import click
 
 from hypaware.cli import output
 from hypaware.cli.command import RunnableGroup, json_option
-from hypaware.cli.jobs import run_job
-from hypaware.cli.progress import open_progress
+from hypaware.cli.jobs import open_progress, run_job
 from hypaware.home import Home
 from hypaware.text import format_count, format_size
 
@@ -62,11 +61,17 @@ def backfill(
     Without PROVIDER, import from every enabled client. You can run it again at any time: nothing is imported twice, and
     unchanged files are not even opened.
     """
+    from hypaware.state.home_opener import read_identity
+
     request = _parse_request(providers, since, until, retention_days)
     if request.why_none is not None:
-        _report_nothing_selected(request, {"run_id": request.run_id, "dry_run": dry_run, "providers": []}, as_json)
+        _report_nothing_selected(request, as_json, dry_run=dry_run)
         return
-    report = _run_dry_run(request) if dry_run else _run_import(request)
+    if dry_run:
+        report = _run_dry_run(request)
+    else:
+        read_identity(request.home)
+        report = run_job("backfill", request.args)
     if not as_json:
         show_import(report, request.parsed, request.home)
     _finish(request, report, as_json)
@@ -111,7 +116,7 @@ def plan(providers: tuple[str, ...], retention_days: int | None, as_json: bool) 
 
     request = _parse_request(providers, retention_days=retention_days)
     if request.why_none is not None:
-        _report_nothing_selected(request, {"run_id": request.run_id, "providers": []}, as_json)
+        _report_nothing_selected(request, as_json)
         return
     found = make_plan(request.home, request.config, request.args)
     if not as_json:
@@ -124,15 +129,11 @@ class _Request:
     home: Home
     config: Config
     parsed: ImportRequest
-    run_id: str
+    args: dict[str, Any]
 
     @property
     def why_none(self) -> str | None:
         return self.parsed.selection.why_none
-
-    @property
-    def args(self) -> dict[str, Any]:
-        return self.parsed.as_args(self.run_id)
 
 
 def _parse_request(
@@ -158,14 +159,7 @@ def _parse_request(
         now=datetime.now(UTC),
         variables={**os.environ, "HOME": str(Path.home())},
     )
-    return _Request(home, config, parsed, telemetry.dev_run_id())
-
-
-def _run_import(request: _Request) -> dict[str, Any]:
-    from hypaware.state.home_opener import read_identity
-
-    read_identity(request.home)
-    return run_job("backfill", request.args)
+    return _Request(home, config, parsed, parsed.as_args(telemetry.dev_run_id()))
 
 
 def _run_dry_run(request: _Request) -> dict[str, Any]:
@@ -191,10 +185,10 @@ def _finish(request: _Request, report: dict[str, Any], as_json: bool) -> None:
         output.emit_json(report)
 
 
-def _report_nothing_selected(request: _Request, document: dict[str, Any], as_json: bool) -> None:
+def _report_nothing_selected(request: _Request, as_json: bool, **facts: object) -> None:
     output.note(f"nothing to import: {request.why_none}")
     if as_json:
-        output.emit_json({**document, "reason": request.why_none})
+        output.emit_json({"run_id": request.args["run_id"], **facts, "providers": [], "reason": request.why_none})
 
 
 def _warn_about_broken_plugins(found: ProviderRegistry) -> None:

@@ -59,7 +59,7 @@ def attach(name: str | None, dry_run: bool, as_json: bool) -> None:
     from hypaware.clients.attach import attach_client
     from hypaware.gateway import handover
     from hypaware.gateway.attach_status import probe_gateway
-    from hypaware.gateway.listen_address import gateway_unreachable, gateway_url
+    from hypaware.gateway.handover import gateway_unreachable, gateway_url
     from hypaware.home import daemon_process
 
     home = Home.from_environment()

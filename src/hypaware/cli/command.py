@@ -19,6 +19,7 @@ from hypaware.errors import UsageError
 from hypaware.text import did_you_mean
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON document.")
+yes_option = click.option("--yes", "-y", is_flag=True, help="Do not ask for confirmation.")
 
 
 @dataclass(frozen=True)
@@ -154,8 +155,14 @@ class RootGroup(Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
-            shown = [entry for entry in self.table if not entry.hidden]
-            formatter.write_dl([(_display_name(entry), entry.about) for entry in shown])
+            # The name is before the aliases, so that a program that parses the help finds it first.
+            formatter.write_dl(
+                [
+                    (f"{entry.name} ({', '.join(entry.aliases)})" if entry.aliases else entry.name, entry.about)
+                    for entry in self.table
+                    if not entry.hidden
+                ]
+            )
 
 
 @contextmanager
@@ -185,11 +192,6 @@ def parse_duration(option: str, text: str, *, bare_seconds: bool = False) -> flo
     except ValueError as error:
         reason = f" ({error})" if str(error) else ""
         raise UsageError(f"{option} {text!r}{reason}: expected {DURATION.expected}, such as 90s or 10m") from None
-
-
-def _display_name(entry: CommandEntry) -> str:
-    """Return the name, then the aliases, so that a program that parses the help finds the name first."""
-    return f"{entry.name} ({', '.join(entry.aliases)})" if entry.aliases else entry.name
 
 
 def _write_examples(examples: Sequence[str], formatter: click.HelpFormatter) -> None:

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hypaware.cli import output
-from hypaware.cli.command import RunnableGroup, json_option
+from hypaware.cli.command import RunnableGroup, json_option, yes_option
 from hypaware.cli.jobs import open_existing_home, run_job
-from hypaware.cli.prompts import confirm, yes_option
 from hypaware.errors import HypError, Retryable, UsageError
 from hypaware.home import Home
 from hypaware.text import format_count
@@ -124,7 +123,7 @@ def drop(letters: tuple[str, ...], yes: bool, as_json: bool) -> None:
 
     with _open_letters(letters) as (opened, chosen):
         rows, sinks = sum(letter.rows for letter in chosen), ", ".join(dict.fromkeys(each.key.sink for each in chosen))
-        confirm(f"{format_count(rows, 'row')} will never be delivered to {sinks}.", yes)
+        output.confirm(f"{format_count(rows, 'row')} will never be delivered to {sinks}.", yes)
         dead_letter_rows.drop_letters(opened.home, opened.store, chosen)
     output.emit_result(
         {"dropped": [letter.id for letter in chosen]}, f"{format_count(len(chosen), 'dead letter')} dropped", as_json

@@ -7,8 +7,7 @@ import click
 from hypaware import config
 from hypaware.cli import output
 from hypaware.cli.command import Group, json_option
-from hypaware.cli.jobs import event_handler
-from hypaware.cli.progress import open_progress
+from hypaware.cli.jobs import event_handler, open_progress
 from hypaware.home import Home, cache_dir
 
 

@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hypaware.cli import output
-from hypaware.cli.command import RunnableGroup, json_option, parse_duration
+from hypaware.cli.command import RunnableGroup, json_option, parse_duration, yes_option
 from hypaware.cli.dead_letters import dead_letters
 from hypaware.cli.jobs import open_existing_home, run_job
-from hypaware.cli.prompts import confirm, yes_option
 from hypaware.home import Home
 from hypaware.text import format_count, format_duration
 
@@ -58,7 +57,10 @@ def export(sinks: tuple[str, ...], dry_run: bool, max_wait: str, as_json: bool) 
     and no destination receives a row twice. Exits 0 only if everything was delivered.
     """
     from hypaware.config import load as load_config
+    from hypaware.export.report import idle_report
     from hypaware.export.sink_registry import select_sinks
+    from hypaware.export.status import find_idle_streams
+    from hypaware.state.home_opener import read_identity
 
     max_wait_seconds = parse_duration("--max-wait", max_wait, bare_seconds=True)
     home = Home.from_environment()
@@ -70,7 +72,13 @@ def export(sinks: tuple[str, ...], dry_run: bool, max_wait: str, as_json: bool) 
     elif dry_run:
         report = _plan_delivery(home, config, chosen)
     else:
-        report = _deliver(home, config, chosen, max_wait_seconds)
+        read_identity(home)
+        with open_existing_home(home) as opened:
+            idle_streams = find_idle_streams(home, config, opened.store, chosen) if opened else None
+        if idle_streams is not None:
+            report = idle_report(chosen, idle_streams)
+        else:
+            report = run_job("export", {"sinks": list(chosen), "max_wait": max_wait_seconds, "budget": None})
     if not as_json:
         show_delivery(report, dry_run=dry_run)
     _mention_dead_letters(home, chosen)
@@ -131,19 +139,6 @@ def resend(sink: str, yes: bool, as_json: bool) -> None:
 export.add_command(dead_letters)
 
 
-def _deliver(home: Home, config: Config, chosen: Sequence[str], max_wait: float) -> dict[str, Any]:
-    from hypaware.export.report import idle_report
-    from hypaware.export.status import find_idle_streams
-    from hypaware.state.home_opener import read_identity
-
-    read_identity(home)
-    with open_existing_home(home) as opened:
-        idle_streams = find_idle_streams(home, config, opened.store, chosen) if opened else None
-    if idle_streams is not None:
-        return idle_report(chosen, idle_streams)
-    return run_job("export", {"sinks": list(chosen), "max_wait": max_wait, "budget": None})
-
-
 def _plan_delivery(home: Home, config: Config, chosen: Sequence[str]) -> dict[str, Any]:
     """Plan the delivery in this process, without starting an engine."""
     from hypaware.export.report import dry_run_report
@@ -197,7 +192,7 @@ def _rebind(rebind: Callable[..., list[BindingChange]], sink: str, what: str, ye
     home = Home.from_environment()
     config = load_config(home)
     select_sinks(config, [sink])
-    confirm(what, yes)
+    output.confirm(what, yes)
     with closing(open_home(home).store) as store:
         bound = rebind(home, config, store, sink)
     if as_json:

@@ -9,8 +9,7 @@ import click
 
 from hypaware.cli import output
 from hypaware.cli.command import Command, json_option
-from hypaware.cli.jobs import run_job
-from hypaware.cli.progress import open_progress
+from hypaware.cli.jobs import open_progress, run_job
 from hypaware.errors import UsageError
 from hypaware.home import Home
 
@@ -97,7 +96,7 @@ def import_cache(
 
 
 def _run_dry_run(home: Home, config: Config, args: dict[str, Any]) -> dict[str, Any]:
-    from hypaware.takeover.dry_run import dry_run_takeover
+    from hypaware.takeover.plan import dry_run_takeover
 
     with open_progress() as bar:
         return dry_run_takeover(

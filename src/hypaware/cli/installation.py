@@ -19,12 +19,16 @@ def version(as_json: bool) -> None:
     """Show the versions of HypAware, Python, Java, Spark and Iceberg. "-" means not installed."""
     import platform
 
+    from hypaware.engine import jars
+
+    # The engine loads only the pinned version.
+    iceberg = next((jar.version for jar in jars.locked_jars() if jar.name.startswith("iceberg-spark-runtime")), None)
     found = {
         "hypaware": __version__,
         "python": platform.python_version(),
         "java": _java(),
         "spark": _spark(),
-        "iceberg": _iceberg(),
+        "iceberg": iceberg,
         "platform": platform.platform(),
     }
     output.emit_report(found, as_json)
@@ -46,13 +50,6 @@ def _spark() -> str | None:
         return version("pyspark")
     except PackageNotFoundError:
         return None
-
-
-def _iceberg() -> str | None:
-    """Return the pinned version; the engine loads no other."""
-    from hypaware.engine import jars
-
-    return next((jar.version for jar in jars.locked_jars() if jar.name.startswith("iceberg-spark-runtime")), None)
 
 
 @click.group("plugin", cls=Group, examples=["hyp plugin list"])

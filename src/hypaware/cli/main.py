@@ -41,10 +41,10 @@ TABLE = (
     CommandEntry("client", "hypaware.cli.client:client", "Attach clients to the gateway, or detach them."),
     CommandEntry("session", "hypaware.cli.session:session", "Exclude sessions from recording."),
     CommandEntry("hook", "hypaware.cli.client:hook", "Handle a hook event of an attached client.", hidden=True),
-    CommandEntry("verify", "hypaware.cli.verify:verify", "Check the integrity of the recorded data."),
-    CommandEntry("doctor", "hypaware.cli.verify:doctor", "Diagnose the machine, the home, clients and sinks."),
-    CommandEntry("backup", "hypaware.cli.backup:backup", "Copy the home to a folder, consistently."),
-    CommandEntry("restore", "hypaware.cli.backup:restore", "Create the home from a backup."),
+    CommandEntry("verify", "hypaware.cli.status:verify", "Check the integrity of the recorded data."),
+    CommandEntry("doctor", "hypaware.cli.status:doctor", "Diagnose the machine, the home, clients and sinks."),
+    CommandEntry("backup", "hypaware.cli.maintain:backup", "Copy the home to a folder, consistently."),
+    CommandEntry("restore", "hypaware.cli.maintain:restore", "Create the home from a backup."),
     CommandEntry("daemon", "hypaware.cli.daemon:daemon", "Run and control the background recorder."),
     CommandEntry("server", "hypaware.cli.server:server", "Receive the sessions of other machines."),
     CommandEntry("engine", "hypaware.cli.engine:engine", "Install, start and stop the Spark process."),
@@ -93,7 +93,13 @@ def main(arguments: Sequence[str] | None = None, root: click.Group = hyp) -> int
 def _run_and_report(args: list[str], root: click.Group) -> int:
     """Run the command; print an error if it fails. Raise BrokenPipeError if the reader of our output is gone."""
     try:
-        code = _invoke(args, root)
+        telemetry.configure(Home.from_environment().telemetry)
+        # Pass a copy: click removes the arguments that it has parsed, and `asks_for_json` needs them later.
+        with root.make_context("hyp", list(args)) as context:
+            result = root.invoke(context)
+        code = result if isinstance(result, int) else 0
+    except click.exceptions.Exit as stop:
+        code = stop.exit_code
     except BrokenPipeError as error:
         if _reader_is_gone():
             raise
@@ -110,17 +116,6 @@ def asks_for_json(args: Sequence[str]) -> bool:
     """Return whether `--json` was given, even if the arguments cannot be parsed: then the error must be JSON."""
     options = args[: args.index("--")] if "--" in args else args
     return "--json" in options
-
-
-def _invoke(args: list[str], root: click.Group) -> int:
-    telemetry.configure(Home.from_environment().telemetry)
-    try:
-        # Pass a copy: click removes the arguments that it has parsed, and `asks_for_json` needs them later.
-        with root.make_context("hyp", list(args)) as context:
-            result = root.invoke(context)
-    except click.exceptions.Exit as stop:
-        return stop.exit_code
-    return result if isinstance(result, int) else 0
 
 
 def _reader_is_gone() -> bool:

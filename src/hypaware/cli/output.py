@@ -11,6 +11,8 @@ to stderr only. Errors are reported like this:
 | a file that cannot be read or written | `error:` with its name | kind `file_unavailable` | 1 |
 | Ctrl-C | `cancelled` | kind `cancelled` | 130 |
 | anything else | one line, with the path of the traceback | kind `internal` | 1 |
+
+A destructive command is confirmed on a terminal by a question, otherwise by `--yes`.
 """
 
 from __future__ import annotations
@@ -171,6 +173,17 @@ def _to_json(value: object) -> object:
     if isinstance(value, Mapping):
         return dict(value)
     raise TypeError(f"cannot write a {type(value).__name__} as JSON")
+
+
+def confirm(what: str, yes: bool) -> None:
+    """Ask the user to confirm. Raise Cancelled if they decline, UsageError if there is no terminal."""
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise UsageError(f"{what} No terminal to confirm on; pass --yes to proceed.", kind="not_confirmed")
+    note(what)
+    if not click.confirm("Continue?", default=False, err=True):
+        raise Cancelled
 
 
 def show_error(error: BaseException, as_json: bool) -> int:

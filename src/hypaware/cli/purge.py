@@ -13,10 +13,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hypaware.cli import output
-from hypaware.cli.command import Command, json_option
-from hypaware.cli.jobs import run_job
-from hypaware.cli.progress import open_progress
-from hypaware.cli.prompts import confirm, yes_option
+from hypaware.cli.command import Command, json_option, yes_option
+from hypaware.cli.jobs import open_progress, run_job
 from hypaware.errors import UsageError
 from hypaware.home import Home
 
@@ -148,7 +146,7 @@ def _confirm(home: Home, selector: PurgeSelector, yes: bool, allow_reimport: boo
             what += " Some were delivered; those copies are not deleted."
     if allow_reimport:
         what += " An import may restore them."
-    confirm(what, yes)
+    output.confirm(what, yes)
 
 
 def _count(home: Home, selector: PurgeSelector) -> dict[str, Any]:

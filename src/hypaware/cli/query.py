@@ -196,7 +196,7 @@ def _from_stdin() -> str:
 
 
 def _write_file(target: Path, args: dict[str, Any], as_json: bool) -> None:
-    from hypaware.query.output_file import open_output
+    from hypaware.query.formats import open_output
 
     with open_output(target) as write:
         report = run_job("query", args, on_chunk=write)

@@ -9,8 +9,7 @@ import click
 
 from hypaware.cli import output
 from hypaware.cli.command import Command, json_option
-from hypaware.cli.jobs import run_job
-from hypaware.cli.progress import open_progress
+from hypaware.cli.jobs import open_progress, run_job
 from hypaware.home import Home
 
 if TYPE_CHECKING:
@@ -54,7 +53,7 @@ def reproject(since: str | None, until: str | None, dry_run: bool, as_json: bool
 
 def _count(home: Home, window: TimeWindow) -> dict[str, Any]:
     from hypaware import config
-    from hypaware.reproject.dry_run import preview_reprojection
+    from hypaware.reproject.run import preview_reprojection
 
     with open_progress() as bar:
         return preview_reprojection(

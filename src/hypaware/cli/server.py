@@ -64,12 +64,12 @@ def token() -> None:
 @json_option
 def create(label: str | None, ttl: str | None, as_json: bool) -> None:
     """Create a bootstrap token and print it. It cannot be shown again."""
-    from hypaware.server import admin
+    from hypaware.server import auth
 
     lifetime = None if ttl is None else parse_duration("--ttl", ttl)
-    secret, token = admin.create_token(Home.from_environment(), label, lifetime)
+    secret, token = auth.create_token(Home.from_environment(), label, lifetime)
     if as_json:
-        output.emit_json({"token": secret, **admin.token_as_json(token)})
+        output.emit_json({"token": secret, **auth.token_as_json(token)})
         return
     output.emit(secret)
     output.note(f"{token.id}: save this token now; it cannot be shown again")
@@ -79,9 +79,9 @@ def create(label: str | None, ttl: str | None, as_json: bool) -> None:
 @json_option
 def list_(as_json: bool) -> None:
     """List the bootstrap tokens, without their secrets."""
-    from hypaware.server import admin
+    from hypaware.server import auth
 
-    found = [admin.token_as_json(each) for each in admin.list_tokens(Home.from_environment())]
+    found = [auth.token_as_json(each) for each in auth.list_tokens(Home.from_environment())]
     if as_json:
         output.emit_json({"tokens": found})
         return
@@ -97,9 +97,9 @@ def list_(as_json: bool) -> None:
 @json_option
 def revoke(name: str, as_json: bool) -> None:
     """Revoke a token, or all tokens with a label, and every gateway that enrolled with them."""
-    from hypaware.server import admin
+    from hypaware.server import auth
 
-    revoked = admin.revoke_token(Home.from_environment(), name)
+    revoked = auth.revoke_token(Home.from_environment(), name)
     output.emit_result({"revoked": revoked}, f"revoked: {', '.join(revoked)}", as_json)
 
 
@@ -109,9 +109,9 @@ def gateways(as_json: bool) -> None:
     """List the gateways that have enrolled or delivered."""
     from dataclasses import asdict
 
-    from hypaware.server import admin
+    from hypaware.server import auth
 
-    found: list[dict[str, Any]] = [asdict(each) for each in admin.list_gateways(Home.from_environment())]
+    found: list[dict[str, Any]] = [asdict(each) for each in auth.list_gateways(Home.from_environment())]
     if as_json:
         output.emit_json({"gateways": found})
         return
@@ -127,9 +127,9 @@ def gateways(as_json: bool) -> None:
 @json_option
 def release(gateway_id: str, as_json: bool) -> None:
     """Release the id of a machine that lost its secret. The next machine that enrols with this id owns it."""
-    from hypaware.server import admin
+    from hypaware.server import auth
 
-    admin.release_gateway(Home.from_environment(), gateway_id)
+    auth.release_gateway(Home.from_environment(), gateway_id)
     output.emit_result({"released": gateway_id}, f"{gateway_id} can enrol again", as_json)
 
 

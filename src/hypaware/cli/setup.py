@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
@@ -17,15 +17,12 @@ from click.core import ParameterSource
 
 from hypaware.cli import output
 from hypaware.cli.command import Command, json_option
-from hypaware.cli.jobs import event_handler
-from hypaware.cli.progress import open_progress
+from hypaware.cli.jobs import ProgressDisplay, event_handler, open_progress
 from hypaware.errors import Cancelled, HypError, UsageError
 from hypaware.home import Home, cache_dir
 from hypaware.text import did_you_mean, escape
 
 if TYPE_CHECKING:
-    from hypaware.cli.progress import ProgressDisplay
-    from hypaware.setup.discovery import FoundClient
     from hypaware.setup.plan import SetupChoices, SetupListener, SetupPlan, SetupStep
     from hypaware.setup.run import SetupResult
 
@@ -99,6 +96,7 @@ def setup(
     Without options it asks questions; with any option except --json it asks nothing. You can run it again at any time:
     it keeps the config, adds missing parts, repairs broken ones, and imports new history.
     """
+    from hypaware.setup.config import WOULD_CHANGE
     from hypaware.setup.plan import SetupChoices, parse_export
 
     # `--json` alone is not a choice: it must not attach clients without a question.
@@ -123,7 +121,10 @@ def setup(
 
         context.with_resource(immutable_reads())
     plan = _plan(choices)
-    _check_clients(clients, plan.found)
+    known = [each.name for each in plan.found]
+    for name in clients:
+        if name not in known:
+            raise UsageError(f"unknown client {name!r}.{did_you_mean(name, known)}", kind="unknown_client")
     if asks:
         from hypaware.cli.setup_questions import ask_questions
 
@@ -134,7 +135,9 @@ def setup(
         output.note("completed steps are kept; run hyp setup again to continue")
         raise
     except HypError as error:
-        raise _with_repair(error, context) from None
+        if error.kind == WOULD_CHANGE:
+            error.repair = (_command_line(context, "--force"), *error.repair)
+        raise
     _finish(result, as_json)
 
 
@@ -149,13 +152,6 @@ def _plan(choices: SetupChoices) -> SetupPlan:
     home, now = Home.from_environment(), datetime.now(UTC)
     variables = {**os.environ, "HOME": os.environ.get("HOME") or str(Path.home())}
     return SetupPlan(home, cache_dir(), choices, discovery.find_clients(home, variables, now), variables, now)
-
-
-def _check_clients(names: Sequence[str], found: Sequence[FoundClient]) -> None:
-    known = [each.name for each in found]
-    for name in names:
-        if name not in known:
-            raise UsageError(f"unknown client {name!r}.{did_you_mean(name, known)}", kind="unknown_client")
 
 
 def _run(plan: SetupPlan, dry_run: bool, as_json: bool) -> SetupResult:
@@ -193,15 +189,6 @@ def _finish(result: SetupResult, as_json: bool) -> None:
     )
     failure.exit_code = first.exit_code
     raise failure
-
-
-def _with_repair(error: HypError, context: click.Context) -> HypError:
-    """Suggest the same command with --force if the config would change."""
-    from hypaware.setup.config import WOULD_CHANGE
-
-    if error.kind == WOULD_CHANGE:
-        error.repair = (_command_line(context, "--force"), *error.repair)
-    return error
 
 
 def _command_line(context: click.Context, extra: str) -> str:
@@ -267,7 +254,10 @@ def print_step(step: SetupStep, stream: TextIO) -> None:
 
 def show_setup(result: SetupResult, plan: SetupPlan) -> None:
     if result.dry_run:
-        _show_steps(result)
+        for step in result.steps:
+            print_step(step, sys.stdout)
+            if diff := step.facts.get("diff"):
+                output.emit("\n".join(f"    {line}" for line in str(diff).splitlines()))
     _show_import(result)
     if result.dry_run:
         output.note("dry run: nothing was changed")
@@ -282,13 +272,6 @@ def show_setup(result: SetupResult, plan: SetupPlan) -> None:
             output.emit(f'# {question}\nhyp query sql "{sql}"\n')
     for line in _next_steps(result, plan):
         output.note(f"next: {line}")
-
-
-def _show_steps(result: SetupResult) -> None:
-    for step in result.steps:
-        print_step(step, sys.stdout)
-        if diff := step.facts.get("diff"):
-            output.emit("\n".join(f"    {line}" for line in str(diff).splitlines()))
 
 
 def _show_import(result: SetupResult) -> None:

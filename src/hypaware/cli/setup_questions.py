@@ -6,22 +6,25 @@ that the output can be piped.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hypaware import config as configuration
 from hypaware.backfill.request import is_enabled
 from hypaware.cli import output
-from hypaware.cli.prompts import ask, prompt_options
 from hypaware.config import Config
 from hypaware.errors import Cancelled, UsageError
 from hypaware.setup import config as setup_config
-from hypaware.setup import steps
 from hypaware.setup.discovery import FoundClient
 from hypaware.setup.plan import ExportChoice, SetupChoices, SetupPlan, folder_export, server_export
+from hypaware.setup.run import record_cancelled_consent
 from hypaware.text import format_count, format_size
+
+if TYPE_CHECKING:
+    from questionary import Question
 
 _DAYS = (0, 365, 90, 30)
 _OTHER_DAYS = -1
@@ -60,7 +63,7 @@ def _ask_clients(found: Sequence[FoundClient], config: Config) -> tuple[str, ...
         Choice(_client_label(each), each.name, checked=each.installed and is_enabled(config, each.name))
         for each in found
     ]
-    return tuple(ask(checkbox("Which clients do you want to record?", choices, **prompt_options())))
+    return tuple(_ask(checkbox("Which clients do you want to record?", choices, **_prompt_options())))
 
 
 def _client_label(each: FoundClient) -> str:
@@ -87,7 +90,7 @@ def _ask_export(plan: SetupPlan, config: Config) -> ExportChoice | None:
     ]
     if config.sinks:
         choices.insert(0, Choice(f"Keep the current setting: {', '.join(config.sinks)}", "keep-current"))
-    kind = ask(select("Where do you want to deliver rows?", choices, **prompt_options()))
+    kind = _ask(select("Where do you want to deliver rows?", choices, **_prompt_options()))
     if kind == "keep-current":
         return None
     if kind == "local-parquet":
@@ -96,13 +99,13 @@ def _ask_export(plan: SetupPlan, config: Config) -> ExportChoice | None:
             folder,
             validate=lambda folder: _validation_error(lambda: folder_export(folder)),
             only_directories=True,
-            **prompt_options(),
+            **_prompt_options(),
         )
-        return folder_export(ask(question))
+        return folder_export(_ask(question))
     if kind == "server":
-        url = ask(text("What is the server's address?", validate=_url_problem, **prompt_options()))
-        token = path("Which file holds the token?", setup_config.default_token_file(plan.home), **prompt_options())
-        return server_export(url, ask(token) or None)
+        url = _ask(text("What is the server's address?", validate=_url_problem, **_prompt_options()))
+        token = path("Which file holds the token?", setup_config.default_token_file(plan.home), **_prompt_options())
+        return server_export(url, _ask(token) or None)
     return ExportChoice("keep-local")
 
 
@@ -113,9 +116,9 @@ def _ask_retention(config: Config) -> int:
     offered = list(dict.fromkeys((current, *_DAYS)))
     choices = [Choice(f"{days:,} days" if days else "Forever", days) for days in offered]
     choices.append(Choice("Another number of days", _OTHER_DAYS))
-    days = ask(select("How long do you want to keep rows?", choices, **prompt_options()))
+    days = _ask(select("How long do you want to keep rows?", choices, **_prompt_options()))
     if days == _OTHER_DAYS:
-        days = int(ask(text("How many days? (0 means forever)", validate=_days_problem, **prompt_options())))
+        days = int(_ask(text("How many days? (0 means forever)", validate=_days_problem, **_prompt_options())))
     return int(days)
 
 
@@ -130,9 +133,9 @@ def _ask_import(plan: SetupPlan, config: Config, days: int) -> bool:
         return bool(clients)
     what = f"about {format_count(sessions, 'session')} ({format_size(sum(each.bytes for each in estimates))})"
     try:
-        return bool(ask(confirm(f"Import their history, {what}?", default=True, **prompt_options())))
+        return bool(_ask(confirm(f"Import their history, {what}?", default=True, **_prompt_options())))
     except Cancelled:
-        steps.record_cancelled_consent(plan, clients, config)
+        record_cancelled_consent(plan, clients, config)
         raise
 
 
@@ -145,7 +148,7 @@ def _ask_live(clients: Sequence[str]) -> str:
         Choice("Start the daemon, but do not change their settings", _DAEMON),
         Choice("No", _NEITHER),
     ]
-    return str(ask(select("Do you want to record new sessions live?", choices, **prompt_options())))
+    return str(_ask(select("Do you want to record new sessions live?", choices, **_prompt_options())))
 
 
 def _ask_daemon() -> str:
@@ -153,7 +156,7 @@ def _ask_daemon() -> str:
 
     output.note("You chose no client, so nothing is recorded automatically. Run hyp setup again to add one.")
     question = "Start the daemon anyway? It commits and delivers rows from hyp ingest"
-    return _DAEMON if ask(confirm(question, default=False, **prompt_options())) else _NEITHER
+    return _DAEMON if _ask(confirm(question, default=False, **_prompt_options())) else _NEITHER
 
 
 def _confirm_changes(plan: SetupPlan) -> None:
@@ -164,7 +167,7 @@ def _confirm_changes(plan: SetupPlan) -> None:
         return
     output.note(f"\n{merged.diff}\n")
     question = f"Change {merged.path}? A backup copy is kept."
-    if not ask(confirm(question, default=True, **prompt_options())):
+    if not _ask(confirm(question, default=True, **_prompt_options())):
         raise Cancelled
 
 
@@ -187,3 +190,30 @@ def _validation_error(check: Any) -> bool | str:
 
 def _days_problem(text: str) -> bool | str:
     return True if text.isascii() and text.isdecimal() and len(text) < 9 else "Enter a whole number, such as 180"
+
+
+def _ask(question: Question) -> Any:
+    """Ask the question and return the answer; raise Cancelled if the user leaves."""
+    from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent, merge_key_bindings
+    from prompt_toolkit.keys import Keys
+
+    bindings = KeyBindings()
+
+    @bindings.add(Keys.Escape, eager=True)
+    def _leave(event: KeyPressEvent) -> None:
+        event.app.exit(exception=KeyboardInterrupt)
+
+    application = question.application
+    own = application.key_bindings
+    application.key_bindings = merge_key_bindings([own, bindings] if own else [bindings])
+    try:
+        return question.unsafe_ask()
+    except (KeyboardInterrupt, EOFError):
+        raise Cancelled from None
+
+
+def _prompt_options() -> dict[str, Any]:
+    """Return options that draw a question on stderr, because stdout may be piped."""
+    from prompt_toolkit.output import create_output
+
+    return {"output": create_output(stdout=sys.stderr)}

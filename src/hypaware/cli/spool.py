@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import click
 
 from hypaware.cli import output
 from hypaware.cli.command import Command, json_option
-from hypaware.cli.jobs import run_job
-from hypaware.cli.progress import open_progress
+from hypaware.cli.jobs import open_progress, run_job
 from hypaware.home import Home
 from hypaware.text import format_count
 
@@ -74,7 +73,9 @@ def flush(dataset: str | None, as_json: bool) -> None:
     else:
         # Report the same datasets as a flush would.
         known = names or segments.list_spooled_datasets(home) or datasets.list_names()
-        report = {"datasets": [_empty_report(name) for name in known]}
+        counts = ("segments", "rows_written", "rows_duplicate", "rows_rejected", "rows_settled", "rows_purged")
+        empty = {**dict.fromkeys(counts, 0), **dict.fromkeys(("seq_after", "seq_last", "flush_id"))}
+        report = {"datasets": [{"dataset": name, **empty} for name in known]}
     if as_json:
         output.emit_json(report)
         return
@@ -94,8 +95,3 @@ def flush(dataset: str | None, as_json: bool) -> None:
                 f"{each['rows_rejected']} rows were rejected; see the reasons in "
                 f"{home.spool / each['dataset'] / 'rejected'}"
             )
-
-
-def _empty_report(name: str) -> dict[str, Any]:
-    counts = ("segments", "rows_written", "rows_duplicate", "rows_rejected", "rows_settled", "rows_purged")
-    return {"dataset": name, **dict.fromkeys(counts, 0), **dict.fromkeys(("seq_after", "seq_last", "flush_id"))}

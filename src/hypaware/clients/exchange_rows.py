@@ -25,17 +25,14 @@ _USAGE = '"usage":{'
 
 
 def materialize(value: Any, provenance: Provenance, skipped: Counter[str]) -> Iterator[Row]:
+    path = provenance.source_path.encode("utf-8", "surrogateescape")
     gateway = {
         "source": "backfill",
-        "source_path_hash": hash_source_path(provenance.source_path),
+        # Identifies the file without revealing its name.
+        "source_path_hash": hashlib.sha256(path).hexdigest()[:_HASH_DIGITS],
         "native_id": provenance.native_id,
     }
     return expand(_check_exchange(value), gateway=gateway, skipped=skipped)
-
-
-def hash_source_path(path: str) -> str:
-    """Return a hash that identifies a file without revealing its name."""
-    return hashlib.sha256(path.encode("utf-8", "surrogateescape")).hexdigest()[:_HASH_DIGITS]
 
 
 def count_tokens(row: Row) -> Mapping[str, int]:
@@ -68,24 +65,15 @@ def _check_exchange(value: Any) -> Exchange:
     _require(
         isinstance(value.links, Mapping | None), "an exchange's links", value.links, "a mapping of ids to previous ids"
     )
-    return replace(
-        value, messages=_check_messages(value.messages), fallback_time=_check_fallback_time(value.fallback_time)
-    )
-
-
-def _check_fallback_time(given: Any) -> tuple[str, str] | None:
-    match given:
-        case None:
-            return None
-        case (str() as time, str() as source):
-            return time, source
-    raise InvalidItem(f"an exchange's fallback_time is {preview(given)}, not a pair of time and origin")
-
-
-def _check_messages(given: Any) -> Iterator[Message]:
+    given: Any = value.messages
     is_sequence = isinstance(given, Iterable) and not isinstance(given, str | bytes | Mapping)
     _require(is_sequence, "an exchange's messages", given, "a sequence of messages")
-    return (message if isinstance(message, Message) else _check_message(message) for message in given)
+    messages = (message if isinstance(message, Message) else _check_message(message) for message in given)
+    fallback: Any = value.fallback_time
+    match fallback:
+        case None | (str(), str()):
+            return replace(value, messages=messages, fallback_time=fallback and tuple(fallback))
+    raise InvalidItem(f"an exchange's fallback_time is {preview(fallback)}, not a pair of time and origin")
 
 
 def _check_message(given: Any) -> Message:

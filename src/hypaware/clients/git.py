@@ -34,9 +34,20 @@ class Head(NamedTuple):
     """None if no branch is checked out."""
 
 
+@cache
 def find_repository(cwd: str) -> Repository:
     """Return the repository of a folder; empty if it does not exist, has no repository, or git is too slow."""
-    return _find_repository(cwd) if cwd.startswith("/") and "\0" not in cwd else NO_REPOSITORY
+    if not cwd.startswith("/") or "\0" in cwd:
+        return NO_REPOSITORY
+    try:
+        if not Path(cwd).is_dir():
+            return NO_REPOSITORY
+        root = _run_git(cwd, "rev-parse", "--show-toplevel")
+        if not root:
+            return NO_REPOSITORY
+        return Repository(root, _choose_remote(_run_git(cwd, "config", "--get-regexp", r"^remote\..*\.url$") or ""))
+    except (OSError, ValueError):
+        return NO_REPOSITORY
 
 
 def read_head(cwd: str) -> Head:
@@ -57,19 +68,6 @@ class _Timeouts:
     """How often git timed out in this process."""
 
     count = 0
-
-
-@cache
-def _find_repository(cwd: str) -> Repository:
-    try:
-        if not Path(cwd).is_dir():
-            return NO_REPOSITORY
-        root = _run_git(cwd, "rev-parse", "--show-toplevel")
-        if not root:
-            return NO_REPOSITORY
-        return Repository(root, _choose_remote(_run_git(cwd, "config", "--get-regexp", r"^remote\..*\.url$") or ""))
-    except (OSError, ValueError):
-        return NO_REPOSITORY
 
 
 def _run_git(cwd: str, *arguments: str) -> str | None:

@@ -167,7 +167,10 @@ class SourceReader:
     def reset_if_rewritten(self) -> None:
         """Start from the beginning if the bytes that earlier imports read have changed."""
         consumed = self.source.consumed
-        if consumed and self._hash_of_prefix(consumed) != self.source.prefix_hash:
+        digest = hashlib.sha256()
+        for start in range(0, consumed, _BLOCK):
+            digest.update(self.bytes_at(start, min(start + _BLOCK, consumed)))
+        if consumed and digest.hexdigest() != self.source.prefix_hash:
             self.source = replace(self.source, consumed=0, prefix_hash="", held=frozenset(), left_out=(), ignored=())
 
     def lines(self) -> Iterator[SourceLine]:
@@ -207,12 +210,6 @@ class SourceReader:
     def consumed_hash(self) -> str:
         """SHA-256 of the bytes before `consumed`, as they were read; the file may have been overwritten since."""
         return str(self._consumed_digest.hexdigest())
-
-    def _hash_of_prefix(self, end: int) -> str:
-        digest = hashlib.sha256()
-        for start in range(0, end, _BLOCK):
-            digest.update(self.bytes_at(start, min(start + _BLOCK, end)))
-        return digest.hexdigest()
 
     def _raw_lines(self) -> Iterator[tuple[int, bytes]]:
         """Yield (offset, line) of the pinned bytes; count and skip a line that is too long."""

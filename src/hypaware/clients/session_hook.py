@@ -35,10 +35,6 @@ _LOCK_SECONDS = 0.5
 _TAIL_BYTES = 1 << 16
 
 
-def notes_path(home: Home, client: str) -> Path:
-    return session_context.context_path(home.root, client)
-
-
 def record_context(home: Home, client: str, hook_input: Any) -> bool:
     """Record the hook's JSON input, and return whether a line was written."""
     session, cwd = (_field(hook_input, name) for name in ("session_id", "cwd"))
@@ -48,7 +44,7 @@ def record_context(home: Home, client: str, hook_input: Any) -> bool:
     policies = hypignore.find_rules(cwd) if cwd.startswith("/") and "\0" not in cwd else []
     at = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
     record = {"session_id": session, **_collect_facts(cwd, policies), "at": at}
-    path = notes_path(home, client)
+    path = session_context.context_path(home.root, client)
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with _try_lock(path.with_suffix(".lock")) as acquired:
         written = acquired and _append(path, record)

@@ -175,20 +175,16 @@ def _lookup(value: Any, path: tuple[str, ...]) -> Any:
     return value
 
 
-def to_table(config: Config) -> dict[str, Any]:
-    """Return the contents of a config.toml that sets every key."""
-    return _section(config)
-
-
 def to_toml(config: Config) -> str:
     return tomlkit.dumps(to_table(config))
 
 
-def _section(value: Any) -> dict[str, Any]:
+def to_table(config: Any) -> dict[str, Any]:
+    """Return a config, or a section of it, as a table that sets every key."""
     found = {}
-    for each in fields(value):
+    for each in fields(config):
         setting: Setting | None = each.metadata.get("setting")
-        inner = getattr(value, each.name)
+        inner = getattr(config, each.name)
         found[each.name] = setting.kind.write(inner) if setting else _plain(inner)
     return found
 
@@ -197,7 +193,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, SinkConfig):
         return _sink(value)
     if is_dataclass(value):
-        return _section(value)
+        return to_table(value)
     if isinstance(value, dict):
         return {name: _plain(inner) for name, inner in value.items()}
     if isinstance(value, tuple):

@@ -12,12 +12,11 @@ import asyncio
 import logging
 import shutil
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import count
-from typing import Any
 
 from hypaware import telemetry
 from hypaware.config import ClientConfig, Config, UpstreamConfig
@@ -27,7 +26,7 @@ from hypaware.engine.background import RetryTimer, TaskClock, run_in_thread
 from hypaware.errors import HypError, NotReady
 from hypaware.gateway import handover
 from hypaware.gateway import routes as gateway_routes
-from hypaware.gateway.client_activity import ClientActivity
+from hypaware.gateway.attach_status import ClientActivity
 from hypaware.gateway.exchange_writer import ExchangeWriter
 from hypaware.gateway.handover import HeldSocket
 from hypaware.gateway.routes import Routes
@@ -75,11 +74,10 @@ class _RunningGateway:
     claim: HeldSocket
     activity: ClientActivity
     listen: str
+    """The address in the config; its port may be 0."""
+    address: str
+    """Where it listens."""
     settings: GatewaySettings
-
-    @property
-    def address(self) -> str:
-        return format_address(self.claim)
 
 
 class GatewayTask:
@@ -92,7 +90,10 @@ class GatewayTask:
         self._clock = clock
         self._applied_config = config()
         self._writer = ExchangeWriter(
-            spool, self._applied_config, facts=_session_facts(self._home), on_client_seen=self._record_client
+            spool,
+            self._applied_config,
+            facts=lambda session: session_columns(self._home.root, "claude").get(session, {}),
+            on_client_seen=self._record_client,
         )
         self._numbers = count()
         self._open: _RunningGateway | None = None
@@ -111,7 +112,8 @@ class GatewayTask:
 
     async def begin(self) -> None:
         """Run the first check. Afterwards the address answers, or the status file says why not."""
-        await run_in_thread(self._clean_up, "gateway")
+        # The unfinished exchanges of an earlier daemon are lost.
+        await run_in_thread(lambda: shutil.rmtree(self._home.run / "spill", ignore_errors=True), "gateway")
         await self._check()
 
     async def run(self) -> None:
@@ -197,19 +199,21 @@ class GatewayTask:
                 settings.routes(),
                 self._writer.write,
                 self._home.run / "spill" / str(next(self._numbers)),
-                report_overhead=_record_overhead,
+                report_overhead=lambda milliseconds: telemetry.record(
+                    "hyp_gateway_overhead_ms", milliseconds, hyp_component="gateway"
+                ),
                 local_pages={handover.HEALTH_PATH: lambda: handover.describe_health(self._home, "gateway")},
             )
             await gateway.start()
+            host, port = claim.address
+            address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         except FileNotFoundError as error:
             claim.release()
             raise NotReady(f"the home {self._home.root} no longer exists", kind="home_gone") from error
         except BaseException:
             claim.release()
             raise
-        return _RunningGateway(
-            gateway, claim, ClientActivity(self._home, format_address(claim)), settings.listen, settings
-        )
+        return _RunningGateway(gateway, claim, ClientActivity(self._home, address), settings.listen, address, settings)
 
     async def _retire(self, gateway: _RunningGateway) -> None:
         """Stop accepting connections at this address; open connections continue."""
@@ -280,20 +284,3 @@ class GatewayTask:
             redacted=dict(tally.redacted),
             last_exchange_at=tally.last_exchange_at,
         )
-
-    def _clean_up(self) -> None:
-        """Remove the spill files of an earlier daemon; its unfinished exchanges are lost."""
-        shutil.rmtree(self._home.run / "spill", ignore_errors=True)
-
-
-def format_address(claim: HeldSocket) -> str:
-    host, port = claim.address
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def _record_overhead(milliseconds: float) -> None:
-    telemetry.record("hyp_gateway_overhead_ms", milliseconds, hyp_component="gateway")
-
-
-def _session_facts(home: Home) -> Callable[[str], Mapping[str, Any]]:
-    return lambda session: session_columns(home.root, "claude").get(session, {})

@@ -106,7 +106,7 @@ class ImportTask:
         groups: dict[str, list[str]] = {}
         for each in providers:
             if is_client_chosen(self._home, config, each.name):
-                groups.setdefault(_history_from(config, each.name), []).append(each.name)
+                groups.setdefault(config.clients.get(each.name, ClientConfig()).history_from, []).append(each.name)
         jobs = (self._job_args(config, providers, names, since or None) for since, names in groups.items())
         return [args for args in jobs if args["providers"]]
 
@@ -116,8 +116,9 @@ class ImportTask:
         from hypaware.backfill import plan
         from hypaware.backfill.request import parse_request
 
+        variables = {**os.environ, "HOME": os.environ.get("HOME") or str(Path.home())}
         request = parse_request(
-            self._home, config, providers, names=names, since=since, now=self._clock.now(), variables=_variables()
+            self._home, config, providers, names=names, since=since, now=self._clock.now(), variables=variables
         )
         args = request.as_args(telemetry.dev_run_id())
         planned = plan.make_plan(self._home, config, args)["providers"]
@@ -142,11 +143,3 @@ def is_client_chosen(home: Home, config: Config, client: str) -> bool:
     if (configured := config.clients.get(client)) is not None:
         return configured.enabled
     return (home.root / "clients" / client / "attach.json").is_file()
-
-
-def _history_from(config: Config, client: str) -> str:
-    return config.clients.get(client, ClientConfig()).history_from
-
-
-def _variables() -> dict[str, str]:
-    return {**os.environ, "HOME": os.environ.get("HOME") or str(Path.home())}

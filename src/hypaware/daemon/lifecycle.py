@@ -198,12 +198,8 @@ def _running_jobs(home: Home) -> str:
 
 def find_supervisor(home: Home) -> Supervisor:
     if sys.platform == "darwin":
-        from hypaware.daemon.launchd import Launchd
-
-        return Launchd(home)
-    from hypaware.daemon.systemd import Systemd
-
-    return Systemd(home)
+        return supervisor.Launchd(home)
+    return supervisor.Systemd(home)
 
 
 def read_service_file(service: Supervisor) -> bytes | None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from hypaware import config as configuration
 from hypaware import faults
-from hypaware.daemon import lifecycle, supervisor, systemd
+from hypaware.daemon import lifecycle, supervisor
 from hypaware.daemon.supervisor import Notify, Supervisor, ignore_notice
 from hypaware.errors import HypError, NotReady
 from hypaware.home import Home, daemon_process, durable_files
@@ -126,7 +126,7 @@ def service_failure(home: Home) -> str | None:
 def service_hints(home: Home) -> list[str]:
     """Return what a user may not expect of a daemon that runs as a service."""
     messages = []
-    if lifecycle.find_supervisor(home).kind == "systemd" and systemd.is_lingering() is False:
+    if lifecycle.find_supervisor(home).kind == "systemd" and supervisor.is_lingering() is False:
         messages.append("the daemon ends when you log out; run `loginctl enable-linger` to keep it running")
     variables = sorted(
         str(value)

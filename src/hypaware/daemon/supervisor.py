@@ -11,12 +11,17 @@ from __future__ import annotations
 
 import hashlib
 import os
+import plistlib
+import re
+import shlex
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
+from hypaware.daemon import log_file
 from hypaware.errors import Retryable
 from hypaware.home import Home
 
@@ -36,6 +41,39 @@ _TERMINAL_VARIABLES = frozenset(
 _TERMINAL_PREFIXES = ("TERM_", "ITERM_", "KITTY_", "WEZTERM_")
 # Variables that name folders. They are made absolute, because the daemon has another working directory.
 FOLDER_VARIABLES = ("HYP_CACHE", "JAVA_HOME", "CLAUDE_CONFIG_DIR", "CODEX_HOME")
+_ATTEMPTS = 20
+_PAUSE_SECONDS = 0.25
+_PID = re.compile(r"^\s*pid = (\d+)$", re.MULTILINE)
+_LAST_EXIT = re.compile(r"^\s*last exit code = ([1-9]\d*.*)$", re.MULTILINE)
+_HEADER = "# Written by `hyp daemon install`, removed by `hyp daemon uninstall`."
+# The exit code of `systemctl stop` for a unit that is not loaded, and so does not run.
+_NOT_LOADED = 5
+_UNIT = """\
+{mark}
+# To change settings, run: systemctl --user edit {name}
+
+[Unit]
+Description=HypAware daemon of {home}
+StartLimitIntervalSec=600
+StartLimitBurst=20
+
+[Service]
+Type=exec
+ExecStart={command}
+{environment}
+WorkingDirectory=/
+UMask=0077
+Restart=on-failure
+RestartSec=5
+RestartSteps=8
+RestartMaxDelaySec=300
+TimeoutStopSec={stop_seconds}
+KillMode=process
+OOMPolicy=continue
+
+[Install]
+WantedBy=default.target
+"""
 
 
 class Supervisor(Protocol):
@@ -157,3 +195,208 @@ def folder_variables() -> dict[str, str]:
 
 def _absolute(path: str) -> str:
     return str(Path(path).expanduser().absolute())
+
+
+class Launchd:
+    """The daemon as a launchd agent: `~/Library/LaunchAgents/io.hypaware.daemon[.<home>].plist`.
+
+    launchd starts it at login and restarts it at least ten seconds after a failure, but not after a clean exit. Its
+    stdout and stderr go to the start log, like those of a daemon in the background.
+    """
+
+    kind = "launchd"
+
+    def __init__(self, home: Home) -> None:
+        self._home = home
+        suffix = service_suffix(home)
+        self.name = f"io.hypaware.daemon.{suffix}" if suffix else "io.hypaware.daemon"
+        self.path = Path.home() / "Library" / "LaunchAgents" / f"{self.name}.plist"
+        self.log_command = f"tail -n 50 {shlex.quote(str(log_file.start_log_path(home)))}"
+        self._domain = f"gui/{os.getuid()}"
+        self._service = f"{self._domain}/{self.name}"
+
+    def text(self) -> bytes:
+        output = str(log_file.start_log_path(self._home))
+        # An agent does not have the PATH of the user's shell, which finds Java and git.
+        settings = {
+            "HYP_HOME": str(self._home.root),
+            "PATH": os.environ.get("PATH", ""),
+            **folder_variables(),
+        }
+        return plistlib.dumps(
+            {
+                "Label": self.name,
+                "ProgramArguments": hyp_command("daemon", "run", "--quiet"),
+                "EnvironmentVariables": settings,
+                "WorkingDirectory": "/",
+                "Umask": 0o077,
+                "RunAtLoad": True,
+                "KeepAlive": {"SuccessfulExit": False},
+                "ThrottleInterval": 10,
+                "ExitTimeOut": KILL_AFTER_SECONDS,
+                # The daemon starts the engine, which outlives it.
+                "AbandonProcessGroup": True,
+                "StandardOutPath": output,
+                "StandardErrorPath": output,
+            }
+        )
+
+    def parse_command(self, text: bytes) -> tuple[str, ...] | None:
+        try:
+            plist = plistlib.loads(text)
+            command = tuple(plist["ProgramArguments"])
+            is_ours = (plist["Label"], plist["EnvironmentVariables"]["HYP_HOME"]) == (self.name, str(self._home.root))
+        except (plistlib.InvalidFileException, ValueError, KeyError, TypeError):
+            return None
+        return command if is_ours and "hypaware.cli" in command else None
+
+    def unavailable_reason(self) -> str | None:
+        done = run_command("launchctl", "print", self._domain)
+        return None if done.returncode == 0 else done.stderr.strip() or "launchctl does not answer"
+
+    def enable(self) -> None:
+        """Enable the agent. launchd loads it from its folder at each login."""
+        require_command("launchctl", "enable", self._service)
+
+    def disable(self) -> None:
+        self._call("bootout")
+
+    def clean_up(self) -> None:
+        """Do nothing: an agent that is not loaded leaves nothing behind."""
+
+    def start(self) -> None:
+        if self._call("print").returncode == 0:
+            require_command("launchctl", "kickstart", self._service)
+            return
+        # An agent that is still being unloaded cannot be loaded yet.
+        for _ in range(_ATTEMPTS):
+            if run_command("launchctl", "bootstrap", self._domain, str(self.path)).returncode == 0:
+                return
+            time.sleep(_PAUSE_SECONDS)
+        require_command("launchctl", "bootstrap", self._domain, str(self.path))
+
+    def stop(self) -> None:
+        """Unload the agent. An "operation in progress" answer is not a failure."""
+        self._call("bootout")
+
+    def pid(self) -> int | None:
+        match = _PID.search(self._call("print").stdout)
+        return int(match[1]) if match else None
+
+    def failure(self) -> str | None:
+        description = self._call("print").stdout
+        match = _LAST_EXIT.search(description)
+        if match is None or _PID.search(description):
+            return None
+        return f"exit code {match[1]}\n{log_file.read_tail(log_file.start_log_path(self._home))}".strip()
+
+    def _call(self, verb: str) -> CommandResult:
+        return run_command("launchctl", verb, self._service)
+
+
+class Systemd:
+    """The daemon as a service of the user's systemd: `~/.config/systemd/user/hypaware[-<home>].service`.
+
+    The daemon starts the engine, which outlives it. So a stop signals only the daemon (`KillMode=process`), and an
+    engine that runs out of memory does not take the daemon down (`OOMPolicy=continue`). systemd restarts a daemon that
+    fails: version 254 and later wait longer each time, older versions give up after 20 failures in ten minutes.
+    """
+
+    kind = "systemd"
+
+    def __init__(self, home: Home) -> None:
+        self._home = home
+        suffix = service_suffix(home)
+        self.name = f"hypaware-{suffix}.service" if suffix else "hypaware.service"
+        config = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
+        self.path = Path(config).absolute() / "systemd" / "user" / self.name
+        self.log_command = f"journalctl --user -u {self.name} -n 50"
+
+    def text(self) -> bytes:
+        # A service does not have the PATH of the user's shell, which finds Java and git.
+        settings = {
+            "HYP_HOME": str(self._home.root),
+            "PATH": os.environ.get("PATH", ""),
+            **folder_variables(),
+        }
+        unit = _UNIT.format(
+            mark=_HEADER,
+            name=self.name,
+            home=" ".join(str(self._home.root).split("\n")).replace("%", "%%"),
+            command=" ".join(_quote(word).replace("$", "$$") for word in hyp_command("daemon", "run")),
+            environment="\n".join(f"Environment={_quote(f'{key}={value}')}" for key, value in settings.items()),
+            stop_seconds=KILL_AFTER_SECONDS,
+        )
+        return unit.encode(errors="surrogateescape")
+
+    def parse_command(self, text: bytes) -> tuple[str, ...] | None:
+        lines = text.decode(errors="surrogateescape").splitlines()
+        if _HEADER not in lines or f"Environment={_quote(f'HYP_HOME={self._home.root}')}" not in lines:
+            return None
+        for line in lines:
+            if line.startswith("ExecStart="):
+                words = shlex.split(line.removeprefix("ExecStart="))
+                return tuple(word.replace("$$", "$").replace("%%", "%") for word in words)
+        return ()
+
+    def unavailable_reason(self) -> str | None:
+        done = self._call("show", "--property=UnitPath")
+        if done.returncode:
+            return done.stderr.strip() or "systemctl --user does not answer"
+        # systemd has its own XDG_CONFIG_HOME, which may differ from the shell's.
+        folder = str(self.path.parent)
+        return None if folder in done.stdout else f"systemd does not look for units in {folder}"
+
+    def enable(self) -> None:
+        self._require("daemon-reload")
+        self._require("enable", self.name)
+
+    def disable(self) -> None:
+        self._require("disable", self.name)
+
+    def clean_up(self) -> None:
+        (self.path.parent / "default.target.wants" / self.name).unlink(missing_ok=True)
+        self._call("daemon-reload")
+        self._call("reset-failed", self.name)
+
+    def start(self) -> None:
+        if self._show("LoadState") != "loaded" or self._show("NeedDaemonReload") == "yes":
+            self._require("daemon-reload")
+        # systemd does not start a unit that failed too often before its failure count is reset.
+        self._call("reset-failed", self.name)
+        self._require("start", self.name)
+
+    def stop(self) -> None:
+        done = self._call("stop", "--no-block", self.name)
+        if done.returncode not in (0, _NOT_LOADED):
+            self._require("stop", "--no-block", self.name)
+
+    def pid(self) -> int | None:
+        return int(self._show("MainPID") or 0) or None
+
+    def failure(self) -> str | None:
+        if self._show("ActiveState") != "failed" and self._show("SubState") != "auto-restart":
+            return None
+        journal = run_command("journalctl", "--user", "-u", self.name, "-n", "20", "--no-pager", "-o", "cat")
+        return f"{self._show('Result')}, {self._show('ExecMainStatus')}\n{journal.stdout.strip()}".strip()
+
+    def _show(self, name: str) -> str:
+        return self._call("show", f"--property={name}", "--value", self.name).stdout.strip()
+
+    def _call(self, *args: str) -> CommandResult:
+        return run_command("systemctl", "--user", *args)
+
+    def _require(self, *args: str) -> None:
+        require_command("systemctl", "--user", *args)
+
+
+def is_lingering() -> bool | None:
+    """Return whether the user's services run without a login, or None if that is unknown."""
+    done = run_command("loginctl", "show-user", str(os.getuid()), "--property=Linger", "--value")
+    return done.stdout.strip() == "yes" if done.returncode == 0 else None
+
+
+def _quote(text: str) -> str:
+    """Quote one word for a unit file."""
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n").replace("%", "%%")
+    return f'"{escaped}"'

@@ -1,7 +1,7 @@
 """The workload from which a class archive is built: the first operations of an engine, on a temporary lake.
 
-`python -m hypaware.engine.training CACHE ARCHIVE`. The JVM writes the archive when it exits. Only the set of loaded
-classes matters; a class that is not used here is loaded in the normal, slower way.
+`python -m hypaware.engine.archive_warmup CACHE ARCHIVE`. The JVM writes the archive when it exits. Only the set of
+loaded classes matters; a class that is not used here is loaded in the normal, slower way.
 """
 
 from __future__ import annotations

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import threading
 import time
 from collections.abc import Callable
@@ -21,13 +20,11 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any, Protocol, TypeVar
 
-from hypaware import telemetry
 from hypaware.engine import launcher
 from hypaware.engine.client import ATTEMPTS
-from hypaware.engine.job_call import NotAccepted, call_job
 from hypaware.engine.jobs import OnEvent, ignore_events
 from hypaware.engine.launcher import Engine
-from hypaware.engine.protocol import JobConnection
+from hypaware.engine.protocol import JobConnection, NotAccepted, call_job, job_request
 from hypaware.errors import Cancelled, HypError, Retryable
 
 CANCEL_SECONDS = 3.0
@@ -193,13 +190,7 @@ class _CancellableJob:
         self._cancelled = threading.Event()
 
     def run(self) -> dict[str, Any]:
-        request = {
-            "type": "job",
-            "job": self._name,
-            "args": self._args,
-            "crash_at": os.environ.get("HYP_CRASH_AT"),
-            "run_id": telemetry.dev_run_id(),
-        }
+        request = job_request(self._name, self._args)
         for _ in range(ATTEMPTS):
             with launcher.ensure_engine(self._engine, self._on_event) as connection:
                 self._connection = connection
@@ -207,7 +198,7 @@ class _CancellableJob:
                 if self._cancelled.is_set():
                     break
                 with suppress(NotAccepted):
-                    return call_job(connection, self._name, request, self._on_event)
+                    return call_job(connection, request, self._on_event)
             if self._cancelled.is_set():
                 break
         if self._cancelled.is_set():

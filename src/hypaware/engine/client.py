@@ -15,12 +15,10 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from hypaware import telemetry
 from hypaware.engine import launcher
-from hypaware.engine.job_call import HandedOver, NotAccepted, call_job
 from hypaware.engine.jobs import OnEvent, ignore_events
 from hypaware.engine.launcher import Engine
-from hypaware.engine.protocol import Message, is_same_version
+from hypaware.engine.protocol import HandedOver, Message, NotAccepted, call_job, is_same_version, job_request
 from hypaware.errors import Cancelled, NotReady, Retryable, UsageError
 from hypaware.home import Home
 from hypaware.home.locks import is_locked, lock_holder
@@ -44,18 +42,17 @@ def run_job(
 ) -> dict[str, Any]:
     """Run a job and return its result. Raise its error, or Cancelled after Ctrl-C. Events are passed on this thread."""
     engine = engine or Engine(home)
-    request = {
-        "type": "job",
-        "job": name,
-        "args": args,
-        "crash_at": os.environ.get("HYP_CRASH_AT"),
-        "run_id": telemetry.dev_run_id(),
-    }
-    run = _run_inline if _is_inline() else _run_in_engine
+    request = job_request(name, args)
+    chosen = os.environ.get("HYP_ENGINE", "")
+    if chosen not in ("", "inline"):
+        raise UsageError(f'HYP_ENGINE={chosen} is invalid; set it to "inline" or unset it')
     try:
         for _ in range(ATTEMPTS):
             with suppress(NotAccepted, HandedOver):
-                return run(engine, config, name, request, on_event)
+                if chosen == "inline":
+                    return _run_inline(engine, config, request, on_event)
+                with launcher.ensure_engine(engine, on_event) as connection:
+                    return call_job(connection, request, on_event)
     except KeyboardInterrupt:
         raise Cancelled(f"{name} was cancelled") from None
     raise _never_accepted(home, name)
@@ -89,7 +86,8 @@ def start_engine(
     request = {"type": "job", "job": "warm", "args": {}}
     for _ in range(ATTEMPTS):
         with suppress(NotAccepted):
-            _run_in_engine(engine, config, "warm", request, on_event)
+            with launcher.ensure_engine(engine, on_event) as connection:
+                call_job(connection, request, on_event)
             return engine_status(home)
     raise _never_accepted(home, "warm")
 
@@ -111,19 +109,7 @@ def stop_engine(home: Home) -> bool:
     return True
 
 
-def _is_inline() -> bool:
-    chosen = os.environ.get("HYP_ENGINE", "")
-    if chosen not in ("", "inline"):
-        raise UsageError(f'HYP_ENGINE={chosen} is invalid; set it to "inline" or unset it')
-    return chosen == "inline"
-
-
-def _run_in_engine(engine: Engine, config: Config, name: str, request: Message, on_event: OnEvent) -> dict[str, Any]:
-    with launcher.ensure_engine(engine, on_event) as connection:
-        return call_job(connection, name, request, on_event)
-
-
-def _run_inline(engine: Engine, config: Config, name: str, request: Message, on_event: OnEvent) -> dict[str, Any]:
+def _run_inline(engine: Engine, config: Config, request: Message, on_event: OnEvent) -> dict[str, Any]:
     from hypaware.engine import inline
 
     # An engine would wait forever for a lake that this process owns.
@@ -132,9 +118,9 @@ def _run_inline(engine: Engine, config: Config, name: str, request: Message, on_
         with connection:
             if is_same_version(greeting):
                 inline.close_inline()
-                return call_job(connection, name, request, on_event)
+                return call_job(connection, request, on_event)
             launcher.ask_to_stop(connection)
-    return inline.run_inline(engine, config, name, request, on_event)
+    return inline.run_inline(engine, config, request, on_event)
 
 
 def _request_stop(home: Home) -> int | None:

@@ -19,10 +19,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hypaware.engine import launcher
-from hypaware.engine.job_call import HandedOver, call_job
 from hypaware.engine.jobs import JobTable, OnEvent, load_job_table
 from hypaware.engine.lake_owner import LakeOwner, SparkHandle, make_spark_opener
-from hypaware.engine.protocol import JobConnection, Message, is_same_version
+from hypaware.engine.protocol import HandedOver, JobConnection, Message, call_job, is_same_version
 from hypaware.engine.server import LOG_FORMAT, JobServer, log
 from hypaware.home import Home, durable_files
 
@@ -47,13 +46,13 @@ class InlineEngine:
         self._server = JobServer(home, jobs, lambda: self.config, self.lake_owner, launcher.engine_log(home))
         self._log = _LogFile(home)
 
-    def run(self, job: str, request: Message, on_event: OnEvent) -> dict[str, Any]:
+    def run(self, request: Message, on_event: OnEvent) -> dict[str, Any]:
         """Run a job. Raise HandedOver if it must be sent to the engine instead."""
         client_end, server_end = socket.socketpair()
         with JobConnection(client_end) as connection:
             self._server.attach(server_end)
             connection.receive()
-            return call_job(connection, job, request, on_event)
+            return call_job(connection, request, on_event)
 
     def close(self) -> None:
         self._server.drain(grace=0.0, cancel_seconds=0.0)
@@ -92,9 +91,7 @@ class _LogFile(logging.FileHandler):
 _current: InlineEngine | None = None
 
 
-def run_inline(
-    engine: launcher.Engine, config: Config, job: str, request: Message, on_event: OnEvent
-) -> dict[str, Any]:
+def run_inline(engine: launcher.Engine, config: Config, request: Message, on_event: OnEvent) -> dict[str, Any]:
     """Run a job. Close Spark and raise HandedOver if an engine of this home has started."""
     global _current
     if _current is None or _current.home != engine.home:
@@ -103,7 +100,7 @@ def run_inline(
         _current = InlineEngine(engine.home, config, load_job_table(engine.jobs))
     _current.config = config
     try:
-        return _current.run(job, request, on_event)
+        return _current.run(request, on_event)
     except HandedOver:
         close_inline()
         raise

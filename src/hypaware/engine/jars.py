@@ -120,7 +120,7 @@ def install_jars(
             durable_files.rename_durably(staging, where)
         finally:
             _sweep(cache / "jars")
-    total = float(sum(jar.size for jar in jars))
+    total = _total_size(jars)
     progress("jars verified", total, total)
     return InstalledJars(tuple(where / jar.file_name for jar in jars), fetched=True)
 

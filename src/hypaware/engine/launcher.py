@@ -9,12 +9,18 @@ another process while the lock is held. The caller passes the locked descriptor 
 engines can never start at the same time, a waiting caller notices the end of an engine as a free lock, and no leftover
 file (socket, pid file, lock file) blocks anything.
 
+The engine that holds the home's lock creates the Unix socket. It is in the home or, if the path of the home is too long
+for a socket address, in a folder in `/tmp`. Any user can create files there, so that folder is used only if it is
+private to this user.
+
 @ref engine#jobs
 """
 
 from __future__ import annotations
 
 import os
+import socket
+import stat
 import sys
 import time
 from collections.abc import Callable
@@ -23,7 +29,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from hypaware.engine import protocol
 from hypaware.engine.jobs import JOBS_MODULE, OnEvent
 from hypaware.engine.protocol import JobConnection, Message, ProtocolError, is_same_version
 from hypaware.errors import NotReady, Retryable
@@ -37,6 +42,7 @@ START_SECONDS: Final = 60.0
 GRACE_SECONDS: Final = 5.0
 ANSWER_SECONDS: Final = 20.0
 _POLL_SECONDS: Final = 0.01
+_BACKLOG: Final = 128
 LOG_LIMIT: Final = 8 * 1024 * 1024
 _LOG_TAIL_BYTES: Final = 2000
 # These are sent with each job, and do not apply to the engine process.
@@ -70,10 +76,30 @@ def engine_pid_file(home: Home) -> Path:
 
 def connect_engine(home: Home) -> tuple[JobConnection, Message] | None:
     """Return a connection and the engine's greeting, or None if no engine is running or it is about to end."""
-    sock = protocol.connect_socket(home, ANSWER_SECONDS)
-    if sock is None:
-        return None
+    path = home.engine_socket
+    if not _in_home(home):
+        try:
+            _require_private(path.parent)
+        except FileNotFoundError:
+            return None
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    sock.settimeout(ANSWER_SECONDS)
     connection = JobConnection(sock)
+    try:
+        sock.connect(str(path))
+    except (FileNotFoundError, ConnectionError, BlockingIOError):
+        connection.close()
+        return None
+    except PermissionError:
+        connection.close()
+        raise NotReady(
+            f"no permission to open the engine's socket {path}; was the engine started by another user?",
+            kind="engine_socket_unsafe",
+            repair=f"ls -l {path}",
+        ) from None
+    except BaseException:
+        connection.close()
+        raise
     try:
         greeting = connection.receive()
     except TimeoutError:
@@ -195,3 +221,51 @@ def _environment(home: Home) -> dict[str, str]:
     if path := kept.get("PYTHONPATH"):
         kept["PYTHONPATH"] = os.pathsep.join(str(Path(part).absolute()) for part in path.split(os.pathsep) if part)
     return {**kept, "HYP_HOME": str(home.root)}
+
+
+def listen_on_socket(home: Home) -> socket.socket:
+    """Create the socket. The caller must hold the home's lock, so an existing socket is that of a dead engine."""
+    path = home.engine_socket
+    _make_folder(home, path.parent)
+    path.unlink(missing_ok=True)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        listener.bind(str(path))
+        path.chmod(0o600)
+        listener.listen(_BACKLOG)
+    except BaseException:
+        listener.close()
+        raise
+    return listener
+
+
+def remove_socket(home: Home) -> None:
+    home.engine_socket.unlink(missing_ok=True)
+    if not _in_home(home):
+        with suppress(OSError):
+            home.engine_socket.parent.rmdir()
+
+
+def _in_home(home: Home) -> bool:
+    return home.engine_socket.parent == home.engine
+
+
+def _make_folder(home: Home, folder: Path) -> None:
+    if _in_home(home):
+        durable_files.make_dir(folder)
+        return
+    try:
+        folder.mkdir(mode=0o700)
+    except FileExistsError:
+        _require_private(folder)
+
+
+def _require_private(folder: Path) -> None:
+    status = folder.lstat()
+    if stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & 0o077:
+        return
+    raise NotReady(
+        f"{folder}, the folder of the engine's socket, is not private to you; remove it",
+        kind="engine_socket_unsafe",
+        repair=f"ls -ld {folder}",
+    )

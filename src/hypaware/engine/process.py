@@ -1,8 +1,8 @@
-"""The engine process: `python -m hypaware.engine.process --home H`. `launch` starts one for each home.
+"""The engine process: `python -m hypaware.engine.process --home H`. `launcher` starts one for each home.
 
 It holds the home's lock for its lifetime. It ends after `engine.idle_timeout` without a job, on request (stop message,
 SIGTERM, SIGINT), when its JVM has died, and when its home was removed. It then stops listening, waits for its jobs,
-closes Spark, and exits, which releases the lock. It logs to stderr, which `launch` redirects to `engine/engine.log`.
+closes Spark, and exits, which releases the lock. It logs to stderr, which `launcher` redirects to `engine/engine.log`.
 The pid file is informational; nothing depends on it.
 """
 
@@ -19,10 +19,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from hypaware import telemetry
-from hypaware.engine import protocol
 from hypaware.engine.jobs import JOBS_MODULE, load_job_table
 from hypaware.engine.lake_owner import LakeOwner, make_spark_opener
-from hypaware.engine.launcher import GRACE_SECONDS, engine_log, engine_pid_file
+from hypaware.engine.launcher import GRACE_SECONDS, engine_log, engine_pid_file, listen_on_socket, remove_socket
 from hypaware.engine.server import LOG_FORMAT, JobServer, log
 from hypaware.errors import HypError
 from hypaware.home import Home
@@ -44,7 +43,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         lock = args.lock_fd
         os.set_inheritable(lock, False)
     write_pid(lock)
-    _log_to_stderr()
+    logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format=LOG_FORMAT)
+    log.setLevel(logging.INFO)
     telemetry.configure(home.telemetry)
     stopper = Stopper()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -66,7 +66,7 @@ def serve_jobs(home: Home, lock: int, jobs_module: str, stopper: Stopper) -> Non
     jobs = load_job_table(jobs_module)
     lake_owner = LakeOwner(home, make_spark_opener(home, engine), jobs.on_open)
     server = JobServer(home, jobs, config, lake_owner, engine_log(home), stopper.stop)
-    listener = protocol.listen_on_socket(home)
+    listener = listen_on_socket(home)
     try:
         engine_pid_file(home).write_text(f"{os.getpid()}\n")
         log.info("the engine of %s is listening on %s", home.root, home.engine_socket)
@@ -77,7 +77,7 @@ def serve_jobs(home: Home, lock: int, jobs_module: str, stopper: Stopper) -> Non
         listener.close()
         # A new home at the same path may have its own engine.
         if is_file_at(home.engine_lock, lock):
-            protocol.remove_socket(home)
+            remove_socket(home)
             engine_pid_file(home).unlink(missing_ok=True)
     server.drain(grace)
     lake_owner.close()
@@ -131,11 +131,6 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--jobs", default=JOBS_MODULE, help="module that provides the jobs")
     parser.add_argument("--lock-fd", type=int, help="descriptor of the home's lock, inherited from the parent process")
     return parser.parse_args(argv)
-
-
-def _log_to_stderr() -> None:
-    logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format=LOG_FORMAT)
-    log.setLevel(logging.INFO)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The protocol of the engine's socket.
+"""The protocol of the engine's socket: its frames and messages, and the caller's side of one job.
 
 A frame is one type byte, four bytes of length (big endian) and the payload: `J`, a JSON object with a
 `type`, or `B`, raw result bytes. One connection carries one request.
@@ -12,27 +12,30 @@ A frame is one type byte, four bytes of length (big endian) and the payload: `J`
 `hello`, `status` and `stop` are the same in every protocol version, so that a newer program can stop an engine that an
 older one started. An error is sent with the name of its class in `hypaware.errors`.
 
-The engine that holds the home's lock creates the Unix socket. It is in the home or, if the path of the home is too long
-for a socket address, in a folder in `/tmp`. Any user can create files there, so that folder is used only if it is
-private to this user.
+`call_job` sends a request, forwards the events of the job, and returns its result or raises its error. Ctrl-C can
+arrive while a frame is partly read. So the signal handler only writes to a pipe that the caller polls together with the
+socket, and frames are always read completely. Within the caller's `on_event` it interrupts at once. The first Ctrl-C
+cancels the job and waits a short time for its end; the second stops waiting.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import select
+import signal
 import socket
-import stat
 import struct
 import threading
-from collections.abc import Callable
-from contextlib import suppress
-from pathlib import Path
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from types import FrameType, TracebackType
 from typing import Any, Final
 
-from hypaware import __version__, errors
-from hypaware.errors import NotReady
-from hypaware.home import Home, durable_files
+from hypaware import __version__, errors, telemetry
+from hypaware.engine.jobs import Event, OnEvent
+from hypaware.errors import Cancelled, Retryable
 
 PROTOCOL: Final = 1
 MAX_FRAME: Final = 64 * 1024 * 1024
@@ -41,16 +44,12 @@ _RECEIVE: Final = 256 * 1024
 _HEADER: Final = struct.Struct(">cI")
 _JSON: Final = b"J"
 _BYTES: Final = b"B"
-_BACKLOG = 128
+CALLER_CANCEL_SECONDS = 5.0
 Message = dict[str, Any]
 
 
 class ProtocolError(Exception):
     """The received data is not a valid frame. The connection cannot be used any more."""
-
-
-def _no_wait() -> None:
-    pass
 
 
 class JobConnection:
@@ -76,7 +75,7 @@ class JobConnection:
                 self.socket.sendall(_HEADER.pack(_BYTES, len(part)))
                 self.socket.sendall(part)
 
-    def receive(self, wait: Callable[[], None] = _no_wait) -> Message | bytes | None:
+    def receive(self, wait: Callable[[], None] = lambda: None) -> Message | bytes | None:
         """Return the next frame, or None if the other side has disconnected.
 
         `wait` is called before each read and may raise. Data received so far is kept, so that the caller can continue
@@ -107,10 +106,8 @@ class JobConnection:
 
     def shut_down(self) -> None:
         """Shut the connection down for both sides, and unblock a thread that is waiting on it."""
-        try:
+        with suppress(OSError):
             self.socket.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            pass
 
     def close(self) -> None:
         self.socket.close()
@@ -165,77 +162,149 @@ def decode_error(message: Message) -> errors.HypError:
     return error
 
 
-def listen_on_socket(home: Home) -> socket.socket:
-    """Create the socket. The caller must hold the home's lock, so an existing socket is that of a dead engine."""
-    path = home.engine_socket
-    _make_folder(home, path.parent)
-    path.unlink(missing_ok=True)
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        listener.bind(str(path))
-        path.chmod(0o600)
-        listener.listen(_BACKLOG)
-    except BaseException:
-        listener.close()
-        raise
-    return listener
+class NotAccepted(Exception):
+    """The engine ended before it accepted the job. Nothing was done, and the job can be sent again."""
 
 
-def remove_socket(home: Home) -> None:
-    home.engine_socket.unlink(missing_ok=True)
-    if not _in_home(home):
-        with suppress(OSError):
-            home.engine_socket.parent.rmdir()
+class HandedOver(Exception):
+    """Nothing was done here. The job must be sent to the engine that owns the lake."""
 
 
-def connect_socket(home: Home, timeout: float) -> socket.socket | None:
-    """Connect to the engine, or return None if it is not listening."""
-    path = home.engine_socket
-    if not _in_home(home):
+def job_request(name: str, args: dict[str, Any]) -> Message:
+    return {
+        "type": "job",
+        "job": name,
+        "args": args,
+        "crash_at": os.environ.get("HYP_CRASH_AT"),
+        "run_id": telemetry.dev_run_id(),
+    }
+
+
+def call_job(connection: JobConnection, request: Message, on_event: OnEvent) -> dict[str, Any]:
+    job = request["job"]
+    with _Interrupts(job) as interrupts:
         try:
-            _require_private(path.parent)
-        except FileNotFoundError:
-            return None
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    sock.settimeout(timeout)
+            connection.send(request)
+        except ConnectionError:
+            raise NotAccepted from None
+        accepted = False
+        while True:
+            try:
+                message = _next(connection, interrupts)
+            except KeyboardInterrupt:
+                _cancel(connection, interrupts)
+                raise
+            if isinstance(message, bytes) or (message and message["type"] in ("progress", "note")):
+                try:
+                    with interrupts.immediately():
+                        on_event(_event(message))
+                except BaseException:
+                    _cancel(connection, interrupts)
+                    raise
+                continue
+            match message or {}:
+                case {"type": "accepted"}:
+                    accepted = True
+                case {"type": "result", "result": dict() as result}:
+                    return result
+                case {"type": "error"} as failure:
+                    raise decode_error(failure)
+                case {"type": "handover"}:
+                    raise HandedOver
+                case _ if not accepted:
+                    raise NotAccepted
+                case _:
+                    raise Retryable(
+                        f"the engine died while running {job}; no acknowledged data is lost, run the command again",
+                        kind="engine_died",
+                    )
+
+
+def _next(connection: JobConnection, interrupts: _Interrupts, deadline: float | None = None) -> Message | bytes | None:
     try:
-        sock.connect(str(path))
-    except (FileNotFoundError, ConnectionError, BlockingIOError):
-        sock.close()
+        return connection.receive(lambda: interrupts.wait(connection.socket, deadline))
+    except ProtocolError:
         return None
-    except PermissionError:
-        sock.close()
-        raise NotReady(
-            f"no permission to open the engine's socket {path}; was the engine started by another user?",
-            kind="engine_socket_unsafe",
-            repair=f"ls -l {path}",
-        ) from None
-    except BaseException:
-        sock.close()
-        raise
-    return sock
 
 
-def _in_home(home: Home) -> bool:
-    return home.engine_socket.parent == home.engine
+def _event(message: Message | bytes) -> Event:
+    if isinstance(message, bytes):
+        return message
+    return {"event": message["type"], **{name: value for name, value in message.items() if name != "type"}}
 
 
-def _make_folder(home: Home, folder: Path) -> None:
-    if _in_home(home):
-        durable_files.make_dir(folder)
-        return
+def _cancel(connection: JobConnection, interrupts: _Interrupts) -> None:
+    """Cancel the job. Keep reading, so that a job that is blocked while sending can end, and ignore the rest."""
+    deadline = time.monotonic() + CALLER_CANCEL_SECONDS
     try:
-        folder.mkdir(mode=0o700)
-    except FileExistsError:
-        _require_private(folder)
-
-
-def _require_private(folder: Path) -> None:
-    status = folder.lstat()
-    if stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & 0o077:
+        connection.send({"type": "cancel"})
+        while True:
+            match _next(connection, interrupts, deadline):
+                case None | {"type": "result" | "error" | "refused" | "handover"}:
+                    return
+    except (ConnectionError, TimeoutError):
         return
-    raise NotReady(
-        f"{folder}, the folder of the engine's socket, is not private to you; remove it",
-        kind="engine_socket_unsafe",
-        repair=f"ls -ld {folder}",
-    )
+
+
+class _Interrupts:
+    """Handles Ctrl-C during a call, which then raises Cancelled. Ctrl-C has no effect on a call outside the main
+    thread, or if SIGINT is ignored."""
+
+    def __init__(self, job: str) -> None:
+        self._job = job
+        self._pipe: tuple[int, int] | None = None
+        self._previous_handler: Any = None
+        self._immediate = False
+
+    def __enter__(self) -> _Interrupts:
+        on_main_thread = threading.current_thread() is threading.main_thread()
+        if on_main_thread and signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+            self._pipe = os.pipe()
+            os.set_blocking(self._pipe[0], False)
+            self._previous_handler = signal.signal(signal.SIGINT, self._interrupted)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._pipe is not None:
+            signal.signal(signal.SIGINT, self._previous_handler)
+            for end in self._pipe:
+                os.close(end)
+        if isinstance(error, KeyboardInterrupt):
+            raise Cancelled(f"{self._job} was cancelled") from None
+
+    def _interrupted(self, number: int, frame: FrameType | None) -> None:
+        if self._immediate:
+            raise KeyboardInterrupt
+        assert self._pipe is not None
+        os.write(self._pipe[1], b"\0")
+
+    @contextmanager
+    def immediately(self) -> Iterator[None]:
+        self._immediate = True
+        try:
+            self._raise_pending()
+            yield
+        finally:
+            self._immediate = False
+
+    def wait(self, sock: socket.socket, deadline: float | None) -> None:
+        """Wait until the socket is readable. Raise KeyboardInterrupt on Ctrl-C, or TimeoutError at the deadline."""
+        poll = select.poll()
+        poll.register(sock, select.POLLIN)
+        if self._pipe is not None:
+            poll.register(self._pipe[0], select.POLLIN)
+        left = None if deadline is None else 1000 * max(0.0, deadline - time.monotonic())
+        if not poll.poll(left):
+            raise TimeoutError
+        self._raise_pending()
+
+    def _raise_pending(self) -> None:
+        if self._pipe is None:
+            return
+        try:
+            os.read(self._pipe[0], 1)
+        except BlockingIOError:
+            return
+        raise KeyboardInterrupt

@@ -175,7 +175,20 @@ class JobServer:
     def _run(self, run: JobRun, request: Message) -> None:
         log.info("%s %s started", run.name, run.id)
         try:
-            outcome = self._outcome(run, request)
+            try:
+                crash_at = request.get("crash_at")
+                with faults.arm(crash_at), telemetry.use_run_id(request.get("run_id")):
+                    context = JobRunContext(run, self.home, self._config(), self.lake_owner)
+                    job = _BUILT_IN_JOBS.get(run.name) or self._jobs.resolve(run.name)
+                    if crash_at:
+                        faults.check_spec(crash_at)
+                    result = job(context, request.get("args") or {})
+                outcome = encode_frame({"type": "result", "result": result})
+            except YieldToEngine:
+                outcome = encode_frame({"type": "handover"})
+            except BaseException as error:
+                # Also if the result cannot be encoded.
+                outcome = encode_frame(encode_error(self._failure(run, error)))
             run.done.set()
             run.connection.send_frame(outcome)
             log.info("%s %s finished", run.name, run.id)
@@ -184,25 +197,6 @@ class JobServer:
         finally:
             self._forget(run)
             telemetry.flush()
-
-    def _outcome(self, run: JobRun, request: Message) -> bytes:
-        """Run the job and return its last frame. A result that cannot be encoded is a failure of the job."""
-        try:
-            crash_at = request.get("crash_at")
-            with faults.arm(crash_at), telemetry.use_run_id(request.get("run_id")):
-                context = JobRunContext(run, self.home, self._config(), self.lake_owner)
-                job = self._resolve(run.name)
-                if crash_at:
-                    faults.check_spec(crash_at)
-                result = job(context, request.get("args") or {})
-            return encode_frame({"type": "result", "result": result})
-        except YieldToEngine:
-            return encode_frame({"type": "handover"})
-        except BaseException as error:
-            return encode_frame(encode_error(self._failure(run, error)))
-
-    def _resolve(self, name: str) -> Job:
-        return _BUILT_IN_JOBS.get(name) or self._jobs.resolve(name)
 
     def _failure(self, run: JobRun, error: BaseException) -> HypError:
         """Return the error for the caller. Only an unexpected error is logged with its traceback."""
@@ -258,25 +252,25 @@ class JobRunContext:
 
     def progress(self, message: str, done: float | None = None, total: float | None = None, **facts: object) -> None:
         fields = {name: fact if isinstance(fact, _JSON_SCALARS) else str(fact) for name, fact in facts.items()}
-        self._send_message({"type": "progress", "message": message, "done": done, "total": total, **fields})
+        self._send({"type": "progress", "message": message, "done": done, "total": total, **fields})
 
     def emit(self, chunk: bytes) -> None:
-        self._send(lambda: self._run.connection.send_bytes(chunk))
+        self._send(chunk)
 
     def note(self, message: str) -> None:
-        self._send_message({"type": "note", "message": message})
+        self._send({"type": "note", "message": message})
 
     def check_cancelled(self) -> None:
         if self._run.cancelled.is_set():
             raise Cancelled(f"{self._run.name} was cancelled")
 
-    def _send_message(self, message: Message) -> None:
-        self._send(lambda: self._run.connection.send(message))
-
-    def _send(self, send: Callable[[], None]) -> None:
+    def _send(self, message: Message | bytes) -> None:
         self.check_cancelled()
         try:
-            send()
+            if isinstance(message, dict):
+                self._run.connection.send(message)
+            else:
+                self._run.connection.send_bytes(message)
         except OSError:
             self._run.cancelled.set()
             self.check_cancelled()

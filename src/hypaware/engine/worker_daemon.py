@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import importlib
 import os
+import pkgutil
 
 WARM = (
     "pyarrow",
@@ -17,8 +18,9 @@ WARM = (
     "orjson",
     "hypaware.lake.build",
     "hypaware.lake.prepare",
-    "hypaware.backfill.workers",
 )
+# Loads the plugins of the tasks.
+_LOAD_PLUGINS = "hypaware.backfill.tasks:load_registries"
 
 
 def main() -> None:
@@ -26,6 +28,7 @@ def main() -> None:
     os.umask(0o077)
     for name in WARM:
         importlib.import_module(name)
+    pkgutil.resolve_name(_LOAD_PLUGINS)()
     from pyspark.daemon import manager
 
     # Objects created so far are never freed. Freezing them keeps the garbage collector from copying their pages.

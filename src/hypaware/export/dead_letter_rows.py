@@ -86,15 +86,13 @@ def read_rows(store: StateStore, letter: DeadLetter, read_lake: ReadJob, gate: P
 
 
 def _format_redacted(dataset: Dataset, body: bytes, gate: PrivacyGate) -> list[dict[str, Any]]:
-    return format_rows(dataset, gate.redact(dataset.name, unpack_rows(body)))
-
-
-def format_rows(dataset: Dataset, rows: pa.Table) -> list[dict[str, Any]]:
-    """Format rows for people: JSON columns as JSON, times as text, nulls left out."""
+    """Format packed rows for people: without secrets, JSON columns as JSON, times as text, nulls left out."""
     import orjson
 
+    rows = gate.redact(dataset.name, unpack_rows(body))
+
     json_columns = {column.name for column in dataset.columns if column.type is ColumnType.JSON}
-    found = []
+    found: list[dict[str, Any]] = []
     for row in rows.to_pylist():
         kept = {name: value for name, value in row.items() if value is not None and name in dataset.coercers}
         for name in json_columns & kept.keys():

@@ -1,4 +1,8 @@
-"""Run the deliveries: every selected sink, its streams in parallel. One failure never stops another stream."""
+"""Run the deliveries: every selected sink, its streams in parallel. One failure never stops another stream.
+
+`replay_letter` sends a dead letter again: the same chunk under the same id, so that it arrives once, however often it
+is tried.
+"""
 
 from __future__ import annotations
 
@@ -10,24 +14,33 @@ from datetime import UTC, datetime
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from hypaware import telemetry
+from hypaware import faults, telemetry
 from hypaware.config import Config
 from hypaware.errors import Cancelled, HypError
-from hypaware.export import privacy_gate, sink_registry, status, stream_destination
+from hypaware.export import dead_letter_rows, privacy_gate, sink_registry, status, stream_destination, stream_locks
 from hypaware.export.report import SinkReport, StreamReport
-from hypaware.export.retry import DeliveryStopped, RetryBudget, call_sink, time_after
+from hypaware.export.retry import DeliveryStopped, RetryBudget, StreamHeld, call_sink, time_after
 from hypaware.export.round import StreamRound
-from hypaware.export.sink import Destination, DestinationDenied, Sink, SparkRunner
+from hypaware.export.rows import PreparedRows, RowReader, missing_chunks, prepare_rows, to_chunk
+from hypaware.export.sink import ChunkRefused, Destination, DestinationDenied, RangeOverlap, Sink, SparkRunner
 from hypaware.export.status import StreamState, read_stream_states
+from hypaware.state import dead_letters, mirror, streams
+from hypaware.state.dead_letters import DeadLetter
+from hypaware.state.intents import PlannedChunk
 
 if TYPE_CHECKING:
-    from hypaware.export.rows import RowReader
+    import pyarrow as pa
+
     from hypaware.home import Home
     from hypaware.state.home_opener import OpenHome
 
 T = TypeVar("T")
 # Each of them holds one or two pages of rows in memory.
 _CONCURRENT_STREAMS = 4
+_REPLAY_WAIT_SECONDS = 60.0
+
+_after_answer = faults.crash_point("export.replay.after-answer", "a dead letter arrived, the state does not know")
+_after_commit = faults.crash_point("export.replay.after-commit", "a dead letter was delivered and is deleted")
 
 
 @dataclass(frozen=True)
@@ -171,3 +184,86 @@ async def _gather_all(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
         if isinstance(result, BaseException):
             raise result
     return [result for result in results if not isinstance(result, BaseException)]
+
+
+async def replay_letter(driver: Driver, letter_id: str) -> dict[str, Any]:
+    letter = _load_letter(driver, letter_id)
+    if letter.key.sink not in driver.config.sinks:
+        raise HypError(f"the dead letter belongs to the sink {letter.key.sink}, which is not in the config")
+    with await stream_locks.acquire_lock(driver.home, letter.key, _REPLAY_WAIT_SECONDS):
+        # Load it again: the previous holder of the lock may have delivered or dropped it.
+        letter = _load_letter(driver, letter.id)
+        async with sink_registry.create_sink(
+            driver.home, driver.config, driver.opened.identity, letter.key.sink, driver.on_spark
+        ) as sink:
+            try:
+                refusal = await _send_letter(driver, sink, letter)
+            except (StreamHeld, DeliveryStopped, DestinationDenied) as error:
+                return {"id": letter.id, "status": "failed", "reason": str(error)}
+    if refusal:
+        return {"id": letter.id, "status": "refused", "reason": refusal}
+    return {"id": letter.id, "status": "delivered"}
+
+
+def _load_letter(driver: Driver, letter_id: str) -> DeadLetter:
+    with driver.opened.store.reading() as connection:
+        return dead_letters.find_letter(connection, letter_id)
+
+
+async def _send_letter(driver: Driver, sink: Sink, letter: DeadLetter) -> str | None:
+    """Send the letter. Returns the reason if it was refused again, None if the destination has it now."""
+    retries = RetryBudget(_REPLAY_WAIT_SECONDS)
+    destination = await retries.retry(lambda: call_sink(sink.open()))
+    with driver.opened.store.reading() as connection:
+        stream = streams.load_stream(connection, letter.key)
+        body = dead_letters.load_payload(connection, letter.id)
+    assert stream is not None
+    stream_destination.check_binding(driver.home, driver.opened.store, stream, destination)
+    planned = PlannedChunk(letter.chunk_id, letter.incarnation, letter.after, letter.last, letter.rows)
+    chunk = to_chunk(letter.key, driver.opened.gateway_id, planned)
+    rows = letter.rows
+    if not await retries.retry(lambda: call_sink(sink.has_chunk(chunk))):
+        prepared = await _prepare_letter(driver, sink, letter, body)
+        rows = len(prepared.seqs)
+        if not rows and prepared.gate_report.withheld:
+            raise DeliveryStopped(
+                "withheld", "the privacy settings exclude its folder or session from export; the dead letter is kept"
+            )
+        if rows:
+            acked_to = min(stream.watermark or 0, letter.after)
+            try:
+                await retries.retry(
+                    lambda: call_sink(sink.ship(chunk, prepared.payload, acked_to), ChunkRefused, RangeOverlap)
+                )
+            except ChunkRefused as reason:
+                _update_refusal(driver, letter, prepared.table, str(reason))
+                return str(reason)
+            except RangeOverlap as overlap:
+                if missing_chunks(letter.key, chunk.gateway_id, planned, prepared.seqs, overlap.covered):
+                    raise DeliveryStopped(
+                        "destination_contradicts", "the destination has a part of the dead letter"
+                    ) from None
+    _after_answer()
+    with driver.opened.store.transaction() as connection:
+        dead_letters.drop_letter(connection, letter.id)
+        streams.add_exported_rows(connection, letter.key, rows)
+        streams.advance_delivery_step(connection)
+    mirror.write_mirror(driver.home.mirror, driver.opened.store)
+    _after_commit()
+    return None
+
+
+async def _prepare_letter(driver: Driver, sink: Sink, letter: DeadLetter, body: bytes | None) -> PreparedRows:
+    if body is not None:
+        table: pa.Table = dead_letter_rows.unpack_rows(body)
+    else:
+        table = await driver.lake.between(letter.key.dataset, letter.key.source, letter.after, letter.last)
+    return await prepare_rows(driver.gate, sink, letter.key, table, letter.after, letter.last)
+
+
+def _update_refusal(driver: Driver, letter: DeadLetter, rows: pa.Table, reason: str) -> None:
+    again = dead_letter_rows.make_letter(
+        letter.key, PlannedChunk(letter.id, letter.incarnation, letter.after, letter.last, letter.rows), reason
+    )
+    with driver.opened.store.transaction() as connection:
+        dead_letters.add_letter(connection, again, dead_letter_rows.pack_rows(rows))

@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from hypaware.engine.jobs import JobContext
 from hypaware.errors import Cancelled, HypError
-from hypaware.export import replay as replaying
 from hypaware.export import sink_registry
-from hypaware.export.driver import DeliveryOptions, Driver
+from hypaware.export.driver import DeliveryOptions, Driver, replay_letter
 from hypaware.export.rows import LakeRowReader
 from hypaware.export.status import StreamState, read_stream_states
 from hypaware.lake import read
@@ -122,7 +121,7 @@ def replay(context: JobContext, args: dict[str, Any]) -> dict[str, Any]:
     try:
         thread = SparkThread(context)
         driver = Driver(opened, context.config, LakeRowReader(context.home), DeliveryOptions(), thread.on_spark)
-        return thread.run(replaying.replay_letter(driver, args["id"]))
+        return thread.run(replay_letter(driver, args["id"]))
     finally:
         opened.store.close()
 
@@ -150,7 +149,9 @@ class SparkThread:
             self._serve()
         except BaseException:
             loop.call_soon_threadsafe(task.cancel)
-            self._serve_until_end()
+            # Serve until the cancelled loop has ended, so that none of its tasks waits forever.
+            while (work := self._work.get()) is not None:
+                work()
             raise
         finally:
             thread.join()
@@ -195,9 +196,4 @@ class SparkThread:
                 continue
             if work is None:
                 return
-            work()
-
-    def _serve_until_end(self) -> None:
-        """Serve requests until the cancelled loop has ended, so that none of its tasks waits forever."""
-        while (work := self._work.get()) is not None:
             work()

@@ -81,7 +81,7 @@ class PrivacyGate:
     def still_allowed(self, table: pa.Table) -> bool:
         """Return whether all these rows, which passed the gate before, may still leave."""
         self.check_policy()
-        return not has_withheld(table, self.is_withheld)
+        return not any(self.is_withheld(*pair) for pair in _distinct_pairs(table))
 
     def redact(self, dataset: str, table: pa.Table) -> pa.Table:
         """Return the rows without secrets, as they would leave this machine."""
@@ -101,11 +101,6 @@ def make_gate(home: Home, config: Config) -> PrivacyGate:
         return {name: partial(redact, rules_off=rules_off) for name, redact in columns.items()}
 
     return PrivacyGate(is_withheld, redactors, check)
-
-
-def has_withheld(table: pa.Table, is_withheld: IsWithheld) -> bool:
-    """Return whether any row must stay. Each pair of folder and session is checked once."""
-    return any(is_withheld(*pair) for pair in _distinct_pairs(table))
 
 
 def exportable_mask(table: pa.Table, is_withheld: IsWithheld) -> Any:

@@ -25,11 +25,10 @@ from typing import TYPE_CHECKING
 from hypaware import faults, telemetry
 from hypaware.errors import Cancelled, HypError
 from hypaware.export import dead_letter_rows, stream_destination, stream_locks
-from hypaware.export.chunks import cut_chunks, halve_chunk, missing_chunks, to_chunk
 from hypaware.export.privacy_gate import GateReport, PrivacyGate
 from hypaware.export.report import StreamReport
 from hypaware.export.retry import DeliveryStopped, RetryBudget, StreamHeld, call_sink, time_after
-from hypaware.export.rows import PreparedRows, prepare_rows
+from hypaware.export.rows import PreparedRows, cut_chunks, halve_chunk, missing_chunks, prepare_rows, to_chunk
 from hypaware.export.sink import (
     ChunkRefused,
     Destination,
@@ -101,10 +100,7 @@ class StreamRound:
     async def run(self) -> StreamReport:
         """Run the round under the stream's lock; wait up to `max_wait` for another round to release it."""
         try:
-            lock = await stream_locks.acquire_lock(self.home, self.key, self.max_wait)
-            if lock is None:
-                raise stream_locks.busy_error(self.home, self.key)
-            with lock:
+            with await stream_locks.acquire_lock(self.home, self.key, self.max_wait):
                 try:
                     await self._deliver()
                 except Cancelled:
@@ -203,17 +199,13 @@ class StreamRound:
             mirror.write_mirror(self.home.mirror, self.store)
             _after_mirror()
             prefetch.start(prepared.reached)
-        await self._deliver_intent(intent, prepared, watermark)
-        return True
-
-    async def _deliver_intent(self, intent: Intent, prepared: PreparedRows | None, acked_to: int) -> None:
-        """Deliver the intent. `prepared` is None if another round left the intent and may have sent parts of it."""
+        # If another round left the intent, it may have sent parts of it.
         uncertain = self._uncertain_chunks(intent) if prepared is None else frozenset()
         due = deque(intent.due)
         while due:
             chunk = due.popleft()
             # The replacements of a chunk come next: chunks are sent in order.
-            replacements = await self._deliver_chunk(chunk, prepared, acked_to, uncertain=chunk.id in uncertain)
+            replacements = await self._deliver_chunk(chunk, prepared, watermark, uncertain=chunk.id in uncertain)
             due.extendleft(reversed(replacements))
         if prepared and not intent.chunks:
             self._report.add_gate_report(prepared.gate_report)
@@ -221,6 +213,7 @@ class StreamRound:
             intents.finish_intent(connection, self.key)
         _after_finish()
         self._report.last = intent.last
+        return True
 
     def _uncertain_chunks(self, intent: Intent) -> frozenset[str]:
         """Return the ids of the chunks of an inherited intent that may have arrived.
@@ -236,7 +229,10 @@ class StreamRound:
     async def _deliver_chunk(
         self, chunk: PlannedChunk, prepared: PreparedRows | None, acked_to: int, *, uncertain: bool
     ) -> Sequence[PlannedChunk]:
-        """Deliver the chunk. Returns the chunks that replace it, if it was split."""
+        """Deliver the chunk. Returns the chunks that replace it, if it was split.
+
+        `prepared` is None if another round left the intent.
+        """
         if uncertain:
             has_chunk = await self._retries.retry(lambda: self._has_chunk(chunk))
             if has_chunk:

@@ -17,15 +17,14 @@ from typing import TYPE_CHECKING
 from hypaware.config import Config
 from hypaware.errors import HypError, Retryable
 from hypaware.export import sink_registry, stream_locks
-from hypaware.export.chunks import cut_chunks
+from hypaware.export.dead_letter_rows import make_letter
 from hypaware.export.retry import DeliveryStopped, RetryBudget, StreamHeld, call_sink
-from hypaware.export.rows import prepare_rows
+from hypaware.export.rows import cut_chunks, prepare_rows
 from hypaware.export.sink import Destination, Sink, StreamCoverage
 from hypaware.export.stream_locks import lock_streams
 from hypaware.home import Home
 from hypaware.home.identity import Identity
-from hypaware.state import dead_letters, flushes, intents, mirror, schema, streams
-from hypaware.state.dead_letters import DeadLetter
+from hypaware.state import dead_letters, flushes, intents, mirror, streams
 from hypaware.state.intents import Intent, PlannedChunk
 from hypaware.state.store import Connection, load_identity
 from hypaware.state.streams import HELD_HISTORY_LOST, HELD_OUTCOME_UNKNOWN, HISTORY_LOST, Stream, StreamKey
@@ -173,7 +172,8 @@ async def find_watermark(
             "restored without its state",
             repair="hyp verify",
         )
-    covered = _clip_coverage(covered, high_water)
+    holes = tuple((after, min(last, high_water)) for after, last in covered.holes if after < high_water)
+    covered = StreamCoverage(min(covered.last, high_water), holes)
     chunks = await _plan_holes(lake, gate, sink, identity, stream.key, covered)
     with store.transaction() as connection:
         _drop_covered_letters(connection, stream.key, covered, chunks)
@@ -209,11 +209,6 @@ async def _query_coverage(
         holes += [(max(after, epoch.after), min(until, through)) for after, until in found.holes]
         last = through
     return StreamCoverage(last, tuple(hole for hole in holes if hole[0] < hole[1]))
-
-
-def _clip_coverage(covered: StreamCoverage, high_water: int) -> StreamCoverage:
-    holes = tuple((after, min(last, high_water)) for after, last in covered.holes if after < high_water)
-    return StreamCoverage(min(covered.last, high_water), holes)
 
 
 async def _plan_holes(
@@ -316,10 +311,7 @@ def _bury_refused_chunk(connection: Connection, stream: Stream) -> None:
     if intent and intent.due:
         chunk = intent.due[0]
         reason = f"it may have arrived before it was refused: {stream.last_error}"
-        letter = DeadLetter(
-            chunk.id, stream.key, chunk.incarnation, chunk.after, chunk.last, chunk.rows, reason, schema.utc_now()
-        )
-        dead_letters.add_letter(connection, letter, None)
+        dead_letters.add_letter(connection, make_letter(stream.key, chunk, reason), None)
         intents.finish_unsent_chunk(connection, stream.key, chunk)
 
 
@@ -351,7 +343,8 @@ def _rebind_streams(
             kind="destination_taken",
             repair="hyp config show",
         )
-    keys = _streams_of_sink(store, sink)
+    with store.reading() as connection:
+        keys = {stream.key for stream in streams.list_streams(connection) if stream.key.sink == sink}
     remembered = _previous_streams(store, keys, address) if recall else {}
     with lock_streams(home, keys | set(remembered.values())):
         with store.transaction() as connection:
@@ -388,11 +381,6 @@ def _previous_streams(store: StateStore, keys: set[StreamKey], address: str) -> 
         if there and all(stream.key != key for stream in there):
             found[key] = max(there, key=lambda stream: stream.watermark or 0).key
     return found
-
-
-def _streams_of_sink(store: StateStore, sink: str) -> set[StreamKey]:
-    with store.reading() as connection:
-        return {stream.key for stream in streams.list_streams(connection) if stream.key.sink == sink}
 
 
 def _rebind_stream(connection: Connection, key: StreamKey, address: str, change: StreamChange) -> BindingChange:

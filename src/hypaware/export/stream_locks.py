@@ -48,10 +48,12 @@ def try_lock_stream(home: Home, key: StreamKey) -> StreamLock | None:
     return None if fd is None else StreamLock(fd)
 
 
-async def acquire_lock(home: Home, key: StreamKey, wait: float) -> StreamLock | None:
-    """Wait for the lock without blocking the event loop; None if it is still held after `wait` seconds."""
+async def acquire_lock(home: Home, key: StreamKey, wait: float) -> StreamLock:
+    """Take the lock without blocking the event loop. Raises Retryable (`stream_busy`) after `wait` seconds."""
     deadline = time.monotonic() + wait
-    while (lock := try_lock_stream(home, key)) is None and time.monotonic() < deadline:
+    while (lock := try_lock_stream(home, key)) is None:
+        if time.monotonic() >= deadline:
+            raise busy_error(home, key)
         await asyncio.sleep(_LOOP_POLL_SECONDS)
     return lock
 

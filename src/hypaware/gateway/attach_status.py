@@ -9,15 +9,22 @@
 | `broken` | nothing answers at the address that the client calls |
 | `changed` | the client was attached, and its settings have been changed since |
 
-The gateway writes when it last saw each client to `run/gateway.json` (`client_activity`) and identifies itself at
-`GET /_hypaware/health` (`handover.describe_health`).
+The gateway identifies itself at `GET /_hypaware/health` (`handover.describe_health`) and writes when it last saw each
+client to `run/gateway.json`:
+
+    {listen, pid, clients: {name: {last_seen_at, exchanges}}}
+
+That file is replaced atomically and not synced, because it is worthless after a power failure. Each gateway starts the
+counts at zero and takes over the last-seen times from the previous file.
 """
 
 from __future__ import annotations
 
 import json
-from contextlib import closing
+import os
+from contextlib import closing, suppress
 from dataclasses import asdict, dataclass
+from datetime import datetime
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from typing import Any
@@ -26,8 +33,8 @@ from urllib.parse import urlsplit
 from hypaware.clients import attach, settings_file
 from hypaware.clients.attach import ClientSettings, Environment
 from hypaware.clients.settings_file import SettingsRefused
-from hypaware.gateway import client_activity, handover
-from hypaware.home import Home
+from hypaware.gateway import handover
+from hypaware.home import Home, durable_files
 
 _SECONDS = 3.0
 REPAIR = {
@@ -71,7 +78,7 @@ def attach_status(home: Home, client: ClientSettings, environment: Environment) 
         # Nothing was to be written here.
         base_url, problem = None, reason.message.removesuffix(". Nothing was written")
     answered_by = probe_gateway(home, base_url) if base_url else None
-    seen = client_activity.read_activity(home).get(client.name, {})
+    seen = read_activity(home).get(client.name, {})
     last_seen = seen.get("last_seen_at")
     exchanges = seen.get("exchanges")
     return AttachStatus(
@@ -115,3 +122,42 @@ def probe_gateway(home: Home, base_url: str) -> str | None:
         return None
     role = found.get("hypaware")
     return role if role in ("gateway", "fallback") else None
+
+
+def activity_path(home: Home) -> Path:
+    return home.run / "gateway.json"
+
+
+def read_activity(home: Home) -> dict[str, dict[str, Any]]:
+    """Return the last written activity of each client; nothing if the file is missing or damaged."""
+    try:
+        clients = json.loads(activity_path(home).read_bytes())["clients"]
+        return {str(name): each for name, each in clients.items() if isinstance(each, dict)}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return {}
+
+
+class ClientActivity:
+    def __init__(self, home: Home, listen: str) -> None:
+        self._path = activity_path(home)
+        self._head = {"listen": listen, "pid": os.getpid()}
+        self._clients: dict[str, dict[str, Any]] = {
+            name: {"last_seen_at": previous.get("last_seen_at"), "exchanges": 0}
+            for name, previous in read_activity(home).items()
+        }
+        self._is_written = False
+
+    def record(self, client: str, at: datetime) -> None:
+        activity = self._clients.setdefault(client, {"last_seen_at": None, "exchanges": 0})
+        activity["last_seen_at"] = at.isoformat(timespec="seconds").replace("+00:00", "Z")
+        activity["exchanges"] += 1
+        self._is_written = False
+
+    def write(self) -> None:
+        """Write the file if anything changed. Errors such as a full disk are ignored; the gateway must not stop."""
+        if self._is_written:
+            return
+        body = json.dumps({**self._head, "clients": self._clients}, indent=1).encode()
+        with suppress(OSError):
+            durable_files.write_atomic(self._path, body, durable=False)
+            self._is_written = True

@@ -8,7 +8,7 @@ then the problems with its bodies: `client_abort; response gzip: ends early`.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,6 +36,12 @@ def decode_exchange(recording: RecordedExchange, limits: DecompressionLimits | N
     limits = limits or DecompressionLimits()
     request = _read_body(recording.request, recording.request_headers, limits, may_stream=False)
     response = _read_body(recording.response, recording.response_headers, limits, may_stream=True)
+    problems = (
+        recording.error,
+        request.problem and f"request {request.problem}",
+        response.problem and f"response {response.problem}",
+    )
+    run_id = _get_header(recording.request_headers, _RUN_ID_HEADER)
     path, query = redact_query(recording.path)
     return DecodedExchange(
         exchange_id=recording.exchange_id,
@@ -58,8 +64,8 @@ def decode_exchange(recording: RecordedExchange, limits: DecompressionLimits | N
         request=request.document,
         response=response.document,
         events=response.events,
-        error=_join_errors(recording.error, request.problem, response.problem),
-        metadata=_read_metadata(recording.request_headers),
+        error="; ".join(problem for problem in problems if problem) or None,
+        metadata={"dev_run_id": run_id} if run_id else {},
     )
 
 
@@ -101,16 +107,6 @@ def _decode_text(data: bytes | bytearray, media_type: str) -> str | None:
         return data.decode(errors="replace") if any(kind in media_type for kind in _TEXT_TYPES) else None
 
 
-def _join_errors(ended: str | None, request: str | None, response: str | None) -> str | None:
-    problems = [ended, request and f"request {request}", response and f"response {response}"]
-    return "; ".join(problem for problem in problems if problem) or None
-
-
-def _read_metadata(headers: Headers) -> Mapping[str, Any]:
-    run_id = _get_header(headers, _RUN_ID_HEADER)
-    return {"dev_run_id": run_id} if run_id else {}
-
-
 def parse_json(data: bytes | bytearray | str) -> Any:
     """Parse JSON; return None for anything else, including JSON that is nested too deeply."""
     try:
@@ -134,8 +130,13 @@ def parse_sse(text: str) -> Iterator[SseEvent]:
     last blank line also counts as an event, because a truncated stream has sent it. A truncation anywhere therefore
     yields the complete events before it and at most one partial event.
     """
+    # Split at line ends only: `splitlines` also splits at characters that occur within JSON.
+    lines = text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n").split("\n")
+    # The text after the last line end is no line if it is empty, and it may be a truncated field name.
+    if ":" not in lines[-1]:
+        lines.pop()
     event_type, data = "", list[str]()
-    for line in _split_lines(text.removeprefix("\ufeff")):
+    for line in lines:
         if not line:
             if data:
                 yield SseEvent(event_type or "message", "\n".join(data))
@@ -149,15 +150,6 @@ def parse_sse(text: str) -> Iterator[SseEvent]:
             event_type = value
     if data:
         yield SseEvent(event_type or "message", "\n".join(data))
-
-
-def _split_lines(text: str) -> list[str]:
-    """Split at line ends only; `splitlines` also splits at characters that occur within JSON."""
-    lines = text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
-    # The text after the last line end is no line if it is empty, and it may be a truncated field name.
-    if ":" not in lines[-1]:
-        lines.pop()
-    return lines
 
 
 def looks_like_sse(text: str) -> bool:

@@ -67,11 +67,6 @@ class RecordedExchange:
     error: str | None = None
     """None, or why the exchange ended early: upstream_down, upstream_cut, client_abort, recorder_behind, …"""
 
-    def delete_files(self) -> None:
-        """Remove the files of spilled bodies."""
-        self.request.delete()
-        self.response.delete()
-
 
 @dataclass(frozen=True)
 class SseEvent:

@@ -18,10 +18,11 @@ from __future__ import annotations
 import logging
 import threading
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from itertools import chain, repeat
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import orjson
@@ -104,7 +105,7 @@ class ExchangeWriter:
             self._home,
             config.privacy.folders,
             PrivacyClass.parse(config.privacy.unknown_folder),
-            find_cwd=self._working_directory,
+            find_cwd=lambda session: self._facts(session).get("cwd") or self._folders.get(session),
             remember=True,
         )
 
@@ -155,10 +156,7 @@ class ExchangeWriter:
             self._folders.move_to_end(session)
             if len(self._folders) > _MAX_FOLDERS:
                 self._folders.popitem(last=False)
-        return self._privacy.class_of(cwd, session) is PrivacyClass.IGNORE
-
-    def _working_directory(self, session: str) -> str | None:
-        return self._facts(session).get("cwd") or self._folders.get(session)
+        return self._privacy.decide(cwd, session).privacy_class is PrivacyClass.IGNORE
 
     def _build_rows(self, decoded: DecodedExchange, projection: Projection, redactions: Counter[str]) -> ExchangeRows:
         with self._lock:
@@ -171,7 +169,7 @@ class ExchangeWriter:
         def on_stored() -> None:
             with self._lock:
                 if is_complete:
-                    raw.mark_stored(self._parts)
+                    self._parts.add(raw)
                 self._count(
                     decoded,
                     recorded=1,
@@ -197,8 +195,8 @@ class ExchangeWriter:
         ignored: int = 0,
         rows: int = 0,
         rejected_rows: int = 0,
-        skipped: Mapping[str, int] | None = None,
-        redacted: Mapping[str, int] | None = None,
+        skipped: Mapping[str, int] = MappingProxyType({}),
+        redacted: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
         with self._lock:
             counts = self._counts
@@ -208,9 +206,9 @@ class ExchangeWriter:
                 ignored=counts.ignored + ignored,
                 rows=counts.rows + rows,
                 rejected_rows=counts.rejected_rows + rejected_rows,
-                unknown=_add_bounded(counts.unknown, _count_by_name(skipped, _unknown_path), OTHER_PATHS),
-                without_row=_add_bounded(counts.without_row, _count_by_name(skipped, _kind_without_row), OTHER_KINDS),
-                redacted=dict(Counter(counts.redacted) + Counter(redacted or {})),
+                unknown=_add_bounded(counts.unknown, skipped, _unknown_path, OTHER_PATHS),
+                without_row=_add_bounded(counts.without_row, skipped, _kind_without_row, OTHER_KINDS),
+                redacted=dict(Counter(counts.redacted) + Counter(redacted)),
                 last_exchange_at=decoded.ended_at,
             )
 
@@ -227,17 +225,14 @@ def _kind_without_row(skipped: str) -> str | None:
     return reason if reason in _EMPTY_CONTENT else None
 
 
-def _count_by_name(
-    skipped: Mapping[str, int] | None, name_of: Callable[[str], str | None]
-) -> Iterator[tuple[str, int]]:
-    return ((name, count) for reason, count in (skipped or {}).items() if (name := name_of(reason)))
-
-
-def _add_bounded(counts: Mapping[str, int], added: Iterable[tuple[str, int]], others: str) -> Mapping[str, int]:
+def _add_bounded(
+    counts: Mapping[str, int], skipped: Mapping[str, int], name_of: Callable[[str], str | None], others: str
+) -> Mapping[str, int]:
     """Add counts under at most `_MAX_NAMES` names, so that a client's input cannot fill the memory."""
     total = Counter(counts)
-    for name, count in added:
-        total[name if name in total or len(total) < _MAX_NAMES else others] += count
+    for reason, count in skipped.items():
+        if name := name_of(reason):
+            total[name if name in total or len(total) < _MAX_NAMES else others] += count
     return dict(total)
 
 
@@ -344,7 +339,9 @@ class SpoolWriter:
 
     def add(self, entry: ExchangeRows) -> None:
         with self._change:
-            self._change.wait_for(lambda: self._has_room(entry.size))
+            self._change.wait_for(
+                lambda: not self._queue or (len(self._queue) < MAX_ENTRIES and self._bytes + entry.size <= MAX_BYTES)
+            )
             self._queue.append(entry)
             self._bytes += entry.size
             self._change.notify_all()
@@ -361,11 +358,15 @@ class SpoolWriter:
             self._change.notify_all()
         self._thread.join()
 
-    def _has_room(self, size: int) -> bool:
-        return not self._queue or (len(self._queue) < MAX_ENTRIES and self._bytes + size <= MAX_BYTES)
-
     def _run(self) -> None:
-        while batch := self._take_batch():
+        while True:
+            with self._change:
+                self._change.wait_for(lambda: self._queue or self._closed)
+                batch, self._bytes = list(self._queue), 0
+                self._queue.clear()
+                self._change.notify_all()
+            if not batch:
+                return
             try:
                 self._store(batch)
             except Exception as error:
@@ -377,15 +378,6 @@ class SpoolWriter:
                             self._give_up(own_error)
                 else:
                     self._give_up(error)
-
-    def _take_batch(self) -> list[ExchangeRows]:
-        """Wait for rows and return everything that is queued; return nothing after the writer was closed."""
-        with self._change:
-            self._change.wait_for(lambda: self._queue or self._closed)
-            batch, self._bytes = list(self._queue), 0
-            self._queue.clear()
-            self._change.notify_all()
-        return batch
 
     def _give_up(self, error: Exception) -> None:
         # The error's text may quote the exchange, so only its type is logged.

@@ -20,14 +20,18 @@ Headers are forwarded in their order and spelling, except for:
 
 Header values are UTF-8 or, if invalid, Latin-1. aiohttp always writes UTF-8, so a Latin-1 value is forwarded as the
 same text in different bytes; all other values are forwarded byte for byte.
+
+Error responses of the gateway itself are JSON that the clients can display and that names HypAware as the sender.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping
+from urllib.parse import urlsplit
 
 import aiohttp
 import orjson
@@ -35,10 +39,9 @@ from aiohttp import web
 from multidict import CIMultiDict
 from yarl import URL
 
-from hypaware.gateway import error_responses
 from hypaware.gateway.exchange import Headers
 from hypaware.gateway.recorder import ExchangeCapture, Recorder
-from hypaware.gateway.routes import RouteMatch, Routes
+from hypaware.gateway.routes import Route, RouteMatch, Routes
 from hypaware.gateway.upstreams import OutboundProxy
 
 _HOP_BY_HOP = frozenset(
@@ -56,9 +59,35 @@ _HOP_BY_HOP = frozenset(
 )
 _OWN_PREFIXES = ("x-hypaware-", "x-hyp-")
 _CONTINUE_RESPONSE = b"HTTP/1.1 100 Continue\r\n\r\n"
+log = logging.getLogger("hypaware.gateway")
 LocalPage = Callable[[], Mapping[str, object]]
 # Headers that aiohttp's server adds to a response without them.
 _DEFAULT_HEADERS = ("Content-Type", "Date", "Server")
+_ERRORS = {
+    "no_route": (404, "no upstream is configured for {path}. Add one under [[gateway.upstreams]] in the config."),
+    "websocket_refused": (426, "WebSockets are not supported. Use HTTP for this provider."),
+    "not_a_proxy": (
+        421,
+        "this is not a general proxy. Set the client's base URL to its address instead of using HTTP_PROXY.",
+    ),
+    "malformed_request": (
+        400,
+        "this is not an HTTP/1.1 request, or its header is too large. Use plain HTTP, not TLS.",
+    ),
+    "body_broke_off": (400, "the request body ended early."),
+    "stopping": (503, "the gateway is stopping. Try again in a moment."),
+    "upstream_timeout": (504, "connecting to {upstream} timed out."),
+    "upstream_certificate": (
+        502,
+        "the certificate of {upstream} is not trusted on this machine. "
+        "If a proxy intercepts TLS, set SSL_CERT_FILE for the daemon to the file of its certificate authority.",
+    ),
+    "upstream_unreachable": (502, "cannot connect to {upstream}."),
+    "upstream_garbled": (502, "{upstream} sent an invalid HTTP response."),
+    "upstream_closed": (502, "{upstream} closed the connection before it responded."),
+}
+# RFC 9110 requires `Upgrade` to name an acceptable protocol.
+_EXTRA_HEADERS = {"websocket_refused": {"Upgrade": "HTTP/1.1"}, "stopping": {"Retry-After": "1"}}
 
 
 class ProxyHandler:
@@ -92,18 +121,27 @@ class ProxyHandler:
         self._idle.set()
         self._stopping = False
 
-    async def handle(self, request: GatewayRequest) -> web.StreamResponse:
-        page = self._local_pages.get(request.raw_path.partition("?")[0])
-        if page is not None:
-            return web.Response(body=orjson.dumps(page()), content_type="application/json")
-        if self._stopping:
-            return error_responses.build_error("stopping")
+    async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        assert isinstance(request, GatewayRequest)
         task = asyncio.current_task()
         assert task is not None
-        self._running.add(task)
-        self._idle.clear()
         try:
+            page = self._local_pages.get(request.raw_path.partition("?")[0])
+            if page is not None:
+                return web.Response(body=orjson.dumps(page()), content_type="application/json")
+            if self._stopping:
+                return build_error("stopping")
+            self._running.add(task)
+            self._idle.clear()
             return await self._handle(request)
+        except ConnectionError:
+            raise
+        except Exception as error:
+            # A bug in the gateway. The error's text may quote the exchange, so only its type is logged.
+            log.error("the gateway failed to handle an exchange: %s", type(error).__name__)
+            if request.transport is not None:
+                request.transport.close()
+            raise ConnectionAbortedError from None
         finally:
             self._running.discard(task)
             if not self._running:
@@ -126,16 +164,16 @@ class ProxyHandler:
         began_at = time.perf_counter()
         target = self._origin_form(request.raw_path)
         if target is None or request.method == "CONNECT":
-            return error_responses.build_error("not_a_proxy")
+            return build_error("not_a_proxy")
         match = self._routes.find(target)
         if match is None:
-            return error_responses.build_error("no_route", close=False, path=target)
+            return build_error("no_route", close=False, path=target)
         sent = _decode_headers(request.raw_headers)
-        capture = self._recorder.start_capture(match.route, request.method, match.path, sent)
+        capture = ExchangeCapture(self._recorder, match.route, request.method, match.path, sent)
         try:
             if "websocket" in request.headers.get("Upgrade", "").lower():
                 capture.finish("websocket_refused")
-                return error_responses.build_error("websocket_refused")
+                return build_error("websocket_refused")
             return await self._relay(request, match, capture, _select_request_headers(sent), began_at)
         except asyncio.CancelledError:
             capture.finish("gateway_stopped" if self._stopping else "client_abort")
@@ -167,9 +205,9 @@ class ProxyHandler:
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             if upload is not None and upload.client_aborted:
                 capture.finish("client_abort")
-                return error_responses.build_error("body_broke_off")
+                return build_error("body_broke_off")
             capture.finish("upstream_down")
-            return error_responses.build_upstream_error(match.route, error)
+            return build_upstream_error(match.route, error)
         answered_at = time.perf_counter()
         try:
             sent_headers = _decode_headers(upstream.raw_headers)
@@ -251,7 +289,8 @@ class GatewayRequest(web.BaseRequest):
 
     async def _prepare_hook(self, response: web.StreamResponse) -> None:
         if isinstance(response, RelayedResponse):
-            response.strip_default_headers()
+            for name in response.defaults:
+                response.headers.popall(name, None)
 
 
 class RelayedResponse(web.StreamResponse):
@@ -260,11 +299,8 @@ class RelayedResponse(web.StreamResponse):
     def __init__(self, upstream: aiohttp.ClientResponse, sent_headers: Headers) -> None:
         forwarded = _select_end_to_end(sent_headers)
         super().__init__(status=upstream.status, reason=upstream.reason, headers=forwarded)
-        self._defaults = [name for name in _DEFAULT_HEADERS if name not in forwarded]
-
-    def strip_default_headers(self) -> None:
-        for name in self._defaults:
-            self.headers.popall(name, None)
+        self.defaults = [name for name in _DEFAULT_HEADERS if name not in forwarded]
+        """Headers that aiohttp adds, to be removed again."""
 
 
 def _decode_headers(raw: Iterable[tuple[bytes, bytes]]) -> Headers:
@@ -301,3 +337,35 @@ def _select_end_to_end(headers: Iterable[tuple[str, str]]) -> CIMultiDict[str]:
             # aiohttp treats two spellings of a name as a replacement.
             forwarded.add(spelling.setdefault(lower, name), value)
     return forwarded
+
+
+def build_error(kind: str, *, close: bool = True, path: str = "", upstream: str = "") -> web.Response:
+    """Build the response for a kind of error. It closes the connection, unless the whole request was read."""
+    status, message = _ERRORS[kind]
+    message = message.format(path=path.partition("?")[0][:200], upstream=upstream)
+    response = web.Response(
+        status=status,
+        body=orjson.dumps(
+            {"type": "error", "error": {"type": kind, "message": f"HypAware gateway on this machine: {message}"}}
+        ),
+        content_type="application/json",
+        headers={"Server": "hypaware-gateway", **_EXTRA_HEADERS.get(kind, {})},
+    )
+    if close:
+        response.force_close()
+    return response
+
+
+def build_upstream_error(route: Route, error: Exception) -> web.Response:
+    """Build the response for an upstream that could not be reached or did not respond."""
+    if isinstance(error, TimeoutError):
+        kind = "upstream_timeout"
+    elif isinstance(error, aiohttp.ClientConnectorCertificateError | aiohttp.ClientSSLError):
+        kind = "upstream_certificate"
+    elif isinstance(error, aiohttp.ClientConnectorError | aiohttp.ClientProxyConnectionError):
+        kind = "upstream_unreachable"
+    elif isinstance(error, aiohttp.ClientResponseError):
+        kind = "upstream_garbled"
+    else:
+        kind = "upstream_closed"
+    return build_error(kind, upstream=f"{urlsplit(route.base_url).netloc} ({route.name})")

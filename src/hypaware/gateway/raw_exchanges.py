@@ -4,7 +4,7 @@ The row holds what `DecodedExchange` holds, without secrets; the request body is
 later decoder can project from it whatever cannot be projected today: `restore_exchange` returns the exchange,
 `reproject_exchanges` the rows of many exchanges with their original ids.
 
-`build_raw_row` does not mark its parts as stored, because they are not until the row is: call `RawRow.mark_stored`
+`build_raw_row` does not mark its parts as stored, because they are not until the row is: call `StoredParts.add`
 after the append. If two rows are built before the first is marked, both hold the part; that costs only space.
 
 A body is split along the values that clients repeat: the blocks of its messages (or its items), its system prompt, its
@@ -69,11 +69,6 @@ class RawRow:
     session: str
     day: str
     new: frozenset[str]
-
-    def mark_stored(self, stored: StoredParts) -> None:
-        """Note that the row is stored, so that later rows may refer to its parts."""
-        if self.new:
-            stored.add(self.session, self.day, self.new)
 
 
 def build_raw_row(decoded: DecodedExchange, projection: Projection, stored: StoredParts) -> RawRow:
@@ -238,13 +233,15 @@ class StoredParts:
     def known(self, session: str, day: str) -> set[str]:
         return self._known.get((session, day), set())
 
-    def add(self, session: str, day: str, parts: frozenset[str]) -> None:
-        """Add parts. Call it only after the row that holds them is stored."""
-        known = self._known.setdefault((session, day), set())
-        if len(known) + len(parts) > self._max_parts:
+    def add(self, raw: RawRow) -> None:
+        """Add the new parts of a row, so that later rows may refer to them. Call it only after the row is stored."""
+        if not raw.new:
+            return
+        known = self._known.setdefault((raw.session, raw.day), set())
+        if len(known) + len(raw.new) > self._max_parts:
             known.clear()
-        known |= parts
-        self._known.move_to_end((session, day))
+        known |= raw.new
+        self._known.move_to_end((raw.session, raw.day))
         while len(self._known) > self._max_sessions:
             self._known.popitem(last=False)
 
@@ -254,7 +251,14 @@ def split_body(text: str, document: Any, stored: set[str]) -> SplitBody:
     if fragments is None:
         return SplitBody(text, None)
     new: dict[str, str] = {}
-    tokens = _build_tokens(fragments, stored, new)
+    tokens: list[Token] = []
+    for fragment in fragments:
+        if len(fragment) >= MIN_PART_SIZE:
+            tokens.append([_name_part(fragment, stored, new)])
+        elif tokens and isinstance(tokens[-1], str) and len(tokens[-1]) < MIN_PART_SIZE:
+            tokens[-1] += fragment
+        else:
+            tokens.append(fragment)
     grouped = _group_tokens(tokens, stored, new)
     return SplitBody("\n".join(new.values()), {"v": 1, "new": list(new), "body": grouped}, frozenset(new))
 
@@ -302,18 +306,6 @@ def _parse_refs(row: Mapping[str, Any]) -> dict[str, Any] | None:
     if isinstance(refs, str):
         refs = canonical.loads(refs)
     return refs if isinstance(refs, dict) else None
-
-
-def _build_tokens(fragments: list[str], stored: set[str], new: dict[str, str]) -> list[Token]:
-    tokens: list[Token] = []
-    for fragment in fragments:
-        if len(fragment) >= MIN_PART_SIZE:
-            tokens.append([_name_part(fragment, stored, new)])
-        elif tokens and isinstance(tokens[-1], str) and len(tokens[-1]) < MIN_PART_SIZE:
-            tokens[-1] += fragment
-        else:
-            tokens.append(fragment)
-    return tokens
 
 
 def _group_tokens(tokens: list[Token], stored: set[str], new: dict[str, str]) -> list[Token]:

@@ -71,7 +71,7 @@ def _redact_body(document: Any, text: str | None, off: Collection[str], counts: 
 
 
 def _redact_stream(events: Sequence[SseEvent], off: Collection[str], counts: Counter[str]) -> tuple[SseEvent, ...]:
-    documents = [_copy_json(event.data) for event in events]
+    documents = [map_json(event.data, lambda text: text, lambda _name, text: text) for event in events]
     streams: dict[Hashable, list[_Fragment]] = {}
     for event, document in zip(events, documents, strict=True):
         for fragment in _find_fragments(event.type, document):
@@ -81,10 +81,6 @@ def _redact_stream(events: Sequence[SseEvent], off: Collection[str], counts: Cou
     found = [redact_json(document, off) for document in documents]
     counts.update(kind for _, each in found for kind in each.elements())
     return tuple(SseEvent(event.type, document) for event, (document, _) in zip(events, found, strict=True))
-
-
-def _copy_json(value: Any) -> Any:
-    return map_json(value, lambda text: text, lambda _name, text: text)
 
 
 class _Fragment(NamedTuple):

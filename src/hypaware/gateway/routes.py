@@ -115,9 +115,15 @@ class Routes:
         """Return the match for a request target: a path with its query."""
         path, separator, query = target.partition("?")
         client, rest = _split_mark(path)
-        route = self._find_marked(path) if client else None
+        route = None
+        if client:
+            route = _longest_match([each for each in self._configured if _split_mark(each.path_prefix)[0]], path)
         if route is None:
-            path, route = rest, _longest_match(self._configured, rest) or self._find_preset(client, rest)
+            path, route = rest, _longest_match(self._configured, rest)
+        if route is None:
+            route = _longest_match(PRESETS[client] if client else self._presets, rest)
+        if route is None and client:
+            route = PRESETS[client][0]
         if route is None:
             return None
         client = client or route.client
@@ -127,14 +133,6 @@ class Routes:
         path = (path or "/") + separator + query
         return RouteMatch(route, route.base_url.rstrip("/") + path, path)
 
-    def _find_marked(self, path: str) -> Route | None:
-        return _longest_match([route for route in self._configured if _split_mark(route.path_prefix)[0]], path)
-
-    def _find_preset(self, client: str | None, path: str) -> Route | None:
-        if client is None:
-            return _longest_match(self._presets, path)
-        return _longest_match(PRESETS[client], path) or PRESETS[client][0]
-
 
 def _split_mark(path: str) -> tuple[str | None, str]:
     """Return the client whose mark the path has, and the path without it."""
@@ -143,13 +141,9 @@ def _split_mark(path: str) -> tuple[str | None, str]:
 
 
 def _longest_match(routes: Sequence[Route], path: str) -> Route | None:
-    matches = [route for route in routes if _has_prefix(path, route.path_prefix)]
+    # A prefix ends at a segment boundary.
+    matches = [route for route in routes if f"{path}/".startswith(f"{route.path_prefix.rstrip('/')}/")]
     return max(matches, key=lambda route: len(route.path_prefix), default=None)
-
-
-def _has_prefix(path: str, prefix: str) -> bool:
-    prefix = prefix.rstrip("/")
-    return path.startswith(prefix) and path[len(prefix) : len(prefix) + 1] in ("", "/")
 
 
 def read_custom_upstreams(home: Home) -> tuple[Route, ...]:

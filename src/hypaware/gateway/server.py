@@ -33,11 +33,10 @@ from aiohttp import web
 from aiohttp.connector import AddrInfoType
 
 from hypaware.errors import ConfigError, NotReady
-from hypaware.gateway import error_responses, upstreams
-from hypaware.gateway.proxy import GatewayRequest, LocalPage, ProxyHandler
-from hypaware.gateway.recorder import ExchangeHandler, Recorder, RecorderCounts
+from hypaware.gateway import upstreams
+from hypaware.gateway.proxy import GatewayRequest, LocalPage, ProxyHandler, build_error
+from hypaware.gateway.recorder import ExchangeHandler, Recorder, RecorderCounts, RecorderLimits
 from hypaware.gateway.routes import Routes
-from hypaware.gateway.spill import RecorderLimits
 
 # Clients keep connections open as long as they like. Closing an idle one too early would race with their next request.
 _IDLE_SECONDS = 3600.0
@@ -51,7 +50,6 @@ _KEEPALIVE_OPTIONS = {"TCP_KEEPIDLE": 60, "TCP_KEEPALIVE": 60, "TCP_KEEPINTVL": 
 _BACKLOG = 1024
 _SWITCH_SECONDS = 0.0005
 _Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
-log = logging.getLogger("hypaware.gateway")
 # aiohttp quotes malformed requests in its log, so its log is disabled.
 _SILENT_LOG = logging.getLogger("hypaware.gateway.aiohttp")
 _SILENT_LOG.disabled = True
@@ -96,7 +94,7 @@ class GatewayServer:
 
     async def start(self) -> tuple[str, int]:
         """Start serving and return the host and port; with port 0 in the config, the system chooses the port."""
-        self._reject_loop(self._port)
+        self._reject_loop()
         tls = self._tls or upstreams.build_tls_context(self._environment)
         await asyncio.to_thread(self._recorder.start)
         session = open_session(tls)
@@ -111,7 +109,16 @@ class GatewayServer:
         )
         self._session, self._runner = session, _build_runner(self._handler)
         try:
-            return await self._listen(self._runner)
+            await self._runner.setup()
+            if self._socket is not None:
+                await web.SockSite(self._runner, self._socket, backlog=_BACKLOG).start()
+            else:
+                await web.TCPSite(self._runner, self._host, self._port, backlog=_BACKLOG).start()
+            host, self._port = self._runner.addresses[0][:2]
+            self._reject_loop()
+            names = ("localhost", "127.0.0.1", "[::1]", self._host.lower())
+            self._own_authorities.update(f"{name}:{self._port}" for name in names)
+            return host, self._port
         except BaseException as error:
             await self.stop(0)
             if isinstance(error, OSError):
@@ -126,7 +133,7 @@ class GatewayServer:
         """Use these routes for new requests; running exchanges keep theirs."""
         previous, self._routes = self._routes, routes
         try:
-            self._reject_loop(self._port)
+            self._reject_loop()
         except ConfigError:
             self._routes = previous
             raise
@@ -149,31 +156,17 @@ class GatewayServer:
         await self._session.close()
         await asyncio.to_thread(self._recorder.stop)
 
-    async def _listen(self, runner: web.ServerRunner) -> tuple[str, int]:
-        await runner.setup()
-        if self._socket is not None:
-            await web.SockSite(runner, self._socket, backlog=_BACKLOG).start()
-        else:
-            await web.TCPSite(runner, self._host, self._port, backlog=_BACKLOG).start()
-        host, port = runner.addresses[0][:2]
-        self._port = port
-        self._reject_loop(port)
-        self._own_authorities.update(
-            f"{name}:{port}" for name in ("localhost", "127.0.0.1", "[::1]", self._host.lower())
-        )
-        return host, port
-
     def _proxies(self) -> dict[str, upstreams.OutboundProxy]:
         proxies = {
             route.base_url: upstreams.find_proxy(route.base_url, self._environment) for route in self._routes.all()
         }
         return {base_url: proxy for base_url, proxy in proxies.items() if proxy is not None}
 
-    def _reject_loop(self, port: int) -> None:
+    def _reject_loop(self) -> None:
         for route in self._routes.all():
             parts = urlsplit(route.base_url)
             host = parts.hostname or ""
-            if parts.port == port and (upstreams.is_loopback(host) or host == self._host):
+            if parts.port == self._port and (upstreams.is_loopback(host) or host == self._host):
                 raise ConfigError(
                     f"the upstream {route.name} points at {route.base_url}, which is the gateway itself: "
                     "requests would loop forever"
@@ -190,22 +183,8 @@ def _parse_address(listen: str | socket.socket) -> tuple[str, int]:
 
 def _build_runner(handler: ProxyHandler) -> web.ServerRunner:
     loop = asyncio.get_running_loop()
-
-    async def handle(request: web.BaseRequest) -> web.StreamResponse:
-        assert isinstance(request, GatewayRequest)
-        try:
-            return await handler.handle(request)
-        except ConnectionError:
-            raise
-        except Exception as error:
-            # A bug in the gateway. The error's text may quote the exchange, so only its type is logged.
-            log.error("the gateway failed to handle an exchange: %s", type(error).__name__)
-            if request.transport is not None:
-                request.transport.close()
-            raise ConnectionAbortedError from None
-
     server = _Server(
-        handle,
+        handler.handle,
         {
             "access_log": None,
             "logger": _SILENT_LOG,
@@ -246,7 +225,7 @@ class _Connection(web.RequestHandler):
         message: str | None = None,
     ) -> web.StreamResponse:
         response = super().handle_error(request, status, exc, message)
-        return error_responses.build_error("malformed_request") if status == HTTPStatus.BAD_REQUEST else response
+        return build_error("malformed_request") if status == HTTPStatus.BAD_REQUEST else response
 
 
 def open_session(tls: ssl.SSLContext) -> aiohttp.ClientSession:

@@ -53,7 +53,7 @@ def _open(path: Path) -> sqlite3.Connection:
                 raise
             failure = error
     assert failure is not None
-    if not path.is_file() or _has_pending_wal(wal):
+    if not path.is_file() or (wal.exists() and wal.stat().st_size > 0):
         raise failure
     # There is nothing to write back, and no process can write to a full disk: the file is complete.
     return _connect(path, _IMMUTABLE)
@@ -63,10 +63,6 @@ def _modes(wal: Path) -> tuple[str, ...]:
     if not wal.exists():
         return (_IMMUTABLE,) if _immutable_mode else ("mode=rw",)
     return ("mode=ro&readonly_shm=1", "mode=ro") if _immutable_mode else ("mode=ro",)
-
-
-def _has_pending_wal(wal: Path) -> bool:
-    return wal.exists() and wal.stat().st_size > 0
 
 
 def _connect(path: Path, mode: str) -> sqlite3.Connection:

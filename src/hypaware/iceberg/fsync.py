@@ -10,7 +10,7 @@ rolled back to the previous metadata, which is intact.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,7 +60,8 @@ def fsync_commit(home: Home, table: str, namespace: str = metadata.NAMESPACE) ->
                 data += [file.path for file in metadata.read_data_files(known, manifest)]
     for path in added:
         durable_files.fsync_file(path)
-    for folder in sorted(_folders_up_to([*added, *data], home.lake)):
+    folders = {folder for path in (*added, *data) for folder in path.parents if folder.is_relative_to(home.lake)}
+    for folder in sorted(folders):
         durable_files.fsync_dir(folder)
     _after_fsync()
 
@@ -188,7 +189,3 @@ def _roll_back(home: Home, table: CatalogEntry, back_to: Path | None) -> None:
                 (*locations, *key),
             )
         catalog.execute("COMMIT")
-
-
-def _folders_up_to(paths: Iterable[Path], top: Path) -> set[Path]:
-    return {folder for path in paths for folder in path.parents if folder.is_relative_to(top)}

@@ -206,7 +206,8 @@ def _rewrite_metadata(locations: LakeLocations, rewriter: ManifestRewriter, loca
         **content,
         "location": locations.localize(content["location"]),
         "properties": {
-            key: _localize_property(locations, key, value) for key, value in content.get("properties", {}).items()
+            key: locations.localize(value) if _PATH_PROPERTY.match(key) else value
+            for key, value in content.get("properties", {}).items()
         },
         "snapshots": [
             {**each, "manifest-list": rewriter.manifest_list(each["manifest-list"])}
@@ -220,10 +221,6 @@ def _rewrite_metadata(locations: LakeLocations, rewriter: ManifestRewriter, loca
                 {**each, "statistics-path": locations.localize(each["statistics-path"])} for each in content[kind]
             ]
     return _write_metadata_json(locations.localize(location), changed)
-
-
-def _localize_property(locations: LakeLocations, key: str, value: str) -> str:
-    return locations.localize(value) if _PATH_PROPERTY.match(key) else value
 
 
 def _read_metadata_json(locations: LakeLocations, location: str) -> dict[str, Any] | None:

@@ -13,14 +13,13 @@ import gc
 import itertools
 import threading
 from array import array
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from hypaware.home import Home, session_context
 from hypaware.lake.parquet import BuiltFile, OutputPaths, PartitionWriter
 from hypaware.lake.row_keys import MatchKeys, hash_row_key, match_recorder
 from hypaware.lake.tombstones import NO_PURGES, PurgeFilter
@@ -117,13 +116,12 @@ class BuildTask:
     def blamed_segments(self) -> tuple[str, ...]:
         return tuple(name for piece in self.pieces for name in piece.blamed_segments)
 
-    def run(self) -> BuildResult:
-        paths = OutputPaths(self.data_root, self.flush_id, self.pieces[0].first_seq)
-        return self.build(PartitionWriter(datasets.get(self.dataset), paths, self.field_ids))
-
-    def build(self, writer: RowWriter) -> BuildResult:
-        """Read the inputs and pass their rows to the writer. A dry run only counts them."""
+    def run(self, writer: RowWriter | None = None) -> BuildResult:
+        """Read the inputs and write their rows. A dry run passes a writer that only counts them."""
         dataset = datasets.get(self.dataset)
+        if writer is None:
+            paths = OutputPaths(self.data_root, self.flush_id, self.pieces[0].first_seq)
+            writer = PartitionWriter(dataset, paths, self.field_ids)
         built = BuildResult()
         is_purged = self.purge_filter.predicate(dataset)
         record_match_keys = match_recorder(dataset, self.own_gateway, self.match_native, built.match_keys)
@@ -165,10 +163,17 @@ class SegmentUnreadable(Exception):
         self.segment = segment
 
 
-def run_catching(task: Task) -> BuildResult | BuildFailure:
-    """Run a task in an executor. Return a failure as a result, so that it does not fail the other tasks."""
+def run_catching(task: Task, counts: Sequence[Any] = ()) -> BuildResult | BuildFailure:
+    """Run a task in an executor. Return a failure as a result, so that it does not fail the other tasks.
+
+    `counts` are the accumulators of `watch_build`.
+    """
     try:
-        return task.run()
+        result = task.run()
+        if counts and isinstance(task, BuildTask):
+            for count, done in zip(counts, (task.bytes, len(task.pieces), result.rows), strict=True):
+                count.add(done)
+        return result
     except SegmentUnreadable as error:
         return BuildFailure(str(error), is_environmental=True, segment=error.segment)
     except (OSError, MemoryError) as error:
@@ -229,15 +234,6 @@ class SegmentSlice:
             raise SegmentUnreadable(self.segment, error) from error
 
 
-def read_session_facts(home: Home) -> SessionFactsById:
-    """Read the working directory and git facts of all sessions, as client hooks have noted them.
-
-    Hooks often write them after the first exchange, so deferred rows get them when they are built. The first note of a
-    session counts. A file that cannot be read is skipped: rows do not wait for it.
-    """
-    return session_context.all_session_columns(home.root)
-
-
 def fill_session_facts(dataset: Dataset, row: Row, facts: SessionFactsById) -> None:
     """Fill the empty columns of a live row. A native row already has all facts that its client knew."""
     known = facts.get(row.get("session_id", ""))
@@ -264,15 +260,7 @@ def watch_build(spark: SparkContext, watcher: BuildWatcher) -> Iterator[Callable
     reporter = threading.Thread(target=report, name="watching", daemon=True)
     reporter.start()
     try:
-        yield partial(_run_counted, counts)
+        yield partial(run_catching, counts=counts)
     finally:
         stopped.set()
         reporter.join()
-
-
-def _run_counted(counts: list[Any], task: Task) -> BuildResult | BuildFailure:
-    result = run_catching(task)
-    if isinstance(task, BuildTask) and isinstance(result, BuildResult):
-        for count, done in zip(counts, (task.bytes, len(task.pieces), result.rows), strict=True):
-            count.add(done)
-    return result

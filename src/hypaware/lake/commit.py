@@ -21,7 +21,7 @@ from hypaware import faults
 from hypaware.errors import Retryable
 from hypaware.home import Home, durable_files
 from hypaware.iceberg import fsync
-from hypaware.lake import dedupe, health, rejects, settlements
+from hypaware.lake import dedupe, health, prepare, settlements
 from hypaware.lake.prepare import PoisonRows, PreparedFlush
 from hypaware.lake.table import LakeBackend, LakeTable, NotCommitted, OpenTable
 from hypaware.model.datasets import Dataset
@@ -140,7 +140,7 @@ def finish_interrupted_flushes(home: Home, store: StateStore, table: LakeTable, 
         interrupted = flushes.unfinished_flushes(connection, dataset)
     for flush in interrupted:
         if committed := table.find_flush(flush):
-            rejected = rejects.count_rejects(home, flush)
+            rejected = prepare.count_rejects(home, flush)
             duplicates = max(0, sum(segment.rows for segment in flush.segments) - committed.rows - rejected)
             counts = RowCounts(committed.rows, duplicates, rejected)
             record_flush(home, store, flush, FlushOutcome(committed.high_water, counts))
@@ -172,7 +172,7 @@ def discard_flush(
 ) -> None:
     """Discard a flush that was not committed. Its data files have its id in their names, and no table uses them."""
     files = list(table.data_root.glob(f"*/*/{flush.id}-*.parquet"))
-    rejects.discard_rejects(home, flush)
+    prepare.discard_rejects(home, flush)
     settlements.discard_settlements(home, flush)
     for path in files:
         path.unlink(missing_ok=True)

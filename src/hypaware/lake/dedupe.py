@@ -17,21 +17,27 @@ the table, and from then on builds record match keys of native rows too.
 
 from __future__ import annotations
 
+import sqlite3
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import groupby, islice, pairwise
 from operator import attrgetter, itemgetter
 
+from hypaware.errors import LakeError
 from hypaware.home import Home
+from hypaware.home.sqlite_readonly import has_table, open_readonly
+from hypaware.iceberg import metadata
+from hypaware.iceberg.metadata import TableMetadata
 from hypaware.lake import health, key_index, settlements
 from hypaware.lake.build import BuildResult
 from hypaware.lake.key_index import KeyIndex
-from hypaware.lake.row_keys import MatchKey, MatchKeys, unpack_keys
-from hypaware.lake.scan import scan_keys, scan_table_keys
+from hypaware.lake.row_keys import MatchKey, MatchKeys, hash_row_key, unpack_keys
+from hypaware.lake.scan import KeyScanTask, scan_keys, scan_table_keys
 from hypaware.lake.table import LakeBackend, LakeTable
 from hypaware.model.datasets import Dataset
+from hypaware.spool import reader
 
 # Equal texts that are further apart do not match, unless their time is uncertain.
 MATCH_WINDOW_SECONDS = 3600
@@ -95,22 +101,18 @@ def _index_settlements(home: Home, index: KeyIndex, table: LakeTable, dataset: D
 
 def find_duplicates(index: KeyIndex, results: Sequence[BuildResult]) -> frozenset[int]:
     """Return the sequences of rows whose key a committed row or an earlier row of this flush has."""
-    seen: set[bytes] = set(index.find(key for result in results for key, _ in unpack_keys(result.keys, result.seqs)))
+    found = [pair for result in results for pair in unpack_keys(result.keys, result.seqs)]
+    # Sort only if necessary: consecutive results usually are in order.
+    if any(before[1] > after[1] for before, after in pairwise(found)):
+        found.sort(key=itemgetter(1))
+    seen: set[bytes] = set(index.find(key for key, _ in found))
     duplicate_seqs = []
-    for key, seq in _keys_by_sequence(results):
+    for key, seq in found:
         if key in seen:
             duplicate_seqs.append(seq)
         else:
             seen.add(key)
     return frozenset(duplicate_seqs)
-
-
-def _keys_by_sequence(results: Sequence[BuildResult]) -> Iterable[tuple[bytes, int]]:
-    """Return (key, sequence) by sequence. Sort only if necessary: consecutive results usually are in order."""
-    found = [pair for result in results for pair in unpack_keys(result.keys, result.seqs)]
-    if any(before[1] > after[1] for before, after in pairwise(found)):
-        found.sort(key=itemgetter(1))
-    return found
 
 
 def enable_matching(home: Home, lake: LakeBackend, index: KeyIndex, table: LakeTable, dataset: Dataset) -> None:
@@ -222,3 +224,87 @@ def _match_distance(one: MatchKey, other: MatchKey) -> tuple[bool, int, int]:
     """Order candidates by their distance in time if it is certain, otherwise by sequence."""
     timeless = one.is_exact or one.is_time_uncertain or other.is_time_uncertain
     return other.is_time_uncertain, 0 if timeless else abs(one.at - other.at), other.seq
+
+
+class ExistingKeys:
+    """Keys in the key index, in files it does not cover, and in the spool. Reading them changes nothing."""
+
+    def __init__(self, home: Home, dataset: Dataset, own_gateway: str | None = None) -> None:
+        self._home = home
+        self._dataset = dataset
+        self._own_gateway = own_gateway
+        self._from_this_run: set[bytes] = set()
+        self._met: set[int] = set()
+        entry = metadata.find_table(home, dataset.name)
+        self._table = metadata.read_metadata(entry.metadata) if entry else None
+
+    def duplicates(self, found: list[tuple[bytes, int]]) -> frozenset[int]:
+        """Return the sequences of the pairs (key, sequence) whose key exists or occurred earlier in this run."""
+        keys = {key for key, _ in found}
+        seen = self._from_this_run | self.committed(keys) | keys.intersection(self._spooled())
+        duplicates = []
+        for key, seq in sorted(found, key=itemgetter(1)):
+            if key in seen:
+                duplicates.append(seq)
+            else:
+                seen.add(key)
+        self._from_this_run |= keys
+        return frozenset(duplicates)
+
+    @property
+    def may_match(self) -> bool:
+        """Whether the lake holds live rows that imported rows could match."""
+        if self._table is None or not self._home.keys.is_file():
+            return False
+        with open_readonly(self._home.keys) as index:
+            return has_table(index, "matching") and key_index.is_matching_enabled(index, self._dataset.name)
+
+    def settled(self, built: Sequence[BuildResult], left_out: Container[int]) -> frozenset[int]:
+        """Return the sequences of the rows that would settle a live row of the lake instead of being written."""
+        new = sorted(
+            (met for each in built for met in each.match_keys if met.seq not in left_out), key=attrgetter("seq")
+        )
+        if not new or not self.may_match:
+            return frozenset()
+        with open_readonly(self._home.keys) as index:
+            known = key_index.find_unmatched(index, (met.hash for met in new))
+        done = match_rows(new, [met for met in known if met.seq not in self._met])
+        self._met.update(done.matched)
+        return frozenset(done.upgrades)
+
+    def committed(self, keys: set[bytes]) -> set[bytes]:
+        """Return those of the keys that the lake has."""
+        if self._table is None:
+            return set()
+        try:
+            through, known = self._indexed(self._table, sorted(keys))
+        except sqlite3.Error as error:
+            raise LakeError(
+                f"the key index {self._home.keys} cannot be read ({error})",
+                kind="key_index_unreadable",
+                repair="hyp verify --repair",
+            ) from error
+        for file in metadata.iter_live_files(self._table):
+            if through < self._table.floor and (file.max_seq is None or file.max_seq > through):
+                scanned = KeyScanTask(self._dataset.name, file.path, through, self._own_gateway).run()
+                known.update(key for key, _ in unpack_keys(scanned.keys, scanned.seqs) if key in keys)
+        return known
+
+    def _indexed(self, table: TableMetadata, keys: Sequence[bytes]) -> tuple[int, set[bytes]]:
+        """Return the sequence up to which the index covers this table, and those of the keys that it has."""
+        if not self._home.keys.is_file():
+            return 0, set()
+        with open_readonly(self._home.keys) as index:
+            if not has_table(index, "applied"):
+                return 0, set()
+            applied = "SELECT uuid, through FROM applied WHERE dataset = ?"
+            uuid, through = index.execute(applied, (self._dataset.name,)).fetchone() or (None, 0)
+            if uuid != table.uuid or through > table.floor:
+                return 0, set()
+            return int(through), {key for key, _ in key_index.lookup_keys(index, keys)}
+
+    def _spooled(self) -> Iterator[bytes]:
+        """Yield the keys of spooled rows that a flush would accept."""
+        for row in reader.read_spooled_rows(self._home, self._dataset.name):
+            if (key := hash_row_key(self._dataset, row, self._own_gateway)) is not None:
+                yield key

@@ -17,8 +17,8 @@ from typing import Any
 
 from hypaware import telemetry
 from hypaware.errors import Retryable
-from hypaware.home import Home, durable_files
-from hypaware.lake import build, commit, prepare
+from hypaware.home import Home, durable_files, session_context
+from hypaware.lake import commit, prepare
 from hypaware.lake.build import BuildTask, SegmentSlice
 from hypaware.lake.prepare import PoisonRows, prepare_flush
 from hypaware.lake.table import LakeBackend, OpenTable
@@ -27,7 +27,7 @@ from hypaware.model.row_counts import RowCounts
 from hypaware.spool import active, reader, segments
 from hypaware.spool.segments import Segment
 from hypaware.state import flushes
-from hypaware.state.flushes import Flush, FlushOutcome
+from hypaware.state.flushes import Flush
 from hypaware.state.store import StateStore
 
 _MAX_SEGMENTS = 200
@@ -52,13 +52,6 @@ class FlushReport:
     seq_last: int | None = None
     flush_id: str | None = None
     still_active: list[str] = field(default_factory=list)
-
-    def add(self, flush: Flush, outcome: FlushOutcome) -> None:
-        self.segments += len(flush.segments)
-        self.rows.add(outcome.rows)
-        self.seq_after = flush.after if self.seq_after is None else self.seq_after
-        self.seq_last = flush.last
-        self.flush_id = flush.id
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -86,31 +79,27 @@ class Flusher:
 
     def flush(self, dataset: Dataset, wait: float = _WAIT_FOR_PRODUCERS, *, skip_deferred: bool = False) -> FlushReport:
         """Commit all rows of a dataset that are in the spool now, except for deferred ones if `skip_deferred`."""
+        report = FlushReport(dataset.name)
+        folder = segments.spool_folder(self.home, dataset.name)
         try:
-            return self._flush(dataset, wait, skip_deferred)
+            folder.create()
+            report.still_active = [path.name for path in active.wait_until_sealed(folder, wait)]
+            with commit.open_table(self.home, self.store, self.lake, dataset) as target:
+                # Only segments that exist now: constant producers must not keep this flush from ending.
+                now = time.time()
+                due = {
+                    segment.name: segment.rows
+                    for segment in self._uncommitted(dataset.name)
+                    if not (skip_deferred and segment.is_deferred(now))
+                }
+                total = sum(due.values())
+                while chosen := self._choose([each for each in self._uncommitted(dataset.name) if each.name in due]):
+                    self.check_cancelled()
+                    self._flush_once(target, chosen, report)
+                    self.progress(f"committing {dataset.name}", report.rows.total, max(total, report.rows.total))
         except OSError as error:
             message = f"{dataset.name}: {error}; the rows remain in the spool and the next flush retries them"
             raise Retryable(message, kind="flush_failed") from error
-
-    def _flush(self, dataset: Dataset, wait: float, skip_deferred: bool) -> FlushReport:
-        report = FlushReport(dataset.name)
-        folder = segments.spool_folder(self.home, dataset.name)
-        folder.create()
-        unsealed = active.wait_until_sealed(folder, wait)
-        report.still_active = [path.name for path in unsealed]
-        with commit.open_table(self.home, self.store, self.lake, dataset) as target:
-            # Only segments that exist now: constant producers must not keep this flush from ending.
-            now = time.time()
-            due = {
-                segment.name: segment.rows
-                for segment in self._uncommitted(dataset.name)
-                if not (skip_deferred and segment.is_deferred(now))
-            }
-            total = sum(due.values())
-            while chosen := self._choose([each for each in self._uncommitted(dataset.name) if each.name in due]):
-                self.check_cancelled()
-                self._flush_once(target, chosen, report)
-                self.progress(f"committing {dataset.name}", report.rows.total, max(total, report.rows.total))
         return report
 
     def _flush_once(self, target: OpenTable, chosen: list[Segment], report: FlushReport) -> None:
@@ -127,7 +116,10 @@ class Flusher:
                 span.status("degraded")
                 return
             outcome = commit.commit_flush(target, flush, prepared)
-            report.add(flush, outcome)
+            report.segments += len(flush.segments)
+            report.rows.add(outcome.rows)
+            report.seq_after = flush.after if report.seq_after is None else report.seq_after
+            report.seq_last, report.flush_id = flush.last, flush.id
             telemetry.record("hyp_flush_seconds", time.monotonic() - started, hyp_dataset=dataset)
             telemetry.gauge("hyp_spool_bytes", reader.summarize_spool(self.home, dataset).bytes, hyp_dataset=dataset)
             span.set(row_count=outcome.rows.written, rows_rejected=outcome.rows.rejected)
@@ -184,7 +176,8 @@ def _make_tasks(target: OpenTable, flush: Flush, paths: dict[str, Path]) -> list
         data_root=target.table.data_root,
         field_ids=dict(target.table.field_ids),
         own_gateway=target.table.gateway_id,
-        facts=build.read_session_facts(target.home) if has_deferrable else {},
+        # Hooks often note these facts after the first exchange, so deferred rows get them when they are built.
+        facts=session_context.all_session_columns(target.home.root) if has_deferrable else {},
     )
     return [make_task(flush.dataset, tuple(group)) for group in groups if group]
 

@@ -1,9 +1,9 @@
-"""The engine's jobs on the lake: recovery when an engine acquires it, flush, and read."""
+"""The engine's jobs on the lake: recovery when an engine acquires it, and flush."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -12,13 +12,12 @@ from hypaware.errors import Cancelled, HypError
 from hypaware.home.identity import Identity
 from hypaware.iceberg import fsync
 from hypaware.iceberg.metadata import INCARNATION_PROPERTY
-from hypaware.lake import health, spark_read
+from hypaware.lake import health
 from hypaware.lake.commit import finish_interrupted_flushes
 from hypaware.lake.flush import Flusher, FlushLimits, FlushReport
 from hypaware.lake.locks import commit_lock
 from hypaware.lake.spark_table import SparkLake, SparkTable
 from hypaware.model import datasets
-from hypaware.model.datasets import Dataset
 from hypaware.spool import segments
 from hypaware.state import flushes, recovery
 from hypaware.state.home_opener import OpenHome, catch_up, open_home
@@ -41,7 +40,7 @@ def recover_lake(context: JobContext) -> None:
         for name in _installed_datasets(context, sorted({flush.dataset for flush in interrupted} - damaged)):
             finish_interrupted_flushes(context.home, opened.store, lake.table(datasets.get(name)), name)
         # No other job runs yet, and the job that acquired the lake may hold the lock already.
-        _store_incarnation(context, opened.identity, lambda _: nullcontext(), skip=damaged)
+        store_incarnation(context, opened.identity, skip=damaged, is_only_job=True)
 
 
 def _roll_back_damaged(context: JobContext, store: StateStore) -> set[str]:
@@ -58,23 +57,16 @@ def _roll_back_damaged(context: JobContext, store: StateStore) -> set[str]:
     return damaged
 
 
-def store_incarnation(context: JobContext, identity: Identity) -> None:
-    """Store the incarnation in tables that lack it. Spark is used only if there is one."""
-    _store_incarnation(context, identity, lambda name: commit_lock(name, context.check_cancelled))
-
-
-def _store_incarnation(
-    context: JobContext,
-    identity: Identity,
-    lock: Callable[[str], AbstractContextManager[None]],
-    skip: Collection[str] = (),
+def store_incarnation(
+    context: JobContext, identity: Identity, *, skip: Collection[str] = (), is_only_job: bool = False
 ) -> None:
+    """Store the incarnation in tables that lack it. Spark is used only if there is one."""
     for name, known in recovery.summarize_lake(context.home).tables.items():
         if name in skip:
             continue
         if known.properties.get(INCARNATION_PROPERTY) == identity.incarnation or name not in datasets.list_names():
             continue
-        with lock(name):
+        with nullcontext() if is_only_job else commit_lock(name, context.check_cancelled):
             fsync.fsync_commit(context.home, name)
             if SparkTable(context.spark, datasets.get(name)).store_identity(identity):
                 fsync.fsync_commit(context.home, name)
@@ -104,7 +96,13 @@ def flush_datasets(context: JobContext, names: list[str], *, skip_deferred: bool
         )
         for name in _installed_datasets(context, names):
             try:
-                reports.append(_flush_dataset(context, flusher, lake, datasets.get(name), skip_deferred))
+                with commit_lock(name, context.check_cancelled):
+                    report = flusher.flush(datasets.get(name), skip_deferred=skip_deferred)
+                    if report.rows.written:
+                        trim_snapshots(context, lake.table(datasets.get(name)), name)
+                for active in report.still_active:
+                    context.note(f"{name}: a running process has not sealed {active}; its rows remain in the spool")
+                reports.append(report)
             except Cancelled:
                 raise
             except HypError as error:
@@ -112,18 +110,6 @@ def flush_datasets(context: JobContext, names: list[str], *, skip_deferred: bool
     if errors:
         raise errors[0]
     return reports
-
-
-def _flush_dataset(
-    context: JobContext, flusher: Flusher, lake: SparkLake, dataset: Dataset, skip_deferred: bool
-) -> FlushReport:
-    with commit_lock(dataset.name, context.check_cancelled):
-        report = flusher.flush(dataset, skip_deferred=skip_deferred)
-        if report.rows.written:
-            trim_snapshots(context, lake.table(dataset), dataset.name)
-    for active in report.still_active:
-        context.note(f"{dataset.name}: a running process has not sealed {active}; its rows remain in the spool")
-    return report
 
 
 def trim_snapshots(context: JobContext, table: SparkTable, name: str) -> None:
@@ -142,11 +128,6 @@ def _installed_datasets(context: JobContext, names: list[str]) -> list[str]:
         if name not in known:
             context.note(f"{name}: this dataset is not installed; its rows remain in {context.home.spool / name}")
     return [name for name in names if name in known]
-
-
-def run_read(context: JobContext, args: dict[str, Any]) -> dict[str, Any]:
-    """Run the job `read`: emit one page of a dataset's rows. args: the fields of `ReadRange`."""
-    return spark_read.emit_page(context, spark_read.ReadRange(**args))
 
 
 @contextmanager

@@ -124,16 +124,11 @@ class KeyIndex:
         with self.stage(keys) as staged:
             staged.commit(dataset, table_uuid, through)
 
-    @contextmanager
     def stage(
         self, keys: Iterable[tuple[bytes, int]], match_keys: Iterable[MatchKey] = (), matched: Iterable[int] = ()
-    ) -> Iterator[StagedKeys]:
+    ) -> StagedKeys:
         """Add keys in the background. They take effect with `commit`, and are discarded without it."""
-        staged = StagedKeys(self._db, self.path, keys, match_keys, matched)
-        try:
-            yield staged
-        finally:
-            staged.close()
+        return StagedKeys(self._db, self.path, keys, match_keys, matched)
 
     def add_match_keys(self, match_keys: Iterable[MatchKey]) -> None:
         with self.transaction() as db:
@@ -248,7 +243,10 @@ class StagedKeys:
             raise _unreadable_error(self._path, error) from error
         _after_keys_commit()
 
-    def close(self) -> None:
+    def __enter__(self) -> StagedKeys:
+        return self
+
+    def __exit__(self, *_: object) -> None:
         """Roll back if not committed."""
         self._thread.join()
         if self._open:

@@ -14,7 +14,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 _CANCEL_CHECK_SECONDS = 0.2
 _POLL_SECONDS = 0.05
@@ -25,18 +25,14 @@ _job_starts: dict[object, float] = {}
 _job_starts_lock = threading.Lock()
 
 
-@contextmanager
-def commit_lock(dataset: str, check_cancelled: Callable[[], None]) -> Iterator[None]:
+def commit_lock(dataset: str, check_cancelled: Callable[[], None]) -> AbstractContextManager[None]:
     """Hold the commit lock of a dataset's table. Waiting for it can be cancelled."""
-    with _acquire(_commit_locks[dataset], check_cancelled):
-        yield
+    return _acquire(_commit_locks[dataset], check_cancelled)
 
 
-@contextmanager
-def maintenance_lock(dataset: str, check_cancelled: Callable[[], None]) -> Iterator[None]:
+def maintenance_lock(dataset: str, check_cancelled: Callable[[], None]) -> AbstractContextManager[None]:
     """Hold the maintenance lock of a dataset's table. Waiting for it can be cancelled."""
-    with _acquire(_maintenance_locks[dataset], check_cancelled):
-        yield
+    return _acquire(_maintenance_locks[dataset], check_cancelled)
 
 
 @contextmanager

@@ -102,13 +102,17 @@ class PartitionWriter:
         self._buffered -= partition.write_rows()
         # Limit the number of open files: finish the one that was written least recently.
         self._partitions[key] = self._partitions.pop(key)
-        opened = [each for each, partition in self._partitions.items() if partition.is_open]
+        opened = [each for each, partition in self._partitions.items() if partition.writer is not None]
         if len(opened) > _MAX_OPEN_FILES:
             self._buffered -= self._partitions[opened[0]].buffered
             self._finish(opened[0])
 
     def _finish(self, key: tuple[str, str]) -> None:
-        self._finished.append(self._partitions.pop(key).close(*key))
+        partition = self._partitions.pop(key)
+        if partition.lines:
+            partition.write_rows()
+        assert partition.writer is not None
+        self._finished.append(partition.writer.close(*key))
 
     def close(self) -> list[BuiltFile]:
         for key in sorted(self._partitions):
@@ -117,7 +121,8 @@ class PartitionWriter:
 
     def discard(self) -> None:
         for partition in self._partitions.values():
-            partition.discard()
+            if partition.writer is not None:
+                partition.writer.discard()
         for file in self._finished:
             file.path.unlink(missing_ok=True)
 
@@ -129,38 +134,23 @@ class _Partition:
         self._path = path
         self._schema = schema
         self._constant = {SOURCE: source, BATCH_ID: batch_id}
-        self._writer: DataFileWriter | None = None
+        self.writer: DataFileWriter | None = None
         self.lines: list[bytes] = []
         self.seqs: list[int] = []
         self.row_ids: list[str] = []
         self.buffered = 0
 
-    @property
-    def is_open(self) -> bool:
-        return self._writer is not None
-
     def write_rows(self) -> int:
         """Write the buffered rows as one row group. Return the number of buffered bytes."""
-        if self._writer is None:
-            self._writer = DataFileWriter(self._path, self._schema)
+        if self.writer is None:
+            self.writer = DataFileWriter(self._path, self._schema)
         count = len(self.lines)
         internal = {name: pa.repeat(value, count) for name, value in self._constant.items()}
         internal[SEQ], internal[ROW_ID] = pa.array(self.seqs, pa.int64()), pa.array(self.row_ids, pa.string())
         freed, self.buffered = self.buffered, 0
-        self._writer.write(table_from_json_lines(self._schema, self.lines, internal), freed)
+        self.writer.write(table_from_json_lines(self._schema, self.lines, internal), freed)
         self.lines, self.seqs, self.row_ids = [], [], []
         return freed
-
-    def close(self, source: str, day: str) -> BuiltFile:
-        if self.lines:
-            self.write_rows()
-        assert self._writer is not None
-        self._writer.close()
-        return self._writer.built(source, day)
-
-    def discard(self) -> None:
-        if self._writer is not None:
-            self._writer.discard()
 
 
 class DataFileWriter:
@@ -186,15 +176,13 @@ class DataFileWriter:
         self._rows += rows.num_rows
         self._max_seq = max(self._max_seq, pc.max(rows.column(SEQ)).as_py() or 0)
 
-    def close(self) -> None:
+    def close(self, source: str, day: str) -> BuiltFile:
         """Finish the file and fsync it."""
         self._writer.add_key_value_metadata({_FOOTER_KEY: ",".join(map(str, self._group_bytes))})
         self._writer.close()
         self._sink.close()
         self.path.chmod(0o600)
         durable_files.fsync_file(self.path)
-
-    def built(self, source: str, day: str) -> BuiltFile:
         return BuiltFile(self.path, source, day, self._rows, self.path.stat().st_size, self._max_seq)
 
     def discard(self) -> None:

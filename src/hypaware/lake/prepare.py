@@ -10,38 +10,48 @@ but a row is rejected only after an observed failure.
 A build skips rows of purged sessions and periods while it reads them. `find_purged` finds the other purged rows: those
 whose part was purged under any session, and rejects that would otherwise be kept with their text.
 
-@ref flush#build
+Rejects are kept with the reason in `spool/<dataset>/rejected/<flush id>.jsonl`. A line is `{"segment", "ordinal",
+"reason", "line"}`. `line` is the segment's line as text; a line that is not UTF-8 is stored as `line_base64`. The file
+is durable before the flush commits, so a recorded flush never loses its rejects.
+
+@ref flush#build @ref flush#rejects
 """
 
 from __future__ import annotations
 
+import base64
 from array import array
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from hypaware import faults
 from hypaware.errors import HypError, Retryable
-from hypaware.lake import dedupe, health, rejects, settlements, tombstones
+from hypaware.home import Home, durable_files
+from hypaware.lake import dedupe, health, settlements, tombstones
 from hypaware.lake.build import BuildFailure, BuildResult, BuildTask, Reject, SegmentSlice
 from hypaware.lake.parquet import BuiltFile, DataFileWriter, OutputPaths
 from hypaware.lake.row_keys import KEY_BYTES, MatchKey, hash_row_key, unpack_keys
 from hypaware.lake.table import LakeBackend, OpenTable
 from hypaware.lake.tombstones import Tombstones
-from hypaware.model import datasets
-from hypaware.model.datasets import SEQ, Dataset
+from hypaware.model import canonical, datasets
+from hypaware.model.datasets import GATEWAY, SEQ, Dataset
 from hypaware.model.row_counts import RowCounts
+from hypaware.spool import segments
 from hypaware.state.flushes import Flush, FlushOutcome
 
 _after_build = faults.crash_point("lake.build.after-write", "data files are written, no table references them")
 _after_drop = faults.crash_point(
     "lake.thin.after-write", "files with duplicates are rewritten without them, settlements are stored"
 )
+_before_rejects = faults.crash_point("lake.rejects.before-write", "rows were rejected, they are only in their segment")
+_after_rejects = faults.crash_point("lake.rejects.after-write", "rejects are stored, the flush is not committed")
 
 MAX_SHARED_ATTEMPTS = 2
 
@@ -95,7 +105,7 @@ def prepare_flush(target: OpenTable, flush: Flush, tasks: Sequence[BuildTask]) -
         built = dedupe.add_native_keys(target.lake, target.table, dataset, built)
     _after_build()
     purged = find_purged(marks, dataset, tasks[0].own_gateway if tasks else None, built)
-    rejects.write_rejects(target.home, flush, purged.rejects)
+    write_rejects(target.home, flush, purged.rejects)
     duplicates = dedupe.find_duplicates(index, built) - purged.written
     matches = dedupe.find_matches(index, built, duplicates | purged.written)
     kept_seqs = {**matches.superseded, **matches.upgrades}
@@ -198,7 +208,7 @@ def find_purged(
     """Find the purged rows of a build. Changes nothing, so a dry run calls it too."""
     written: set[int] = set()
     if marks.has_parts:
-        found = [pair for each in built for pair in unpack_keys(each.keys, each.seqs)]
+        found = list(_all_keys(built))
         purged = marks.find({key for key, _ in found})
         written = {seq for key, seq in found if key in purged} | _find_purged_by_match_key(marks, built)
     rejects = [reject for each in built for reject in each.rejects]
@@ -227,11 +237,78 @@ def is_purged(marks: Tombstones, dataset: Dataset, own_gateway: str | None, line
     is_in_purged_range = marks.purge_filter.predicate(dataset)
     if is_in_purged_range is None and not marks.has_parts:
         return False
-    row = rejects.coerce_leniently(dataset, rejects.extract_row(line))
+    row = coerce_leniently(dataset, extract_row(line))
     if is_in_purged_range is not None and is_in_purged_range(row):
         return True
     key = hash_row_key(dataset, row, own_gateway)
     return key is not None and bool(marks.find({key}))
+
+
+def write_rejects(home: Home, flush: Flush, rejects: Sequence[Reject]) -> None:
+    if not rejects:
+        return
+    _before_rejects()
+    durable_files.write_atomic(rejects_path(home, flush), b"".join(map(_encode_reject, rejects)))
+    _after_rejects()
+
+
+def rejects_path(home: Home, flush: Flush) -> Path:
+    return segments.spool_folder(home, flush.dataset).rejected / f"{flush.id}.jsonl"
+
+
+def _encode_reject(reject: Reject) -> bytes:
+    kept: dict[str, object] = {"segment": reject.segment, "ordinal": reject.ordinal, "reason": reject.reason}
+    try:
+        kept["line"] = reject.line.decode().removesuffix("\n")
+    except UnicodeDecodeError:
+        kept["line_base64"] = base64.b64encode(reject.line).decode()
+    return orjson.dumps(kept) + b"\n"
+
+
+def count_rejects(home: Home, flush: Flush) -> int:
+    path = rejects_path(home, flush)
+    return segments.count_lines(path) if path.is_file() else 0
+
+
+def count_all_rejects(home: Home, dataset: str) -> int:
+    folder = segments.spool_folder(home, dataset).rejected
+    return sum(segments.count_lines(path) for path in folder.glob("*.jsonl"))
+
+
+def discard_rejects(home: Home, flush: Flush) -> None:
+    """Remove the rejects of a flush that was not committed; its segments still contain the rows."""
+    if rejects_path(home, flush).exists():
+        durable_files.remove_durably(rejects_path(home, flush))
+
+
+def extract_row(line: bytes | str) -> Mapping[str, Any]:
+    """Return the row of an envelope, or the line if it is a row itself, or an empty mapping."""
+    try:
+        found = canonical.loads(line.encode("utf-8", "surrogatepass") if isinstance(line, str) else line)
+    except (ValueError, RecursionError):
+        return {}
+    if isinstance(found, dict) and isinstance(found.get("row"), dict):
+        found = found["row"]
+    return found if isinstance(found, dict) else {}
+
+
+def coerce_leniently(dataset: Dataset, row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the valid columns of a row, coerced, and the columns derived from them."""
+    valid: dict[str, Any] = {}
+    for name, value in row.items():
+        if name in dataset.coercers and value is not None:
+            try:
+                valid[name] = dataset.coercers[name](value)
+            except (ValueError, RecursionError):
+                continue
+    try:
+        derived = dict(dataset.derive(valid, str(valid.get(GATEWAY, ""))))
+    except Exception:
+        # A plugin's rule may fail on an incomplete row.
+        derived = {}
+    # The gateway cannot be derived; without one the row is our own.
+    derived.pop(GATEWAY, None)
+    return {**derived, **valid}
 
 
 def _drop_rows(
@@ -317,11 +394,10 @@ class DropRowsTask:
                 rows = rows.filter(self._wanted(rows.column(SEQ)))
                 if rows.num_rows:
                     writer.write(rows)
-            writer.close()
+            return writer.close(file.source, file.day)
         except BaseException:
             writer.discard()
             raise
-        return writer.built(file.source, file.day)
 
 
 def drop_keys(built: BuildResult, drop: Container[int]) -> BuildResult:

@@ -1,4 +1,4 @@
-"""Read or count the rows in a range of sequences, directly from the data files, without Spark.
+"""Read or count the rows in a range of sequences: directly from the data files, or for the API through Spark.
 
 Manifests tell which files of a source can contain such rows, and footers tell which row groups; only those are read, so
 per file at most one row group on each side of the range is read in vain. Arrow reads a row at a sixth of the cost of
@@ -10,16 +10,20 @@ span) are distributed over its range is unknown, but each sequence belongs to on
 most as many rows as there are sequences, and at most all of its rows. Files that a window reaches are replaced by their
 row groups, so that only a row group can be overestimated, not a file. Stored bytes measure the cost of a read, not its
 size in memory, because a text that every row repeats is stored once; so rows in memory have a limit of their own.
+
+The job `read` returns the public columns of a dataset, ordered by sequence. Rows without a sequence (of an adopted
+table) come first, and only if requested. Neither side holds more than one page.
 """
 
 from __future__ import annotations
 
+import io
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -31,15 +35,23 @@ from hypaware.iceberg import metadata
 from hypaware.iceberg.metadata import CatalogEntry, DataFile
 from hypaware.lake import health, parquet
 from hypaware.lake.parquet import RowGroup
-from hypaware.lake.schema import page_schema
+from hypaware.lake.schema import full_table_name, page_schema, table_exists
 from hypaware.model import datasets
-from hypaware.model.datasets import SEQ
+from hypaware.model.datasets import SEQ, SOURCE
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from hypaware.engine.jobs import JobContext
 
 _MAX_UNPACKED_BYTES = 64 << 20
 _T = TypeVar("_T")
 PAGE_ROWS = 50_000
 # Compressed size on disk. Rows in memory take several times as much, and each active stream holds two pages.
 PAGE_BYTES = 8 << 20
+_SPARK_PAGE_BYTES = 4 << 20
+_EMITTED_ROWS = 5_000
+_MAX_SEQUENCE = 2**63 - 1
 
 
 @dataclass(frozen=True)
@@ -137,7 +149,6 @@ def find_window_end(files: Sequence[DataFile], since: int, until: int, *, rows: 
 
     All files are of one source. The end is at least one above `since`, however large that row is. Gaps cost nothing.
     """
-    limit = _WindowLimit(rows, bytes)
     due = [file for file in files if file.max_seq is None or file.max_seq > since]
     group_spans: dict[Path, list[_Span]] = {}
     while True:
@@ -146,7 +157,7 @@ def find_window_end(files: Sequence[DataFile], since: int, until: int, *, rows: 
             _make_span(file.min_seq, file.max_seq, file.sequenced, file.bytes, file.bytes, since, until)
             for file in whole
         ]
-        end = _bisect_end(sorted(chain(spans, *group_spans.values())), since, until, limit)
+        end = _bisect_end(sorted(chain(spans, *group_spans.values())), since, until, rows, bytes)
         touched = [file for file in whole if file.min_seq is None or file.min_seq <= end]
         if not touched:
             return end
@@ -172,13 +183,31 @@ def _make_span(
     return _Span(first, last, max(0, min(sequenced, last - first + 1)), stored / count, unpacked / count)
 
 
-def _bisect_end(spans: Sequence[_Span], since: int, until: int, limit: _WindowLimit) -> int:
-    """Find the end by bisection over the spans that the window can reach."""
-    near = spans[: bisect_right(spans, limit.reach(spans), key=lambda span: span.first)]
+def _bisect_end(spans: Sequence[_Span], since: int, until: int, max_rows: int, max_bytes: int) -> int:
+    """Find the end by bisection over the spans that the window can reach. They are sorted by `first`."""
+    # At the sequence `reach`, the first spans alone exceed the limit.
+    reach = seen = 0
+    for span in spans:
+        reach, seen = max(reach, span.first + span.rows - 1), seen + span.rows
+        if seen > max_rows:
+            break
+    near = spans[: bisect_right(spans, reach, key=lambda span: span.first)]
+
+    def fits(end: int) -> bool:
+        rows, stored, unpacked = 0, 0.0, 0.0
+        for span in near:
+            found = max(0, min(span.rows, end - span.first + 1))
+            rows += found
+            stored += found * span.bytes_per_row
+            unpacked += found * span.unpacked_per_row
+            if rows > max_rows or stored > max_bytes or unpacked > _MAX_UNPACKED_BYTES:
+                return False
+        return True
+
     low, high = min(since + 1, until), until
     while low < high:
         middle = (low + high + 1) // 2
-        if limit.fits(near, middle):
+        if fits(middle):
             low = middle
         else:
             high = middle - 1
@@ -194,40 +223,6 @@ class _Span:
     rows: int
     bytes_per_row: float
     unpacked_per_row: float
-
-    @property
-    def full_at(self) -> int:
-        """The sequence at which all rows have been counted."""
-        return self.first + self.rows - 1
-
-    def rows_until(self, end: int) -> int:
-        return max(0, min(self.rows, end - self.first + 1))
-
-
-@dataclass(frozen=True)
-class _WindowLimit:
-    rows: int
-    bytes: int
-
-    def fits(self, spans: Iterable[_Span], end: int) -> bool:
-        rows, stored, unpacked = 0, 0.0, 0.0
-        for span in spans:
-            found = span.rows_until(end)
-            rows += found
-            stored += found * span.bytes_per_row
-            unpacked += found * span.unpacked_per_row
-            if rows > self.rows or stored > self.bytes or unpacked > _MAX_UNPACKED_BYTES:
-                return False
-        return True
-
-    def reach(self, spans: Iterable[_Span]) -> int:
-        """Return a sequence at which the first spans alone exceed the limit. Spans are sorted by `first`."""
-        reach, seen = 0, 0
-        for span in spans:
-            reach, seen = max(reach, span.full_at), seen + span.rows
-            if seen > self.rows:
-                break
-        return reach
 
 
 def count_rows_between(home: Home, dataset: str, source: str, after: int, last: int) -> int:
@@ -278,3 +273,74 @@ def _count_groups(file: DataFile, groups: list[RowGroup], after: int, last: int)
             inside = pc.and_(pc.greater(seqs, after), pc.less_equal(seqs, last))
             counted += pc.sum(inside).as_py() or 0
     return counted
+
+
+@dataclass(frozen=True)
+class ReadRange:
+    dataset: str
+    source: str | None = None
+    since: int = 0
+    until: int | None = None
+    include_legacy: bool = False
+
+
+def run_read(context: JobContext, args: dict[str, Any]) -> dict[str, Any]:
+    """Run the job `read`: emit the first window of a range as Arrow IPC. args: the fields of `ReadRange`.
+
+    Return `{rows, next}`; `next` is None at the end.
+    """
+    from hypaware.lake.spark_table import SparkTable
+
+    spark, wanted = context.spark, ReadRange(**args)
+    if not table_exists(spark, datasets.get(wanted.dataset).name):
+        return {"rows": 0, "next": None}
+    known = SparkTable(spark, datasets.get(wanted.dataset)).metadata
+    files = [file for file in metadata.iter_cached_files(known) if wanted.source in (None, file.source)]
+    # A table has no rows above its floor.
+    last = min(known.floor, wanted.until if wanted.until is not None else _MAX_SEQUENCE)
+    since = wanted.since
+    while True:
+        end = find_window_end(files, since, last, rows=PAGE_ROWS, bytes=_SPARK_PAGE_BYTES)
+        found = read_rows(spark, replace(wanted, since=since, until=end))
+        if found.num_rows or end >= last:
+            _emit_table(context, found)
+            return {"rows": found.num_rows, "next": end if end < last else None}
+        since = end
+
+
+def read_rows(spark: SparkSession, wanted: ReadRange) -> pa.Table:
+    """Return the rows of a range, ordered by sequence, which is the first column. Legacy rows come first."""
+    from pyspark.sql import functions as F
+
+    rows = spark.table(full_table_name(wanted.dataset))
+    if wanted.source is not None:
+        rows = rows.where(F.col(SOURCE) == F.lit(wanted.source))
+    in_range = F.col(SEQ) > F.lit(wanted.since)
+    if wanted.until is not None:
+        in_range &= F.col(SEQ) <= F.lit(wanted.until)
+    if wanted.include_legacy:
+        in_range |= F.col(SEQ).isNull()
+    public = [column.name for column in datasets.get(wanted.dataset).columns]
+    # A window is small. Sorting it here saves a shuffle, for which Spark would read the files twice.
+    found = rows.where(in_range).select(SEQ, *public).toArrow()
+    return found.take(pc.sort_indices(pc.fill_null(found.column(SEQ), -1)))
+
+
+def decode_page(chunks: bytes) -> Iterator[tuple[dict[str, Any], int | None]]:
+    """Yield (row, sequence) of a page that `run_read` emitted."""
+    if chunks:
+        with pa.ipc.open_stream(chunks) as reader:
+            for batch in reader:
+                for row in batch.to_pylist():
+                    yield row, row.pop(SEQ)
+
+
+def _emit_table(context: JobContext, table: pa.Table) -> None:
+    buffer = io.BytesIO()
+    with pa.ipc.new_stream(buffer, table.schema) as writer:
+        for batch in table.to_batches(max_chunksize=_EMITTED_ROWS):
+            writer.write_batch(batch)
+            context.emit(buffer.getvalue())
+            buffer.seek(0)
+            buffer.truncate()
+    context.emit(buffer.getvalue())

@@ -7,7 +7,7 @@ sequences overlap; files of flushes and imports hardly do.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +30,7 @@ from hypaware.lake.parquet import (
 )
 from hypaware.lake.schema import file_schema
 from hypaware.model import datasets
-from hypaware.model.datasets import SEQ
+from hypaware.model.datasets import SEQ, Dataset
 
 _GROUP_BYTES = 4 << 20
 
@@ -83,41 +83,26 @@ class RewriteTask:
     def run(self) -> BuildResult:
         dataset = datasets.get(self.dataset)
         schema = file_schema(dataset, self.field_ids)
-        writer = RollingWriter(lambda: self.output.new_file(dataset, self.source, self.day), schema, self.target_bytes)
-        balance = _BalanceCounter()
+        writer = RollingWriter(self.output, dataset, self.source, self.day, schema, self.target_bytes)
+        rows_in = rows_out = sum_in = sum_out = 0
+        dropped: list[int] = []
         try:
             for rows in read_in_order(self.paths, schema):
-                balance.count_input(rows)
+                rows_in, sum_in = rows_in + rows.num_rows, sum_in + _sum_sequences(rows)
                 if self.exclude is not None:
                     unwanted = pc.fill_null(self.exclude.select(rows), False)
-                    balance.dropped += rows.filter(unwanted).column(SEQ).to_pylist()
+                    dropped += rows.filter(unwanted).column(SEQ).to_pylist()
                     rows = rows.filter(pc.invert(unwanted))
                 if self.patch is not None:
                     rows = self.patch.apply(rows)
-                balance.count_output(rows)
+                rows_out, sum_out = rows_out + rows.num_rows, sum_out + _sum_sequences(rows)
                 writer.add(rows)
-            files = writer.close(self.source, self.day)
+            files = writer.close()
         except BaseException:
             writer.discard()
             raise
-        return BuildResult(files=files, reports=[balance.result()])
-
-
-class _BalanceCounter:
-    def __init__(self) -> None:
-        self.rows_in = self.rows_out = self.sum_in = self.sum_out = 0
-        self.dropped: list[int] = []
-
-    def count_input(self, rows: pa.Table) -> None:
-        self.rows_in += rows.num_rows
-        self.sum_in += _sum_sequences(rows)
-
-    def count_output(self, rows: pa.Table) -> None:
-        self.rows_out += rows.num_rows
-        self.sum_out += _sum_sequences(rows)
-
-    def result(self) -> RewriteBalance:
-        return RewriteBalance(self.rows_in, self.rows_out, self.sum_in, self.sum_out, tuple(self.dropped))
+        balance = RewriteBalance(rows_in, rows_out, sum_in, sum_out, tuple(dropped))
+        return BuildResult(files=files, reports=[balance])
 
 
 def _sum_sequences(rows: pa.Table) -> int:
@@ -215,12 +200,22 @@ def _name_file_in_errors(path: Path) -> Iterator[None]:
 class RollingWriter:
     """Writes row groups of a few MiB to files of about the target size."""
 
-    def __init__(self, new_path: Callable[[], Path], schema: pa.Schema, target_bytes: int = TARGET_FILE_BYTES) -> None:
-        self._new_path = new_path
+    def __init__(
+        self,
+        output: OutputPaths,
+        dataset: Dataset,
+        source: str,
+        day: str,
+        schema: pa.Schema,
+        target_bytes: int = TARGET_FILE_BYTES,
+    ) -> None:
+        self._output = output
+        self._dataset = dataset
+        self._partition = (source, day)
         self._schema = schema
         self._target_bytes = target_bytes
         self._buffer = schema.empty_table()
-        self._finished: list[DataFileWriter] = []
+        self._finished: list[BuiltFile] = []
         self._open: DataFileWriter | None = None
 
     def add(self, rows: pa.Table) -> None:
@@ -232,23 +227,24 @@ class RollingWriter:
 
     def _write(self, rows: pa.Table) -> None:
         if self._open is None:
-            self._open = DataFileWriter(self._new_path(), self._schema)
+            self._open = DataFileWriter(self._output.new_file(self._dataset, *self._partition), self._schema)
         self._open.write(rows)
         if self._open.bytes >= self._target_bytes:
             self._finish()
 
     def _finish(self) -> None:
         if self._open is not None:
-            self._open.close()
-            self._finished.append(self._open)
+            self._finished.append(self._open.close(*self._partition))
             self._open = None
 
-    def close(self, source: str, day: str) -> list[BuiltFile]:
+    def close(self) -> list[BuiltFile]:
         if self._buffer.num_rows:
             self._write(self._buffer)
         self._finish()
-        return [file.built(source, day) for file in self._finished]
+        return self._finished
 
     def discard(self) -> None:
-        for file in (*self._finished, *filter(None, [self._open])):
-            file.discard()
+        for file in self._finished:
+            file.path.unlink(missing_ok=True)
+        if self._open is not None:
+            self._open.discard()

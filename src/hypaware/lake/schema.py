@@ -25,7 +25,7 @@ from hypaware.iceberg.metadata import (
     file_location,
 )
 from hypaware.model.columns import Column, ColumnType
-from hypaware.model.datasets import BATCH_ID, INTERNAL, ROW_ID, SEQ, SOURCE, Dataset
+from hypaware.model.datasets import BATCH_ID, ROW_ID, SEQ, SOURCE, Dataset
 
 _TIMESTAMP = pa.timestamp("us", tz="UTC")
 _ARROW_TYPES: dict[ColumnType, pa.DataType] = {
@@ -103,26 +103,23 @@ def table_from_json_lines(schema: pa.Schema, lines: Sequence[bytes], internal: M
     Parsing the JSON that the row id was computed from takes Arrow half as long as building a list per column.
     """
     data = b"\n".join(lines)
+    # Timestamps are parsed as text and cast, because Arrow ignores zones.
+    parsed = pa.schema(
+        (field.name, pa.string() if field.type == _TIMESTAMP else field.type)
+        for field in schema
+        if field.name not in internal
+    )
     read = pj.read_json(
         pa.BufferReader(data),
         read_options=pj.ReadOptions(use_threads=False, block_size=len(data) + 1),
         parse_options=pj.ParseOptions(
-            explicit_schema=_json_schema(schema), newlines_in_values=False, unexpected_field_behavior="error"
+            explicit_schema=parsed, newlines_in_values=False, unexpected_field_behavior="error"
         ),
     )
     arrays = [
         internal[field.name] if field.name in internal else read.column(field.name).cast(field.type) for field in schema
     ]
     return pa.Table.from_arrays(arrays, schema=schema)
-
-
-def _json_schema(schema: pa.Schema) -> pa.Schema:
-    """Return the schema to parse JSON with. Timestamps are parsed as text and cast, because Arrow ignores zones."""
-    return pa.schema(
-        (field.name, pa.string() if field.type == _TIMESTAMP else field.type)
-        for field in schema
-        if field.name not in INTERNAL
-    )
 
 
 def full_table_name(dataset: str, namespace: str = NAMESPACE) -> str:
@@ -141,7 +138,10 @@ def create_table(
         GATEWAY_ID_PROPERTY: identity.gateway_id,
         INCARNATION_PROPERTY: identity.incarnation,
     }
-    columns = ", ".join(_column_sql(column) for column in table_columns(dataset))
+    columns = ", ".join(
+        f"`{column.name}` {_SQL_TYPES[column.type]}{' NOT NULL' if column.required else ''}"
+        for column in table_columns(dataset)
+    )
     listed = ", ".join(f"'{key}' = '{value}'" for key, value in properties.items())
     location_clause = f"LOCATION '{escape_sql(file_location(location))}' " if location else ""
     spark.sql(f"CREATE NAMESPACE IF NOT EXISTS {CATALOG}.{namespace}")
@@ -149,10 +149,6 @@ def create_table(
         f"CREATE TABLE IF NOT EXISTS {full_table_name(dataset.name, namespace)} ({columns}) USING iceberg "
         f"PARTITIONED BY ({SOURCE}, days({dataset.time_column})) {location_clause}TBLPROPERTIES ({listed})"
     )
-
-
-def _column_sql(column: Column) -> str:
-    return f"`{column.name}` {_SQL_TYPES[column.type]}{' NOT NULL' if column.required else ''}"
 
 
 def escape_sql(value: str) -> str:
@@ -164,7 +160,9 @@ def evolve_table(table: Any, jvm: Any, dataset: Dataset, known: Mapping[str, Tab
     """Add missing columns to an Iceberg table (Java object) with the known fields. Tell whether it changed."""
     added = [column for column in table_columns(dataset) if column.name not in known]
     relaxed = [
-        column for column in table_columns(dataset) if not column.required and _is_required_in_table(column, known)
+        column
+        for column in table_columns(dataset)
+        if not column.required and column.name in known and known[column.name].required
     ]
     for column in table_columns(dataset):
         if column.name in known and known[column.name].type != _ICEBERG_TYPES[column.type]:
@@ -183,7 +181,3 @@ def evolve_table(table: Any, jvm: Any, dataset: Dataset, known: Mapping[str, Tab
         change = change.makeColumnOptional(column.name)
     change.commit()
     return True
-
-
-def _is_required_in_table(column: Column, known: Mapping[str, TableField]) -> bool:
-    return column.name in known and known[column.name].required

@@ -125,7 +125,9 @@ class Tombstones:
         if purged:
             with _open_readonly(self.path) as db:
                 for hash_ in purged:
-                    found[hash_] = _purge_time(db, hash_)
+                    query = "SELECT max(at) FROM parts JOIN purges ON purges.id = parts.purge WHERE hash = ?"
+                    (at,) = db.execute(query, (hash_,)).fetchone()
+                    found[hash_] = datetime.fromisoformat(at).timestamp()
         return found
 
 
@@ -161,7 +163,8 @@ def create_tombstones(home: Home, stones: Sequence[Tombstone], at: str) -> list[
                 " DO UPDATE SET words = excluded.words, lifted_at = NULL",
                 (stone.kind, stone.value_hash, stone.before, stone.command, at),
             )
-        return [_purge_id(db, stone.kind, stone.value_hash) for stone in stones]
+        query = "SELECT id FROM purges WHERE kind = ? AND mark = ?"
+        return [int(db.execute(query, (stone.kind, stone.value_hash)).fetchone()[0]) for stone in stones]
 
 
 def add_parts(home: Home, purge: int, hashes: Iterable[bytes]) -> None:
@@ -222,17 +225,6 @@ def count_parts(home: Home) -> int:
         return 0
     with _open_readonly(home.tombstones) as db:
         return int(db.execute("SELECT count(DISTINCT hash) FROM parts").fetchone()[0])
-
-
-def _purge_time(db: sqlite3.Connection, hash_: bytes) -> float:
-    (at,) = db.execute(
-        "SELECT max(at) FROM parts JOIN purges ON purges.id = parts.purge WHERE hash = ?", (hash_,)
-    ).fetchone()
-    return datetime.fromisoformat(at).timestamp()
-
-
-def _purge_id(db: sqlite3.Connection, kind: str, mark: bytes) -> int:
-    return int(db.execute("SELECT id FROM purges WHERE kind = ? AND mark = ?", (kind, mark)).fetchone()[0])
 
 
 def _lookup_parts(db: sqlite3.Connection, hashes: Sequence[bytes]) -> Iterator[bytes]:

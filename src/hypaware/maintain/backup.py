@@ -1,4 +1,4 @@
-"""`hyp backup`: make a consistent copy of a home while the home is in use.
+"""`hyp backup`: make a consistent copy of a home while the home is in use. `hyp restore`: create a home from a backup.
 
 A backup is laid out like a home. State, catalog and spool are copied at one moment, while no commit can happen. The
 data files that the tables reference at that moment never change; they are copied afterwards, while no job may remove
@@ -12,6 +12,10 @@ of the original home; opening the copy relocates it.
 
 Spool files move from `active` and `incoming` to `sealed` at any time. They are listed and copied in this order. If a
 file has moved before it could be copied, the listing starts again, so that no file is missed.
+
+A restore checks every file against the backup's manifest while it is copied. The home gets its name only when all files
+are present, correct and durable. Then it is opened as a copy: it starts a new incarnation, so it never reuses a
+sequence that the lost home assigned after the backup, and it asks its destinations which rows they have.
 
 @ref keeping#backup
 """
@@ -60,6 +64,15 @@ _before_rename = faults.crash_point(
     "maintain.backup.before-rename", "the backup is complete and still has its temporary name"
 )
 _after_rename = faults.crash_point("maintain.backup.after-rename", "the backup has its final name")
+_after_restored_copy = faults.crash_point(
+    "maintain.restore.after-copy", "all files are copied and checked, the home does not exist yet"
+)
+_before_restored_rename = faults.crash_point(
+    "maintain.restore.before-rename", "the home is complete and still has its temporary name"
+)
+_after_restored_rename = faults.crash_point(
+    "maintain.restore.after-rename", "the home has its final name and has not been opened"
+)
 _RECREATED = ("engine", "run", "logs", "telemetry")
 _COPIED_SEPARATELY = ("spool", "lake")
 _STATE_FILES = ("state.db", "state.mirror.json")
@@ -337,3 +350,45 @@ def _clear_location(folder: Path, copier: FileCopier) -> tuple[Identity, int]:
     for name in ("state.db", side_file.name, mirror.GATEWAY_FILE):
         copier.record(name)
     return identity, next_seq
+
+
+@dataclass(frozen=True)
+class RestoredHome:
+    identity: Identity
+    next_seq: int
+
+
+def restore_home(
+    home: Home, source: Path, progress: ProgressCallback, check_cancelled: CheckCancelled = lambda: None
+) -> RestoredHome:
+    """Restore `home` from the backup in `source`; raise HypError if the home exists or the backup is damaged."""
+    backup_folder.refuse_existing(home.root)
+    manifest = backup_folder.read_manifest(source)
+    _check_sizes(source, manifest)
+    backup_folder.require_space(home.root.parent, manifest.bytes)
+    with backup_folder.staged_folder(home.root) as folder:
+        copier = FileCopier(folder, manifest.bytes, progress, check_cancelled)
+        for name, expected in manifest.files.items():
+            if copier.copy(source / name, name) != expected:
+                raise _damaged(source / name, "has changed since the backup was made")
+        _after_restored_copy()
+        backup_folder.publish_folder(folder, home.root, _before_restored_rename, _after_restored_rename)
+    progress("opening the home")
+    opened = open_home(home)
+    with closing(opened.store) as store, store.reading() as connection:
+        next_seq = flushes.next_sequence(connection)
+    return RestoredHome(opened.identity, next_seq)
+
+
+def _check_sizes(source: Path, manifest: BackupManifest) -> None:
+    """Compare names and sizes, the cheap part of the check, before anything is written."""
+    for name, expected in manifest.files.items():
+        path = source / name
+        if not path.is_file():
+            raise _damaged(path, "is missing")
+        if (size := path.stat().st_size) != expected.size:
+            raise _damaged(path, f"has {size} bytes instead of {expected.size}")
+
+
+def _damaged(path: Path, problem: str) -> HypError:
+    return HypError(f"the backup is damaged: {path} {problem}; nothing was restored", kind="backup_damaged")

@@ -53,7 +53,6 @@ _PASSES = 8
 
 
 def compact_dataset(context: MaintenanceContext, report: MaintenanceReport) -> None:
-    """Compact the dataset."""
     with telemetry.span(
         "maintain.compact", component="maintain", operation="compact", hyp_dataset=context.dataset.name
     ) as span:

@@ -97,15 +97,12 @@ class MaintenanceContext:
     def files(self) -> list[DataFile]:
         return list(metadata.iter_cached_files(self.table_metadata))
 
-    def table(self) -> LakeTable:
-        return self.lake.table(self.dataset)
-
     @contextmanager
     def lock_table(self) -> Iterator[LakeTable]:
         """Yield the table with exclusive access to change it. The last commit is durable by then."""
         with locks.commit_lock(self.dataset.name, self.check_cancelled):
             fsync.fsync_commit(self.home, self.dataset.name)
-            yield self.table()
+            yield self.lake.table(self.dataset)
 
     def commit(self, change: TableChange, on_commit: Callable[[], None] = _ignore) -> None:
         """Commit a change and make it durable; call `on_commit` in between.

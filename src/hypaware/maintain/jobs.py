@@ -25,7 +25,7 @@ from hypaware.maintain import compact, expire, generation, rebuild, retention
 from hypaware.maintain.context import MaintenanceContext, MaintenanceReport
 from hypaware.model import datasets
 from hypaware.model.datasets import Dataset
-from hypaware.state.home_opener import OpenHome, open_home
+from hypaware.state.home_opener import open_home
 
 if TYPE_CHECKING:
     from hypaware.state.store import StateStore
@@ -38,7 +38,6 @@ STEPS = {
 
 
 def run_maintenance(context: JobContext, args: dict[str, Any], now: datetime | None = None) -> dict[str, Any]:
-    """Run the job."""
     present = list_stored_datasets(context.home)
     wanted = [datasets.get(args["dataset"])] if args.get("dataset") else list(datasets.list_all())
     deadline = time.monotonic() + args["budget"] if args.get("budget") else None
@@ -50,35 +49,28 @@ def run_maintenance(context: JobContext, args: dict[str, Any], now: datetime | N
                 args.get("rebuild") and generation.table_folders(context.home, dataset.name)
             ):
                 continue
-            report = MaintenanceReport(dataset.name)
-            run_steps(
-                _context_for(context, opened, dataset, args, deadline, now or datetime.now(UTC)), _steps(args), report
+            maintenance = MaintenanceContext(
+                context.home,
+                context.config,
+                opened.store,
+                SparkLake(context.home, context.spark, opened.identity, context.check_cancelled),
+                dataset,
+                now or datetime.now(UTC),
+                force=bool(args.get("force")),
+                dry_run=bool(args.get("dry_run")),
+                deadline=deadline,
+                progress=lambda message, done, total: context.progress(message, done, total),
+                note=context.note,
+                check_cancelled=context.check_cancelled,
             )
+            report = MaintenanceReport(dataset.name)
+            run_steps(maintenance, _steps(args), report)
             reports.append(report.as_json())
     return {"datasets": reports}
 
 
 def _steps(args: dict[str, Any]) -> tuple[Any, ...]:
     return (rebuild.rebuild_dataset,) if args.get("rebuild") else STEPS[args.get("only")]
-
-
-def _context_for(
-    context: JobContext, opened: OpenHome, dataset: Dataset, args: dict[str, Any], deadline: float | None, now: datetime
-) -> MaintenanceContext:
-    return MaintenanceContext(
-        context.home,
-        context.config,
-        opened.store,
-        SparkLake(context.home, context.spark, opened.identity, context.check_cancelled),
-        dataset,
-        now,
-        force=bool(args.get("force")),
-        dry_run=bool(args.get("dry_run")),
-        deadline=deadline,
-        progress=lambda message, done, total: context.progress(message, done, total),
-        note=context.note,
-        check_cancelled=context.check_cancelled,
-    )
 
 
 def run_steps(context: MaintenanceContext, steps: tuple[Any, ...], report: MaintenanceReport) -> None:

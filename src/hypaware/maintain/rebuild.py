@@ -13,7 +13,6 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
@@ -88,7 +87,7 @@ def _rebuild_table(context: MaintenanceContext, report: MaintenanceReport, inven
         with context.store.transaction() as connection:
             sources.forget_checkpoints(connection, context.dataset.name)
     # Build the key index now, so that the next flush and `hyp verify` find it complete.
-    dedupe.open_index(context.home, context.lake, context.table(), context.dataset).close()
+    dedupe.open_index(context.home, context.lake, context.lake.table(context.dataset), context.dataset).close()
 
 
 def _describe_damage(inventory: TableInventory) -> str:
@@ -147,14 +146,12 @@ class _TableRewrite:
             self._context.progress(f"rebuilding {self._context.dataset.name}", start, len(tasks))
             group = tasks[start : start + _TASKS_AT_ONCE]
             for task, result in zip(group, self._context.lake.run(group), strict=True):
-                self._add(self._retry(task, result) if isinstance(result, BuildFailure) else result)
-
-    def _add(self, built: BuildResult | None) -> None:
-        if built is not None:
-            report: RegroupReport = built.reports[0]
-            self.files += built.files
-            self.rows += report.rows
-            self.highest = max(self.highest, report.max_seq)
+                built = self._retry(task, result) if isinstance(result, BuildFailure) else result
+                if built is not None:
+                    report: RegroupReport = built.reports[0]
+                    self.files += built.files
+                    self.rows += report.rows
+                    self.highest = max(self.highest, report.max_seq)
 
     def _retry(self, task: RegroupTask, failure: BuildFailure) -> BuildResult | None:
         unreadable_files = {path: reason for path in task.paths if (reason := read_problem(path))}
@@ -226,10 +223,10 @@ class RegroupTask:
                 for (source, day), part in _split_partitions(rows, dataset.time_column):
                     writer = writers.get((source, day))
                     if writer is None:
-                        new_path = partial(self.place.new_file, dataset, source, day)
-                        writer = writers[(source, day)] = RollingWriter(new_path, schema)
+                        writer = RollingWriter(self.place, dataset, source, day, schema)
+                        writers[(source, day)] = writer
                     writer.add(part)
-            files = [file for (source, day), writer in writers.items() for file in writer.close(source, day)]
+            files = [file for writer in writers.values() for file in writer.close()]
         except BaseException:
             for writer in writers.values():
                 writer.discard()

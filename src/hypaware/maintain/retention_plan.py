@@ -292,41 +292,37 @@ def clock_warning(home: Home, store: StateStore, dataset: Dataset, now: datetime
 
 
 def retention_status(home: Home, config: Config, store: StateStore, now: datetime) -> list[dict[str, Any]]:
-    """Return for each dataset with a table: the period, held rows with sinks and dates, and undelivered drops."""
-    return [
-        _dataset_status(home, config, store, datasets.get(entry.name), entry, now)
-        for entry in metadata.list_tables(home)
-        if entry.name in datasets.list_names()
-    ]
+    """Return for each dataset with a table: the period, held rows with sinks and dates, and undelivered drops.
 
-
-def _dataset_status(
-    home: Home, config: Config, store: StateStore, dataset: Dataset, entry: metadata.CatalogEntry, now: datetime
-) -> dict[str, Any]:
-    plan = plan_retention(home, config, store, dataset, now)
-    files = list(metadata.iter_cached_files(metadata.read_metadata(entry.metadata)))
-    messages = describe_expiring(dataset.name, plan.expiring_soon(now))
-    if plan.first_day and (warning := clock_warning(home, store, dataset, now)):
-        messages.append(warning)
-    with store.reading() as connection:
-        drops = retention.list_drops(connection, dataset.name)
-    done = [drop for drop in drops if drop.landed or not is_drop_outstanding(drop, files)]
-    return {
-        "dataset": dataset.name,
-        "days": days_kept(config, dataset),
-        "first_day_kept": plan.first_day and plan.first_day.isoformat(),
-        "rows_due": plan.rows_to_drop,
-        "rows_held": plan.rows_held,
-        "rows_without_time": plan.rows_without_time,
-        "held": [held.as_json() for held in plan.held],
-        "warnings": messages,
-        "dropped_undelivered": [drop.as_json() for drop in done],
-    }
-
-
-def expiry_warnings(home: Home, config: Config, store: StateStore, now: datetime) -> list[str]:
-    """Return warnings about undelivered rows that will be dropped soon, and about a wrong clock."""
-    return [warning for each in retention_status(home, config, store, now) for warning in each["warnings"]]
+    The warnings are about undelivered rows that will be dropped soon, and about a wrong clock.
+    """
+    found = []
+    for entry in metadata.list_tables(home):
+        if entry.name not in datasets.list_names():
+            continue
+        dataset = datasets.get(entry.name)
+        plan = plan_retention(home, config, store, dataset, now)
+        files = list(metadata.iter_cached_files(metadata.read_metadata(entry.metadata)))
+        warnings = describe_expiring(dataset.name, plan.expiring_soon(now))
+        if plan.first_day and (warning := clock_warning(home, store, dataset, now)):
+            warnings.append(warning)
+        with store.reading() as connection:
+            drops = retention.list_drops(connection, dataset.name)
+        done = [drop for drop in drops if drop.landed or not is_drop_outstanding(drop, files)]
+        found.append(
+            {
+                "dataset": dataset.name,
+                "days": days_kept(config, dataset),
+                "first_day_kept": plan.first_day and plan.first_day.isoformat(),
+                "rows_due": plan.rows_to_drop,
+                "rows_held": plan.rows_held,
+                "rows_without_time": plan.rows_without_time,
+                "held": [held.as_json() for held in plan.held],
+                "warnings": warnings,
+                "dropped_undelivered": [drop.as_json() for drop in done],
+            }
+        )
+    return found
 
 
 def list_undelivered_drops(dataset: str, overdue: Iterable[HeldDay], at: datetime) -> list[RetentionDrop]:

@@ -182,7 +182,8 @@ class MaintenanceTask:
             return False, []  # opening it would create a state in a home that may just have been removed
         config, now = self._current_config, self._clock.now()
         with closing(open_home(self._home, make=False).store) as store:
-            warnings = retention_plan.expiry_warnings(self._home, config, store, now)
+            retention = retention_plan.retention_status(self._home, config, store, now)
+            warnings = [warning for each in retention for warning in each["warnings"]]
             return bool(due_datasets.find_due_datasets(self._home, config, store, now)), warnings
 
     async def _maintain(self) -> None:

@@ -50,11 +50,6 @@ def has_parts(content: Any) -> bool:
     return content != "" if isinstance(content, str) else _makes_part(content)
 
 
-def count_bad_blocks(content: Any, parts: list[Part]) -> int:
-    """Return how many blocks of a content make no part."""
-    return len(content) - len(parts) if isinstance(content, list) else 0
-
-
 def fill_columns(row: Row, block: Block, skipped: Counter[str]) -> None:
     """Set the columns that one block determines. The tool name of a result is set by the caller."""
     block_type: str = block["type"]

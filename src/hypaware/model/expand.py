@@ -9,21 +9,30 @@ canonical text; null columns and derived columns are left out.
 The `attributes` column holds groups (client, usage, gateway, …) of values that have no column of their own. Groups
 merge one level deep, and later ones win: client, message, exchange, gateway. Token counts are added last, and only to
 the one row of a response that carries them.
+
+The fallback id of a message whose client gave it none is `sha256(<scope>:<role>:<canonical JSON of its blocks>)`,
+first 16 hex digits. The scope is the conversation, or else the session, followed by the agent. Repeated messages in
+one thread get different ids: from the second on, the hash includes the number of earlier ones (`…:<n>`). Keys that
+clients add temporarily (`cache_control`, `caller`) are not hashed.
+
+The previous message is found along the client's links, or is simply the preceding one. Links lead through transcript
+lines that make no rows to a message: one that was added before, or an id that the links do not contain. Searches are
+cached, so each link is followed about once. A cycle leads to no message.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from hypaware.model import canonical, sanitize
-from hypaware.model.blocks import Block, Part, count_bad_blocks, fill_columns, list_parts
+from hypaware.model.blocks import Part, fill_columns, list_parts, to_blocks
 from hypaware.model.columns import ColumnType
 from hypaware.model.datasets import Row
-from hypaware.model.identity import Lineage, Occurrences, compute_fallback_id, fallback_scope
-from hypaware.model.sanitize import to_utc_text
+from hypaware.model.sanitize import repair_json, to_utc_text
 from hypaware.model.schemas import AI_GATEWAY_MESSAGES
 
 Groups = dict[str, Any]
@@ -35,6 +44,7 @@ USAGE_KEYS = (
     "reasoning_tokens",
     "total_tokens",
 )
+_VOLATILE_KEYS = ("cache_control", "caller")
 _FINISH_REASONS = {"end_turn": "stop", "stop_sequence": "stop", "max_tokens": "length", "pause_turn": "pause"}
 # Columns that a parser may set, for the exchange or for one message; the others are computed.
 _SETTABLE_NAMES = (
@@ -115,16 +125,21 @@ def expand(exchange: Exchange, *, gateway: Mapping[str, Any], skipped: Counter[s
 class _Expansion:
     def __init__(self, exchange: Exchange, gateway: Mapping[str, Any], skipped: Counter[str]) -> None:
         self._skipped = skipped
-        self._shared = _shared_columns(exchange, skipped)
+        self._shared = dict(_settable_columns(exchange.columns, skipped))
+        for name in ("session_id", "conversation_id", "provider", "client_name", "client_version"):
+            sanitize.put_text(self._shared, name, getattr(exchange, name) or None, skipped)
+        self._shared.setdefault("provider", "unknown")
+        self._started_at = to_utc_text(exchange.started_at)
+        fallback, self._fallback_source = exchange.fallback_time or (None, "")
+        self._fallback_time = to_utc_text(fallback)
+        if started_at := self._started_at or self._fallback_time:
+            self._shared["conversation_started_at"] = started_at
         self._scope = (self._shared.get("session_id", ""), self._shared.get("conversation_id"))
-        self._attributes = Attributes(exchange, gateway, skipped)
+        self._attributes = _Attributes(exchange, gateway, skipped)
         self._lineage = Lineage(exchange.links)
         self._occurrences = Occurrences()
         self._tool_names: dict[tuple[Any, str], str] = {}
         self._index = 0
-        self._started_at = to_utc_text(exchange.started_at)
-        fallback, self._fallback_source = exchange.fallback_time or (None, "")
-        self._fallback_time = to_utc_text(fallback)
 
     def rows_of(self, message: Message) -> list[Row]:
         parts = list_parts(message.content)
@@ -144,8 +159,8 @@ class _Expansion:
         self._shared.setdefault("conversation_started_at", created_at)
         if not message.fresh:
             return []
-        if bad := count_bad_blocks(message.content, parts):
-            self._skipped["bad_block"] += bad
+        if isinstance(message.content, list) and len(parts) < len(message.content):
+            self._skipped["bad_block"] += len(message.content) - len(parts)
         columns = {
             **self._shared,
             **_settable_columns(message.columns, self._skipped),
@@ -160,10 +175,15 @@ class _Expansion:
         last = len(parts) - 1
         if last or not usage:
             columns["attributes"] = self._attributes.as_text(message, *origins)
-        rows = [
-            self._row(columns if number == last else columns.copy(), index, block, thread)
-            for number, (index, block) in enumerate(parts)
-        ]
+        rows = []
+        for number, (part_index, block) in enumerate(parts):
+            row = columns if number == last else columns.copy()
+            fill_columns(row, block, self._skipped)
+            row["part_index"] = part_index
+            row["part_id"] = f"{message_id}#{part_index}"
+            if call_id := row.get("tool_result_for"):
+                sanitize.put_text(row, "tool_name", self._tool_names.get((thread, call_id)), self._skipped)
+            rows.append(row)
         if usage:
             rows[-1]["attributes"] = self._attributes.as_text(message, *origins, usage)
         self._write_status(rows, message)
@@ -209,48 +229,23 @@ class _Expansion:
                 if isinstance(call_id, str) and isinstance(name, str):
                     self._tool_names[thread, call_id] = name
 
-    def _row(self, row: Row, index: int, block: Block, thread: str | None) -> Row:
-        fill_columns(row, block, self._skipped)
-        row["part_index"] = index
-        row["part_id"] = f"{row['message_id']}#{index}"
-        if call_id := row.get("tool_result_for"):
-            sanitize.put_text(row, "tool_name", self._tool_names.get((thread, call_id)), self._skipped)
-        return row
-
     def _write_status(self, rows: list[Row], message: Message) -> None:
         """Write the status of each part; the status of the message goes to its last part."""
-        if status_of_message := self._status_of(message):
-            rows[-1]["status"] = {**rows[-1].get("status", {}), **status_of_message}
-            if "error_code" in status_of_message or "error_message" in status_of_message:
+        own: Row = {}
+        if message.finish_reason is not None and message.role == "assistant":
+            reason = sanitize.sanitize_text(message.finish_reason, "status", self._skipped)
+            if reason:
+                own["finish_reason"] = _FINISH_REASONS.get(reason, reason)
+        if message.error_code is not None or message.error_message is not None:
+            sanitize.put_text(own, "error_code", message.error_code, self._skipped)
+            sanitize.put_long_text(own, "error_message", message.error_message, self._skipped)
+        if own:
+            rows[-1]["status"] = {**rows[-1].get("status", {}), **own}
+            if "error_code" in own or "error_message" in own:
                 rows[-1]["is_error"] = True
         for row in rows:
             if (status := row.get("status")) is not None:
                 row["status"] = canonical.dumps(status)
-
-    def _status_of(self, message: Message) -> Row | None:
-        if message.finish_reason is None and message.error_code is None and message.error_message is None:
-            return None
-        status: Row = {}
-        if message.finish_reason is not None and message.role == "assistant":
-            reason = sanitize.sanitize_text(message.finish_reason, "status", self._skipped)
-            if reason:
-                status["finish_reason"] = _FINISH_REASONS.get(reason, reason)
-        sanitize.put_text(status, "error_code", message.error_code, self._skipped)
-        sanitize.put_long_text(status, "error_message", message.error_message, self._skipped)
-        return status
-
-
-def _shared_columns(exchange: Exchange, skipped: Counter[str]) -> Row:
-    columns = dict(_settable_columns(exchange.columns, skipped))
-    for name in ("session_id", "conversation_id", "provider", "client_name", "client_version"):
-        sanitize.put_text(columns, name, getattr(exchange, name) or None, skipped)
-    columns.setdefault("provider", "unknown")
-    started_at = to_utc_text(exchange.started_at)
-    if started_at is None and exchange.fallback_time is not None:
-        started_at = to_utc_text(exchange.fallback_time[0])
-    if started_at is not None:
-        columns["conversation_started_at"] = started_at
-    return columns
 
 
 def _settable_columns(columns: Mapping[str, Any], skipped: Counter[str]) -> Mapping[str, Any]:
@@ -277,7 +272,7 @@ def _is_storable_text(value: Any) -> bool:
     return isinstance(value, str) and value != "" and (value.isascii() or sanitize.is_encodable(value))
 
 
-class Attributes:
+class _Attributes:
     """Renders the attributes of one exchange's messages as canonical JSON text."""
 
     def __init__(self, exchange: Exchange, gateway: Mapping[str, Any], skipped: Counter[str]) -> None:
@@ -293,24 +288,23 @@ class Attributes:
     def as_text(
         self, message: Message, identity_source: str | None, time_source: str | None, usage: Groups | None = None
     ) -> str:
-        groups = self._groups_of(message, identity_source, time_source)
+        if not (message.attributes or identity_source or time_source):
+            if not usage:
+                return self._plain_text
+            groups = self._plain
+        else:
+            own = self._valid_groups(message.attributes)
+            if not (identity_source or time_source) and self._plain.keys().isdisjoint(own):
+                groups = {**self._plain, **own}
+            else:
+                sources = {"identity_source": identity_source, "time_source": time_source}
+                groups = _merge_groups(self._client, own)
+                groups = _merge_groups(groups, self._exchange)
+                groups = _merge_groups(groups, {"gateway": {name: value for name, value in sources.items() if value}})
+                groups = _merge_groups(groups, self._gateway)
         if usage:
             groups = {**groups, "usage": usage}
-        elif groups is self._plain:
-            return self._plain_text
         return sanitize.sanitize_json(groups, "attributes", self._skipped)
-
-    def _groups_of(self, message: Message, identity_source: str | None, time_source: str | None) -> Groups:
-        if not (message.attributes or identity_source or time_source):
-            return self._plain
-        own = self._valid_groups(message.attributes)
-        if not (identity_source or time_source) and self._plain.keys().isdisjoint(own):
-            return {**self._plain, **own}
-        sources = {"identity_source": identity_source, "time_source": time_source}
-        merged = _merge_groups(self._client, own)
-        merged = _merge_groups(merged, self._exchange)
-        merged = _merge_groups(merged, {"gateway": {name: value for name, value in sources.items() if value}})
-        return _merge_groups(merged, self._gateway)
 
     def valid_usage(self, given: Any) -> Groups | None:
         """Return the token counts that are integers below 2^53 and count the others as skipped."""
@@ -340,3 +334,74 @@ def _merge_groups(lower: Groups, upper: Groups) -> Groups:
         current = merged.get(name)
         merged[name] = {**current, **value} if isinstance(current, dict) and isinstance(value, dict) else value
     return merged
+
+
+def fallback_scope(session_id: str, conversation_id: Any = None, agent_id: Any = None) -> str:
+    scope = conversation_id if isinstance(conversation_id, str) and conversation_id else session_id
+    return f"{scope}:{agent_id}" if isinstance(agent_id, str) and agent_id else scope
+
+
+def compute_fallback_id(scope: str, role: str, content: Any, occurrence: int = 0) -> str:
+    """Return the fallback id; `occurrence` is the number of equal messages before this one."""
+    blocks = [_without_volatile_keys(block) for block in to_blocks(content)]
+    try:
+        content_text = canonical.dumps(blocks)
+    except ValueError:
+        content_text = canonical.dumps(repair_json(blocks))
+    suffix = f":{occurrence}" if occurrence else ""
+    return hashlib.sha256(f"{scope}:{role}:{content_text}{suffix}".encode("utf-8", "replace")).hexdigest()[:16]
+
+
+class Occurrences:
+    """Counts equal messages without an id, in the order in which they are added."""
+
+    def __init__(self) -> None:
+        self._count: Counter[str] = Counter()
+
+    def add(self, scope: str, role: str, content: Any) -> int:
+        """Count a message and return the number of equal ones before it."""
+        key = compute_fallback_id(scope, role, content)
+        self._count[key] += 1
+        return self._count[key] - 1
+
+
+def _without_volatile_keys(block: Any) -> Any:
+    if isinstance(block, dict) and not block.keys().isdisjoint(_VOLATILE_KEYS):
+        return {name: value for name, value in block.items() if name not in _VOLATILE_KEYS}
+    return block
+
+
+class Lineage:
+    def __init__(self, links: Mapping[str, str | None] | None) -> None:
+        self._links = links
+        self._messages: set[str] = set()
+        self._cache: dict[str, str | None] = {}
+        self._last: str | None = None
+
+    def __contains__(self, message_id: str) -> bool:
+        return message_id in self._messages
+
+    def add(self, message_id: str, parent: str | None) -> str | None:
+        """Add a message whose link leads to `parent`, and return the id of the message before it."""
+        previous = self._last if self._links is None else self._nearest(parent, self._links)
+        self._messages.add(message_id)
+        self._last = message_id
+        return previous if previous != message_id else None
+
+    def _nearest(self, parent: str | None, links: Mapping[str, str | None]) -> str | None:
+        if parent is None or parent in self._messages:
+            return parent
+        visited: dict[str, None] = {}
+        current: str | None = parent
+        while isinstance(current, str) and current in links and current not in self._messages:
+            if current in visited:
+                current = None
+            elif current in self._cache:
+                current = self._cache[current]
+                break
+            else:
+                visited[current] = None
+                current = links[current]
+        nearest = current if isinstance(current, str) else None
+        self._cache.update(dict.fromkeys(visited, nearest))
+        return nearest

@@ -85,7 +85,7 @@ class MatchRules:
 
 def list_match_keys(row: Mapping[str, Any]) -> list[str]:
     """Return the keys of a stored row; its JSON columns may be text or values. A row without keys matches nothing."""
-    return _list_keys(row, is_live(row))
+    return _list_keys(row, _gateway_group(row).get("source") == "live")
 
 
 def _list_keys(row: Mapping[str, Any], live: bool) -> list[str]:
@@ -106,11 +106,6 @@ def _list_keys(row: Mapping[str, Any], live: bool) -> list[str]:
         return by_content
     exact = f"api:{api_id}:{part}"
     return [exact] if live else [exact, *by_content]
-
-
-def is_live(row: Mapping[str, Any]) -> bool:
-    """Return whether the gateway recorded the row."""
-    return _gateway_group(row).get("source") == "live"
 
 
 def _hash_part(row: Mapping[str, Any]) -> str:

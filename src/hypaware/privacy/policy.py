@@ -91,18 +91,15 @@ class PrivacyPolicy:
     def decide(self, cwd: str | None, session_id: str | None) -> PrivacyDecision:
         if not cwd and session_id:
             cwd = self._find_cwd(session_id)
-        decisions = [self._decide_by_folder(cwd), self._decide_by_session(session_id)]
+        decisions: list[PrivacyDecision | None] = []
+        if cwd and _is_path(cwd):
+            decisions += [self._decide_by_file(cwd), self._decide_by_config(cwd)]
+        elif self._unknown_folder:
+            decisions.append(PrivacyDecision(self._unknown_folder, "its folder is unknown"))
+        by_session = self._ignored_sessions.class_of(session_id) if session_id else None
+        if by_session is not None:
+            decisions.append(PrivacyDecision(by_session, IGNORED_BY_SESSION))
         return max((each for each in decisions if each), key=lambda each: each.privacy_class, default=_DEFAULT)
-
-    def _decide_by_session(self, session_id: str | None) -> PrivacyDecision | None:
-        privacy_class = self._ignored_sessions.class_of(session_id) if session_id else None
-        return PrivacyDecision(privacy_class, IGNORED_BY_SESSION) if privacy_class is not None else None
-
-    def _decide_by_folder(self, cwd: str | None) -> PrivacyDecision | None:
-        if not cwd or not _is_path(cwd):
-            return PrivacyDecision(self._unknown_folder, "its folder is unknown") if self._unknown_folder else None
-        decisions = [self._decide_by_file(cwd), self._decide_by_config(cwd)]
-        return max((each for each in decisions if each), key=lambda each: each.privacy_class, default=None)
 
     def _decide_by_file(self, cwd: str) -> PrivacyDecision | None:
         rule = self._remembered.find_rule(cwd)

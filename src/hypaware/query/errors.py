@@ -63,11 +63,3 @@ def readable_message(text: str) -> str:
         column = int(place[3]) + (0 if place[2] else 1)
         message = f"{message.rstrip('.')} (line {place[1]}, column {column})"
     return message
-
-
-def silence_pyspark() -> None:
-    """Stop PySpark from printing every error of a query, with its stack, to stderr."""
-    from pyspark.logger import PySparkLogger
-
-    for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
-        PySparkLogger.getLogger(name).disabled = True

@@ -1,11 +1,21 @@
-"""The output formats of a query. Each renders an Arrow schema and batches as a stream of bytes."""
+"""The output of a query: its formats, each of which renders Arrow batches as a stream of bytes, and its file.
+
+A file is written all or nothing: the result goes to a hidden temporary file in the same folder, which replaces the
+target at the end. A device or a named pipe is written directly. Of a symbolic link, the target is replaced.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import os
+import stat
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hypaware.errors import UsageError
+from hypaware.errors import HypError, UsageError
+from hypaware.home import durable_files
 from hypaware.text import did_you_mean
 
 if TYPE_CHECKING:
@@ -72,3 +82,29 @@ class _ByteBuffer:
     def take(self) -> bytes:
         written, self._written = b"".join(self._written), []
         return written
+
+
+@contextmanager
+def open_output(path: Path) -> Iterator[Callable[[bytes], None]]:
+    """Yield a write function. The file is replaced only if the block ends without an error."""
+    target = path.resolve()
+    try:
+        mode: int | None = target.stat().st_mode
+    except FileNotFoundError:
+        mode = None
+    if mode is not None and stat.S_ISDIR(mode):
+        raise UsageError(f"--output {path} is a folder")
+    if not target.parent.is_dir():
+        raise UsageError(f"--output {path}: folder {target.parent} does not exist")
+    try:
+        if mode is None or stat.S_ISREG(mode):
+            with durable_files.replace_atomically(target, 0o666) as fd:
+                if mode is not None:
+                    os.fchmod(fd, stat.S_IMODE(mode))
+                yield partial(durable_files.write_all, fd)
+        else:
+            with target.open("wb") as file:
+                yield lambda chunk: durable_files.write_all(file.fileno(), chunk)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise HypError(f"cannot write {path}: {reason}", kind="output_failed") from error

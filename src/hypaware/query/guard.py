@@ -10,6 +10,9 @@ A plan is fetched from the JVM in one round trip. `toJSON` writes a tree as a fl
 its `class` and `num-children`. A tree in a field of a node (an expression, a subquery, the body of a CTE) is such a
 list within that field. Children are always complete; of the other fields, maps and a few kinds of sequences are written
 as null: `hidden_fields` returns them.
+
+Plan nodes and table functions are allowed one by one, so that those of a new Spark version are refused until they have
+been reviewed. Functions are allowed unless listed here, because there are hundreds; a test pins the reviewed set.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ import orjson
 
 from hypaware.errors import HypError, QueryRefused
 from hypaware.iceberg.metadata import NAMESPACE
-from hypaware.query import allowlist, errors
+from hypaware.query import errors
 from hypaware.query.views import Relation, SparkClasses
 from hypaware.text import did_you_mean
 
@@ -31,9 +34,64 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 PlanNode = dict[str, Any]
-
 PlanTree = list[PlanNode]
 
+
+def _word_set(words: str) -> frozenset[str]:
+    return frozenset(words.split())
+
+
+_CATALYST = "org.apache.spark.sql.catalyst"
+_LOGICAL, _ANALYSIS = f"{_CATALYST}.plans.logical", f"{_CATALYST}.analysis"
+_EXPRESSIONS = f"{_CATALYST}.expressions"
+_PARSED_NODES = {
+    _LOGICAL: _word_set(
+        """
+        Aggregate Distinct Except Filter Generate GlobalLimit Intersect Join LateralJoin LimitAll LocalLimit
+        LocalRelation Offset OneRowRelation Pivot Project RepartitionByExpression Sample Sort SubqueryAlias Union
+        Unpivot UnresolvedHint UnresolvedWith WithWindowDefinition
+        """
+    ),
+    _ANALYSIS: _word_set(
+        """
+        MultiAlias NamedParameter PosParameter UnresolvedAlias UnresolvedAttribute UnresolvedExtractValue
+        UnresolvedFunction UnresolvedGenerator UnresolvedHaving UnresolvedInlineTable UnresolvedOrdinal
+        UnresolvedPipeAggregateOrdinal UnresolvedRegex UnresolvedRelation UnresolvedStar
+        UnresolvedStarExceptOrReplace UnresolvedSubqueryColumnAliases UnresolvedTVFAliases
+        UnresolvedTableValuedFunction
+        """
+    ),
+}
+_ANALYZED_NODES = {
+    _LOGICAL: _word_set(
+        """
+        Aggregate CTERelationDef CTERelationRef Distinct Except Expand Filter Generate GlobalLimit Intersect Join
+        LateralJoin LocalLimit LocalRelation Offset OneRowRelation Project Range Repartition RepartitionByExpression
+        RebalancePartitions ResolvedHint Sample Sort SubqueryAlias Union UnionLoop UnionLoopRef Window WithCTE
+        """
+    ),
+    _ANALYSIS: _word_set("MultiAlias ResolvedInlineTable UnresolvedStar"),
+}
+# Fields that are null in the JSON of a plan and contain neither plans nor expressions.
+_SAFE_HIDDEN_FIELDS = _word_set("options hint data metadata")
+_WINDOW_DEFINITIONS = "windowDefinitions"
+TABLE_FUNCTIONS = _word_set(
+    """
+    explode explode_outer inline inline_outer json_tuple posexplode posexplode_outer range stack variant_explode
+    variant_explode_outer
+    """
+)
+# These call methods of the JVM by name, or accept the path of a file as an option.
+REFUSED_FUNCTIONS = _word_set(
+    """
+    from_avro from_protobuf from_xml java_method reflect schema_of_avro schema_of_xml to_avro to_protobuf try_reflect
+    """
+)
+_REFUSED_EXPRESSIONS = re.compile(
+    r"CallMethodViaReflection|TryReflect|Python\w*|ScalaUD\w*|VariableReference|XmlToStructs|SchemaOfXml"
+    r"|\w*Avro\w*|\w*Protobuf\w*"
+)
+_FILE_FORMATS = _word_set("avro binaryfile csv delta iceberg jdbc json orc parquet text xml")
 _NODE_NAMES = {
     "CompoundBody": "a script (BEGIN … END)",
     "ExplainCommand": "EXPLAIN",
@@ -46,9 +104,7 @@ _NODE_NAMES = {
     "UnresolvedEventTimeWatermark": "WATERMARK",
     "UnresolvedExecuteImmediate": "EXECUTE IMMEDIATE",
 }
-
 _INSPECTION = re.compile("Show|Describe|Explain|List")
-
 _ALLOWED = "`hyp query sql` runs one read-only SELECT over the datasets"
 
 
@@ -71,8 +127,11 @@ def parse_statement(session: SparkSession, sql: str, known: Collection[str]) -> 
     """Parse the statement. Raise QueryRefused unless it is a read-only SELECT over known datasets."""
     if not sql.strip():
         raise QueryRefused(f"the SQL is empty: {_ALLOWED}")
-    if not sql.isascii():
-        _check_unicode(sql)
+    try:
+        # Lone surrogates come from invalid UTF-8 on the command line and cannot be sent to the JVM.
+        sql.encode()
+    except UnicodeEncodeError:
+        raise HypError("the SQL is not valid UTF-8", kind="query_invalid") from None
     plan = _parse_plan(session, sql)
     tree = read_plan(plan)
     ctes: set[str] = set()
@@ -80,20 +139,13 @@ def parse_statement(session: SparkSession, sql: str, known: Collection[str]) -> 
     for node in _parsed_nodes(plan, tree):
         _check_parsed_node(node)
         if node["class"].endswith(".UnresolvedWith"):
-            ctes.update(_cte_names(node))
+            # A name with ", " is left out: it could pass for several parts (see `_split_name`).
+            ctes.update(cte["_1"].lower() for cte in node["cteRelations"] if ", " not in cte["_1"])
         elif node["class"].endswith(".UnresolvedRelation"):
             named.append(node)
     relations = {relation for node in named if (relation := _resolve_relation(node, ctes, known))}
     ordered = any(node["class"].endswith((".Sort", ".Offset")) for node in tree)
     return Statement(plan, frozenset(relations), _final_limit(tree[0]), ordered)
-
-
-def _check_unicode(sql: str) -> None:
-    """Reject lone surrogates, which come from invalid UTF-8 on the command line and cannot be sent to the JVM."""
-    try:
-        sql.encode()
-    except UnicodeEncodeError:
-        raise HypError("the SQL is not valid UTF-8", kind="query_invalid") from None
 
 
 def _parse_plan(session: SparkSession, sql: str) -> Any:
@@ -117,12 +169,12 @@ def _parse_plan(session: SparkSession, sql: str) -> Any:
 def _parsed_nodes(plan: Any, tree: PlanTree) -> Iterator[PlanNode]:
     named_windows = False
     for node in iterate_nodes(tree):
-        named_windows = named_windows or allowlist.WINDOW_DEFINITIONS in node
+        named_windows = named_windows or _WINDOW_DEFINITIONS in node
         yield node
     if named_windows:
         for definition in _window_definitions(plan):
             for node in iterate_nodes(read_plan(definition)):
-                if allowlist.WINDOW_DEFINITIONS in node:
+                if _WINDOW_DEFINITIONS in node:
                     raise QueryRefused(f"a WINDOW clause within a WINDOW clause is not allowed: {_ALLOWED}")
                 yield node
 
@@ -146,33 +198,29 @@ def _iterate(scala_items: Any) -> Iterator[Any]:
 
 def _check_parsed_node(node: PlanNode) -> None:
     package, name = class_of(node)
-    if package.startswith(allowlist.EXPRESSIONS):
+    if package.startswith(_EXPRESSIONS):
         return
-    if name not in allowlist.PARSED_NODES.get(package, ()):
+    if name not in _PARSED_NODES.get(package, ()):
         repair = "hyp query schema" if _INSPECTION.match(name) else None
         raise QueryRefused(f"{_readable_name(name)} is not allowed: {_ALLOWED}", repair=repair)
-    if hidden := hidden_fields(node) - allowlist.SAFE_HIDDEN_FIELDS - {allowlist.WINDOW_DEFINITIONS}:
+    if hidden := hidden_fields(node) - _SAFE_HIDDEN_FIELDS - {_WINDOW_DEFINITIONS}:
         raise QueryRefused(f"{_readable_name(name)} cannot be checked ({', '.join(sorted(hidden))}): {_ALLOWED}")
     if name == "UnresolvedFunction":
         _check_function(_split_name(node["nameParts"]))
     elif name == "UnresolvedGenerator":
         _check_function([part for key in ("catalog", "database", "funcName") if (part := node["name"].get(key))])
     elif name == "UnresolvedTableValuedFunction":
-        _check_table_function(_split_name(node["name"]))
+        function = ".".join(_split_name(node["name"]))
+        if function.lower() not in TABLE_FUNCTIONS:
+            allowed = ", ".join(sorted(TABLE_FUNCTIONS))
+            raise QueryRefused(f"table function {function} is not allowed: FROM accepts datasets and {allowed}")
 
 
 def _check_function(parts: list[str]) -> None:
     if len(parts) > 1:
         raise QueryRefused(f"function {'.'.join(parts)} is not allowed: use Spark's functions by their plain names")
-    if parts[0].lower() in allowlist.REFUSED_FUNCTIONS:
+    if parts[0].lower() in REFUSED_FUNCTIONS:
         raise QueryRefused(f"function {parts[0]} is not allowed: it can run code or read files outside the datasets")
-
-
-def _check_table_function(parts: list[str]) -> None:
-    name = ".".join(parts)
-    if name.lower() not in allowlist.TABLE_FUNCTIONS:
-        functions = ", ".join(sorted(allowlist.TABLE_FUNCTIONS))
-        raise QueryRefused(f"table function {name} is not allowed: FROM accepts datasets and {functions}")
 
 
 def _resolve_relation(node: PlanNode, ctes: Collection[str], known: Collection[str]) -> Relation | None:
@@ -187,7 +235,7 @@ def _resolve_relation(node: PlanNode, ctes: Collection[str], known: Collection[s
         return Relation(last)
     if len(parts) == 2 and parts[0].lower() == NAMESPACE and last in known:
         return Relation(last, qualified=True)
-    if parts[0].lower() in allowlist.FILE_FORMATS:
+    if parts[0].lower() in _FILE_FORMATS:
         raise QueryRefused(f"{shown} is not allowed: you can query datasets, not files", repair="hyp query schema")
     if last in known:
         raise QueryRefused(f"{shown} is not allowed: name the dataset {last} or {NAMESPACE}.{last}")
@@ -195,13 +243,6 @@ def _resolve_relation(node: PlanNode, ctes: Collection[str], known: Collection[s
         raise QueryRefused(f"{shown} is not allowed: you can query only the rows of {inner}")
     near = did_you_mean(last, sorted(known), and_all=True)
     raise QueryRefused(f"unknown dataset {shown}.{near}", repair="hyp query schema")
-
-
-def _cte_names(node: PlanNode) -> Iterator[str]:
-    """Yield the names of CTEs. A name with ", " is left out: it could pass for several parts (see `_parts`)."""
-    for cte in node["cteRelations"]:
-        if ", " not in cte["_1"]:
-            yield cte["_1"].lower()
 
 
 def _split_name(text: str) -> list[str]:
@@ -241,21 +282,17 @@ def check_analyzed(analyzed: Any, java: SparkClasses, known: Collection[str]) ->
         _check_analyzed_node(package, name)
         expressions = plan.expressions()
         if expressions.nonEmpty():
-            _check_expressions(read_plan(java.as_one(expressions)), known)
+            # Including the plans of subqueries in them.
+            for node in iterate_nodes(read_plan(java.as_one(expressions)), closed=_is_view):
+                if _is_view(node):
+                    _check_view(node["desc"]["identifier"]["table"], known)
+                else:
+                    _check_analyzed_node(*class_of(node))
         stack.extend(_iterate(plan.children()))
 
 
-def _check_expressions(tree: PlanTree, known: Collection[str]) -> None:
-    """Check expressions, including the plans of subqueries in them."""
-    for node in iterate_nodes(tree, closed=_is_view):
-        if _is_view(node):
-            _check_view(node["desc"]["identifier"]["table"], known)
-        else:
-            _check_analyzed_node(*class_of(node))
-
-
 def _is_view(node: PlanNode) -> bool:
-    return bool(node["class"] == f"{allowlist.LOGICAL}.View")
+    return bool(node["class"] == f"{_LOGICAL}.View")
 
 
 def _check_view(name: str, known: Collection[str]) -> None:
@@ -264,10 +301,10 @@ def _check_view(name: str, known: Collection[str]) -> None:
 
 
 def _check_analyzed_node(package: str, name: str) -> None:
-    if package.startswith(allowlist.EXPRESSIONS):
-        if allowlist.REFUSED_EXPRESSIONS.fullmatch(name):
+    if package.startswith(_EXPRESSIONS):
+        if _REFUSED_EXPRESSIONS.fullmatch(name):
             raise QueryRefused(f"{name} is not allowed: {_ALLOWED}")
-    elif name not in allowlist.ANALYZED_NODES.get(package, ()):
+    elif name not in _ANALYZED_NODES.get(package, ()):
         raise QueryRefused(f"{_readable_name(name)} is not allowed: {_ALLOWED}")
 
 

@@ -89,12 +89,15 @@ def build_overview(ask: RunStatement, since: str | None) -> dict[str, Any]:
             row["messages"] = row["parts"]
     else:
         rows += ask(_sql(_MESSAGES, since))
+    totals = _Counts()
+    for row in rows:
+        totals.add(row)
     days = _group_by("date", "day", rows)
     return {
         "since": since,
         "first_day": min((row["day"] for row in days), default=None),
         "last_day": max((row["day"] for row in days), default=None),
-        "totals": _Counts.of(rows).counts(),
+        "totals": totals.counts(),
         "days": sorted(days, key=lambda row: row["day"]),
         "projects": _sort_by("messages", _group_by("cwd", "cwd", rows)),
         "clients": _sort_by("messages", _group_by("client_name", "client", rows)),
@@ -136,13 +139,6 @@ def _run_statement(context: JobContext, shown: Views, sql: str) -> list[Row]:
 class _Counts:
     sessions: set[str] = field(default_factory=set)
     numbers: defaultdict[str, int] = field(default_factory=lambda: defaultdict(int))
-
-    @classmethod
-    def of(cls, rows: Iterable[Row]) -> _Counts:
-        tally = cls()
-        for row in rows:
-            tally.add(row)
-        return tally
 
     def add(self, row: Row) -> None:
         self.sessions.add(row["session_id"])

@@ -23,17 +23,11 @@ from rich.cells import cell_len, set_cell_size
 from hypaware.text import escape, escape_cell, escape_json
 
 _MARKUP = re.compile(r"[\\`*\[\]|~]")
-
 _LINE_BREAK = re.compile(r"\r\n|\n")
-
 _NULL = "NULL"
-
 _SEPARATOR = "  "
-
 _MIN_WIDTH = 6
-
 _PAGE_ROWS = 1000
-
 Row = tuple[str | None, ...]
 
 
@@ -209,16 +203,12 @@ def _table_line(row: Iterable[str | None], widths: list[int], right: list[bool],
 
 
 def _table_cell(text: str | None, width: int, right: bool, style: TableStyle) -> str:
-    visible = _truncate(_NULL if text is None else text, width if style.width is not None else None)
+    visible = _NULL if text is None else text
+    if style.width is not None and cell_len(visible) > width:
+        visible = set_cell_size(visible, width - 1) + "…"
     space = " " * (width - cell_len(visible))
     shown = f"\x1b[2m{visible}\x1b[0m" if text is None and style.color else visible
     return space + shown if right else shown + space
-
-
-def _truncate(text: str, width: int | None) -> str:
-    if width is None or cell_len(text) <= width:
-        return text
-    return set_cell_size(text, width - 1) + "…"
 
 
 def _row_blocks(names: list[str], pages: Iterable[list[Row]], style: TableStyle) -> Iterator[bytes]:
@@ -281,12 +271,8 @@ def is_number(kind: pa.DataType) -> bool:
     return any(is_kind(kind) for is_kind in (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal))
 
 
-def json_bytes(value: Any) -> bytes:
-    return orjson.dumps(value, option=orjson.OPT_NON_STR_KEYS)
-
-
 def _json(value: Any) -> str:
-    return json_bytes(value).decode()
+    return orjson.dumps(value, option=orjson.OPT_NON_STR_KEYS).decode()
 
 
 def _format_times(column: pa.Array) -> pa.Array:

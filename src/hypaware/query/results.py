@@ -25,17 +25,9 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _FEW_ROWS = 2_000
-
-
 _NO_BOUND = 2**31 - 1
-
-
 _SMALL_BYTES = 8 << 20
-
-
 _MAX_PARTITIONS_AT_ONCE = 16
-
-
 # If only these operators follow the last shuffle, the result is no larger than the shuffled data.
 _SIZE_PRESERVING = frozenset(
     {
@@ -54,7 +46,8 @@ class QueryResult:
 def read_result(views: Views, statement: Statement, max_rows: int | None, check: Callable[[Any], None]) -> QueryResult:
     """Run the statement. `check` gets the analyzed plan first. Up to `max_rows` + 1 rows are returned."""
     session = views.session
-    wanted = _row_limit(statement.limit, max_rows)
+    bounds = (statement.limit, None if max_rows is None else max_rows + 1)
+    wanted = min((bound for bound in bounds if bound is not None), default=_NO_BOUND)
     plan = _limit_plan(views.java, statement, wanted, max_rows)
     dataset = views.java.dataset(session._jsparkSession, plan)
     check(dataset.queryExecution().analyzed())
@@ -65,11 +58,6 @@ def read_result(views: Views, statement: Statement, max_rows: int | None, check:
     if wanted <= _FEW_ROWS:
         return QueryResult(schema, _read_first(session, dataset, schema, wanted))
     return QueryResult(schema, _read_all(session, dataset, schema))
-
-
-def _row_limit(limit: int | None, max_rows: int | None) -> int:
-    bounds = (limit, None if max_rows is None else max_rows + 1)
-    return min((bound for bound in bounds if bound is not None), default=_NO_BOUND)
 
 
 def _limit_plan(java: SparkClasses, statement: Statement, wanted: int, max_rows: int | None) -> Any:

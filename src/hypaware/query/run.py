@@ -88,9 +88,7 @@ def refresh_view(context: JobContext, mode: str) -> None:
 
     An empty spool costs only a directory listing.
     """
-    if mode == "never":
-        return
-    if not health.has_pending_rows(context.home):
+    if mode == "never" or not health.has_pending_rows(context.home):
         return
     age = health.seconds_since_flush(context.home)
     if mode == "auto" and age is not None and age < context.config.flush.interval:

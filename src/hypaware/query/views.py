@@ -20,7 +20,6 @@ from hypaware.lake.schema import full_table_name
 from hypaware.model import datasets
 from hypaware.model.columns import ColumnType
 from hypaware.model.datasets import Dataset
-from hypaware.query import errors
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -56,7 +55,11 @@ class Relation(NamedTuple):
 
 class Views:
     def __init__(self, spark: SparkSession) -> None:
-        errors.silence_pyspark()
+        from pyspark.logger import PySparkLogger
+
+        # PySpark would print every error of a query, with its stack, to stderr.
+        for logger in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
+            PySparkLogger.getLogger(logger).disabled = True
         self.session = spark.newSession()
         for name, value in _SETTINGS.items():
             self.session.conf.set(name, value)
@@ -141,7 +144,6 @@ class SparkClasses:
 
 
 _views_by_session: WeakKeyDictionary[SparkSession, Views] = WeakKeyDictionary()
-
 _views_lock = threading.Lock()
 
 

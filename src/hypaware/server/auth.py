@@ -14,6 +14,9 @@ A signed token is a JWT (HS256): `sub` is the gateway, or `""` for a client with
 token it enrolled with, `own` that token's owner, `lbl` its label; `jti`, `iat`, `exp`. It is signed with
 `server/signing.key` (32 random bytes). If the key is lost, all signed tokens become invalid and gateways enrol again.
 `server/server.id` lets gateways recognise the same server even after its state was lost. Both files are created once.
+
+The operator's commands (`hyp server token`, `hyp server gateways`) are here too. A bootstrap token is `hypb_` and 32
+random bytes. It is shown once and stored only as its sha256; it is random enough that a plain hash cannot be reversed.
 """
 
 from __future__ import annotations
@@ -23,8 +26,9 @@ import secrets
 import shlex
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from datetime import UTC, datetime
+from contextlib import closing
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime, timedelta
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -33,12 +37,13 @@ import jwt
 from aiohttp import web
 
 from hypaware import faults
-from hypaware.errors import StateError
+from hypaware.errors import HypError, StateError, UsageError
 from hypaware.home import Home, durable_files
 from hypaware.server import http
 from hypaware.server.http import HttpProblem, bad_request
 from hypaware.state import gateways
-from hypaware.state.gateways import BootstrapToken, GatewayClaim
+from hypaware.state.gateways import BootstrapToken, GatewayClaim, GatewayRecord
+from hypaware.state.home_opener import open_home
 from hypaware.state.store import StateStore
 
 _after_key = faults.crash_point("server.keep.after-write", "the server's signing key or id is durable")
@@ -50,6 +55,8 @@ _REQUIRED = ["sub", "tid", "own", "ten", "exp", "iat", "jti"]
 _KEY_BYTES = 32
 _REFRESH_SECONDS = 1.0
 _MAX_SECRET = 1_000
+TOKEN_PREFIX = "hypb_"
+_MAX_LABEL = 100
 
 
 @dataclass(frozen=True)
@@ -101,14 +108,11 @@ class Authenticator:
         http.check_gateway(request.headers, caller.gateway_id)
         return caller
 
-    async def enrol(self, body: Mapping[str, Any]) -> SignedToken:
-        return await asyncio.to_thread(self._enrol, body)
-
     async def renew(self, caller: Caller) -> SignedToken:
         await asyncio.to_thread(self._mark_used, caller.token_id)
         return self._signer.sign(caller)
 
-    def _enrol(self, body: Mapping[str, Any]) -> SignedToken:
+    def enrol(self, body: Mapping[str, Any]) -> SignedToken:
         token = body.get("bootstrap_token")
         if not isinstance(token, str):
             raise bad_request("bad_request", "bootstrap_token is missing")
@@ -120,7 +124,7 @@ class Authenticator:
             if found is None or found.refusal(datetime.now(UTC)):
                 raise HttpProblem(401, "unauthorized")
             gateways.touch_token(connection, found.id)
-            owner = token_owner(found)
+            owner = f"label:{found.label}" if found.label else f"token:{found.id}"
             if gateway_id is not None and secret is not None:
                 bound = sha256(secret.encode()).hexdigest()
                 if not gateways.bind_gateway(
@@ -160,10 +164,6 @@ def _text_field(body: Mapping[str, Any], name: str) -> str | None:
 
 def hash_token(token: str) -> str:
     return sha256(token.encode("utf-8", "surrogatepass")).hexdigest()
-
-
-def token_owner(token: BootstrapToken) -> str:
-    return f"label:{token.label}" if token.label else f"token:{token.id}"
 
 
 class TokenSigner:
@@ -238,3 +238,48 @@ def _read_or_create(path: Path, make: Callable[[], bytes]) -> bytes:
         durable_files.write_atomic(path, content)
         _after_key()
         return content
+
+
+def create_token(home: Home, label: str | None = None, ttl_seconds: float | None = None) -> tuple[str, BootstrapToken]:
+    """Create a token. Return its secret, which cannot be shown again, and its stored record."""
+    if label is not None and (not label.strip() or len(label) > _MAX_LABEL or not label.isprintable()):
+        raise UsageError(f"a label must be printable text of 1 to {_MAX_LABEL} characters")
+    now = datetime.now(UTC)
+    expires_at = (now + timedelta(seconds=ttl_seconds)).isoformat() if ttl_seconds is not None else None
+    secret = f"{TOKEN_PREFIX}{secrets.token_urlsafe(32)}"
+    token = BootstrapToken(f"tok_{secrets.token_hex(6)}", label, now.isoformat(), expires_at, None, None)
+    with closing(open_home(home).store) as store, store.transaction() as connection:
+        gateways.add_token(connection, token, hash_token(secret))
+    return secret, token
+
+
+def list_tokens(home: Home) -> list[BootstrapToken]:
+    with closing(open_home(home).store) as store, store.reading() as connection:
+        return gateways.list_tokens(connection)
+
+
+def revoke_token(home: Home, id_or_label: str) -> list[str]:
+    """Revoke the matching tokens and every gateway that enrolled with them. Return the tokens' ids."""
+    with closing(open_home(home).store) as store, store.transaction() as connection:
+        revoked = gateways.revoke_tokens(connection, id_or_label)
+    if not revoked:
+        raise HypError(
+            f"no active token has the id or label {id_or_label!r}", kind="unknown_token", repair="hyp server token list"
+        )
+    return revoked
+
+
+def token_as_json(token: BootstrapToken) -> dict[str, Any]:
+    return {**asdict(token), "status": token.refusal(datetime.now(UTC)) or "ok"}
+
+
+def list_gateways(home: Home) -> list[GatewayRecord]:
+    with closing(open_home(home).store) as store, store.reading() as connection:
+        return gateways.list_gateways(connection, TENANT)
+
+
+def release_gateway(home: Home, gateway_id: str) -> None:
+    """Release a gateway id, for a machine that lost its secret. The next machine that enrols under the id gets it."""
+    with closing(open_home(home).store) as store, store.transaction() as connection:
+        if not gateways.release_gateway(connection, TENANT, gateway_id):
+            raise HypError(f"this server knows no gateway {gateway_id!r}", kind="unknown_gateway")

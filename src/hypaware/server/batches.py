@@ -25,7 +25,7 @@ from hypaware.spool import segments
 from hypaware.spool.segments import SUFFIX, SpoolFolder
 from hypaware.state import flushes, ledger
 from hypaware.state.ledger import BatchSender, Coverage, ReceivedBatch
-from hypaware.state.store import Connection, StateStore
+from hypaware.state.store import StateStore
 
 _before_sync = faults.crash_point(
     "server.store.before-fsync", "a batch is written but not durable and not in the ledger"
@@ -80,14 +80,6 @@ class DurableBatch:
     answer: AnswerBatch
 
 
-@dataclass(frozen=True)
-class RecoveryCounts:
-    """Counts of recovered batches."""
-
-    moved: int = 0
-    removed: int = 0
-
-
 def incoming_folder(spool: SpoolFolder) -> Path:
     return spool.path / "incoming"
 
@@ -127,10 +119,6 @@ def sealed_path(path: Path) -> Path:
     return path.parent.parent / "sealed" / path.name
 
 
-def is_in_ledger(connection: Connection, path: Path) -> bool:
-    return bool(ledger.ledger_segments(connection, path.parent.parent.name, [segment_name(path)]))
-
-
 def discard_files(paths: Iterable[Path]) -> None:
     """Remove files that were not acknowledged. A file that cannot be removed is removed at the next start."""
     for path in paths:
@@ -138,8 +126,8 @@ def discard_files(paths: Iterable[Path]) -> None:
             path.unlink(missing_ok=True)
 
 
-def recover_incoming(home: Home, store: StateStore, *, ledger_lost: bool = False) -> RecoveryCounts:
-    """Move or remove the batches that a killed server left. Call it before the server listens.
+def recover_incoming(home: Home, store: StateStore, *, ledger_lost: bool = False) -> tuple[int, int]:
+    """Move or remove the batches that a killed server left, and count both. Call it before the server listens.
 
     Without the ledger it is unknown which batches were acknowledged. Every batch is kept then, and rows that are sent
     again are recognised by their dedupe keys.
@@ -165,4 +153,4 @@ def recover_incoming(home: Home, store: StateStore, *, ledger_lost: bool = False
                 _before_remove()
                 durable_files.remove_durably(path)
                 removed += 1
-    return RecoveryCounts(moved, removed)
+    return moved, removed

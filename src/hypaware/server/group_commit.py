@@ -1,4 +1,10 @@
-"""Group commit: enter many durable batches into the ledger in one transaction. One thread is the ledger's only writer.
+"""Receive batches: validate and write them on a few threads, then enter many of them into the ledger at once.
+
+Validation holds Python's interpreter lock, so large batches are validated in worker processes; file syncs run in
+parallel with each other and with validation. A batch moves from thread to thread without returning to the event loop,
+so an aborted request leaves no half-done work: its batch is stored or not, as if the client had stayed.
+
+The group commit enters durable batches in one transaction. One thread is the ledger's only writer.
 
     sync incoming/ ─▶ one transaction: known? overlapping? else enter ─▶ move to sealed/ ─▶ answer ─▶ sync the folders
 
@@ -13,22 +19,37 @@ ledger, and a file in incoming/ whose id was removed would look like a batch tha
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import queue
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 from hypaware import faults
 from hypaware.errors import HypError
 from hypaware.home import durable_files
 from hypaware.server import batches
-from hypaware.server.batches import AlreadyStored, BatchOutcome, DurableBatch, OverlappingBatch, StoredBatch
+from hypaware.server.batches import (
+    AlreadyStored,
+    AnswerBatch,
+    BatchOutcome,
+    DurableBatch,
+    IncomingBatch,
+    OverlappingBatch,
+    StoredBatch,
+)
 from hypaware.server.health import ServerMetrics, StorageHealth, log, require_free_space
 from hypaware.server.http import HttpProblem, unavailable
+from hypaware.server.limits import ServerLimits
+from hypaware.server.validation import BatchClaims, ValidatorPool
+from hypaware.spool.segments import SpoolFolder
 from hypaware.state import gateways, ledger
 from hypaware.state.gateways import GatewayClaim
+from hypaware.state.ledger import ReceivedBatch
 from hypaware.state.store import Connection, StateStore
 
 _before_register = faults.crash_point("server.register.before-commit", "batches are durable but not in the ledger")
@@ -39,6 +60,7 @@ _after_move = faults.crash_point(
 _after_answer = faults.crash_point(
     "server.answer.after-send", "batches are acknowledged; a power cut may undo their moves"
 )
+_THREADS = 4
 _MAX_GROUP = 256
 # The interval at which `last_seen_at` of a busy gateway is written.
 _LAST_SEEN_SECONDS = 60.0
@@ -85,7 +107,9 @@ class GroupCommit:
         paths = [each.path for each in group if each.path]
         try:
             self._finish_moves()
-            self._sync_incoming(paths)
+            for folder in {path.parent for path in paths}:
+                require_free_space(folder, self._min_free)
+                durable_files.fsync_dir(folder)
         except OSError as error:
             batches.discard_files(paths)
             return self._failed(group, error)
@@ -119,11 +143,6 @@ class GroupCommit:
             group.append(following)
         return group
 
-    def _sync_incoming(self, paths: Sequence[Path]) -> None:
-        for folder in {path.parent for path in paths}:
-            require_free_space(folder, self._min_free)
-            durable_files.fsync_dir(folder)
-
     def _commit(self, group: Sequence[DurableBatch]) -> list[BatchOutcome]:
         _before_register()
         with self._store.transaction() as connection:
@@ -151,7 +170,8 @@ class GroupCommit:
         try:
             with self._store.reading() as connection:
                 for path in paths:
-                    if batches.is_in_ledger(connection, path):
+                    dataset, name = path.parent.parent.name, batches.segment_name(path)
+                    if ledger.ledger_segments(connection, dataset, [name]):
                         self._unmoved.append(path)
                     else:
                         batches.discard_files([path])
@@ -201,3 +221,83 @@ class GroupCommit:
                 path.rename(place)
             self._unsynced |= {path.parent, place.parent}
             self._unmoved.pop()
+
+
+class BatchReceiver:
+    def __init__(
+        self,
+        store: StateStore,
+        folders: Mapping[str, SpoolFolder],
+        commit: GroupCommit,
+        limits: ServerLimits,
+        health: StorageHealth,
+    ) -> None:
+        self._store = store
+        self._folders = folders
+        self._commit = commit
+        self._health = health
+        self._validators = ValidatorPool(limits)
+        self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="batch")
+
+    async def receive(self, batch: IncomingBatch, body: bytes) -> BatchOutcome:
+        """Store the batch and return its outcome, once it is durable and in the ledger or finally rejected."""
+        loop = asyncio.get_running_loop()
+        answered: asyncio.Future[BatchOutcome] = loop.create_future()
+
+        def resolve(outcome: BatchOutcome) -> None:
+            if not answered.done():
+                answered.set_result(outcome)
+
+        def answer(outcome: BatchOutcome) -> None:
+            # The loop is closed if the drain timed out. Ignore that, so that the batches after this one continue.
+            with suppress(RuntimeError):
+                loop.call_soon_threadsafe(resolve, outcome)
+
+        self._pool.submit(self._process, batch, body, answer)
+        return await answered
+
+    def close(self) -> None:
+        """Finish every batch that was started."""
+        self._pool.shutdown()
+        self._validators.close()
+        self._commit.close()
+
+    def _process(self, batch: IncomingBatch, body: bytes, answer: AnswerBatch) -> None:
+        try:
+            outcome = self._make_durable(batch, body, answer)
+        except HttpProblem as problem:
+            outcome = problem
+        except (OSError, HypError) as error:
+            self._health.failed(error)
+            outcome = unavailable("storage_unavailable")
+        except Exception:
+            log.exception("cannot validate a batch")
+            outcome = HttpProblem(500, "internal")
+        if isinstance(outcome, DurableBatch):
+            self._commit.put(outcome)
+        else:
+            answer(outcome)
+
+    def _make_durable(self, batch: IncomingBatch, body: bytes, answer: AnswerBatch) -> DurableBatch | BatchOutcome:
+        if self._is_known(batch):
+            return AlreadyStored()
+        headers, caller = batch.headers, batch.caller
+        claims = BatchClaims(batch.dataset, caller.gateway_id, headers.encoding, headers.content_sha)
+        rows = self._validators.validate(claims, body)
+        if rows.gateway_id is None:
+            return StoredBatch(0)
+        path = batches.write_batch_file(self._folders[batch.dataset.name], rows.lines, rows.rows) if rows.rows else None
+        segment = batches.segment_name(path) if path else None
+        sender = batch.sender(rows.gateway_id)
+        entry = ReceivedBatch(sender, headers.id, headers.delivery, rows.rows, rows.content_sha, segment)
+        return DurableBatch(batch, entry, path, answer)
+
+    def _is_known(self, batch: IncomingBatch) -> bool:
+        """Return whether the ledger has the batch id, before reading the body.
+
+        False for a client without a gateway id: its rows must be read first.
+        """
+        if batch.caller.gateway_id is None:
+            return False
+        with self._store.reading() as connection:
+            return ledger.is_known_batch(connection, batch.sender(batch.caller.gateway_id), batch.headers.id)

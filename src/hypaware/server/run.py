@@ -4,6 +4,13 @@
 
 `run/server.json` holds `{pid, listen}` while the server listens. Flushes and maintenance run in the background and
 never delay a request.
+
+A flush runs in the engine when the spool is large or old enough. A failed flush is retried with backoff; its batches
+stay in the spool, and the server keeps accepting new ones. When the server ends, a running flush continues in the
+engine, and maintenance is cancelled.
+
+Maintenance uses the daemon's task and settings. The server ignores the machine's battery, and waits while a daemon runs
+in the same home, which already does the maintenance.
 """
 
 from __future__ import annotations
@@ -15,31 +22,39 @@ import os
 import signal
 import ssl
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from datetime import datetime
+from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
 
 from aiohttp import web
 
+from hypaware.config import Config, MaintainConfig
 from hypaware.config.load import LiveConfig
-from hypaware.engine.background import TaskClock
+from hypaware.engine import client
+from hypaware.engine.background import Backoff, TaskClock, run_in_thread, run_periodic_task
 from hypaware.engine.launcher import Engine
 from hypaware.errors import NotReady, UsageError
-from hypaware.home import Home, durable_files, locks
+from hypaware.home import Home, daemon_process, durable_files, locks
+from hypaware.maintain.task import MaintenanceTask, quiet_hours_reason
 from hypaware.server import auth, batches
-from hypaware.server.app import make_app
-from hypaware.server.context import ServerContext, create_context
-from hypaware.server.health import log
+from hypaware.server.app import ServerContext, create_context, make_app
+from hypaware.server.health import ServerMetrics, log
 from hypaware.server.limits import ServerLimits
-from hypaware.server.tasks import ServerTasks
+from hypaware.spool import reader, segments
 from hypaware.state import ledger
 from hypaware.state.home_opener import OpenHome, open_home
 
 _MAX_HEADER = 8190
 # The time to send the last responses.
 _SHUTDOWN_SECONDS = 2.0
+_POLL_SECONDS = 1.0
+_FIRST_BACKOFF_SECONDS = 5.0
+_LONGEST_BACKOFF_SECONDS = 900.0
 
 
 @dataclass(frozen=True)
@@ -108,11 +123,9 @@ def _recover(home_open: OpenHome) -> None:
         ledger.set_ledger_owner(connection, server_id)
     if lost:
         log.warning("the ledger was lost with the state; rows that are sent again are recognised by their dedupe keys")
-    counts = batches.recover_incoming(home_open.home, home_open.store, ledger_lost=lost)
-    if counts.moved or counts.removed:
-        log.info(
-            "recovered %d acknowledged batches, removed %d that were not acknowledged", counts.moved, counts.removed
-        )
+    moved, removed = batches.recover_incoming(home_open.home, home_open.store, ledger_lost=lost)
+    if moved or removed:
+        log.info("recovered %d acknowledged batches, removed %d that were not acknowledged", moved, removed)
 
 
 async def _until_signalled(
@@ -192,3 +205,98 @@ def _is_secure(options: ServerOptions) -> bool:
 def _server_address(socket_name: tuple[object, ...], *, tls: bool) -> str:
     host, port = str(socket_name[0]), socket_name[1]
     return f"{'https' if tls else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"
+
+
+@dataclass(frozen=True)
+class ServerTasks:
+    engine: Engine
+    config: Callable[[], Config]
+    clock: TaskClock
+
+    @asynccontextmanager
+    async def running(self, metrics: ServerMetrics) -> AsyncIterator[None]:
+        flush = ServerFlushTask(self.engine.home, self.config, metrics, self._flush)
+        maintenance = MaintenanceTask(
+            self.engine,
+            self.config,
+            _MaintenanceCounter(metrics),
+            self.clock,
+            reason_to_wait=partial(server_reason_to_wait, self.engine.home),
+            log=log,
+        )
+        backoff = Backoff(_FIRST_BACKOFF_SECONDS, _LONGEST_BACKOFF_SECONDS)
+        tasks = [
+            asyncio.create_task(run_periodic_task(flush, log, backoff)),
+            asyncio.create_task(run_periodic_task(maintenance, log)),
+        ]
+        try:
+            yield
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+
+    def _flush(self) -> object:
+        return client.run_job(self.engine.home, self.config(), "flush", {}, engine=self.engine)
+
+
+class ServerFlushTask:
+    name = "flush"
+    retry_on = (Exception,)
+
+    def __init__(
+        self,
+        home: Home,
+        config: Callable[[], Config],
+        metrics: ServerMetrics,
+        flush: Callable[[], object],
+        poll_seconds: float = _POLL_SECONDS,
+    ) -> None:
+        self._home = home
+        self._config = config
+        self._metrics = metrics
+        self._flush = flush
+        self._poll_seconds = poll_seconds
+
+    async def wait(self, retry_in: float | None) -> None:
+        await asyncio.sleep(max(self._poll_seconds, retry_in or 0.0))
+
+    async def check(self) -> None:
+        if await run_in_thread(self._is_due, "spool"):
+            # Not a cancellable job: when the server ends, the engine finishes the flush alone.
+            await run_in_thread(self._flush, "flush")
+            self._metrics.flushes.labels("ok").inc()
+
+    def record_failure(self, _retry_in: float | None) -> None:
+        self._metrics.flushes.labels("failed").inc()
+
+    def _is_due(self) -> bool:
+        """Decide from the spool's folders alone, without starting an engine."""
+        spooled = [reader.summarize_spool(self._home, name) for name in segments.list_spooled_datasets(self._home)]
+        spooled = [each for each in spooled if each.segments]
+        if not spooled:
+            return False
+        limits = self._config().flush
+        return (
+            time.time() - min(each.oldest_at or 0.0 for each in spooled) >= limits.interval
+            or sum(each.rows for each in spooled) >= limits.max_rows
+            or sum(each.bytes for each in spooled) >= limits.max_bytes
+        )
+
+
+def server_reason_to_wait(home: Home, settings: MaintainConfig, now: datetime) -> str | None:
+    """Return why maintenance has to wait, or None if it may run."""
+    if locks.is_locked(daemon_process.daemon_lock_path(home)):
+        return "the daemon that runs in this home does the maintenance"
+    return quiet_hours_reason(settings, now)
+
+
+class _MaintenanceCounter:
+    """Counts the maintenance runs for `/metrics`."""
+
+    def __init__(self, metrics: ServerMetrics) -> None:
+        self._metrics = metrics
+
+    def update(self, part: str, **facts: object) -> None:
+        if "last_status" in facts:
+            self._metrics.maintenances.labels(facts["last_status"]).inc()

@@ -17,8 +17,7 @@ from pathlib import Path
 from hypaware import plugins
 from hypaware.backfill import survey
 from hypaware.backfill.plan import redirect_stdout
-from hypaware.backfill.steps import read_import_state
-from hypaware.backfill.survey import DueSource
+from hypaware.backfill.survey import DueSource, read_import_state
 from hypaware.clients.client import Client, Provider
 from hypaware.clients.reader import TimeWindow
 from hypaware.errors import HypError

@@ -1,20 +1,45 @@
 """Run all steps of a setup, for real or as a dry run.
 
 Without a config no other step runs. After that, every step runs unless it depends on one that failed: the import needs
-the engine, and attaching needs the daemon. Completed steps are kept; another run does the rest.
+the engine, and attaching needs the daemon. Completed steps are kept; another run does the rest. Each step can be
+repeated: it keeps existing parts and adds missing ones. With `dry_run`, a step only reports what it would do: in this
+process, without an engine and without a trace on disk.
+
+The import is bounded by the retention and by the start time of the setup, so that it never overlaps with live
+recording. If one client fails, the others are still imported. Clients are attached once the gateway answers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
-from hypaware.errors import Cancelled, HypError, Retryable
-from hypaware.home import Home
-from hypaware.setup import steps
-from hypaware.setup.config import MergedConfig
-from hypaware.setup.plan import SetupListener, SetupPlan, SetupStep
+from hypaware import telemetry
+from hypaware.backfill import dry_run as backfill_dry_run
+from hypaware.backfill.providers import load_providers
+from hypaware.backfill.report import find_failure
+from hypaware.backfill.request import ImportRequest, parse_request
+from hypaware.clients.attach import AttachResult, ClientSettings, attach_client
+from hypaware.config import Config
+from hypaware.daemon import lifecycle
+from hypaware.engine import client, jars, jvm
+from hypaware.errors import Cancelled, HypError, NotReady, Retryable
+from hypaware.gateway import handover
+from hypaware.gateway.attach_status import probe_gateway
+from hypaware.gateway.handover import gateway_unreachable, gateway_url
+from hypaware.home import Home, daemon_process
+from hypaware.home.file_system import reject_network_file_system
+from hypaware.setup.config import MergedConfig, merge_config, write_config
+from hypaware.setup.plan import SetupListener, SetupPlan, SetupStep, StepStatus
+from hypaware.state.home_opener import read_identity
+from hypaware.text import format_count, format_size
+
+# The daemon is already running; its gateway may need a moment longer.
+_GATEWAY_SECONDS = 10.0
+_POLL_SECONDS = 0.05
 
 
 @dataclass(frozen=True)
@@ -49,35 +74,33 @@ class SetupResult:
 def run_setup(plan: SetupPlan, listener: SetupListener, *, dry_run: bool = False) -> SetupResult:
     """Run all steps. A dry run reports the same steps without changing anything."""
     runner = _StepRunner(listener)
-    merged, first = steps.configure_home(plan, dry_run=dry_run)
+    merged, first = configure_home(plan, dry_run=dry_run)
     runner.add(first)
     engine = runner.attempt(
-        "engine", lambda: steps.install_engine(plan, listener, dry_run=dry_run), later=("hyp engine install",)
+        "engine", lambda: install_engine(plan, listener, dry_run=dry_run), later=("hyp engine install",)
     )
     if engine.error and plan.choices.imports:
         runner.add(SetupStep("import", "skipped", "requires the engine", ("hyp backfill",)))
     else:
         runner.attempt(
             "import",
-            lambda: steps.import_history(plan, merged, listener, dry_run=dry_run),
+            lambda: import_history(plan, merged, listener, dry_run=dry_run),
             later=("hyp backfill --dry-run" if dry_run else "hyp backfill",),
         )
     if not plan.choices.daemon:
         runner.add(SetupStep("daemon", "skipped", "declined", () if dry_run else ("hyp daemon start",)))
         skip_reason: str | None = "requires the daemon"
     else:
-        daemon = runner.attempt(
-            "daemon", lambda: steps.start_daemon(plan, dry_run=dry_run), later=("hyp daemon start",)
-        )
+        daemon = runner.attempt("daemon", lambda: start_daemon(plan, dry_run=dry_run), later=("hyp daemon start",))
         skip_reason = "the daemon is not running" if daemon.error else None if plan.choices.attach else "declined"
     if skip_reason is None:
-        runner.add_each(steps.attach_clients(plan, merged, dry_run=dry_run))
+        runner.add_each(attach_clients(plan, merged, dry_run=dry_run))
     else:
-        runner.add_each(steps.skip_attach(plan, merged.clients, skip_reason))
+        runner.add_each(skip_attach(plan, merged.clients, skip_reason))
     overview = None
     if not (dry_run or engine.error):
         try:
-            overview = steps.read_overview(plan, merged.config, listener)
+            overview = read_overview(plan, merged.config, listener)
         except Cancelled:
             raise
         except HypError as error:
@@ -113,3 +136,226 @@ class _StepRunner:
             step = SetupStep(name, "failed", failure.message, later, error=failure)
         self.add(step)
         return step
+
+
+def configure_home(plan: SetupPlan, *, dry_run: bool) -> tuple[MergedConfig, SetupStep]:
+    """Write the config. Raise HypError if the config or the home cannot be created; then no other step runs."""
+    merged = merge_config(plan.home, plan.choices, plan.found, plan.now)
+    if dry_run:
+        return merged, _planned_config(plan, merged)
+    read_identity(plan.home)
+    try:
+        merged, backup = write_config(plan.home, plan.choices, plan.found, plan.now)
+    except OSError as error:
+        raise Retryable(f"cannot write {plan.home.config}: {error}", kind="config_unwritable") from error
+    facts = {"path": str(merged.path), "backup": str(backup) if backup else None}
+    if not merged.is_changed:
+        return merged, SetupStep("config", "unchanged", f"{merged.path} is unchanged", facts=facts)
+    notes = (f"the previous version is in {backup}",) if backup else ()
+    return merged, SetupStep("config", "done", f"{merged.path} written", notes=notes, facts=facts)
+
+
+def _planned_config(plan: SetupPlan, merged: MergedConfig) -> SetupStep:
+    reject_network_file_system(plan.home.root)
+    facts = {"path": str(merged.path), "diff": merged.diff}
+    if not merged.is_changed:
+        return SetupStep("config", "unchanged", f"{merged.path} would stay unchanged", facts=facts)
+    notes = (f"the previous version would be kept as {merged.path}.bak-<time>",) if merged.changes else ()
+    return SetupStep("config", "would", f"{merged.path} would be written", notes=notes, facts=facts)
+
+
+def install_engine(plan: SetupPlan, listener: SetupListener, *, dry_run: bool) -> SetupStep:
+    """Download the jars. The class archive for faster starts is built in the background of the first start."""
+    if dry_run:
+        return _planned_engine(plan)
+    found = jvm.find_java()
+    fetched = jars.install_jars(plan.cache, listener.progress)
+    message = f"jars in {fetched.paths[0].parent}, Java {found.version}"
+    return SetupStep("engine", "done" if fetched.fetched else "unchanged", message, facts={"java": found.version})
+
+
+def _planned_engine(plan: SetupPlan) -> SetupStep:
+    commands: tuple[str, ...] = ()
+    try:
+        java_status = f"Java {jvm.find_java().version}"
+    except HypError as error:
+        java_status, commands = error.message, error.repair
+    try:
+        jars.find_installed_jars(plan.cache)
+    except HypError:
+        locked = jars.locked_jars()
+        size = format_size(sum(jar.size for jar in locked))
+        message = f"{len(locked)} jars ({size}) would be downloaded to {plan.cache}; {java_status}"
+        return SetupStep("engine", "would", message, commands)
+    return SetupStep("engine", "unchanged", f"jars are installed; {java_status}", commands)
+
+
+def import_history(plan: SetupPlan, merged: MergedConfig, listener: SetupListener, *, dry_run: bool) -> SetupStep:
+    """Import the history of the chosen clients, if the user agreed."""
+    request = build_request(plan, merged.config, merged.clients)
+    if request is None:
+        none_found = "no client found on this machine"
+        why = none_found if plan.choices.clients is None else "no chosen client keeps history"
+        return SetupStep("import", "skipped", why, ("hyp backfill list",))
+    args = request.as_args(telemetry.dev_run_id())
+    with _import_span(plan, args, dry_run=dry_run, consent=plan.choices.imports) as span:
+        if not plan.choices.imports:
+            span.set(providers_run=0, rows_written=0)
+            span.status("skipped")
+            return SetupStep("import", "skipped", "declined", ("hyp backfill",))
+        report = _run_import(plan, merged.config, args, listener, dry_run)
+        error = find_failure(report, args["providers"])
+        rows = sum(each["rows_written"] for each in report["providers"])
+        span.set(providers_run=len(report["providers"]), rows_written=rows)
+        span.status("failed" if error else "ok")
+    facts: dict[str, Any] = {"backfill": report}
+    if error:
+        return SetupStep("import", "failed", error.message, ("hyp backfill",), facts=facts, error=error)
+    sessions = sum(each["sessions_seen"] for each in report["providers"])
+    imported = f"{format_count(rows, 'row')} of {format_count(sessions, 'session')}"
+    if dry_run:
+        size = _estimated_bytes(plan, request)
+        message = f"{imported} would be imported; {size:,} bytes would be read" if size else "nothing new"
+        return SetupStep("import", "would" if rows else "unchanged", message, facts={**facts, "bytes": size})
+    return SetupStep("import", "done" if rows else "unchanged", imported if rows else "nothing new", facts=facts)
+
+
+def record_cancelled_consent(plan: SetupPlan, clients: Sequence[str], config: Config) -> None:
+    """Record in telemetry that the user cancelled at the question about the import."""
+    if (request := build_request(plan, config, clients)) is not None:
+        args = request.as_args(telemetry.dev_run_id())
+        with _import_span(plan, args, dry_run=False, consent=False, consent_cancelled=True) as span:
+            span.set(providers_run=0, rows_written=0)
+            span.status("cancelled")
+
+
+def build_request(plan: SetupPlan, config: Config, clients: Sequence[str]) -> ImportRequest | None:
+    """Return the import request, or None if none of the clients keeps history."""
+    providers = load_providers()
+    names = [name for name in clients if providers.get(name)]
+    if not names:
+        return None
+    until = plan.now.isoformat()
+    return parse_request(plan.home, config, providers, names=names, until=until, now=plan.now, variables=plan.variables)
+
+
+def _run_import(
+    plan: SetupPlan, config: Config, args: dict[str, Any], listener: SetupListener, dry_run: bool
+) -> dict[str, Any]:
+    if not dry_run:
+        return client.run_job(plan.home, config, "backfill", args, listener.event)
+
+    def progress(message: str, done: float, total: float, facts: dict[str, Any]) -> None:
+        listener.progress(message, done, total, **facts)
+
+    return backfill_dry_run.run_dry(plan.home, config, args, progress)
+
+
+def _estimated_bytes(plan: SetupPlan, request: ImportRequest) -> int:
+    names = [each.name for each in request.selection.chosen]
+    since = datetime.fromisoformat(request.window.since) if request.window.since else None
+    return sum(each.estimate(since).bytes for each in plan.found if each.name in names)
+
+
+def _import_span(
+    plan: SetupPlan, args: Mapping[str, Any], *, dry_run: bool, consent: bool, consent_cancelled: bool = False
+) -> telemetry.Span:
+    return telemetry.span(
+        "walkthrough.backfill",
+        component="walkthrough",
+        provider_count=len(args["providers"]),
+        providers=",".join(args["providers"]),
+        dry_run=dry_run,
+        interactive=plan.choices.interactive,
+        consent=consent,
+        consent_cancelled=consent_cancelled,
+        retention_days=args["retention_days"],
+        until=args["until"],
+    )
+
+
+def start_daemon(plan: SetupPlan, *, dry_run: bool) -> SetupStep:
+    """Start the daemon, if it is not running."""
+    before = daemon_process.running_daemon(plan.home)
+    if before is None and dry_run:
+        return SetupStep("daemon", "would", "would be started")
+    pid = before if dry_run else lifecycle.start_daemon(plan.home, lifecycle.PATIENT_SECONDS)
+    if pid == before:
+        return SetupStep("daemon", "unchanged", f"already running as process {pid}", facts={"pid": pid})
+    return SetupStep("daemon", "done", f"running as process {pid}", facts={"pid": pid})
+
+
+def attach_clients(plan: SetupPlan, merged: MergedConfig, *, dry_run: bool) -> Iterator[SetupStep]:
+    """Attach each client and yield a step for it. A failure does not affect the other clients."""
+    settings, listen = plan.settings(merged.clients), merged.config.gateway.listen
+    problem = _find_gateway_problem(plan, listen, dry_run) if settings else None
+    for each in settings:
+        later = (f"hyp client attach {each.name}",)
+        if problem is not None:
+            # Of a dry run it is only a step that would be skipped: the dry run itself has not failed.
+            error = None if dry_run else problem
+            yield _client_step(each, "skipped" if dry_run else "failed", problem, (*problem.repair, *later), error)
+            continue
+        try:
+            yield _attached_step(
+                attach_client(plan.home, each, gateway_url(listen), plan.variables, dry_run=dry_run), dry_run
+            )
+            if not dry_run:
+                handover.wait_for_fallback(plan.home)
+        except HypError as error:
+            yield _client_step(each, "failed", error, error.repair if dry_run else (*error.repair, *later), error)
+
+
+def skip_attach(plan: SetupPlan, clients: Sequence[str], why: str) -> Iterator[SetupStep]:
+    """Yield a skipped step for each client."""
+    for each in plan.settings(clients):
+        command = f"hyp client attach {each.name}"
+        yield SetupStep("attach", "skipped", f"{each.name}: {why}", (command,), facts={"client": each.name})
+
+
+def _find_gateway_problem(plan: SetupPlan, listen: str, dry_run: bool) -> NotReady | None:
+    """Return None once the gateway of this home answers, or the reason why nothing can be attached."""
+    try:
+        url = gateway_url(listen)
+    except NotReady as error:
+        return error
+    deadline = time.monotonic() + _GATEWAY_SECONDS
+    while not dry_run and probe_gateway(plan.home, url) != "gateway":
+        reported = daemon_process.read_daemon_status(plan.home).get("gateway") or {}
+        is_down = reported.get("state") == "down" and reported.get("listen") == listen
+        if is_down or daemon_process.running_daemon(plan.home) is None or time.monotonic() > deadline:
+            return gateway_unreachable(plan.home, listen, reported.get("error") if is_down else None)
+        time.sleep(_POLL_SECONDS)
+    return None
+
+
+def _attached_step(result: AttachResult, dry_run: bool) -> SetupStep:
+    facts: dict[str, object] = {"client": result.client, "path": str(result.path), "base_url": result.base_url}
+    status: StepStatus = "unchanged"
+    message = f"{result.client} is already attached to the gateway at {result.base_url} ({result.path})"
+    if result.changed and dry_run:
+        status, facts["diff"] = "would", result.diff
+        message = f"{result.client} would be attached to the gateway at {result.base_url}; {result.path} would change"
+    elif result.changed:
+        status, message = "done", f"{result.client} is attached to the gateway at {result.base_url} ({result.path})"
+    notes = tuple(result.notes)
+    if result.upstream:
+        notes = (f"the gateway forwards to the address it called before, {result.upstream}", *notes)
+    return SetupStep("attach", status, message, notes=notes, facts=facts)
+
+
+def _client_step(
+    settings: ClientSettings, status: StepStatus, problem: HypError, commands: Sequence[str], error: HypError | None
+) -> SetupStep:
+    message = f"{settings.name}: {problem.message}"
+    return SetupStep("attach", status, message, tuple(commands), facts={"client": settings.name}, error=error)
+
+
+def read_overview(plan: SetupPlan, config: Config, listener: SetupListener) -> dict[str, Any] | None:
+    """Return the overview, or None without starting an engine if nothing is recorded."""
+    from hypaware.query.overview import has_no_rows
+
+    if has_no_rows(plan.home):
+        return None
+    listener.progress("reading the overview")
+    return client.run_job(plan.home, config, "overview", {"since": None, "refresh": "auto"}, listener.event)

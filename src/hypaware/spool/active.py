@@ -26,7 +26,7 @@ from pathlib import Path
 from hypaware import faults
 from hypaware.errors import Retryable
 from hypaware.home import durable_files
-from hypaware.home.locks import lock_fd
+from hypaware.home.locks import is_file_at, lock_fd
 from hypaware.model.datasets import Row
 from hypaware.spool import segments
 from hypaware.spool.segments import SpoolFolder
@@ -102,7 +102,12 @@ class ActiveSegment:
                 with contextlib.suppress(OSError):
                     self._truncate_torn()
                 raise
-        self._acknowledge(end)
+        with self._sync:
+            if self._acknowledged >= end:
+                return
+            if self._is_closed:
+                raise SegmentAbandoned(f"segment {self.name} was abandoned before its rows were durable")
+            self._make_durable()
 
     def seal(self) -> Path | None:
         """Seal the segment. Return its path, or None if it has no rows."""
@@ -134,14 +139,6 @@ class ActiveSegment:
         """Close the parent's file in a forked child. This does not release the parent's lock."""
         self._is_closed = True
         self._release()
-
-    def _acknowledge(self, end: int) -> None:
-        with self._sync:
-            if self._acknowledged >= end:
-                return
-            if self._is_closed:
-                raise SegmentAbandoned(f"segment {self.name} was abandoned before its rows were durable")
-            self._make_durable()
 
     def _make_durable(self) -> None:
         """Fsync everything that any thread has written so far. The caller holds `_sync`."""
@@ -186,7 +183,7 @@ def _create_locked(path: Path) -> int:
         lock_fd(fd)
         _before_visible()
         durable_files.rename_durably(temporary, path)
-        if not is_same_file(fd, path):
+        if not is_file_at(path, fd):
             raise SegmentAbandoned(f"{path} was replaced while it was being created")
         _after_visible()
     except BaseException:
@@ -195,16 +192,6 @@ def _create_locked(path: Path) -> int:
             temporary.unlink(missing_ok=True)
         raise
     return fd
-
-
-def is_same_file(fd: int, path: Path) -> bool:
-    """Tell whether the path still refers to the open file; repair may have moved it."""
-    try:
-        current = path.stat()
-    except FileNotFoundError:
-        return False
-    opened = os.fstat(fd)
-    return (opened.st_ino, opened.st_dev) == (current.st_ino, current.st_dev)
 
 
 def _forget_segments_in_child() -> None:
@@ -271,7 +258,7 @@ def _repair_orphan(folder: SpoolFolder, path: Path) -> RepairedSegment | None:
         except BlockingIOError:
             return None
         # Its producer or another repair may have sealed it before we had the lock.
-        if not is_same_file(fd, path):
+        if not is_file_at(path, fd):
             return None
         size = os.fstat(fd).st_size
         rows, whole = _whole_lines(fd)
@@ -311,7 +298,7 @@ def _remove_unborn(folder: SpoolFolder) -> None:
             # Do not touch or lock a recent file: its producer is about to lock it.
             if time.time() - os.fstat(fd).st_mtime > _UNBORN_SECONDS:
                 lock_fd(fd, wait=False)
-                if is_same_file(fd, path):
+                if is_file_at(path, fd):
                     path.unlink(missing_ok=True)
         except BlockingIOError:
             pass

@@ -25,9 +25,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hypaware.errors import NotReady, Retryable, StateCorrupt, StateError
-from hypaware.home import Home, durable_files, file_system, processes
+from hypaware.home import Home, durable_files, file_system, locks
 from hypaware.home.identity import HomeLocation, Identity
-from hypaware.home.locks import locked
 from hypaware.state import flushes, intents, streams
 from hypaware.state.mirror import Mirror, mark_watermark_unknown, read_mirror, write_mirror
 
@@ -55,9 +54,8 @@ class OpenHome:
         return self.identity.gateway_id
 
 
-def read_identity(where: Home | str | os.PathLike[str]) -> Identity:
+def read_identity(home: Home) -> Identity:
     """Return the identity of a home, which a producer needs. Open the state only if the mirror is unusable."""
-    home = _to_home(where)
     held = read_mirror(home.mirror)
     if held and home.state.is_file() and held.identity.locate(home.root) is HomeLocation.HERE:
         return held.identity
@@ -66,11 +64,10 @@ def read_identity(where: Home | str | os.PathLike[str]) -> Identity:
     return opened.identity
 
 
-def open_home(where: Home | str | os.PathLike[str], *, make: bool = True) -> OpenHome:
+def open_home(home: Home, *, make: bool = True) -> OpenHome:
     """Open a home, creating it if necessary. With `make=False`, raise NotReady if the home was removed."""
     from hypaware.state.store import StateStore
 
-    home = _to_home(where)
     try:
         if home.backup_note.is_file():
             raise NotReady(
@@ -97,10 +94,6 @@ def open_home(where: Home | str | os.PathLike[str], *, make: bool = True) -> Ope
             raise
     except OSError as error:
         raise Retryable(f"the home {home.root} could not be opened: {error}", kind="home_unavailable") from error
-
-
-def _to_home(where: Home | str | os.PathLike[str]) -> Home:
-    return where if isinstance(where, Home) else Home(Path(where).expanduser().absolute())
 
 
 def _open_existing(home: Home, store: StateStore) -> OpenHome | None:
@@ -162,7 +155,7 @@ def _relocate(home: Home, store: StateStore, before: Identity) -> str | None:
 def _relocate_lake(home: Home) -> None:
     from hypaware.iceberg import relocate
 
-    processes.wait_until_stopped(home)
+    locks.wait_until_stopped(home)
     relocate.rewrite_lake_paths(home)
 
 
@@ -331,5 +324,5 @@ def _quarantine(path: Path) -> None:
 @contextmanager
 def _home_lock(home: Home) -> Iterator[None]:
     durable_files.make_dir(home.run)
-    with locked(home.run / "home.lock"):
+    with locks.locked(home.run / "home.lock"):
         yield

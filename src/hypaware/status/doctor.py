@@ -31,9 +31,8 @@ from hypaware.config import Config, SinkConfig
 from hypaware.engine import class_archive, jars, jvm
 from hypaware.errors import HypError, NotReady
 from hypaware.export import sink_registry
-from hypaware.gateway.listen_address import bind_problem, find_free_address
+from hypaware.gateway.handover import bind_problem, find_free_address
 from hypaware.home import Home, cache_dir, locks
-from hypaware.home.processes import find_running
 from hypaware.state.snapshot import read_snapshot
 from hypaware.status import clients, doctor_home, home_health, processes
 from hypaware.status.clients import ClientStatus
@@ -153,7 +152,7 @@ def check_engine(inputs: StatusInput) -> Iterator[CheckResult]:
     if status["state"] == "running":
         yield check_ok("engine", f"running as process {status.get('pid')}")
         return
-    found = find_running(inputs.home)
+    found = locks.find_running(inputs.home)
     if found and found.name == "a Spark process" and not locks.is_locked(inputs.home.engine_lock):
         yield check_warning(
             "engine",

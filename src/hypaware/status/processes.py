@@ -17,7 +17,7 @@ from hypaware import __version__, text
 from hypaware.engine import client, jars, jvm
 from hypaware.errors import NotReady
 from hypaware.gateway import attach_status
-from hypaware.gateway.listen_address import find_free_address
+from hypaware.gateway.handover import find_free_address
 from hypaware.home import Home, daemon_process, locks
 from hypaware.status.diagnostics import (
     Diagnostic,

@@ -145,10 +145,8 @@ def _list_contents(cache: OriginalCache) -> OriginalCache:
             if segments[-1] == _SPOOL:
                 cache.spools += _spool_files(cache, segments[0], folder)
         for segments, folder in folders:
-            if segments[-1] != _SPOOL and len(segments) > 1 and _is_partition(folder):
+            if (len(segments) == 1 or segments[-1] != _SPOOL) and _is_partition(folder):
                 cache.partitions.append(CachePartition(segments[0], segments[1:], folder))
-            elif len(segments) == 1 and _is_partition(folder):
-                cache.partitions.append(CachePartition(segments[0], (), folder))
     except OSError as error:
         raise CacheDamaged(f"cannot list the cache {cache.root}: {error}") from error
     return cache

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -20,7 +19,7 @@ from hypaware.lake import commit
 from hypaware.lake.build import BuildTask
 from hypaware.lake.prepare import PreparedFlush, prepare_flush
 from hypaware.lake.table import LakeTable, OpenTable
-from hypaware.state import streams
+from hypaware.state import flushes, streams
 from hypaware.state.flushes import Flush
 from hypaware.state.sources import SourceCheckpoint
 from hypaware.state.streams import PendingWatermark
@@ -41,72 +40,62 @@ _TASK_BYTES = 16 << 20
 TakeoverPiece = TablePiece | SpoolPiece
 
 
-@dataclass(frozen=True)
-class DatasetImport:
-    target: OpenTable
-    survey: CacheSurvey
-    claims: Sequence[WatermarkClaim]
-    terms: TakeoverTerms
-    skip_unreadable: bool = False
+def import_dataset(
+    target: OpenTable,
+    survey: CacheSurvey,
+    claims: Sequence[WatermarkClaim],
+    terms: TakeoverTerms,
+    *,
+    skip_unreadable: bool,
+) -> tuple[DatasetTakeoverReport, dict[StreamPosition, int]]:
+    """Import the dataset under the table's lock; return its report and the watermark of each continued stream."""
+    outcome, name = start_report(survey), target.dataset.name
+    # Files with a watermark first: their rows without a sequence were delivered, those of other files were not.
+    claimed = {partition for claim in claims for partition in claim.through}
+    due = sorted(survey.due, key=lambda file: file.partition.name not in claimed)
+    numbering = number_rows(due, survey.spools)
+    with target.store.reading() as connection:
+        high_water = flushes.load_high_water(connection, name).get(name, {})
+        basis = WatermarkBasis(target.home, target.dataset, target.index, high_water)
+        positions = watermarks.resolve_positions(claims, survey, numbering, basis, connection)
+    if not survey.due and not survey.spools and not any(each.advances for each in positions):
+        return outcome, {each: each.seq for each in positions}
+    with telemetry.span("cache.flush", component="takeover", operation="import_cache", hyp_dataset=name) as span:
+        flush = commit.reserve_import(target, numbering.size)
+        with commit.discard_on_error(target, flush):
+            pieces = build_pieces(numbering, flush.after, terms)
+            prepared = prepare_flush(target, flush, list(_build_tasks(name, pieces, flush, target.table)))
+            for report in prepared.reports:
+                if report.error is not None and not skip_unreadable:
+                    raise CacheDamaged(report.error)
+            new_watermarks = _record_pending(target, flush, prepared, positions)
+        checkpoints = list(_checkpoints(numbering, name, prepared.reports))
+        result = commit.commit_flush(target, flush, prepared, checkpoints)
+        span.set(row_count=result.rows.written, rows_rejected=result.rows.rejected)
+    _count_results(outcome, prepared, numbering, flush)
+    telemetry.count("hyp_rows_written", result.rows.written, hyp_dataset=name)
+    telemetry.count("hyp_rows_rejected", result.rows.rejected, hyp_dataset=name)
+    return outcome, new_watermarks
 
-    def run(self) -> tuple[DatasetTakeoverReport, dict[StreamPosition, int]]:
-        """Import the dataset under the table's lock; return its report and the watermark of each continued stream."""
-        outcome = start_report(self.survey)
-        # Files with a watermark first: their rows without a sequence were delivered, those of other files were not.
-        claimed = {name for claim in self.claims for name in claim.through}
-        due = sorted(self.survey.due, key=lambda file: file.partition.name not in claimed)
-        numbering = number_rows(due, self.survey.spools)
-        positions = self._resolve_watermarks(numbering)
-        if not self.survey.due and not self.survey.spools and not any(each.advances for each in positions):
-            return outcome, {each: each.seq for each in positions}
-        return self._commit(numbering, positions, outcome)
 
-    def _resolve_watermarks(self, numbering: RowNumbering) -> list[StreamPosition]:
-        target = self.target
-        with target.store.reading() as connection:
-            high_water = watermarks.dataset_high_water(connection, target.dataset.name)
-            basis = WatermarkBasis(target.home, target.dataset, target.index, high_water)
-            return watermarks.resolve_positions(self.claims, self.survey, numbering, basis, connection)
-
-    def _commit(
-        self, numbering: RowNumbering, positions: Sequence[StreamPosition], outcome: DatasetTakeoverReport
-    ) -> tuple[DatasetTakeoverReport, dict[StreamPosition, int]]:
-        target, name = self.target, self.target.dataset.name
-        with telemetry.span("cache.flush", component="takeover", operation="import_cache", hyp_dataset=name) as span:
-            flush = commit.reserve_import(target, numbering.size)
-            with commit.discard_on_error(target, flush):
-                pieces = build_pieces(numbering, flush.after, self.terms)
-                prepared = prepare_flush(target, flush, list(_build_tasks(name, pieces, flush, target.table)))
-                for report in prepared.reports:
-                    if report.error is not None and not self.skip_unreadable:
-                        raise CacheDamaged(report.error)
-                new_watermarks = self._record_pending(flush, prepared, positions)
-            checkpoints = list(_checkpoints(numbering, name, prepared.reports))
-            result = commit.commit_flush(target, flush, prepared, checkpoints)
-            span.set(row_count=result.rows.written, rows_rejected=result.rows.rejected)
-        _count_results(outcome, prepared, numbering, flush)
-        telemetry.count("hyp_rows_written", result.rows.written, hyp_dataset=name)
-        telemetry.count("hyp_rows_rejected", result.rows.rejected, hyp_dataset=name)
-        return outcome, new_watermarks
-
-    def _record_pending(
-        self, flush: Flush, prepared: PreparedFlush, positions: Sequence[StreamPosition]
-    ) -> dict[StreamPosition, int]:
-        high_water = prepared.outcome().high_water
-        _before_pend()
-        with self.target.store.transaction() as connection:
-            committed = watermarks.dataset_high_water(connection, flush.dataset)
-            new_watermarks = {
-                each: each.watermark(flush.after, max(high_water.get(source, 0), committed.get(source, 0)))
-                for each in positions
-                for source in (each.key.source,)
-            }
-            wanted = [
-                PendingWatermark(each.key, each.address, seq) for each, seq in new_watermarks.items() if each.advances
-            ]
-            streams.add_pending_watermarks(connection, flush.id, wanted)
-        _after_pend()
-        return new_watermarks
+def _record_pending(
+    target: OpenTable, flush: Flush, prepared: PreparedFlush, positions: Sequence[StreamPosition]
+) -> dict[StreamPosition, int]:
+    high_water = prepared.outcome().high_water
+    _before_pend()
+    with target.store.transaction() as connection:
+        committed = flushes.load_high_water(connection, flush.dataset).get(flush.dataset, {})
+        new_watermarks = {
+            each: each.watermark(flush.after, max(high_water.get(source, 0), committed.get(source, 0)))
+            for each in positions
+            for source in (each.key.source,)
+        }
+        wanted = [
+            PendingWatermark(each.key, each.address, seq) for each, seq in new_watermarks.items() if each.advances
+        ]
+        streams.add_pending_watermarks(connection, flush.id, wanted)
+    _after_pend()
+    return new_watermarks
 
 
 def build_pieces(numbering: RowNumbering, after: int, terms: TakeoverTerms) -> list[TakeoverPiece]:

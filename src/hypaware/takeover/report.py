@@ -89,9 +89,6 @@ class WatermarkReport:
     new: int | None = None
     why: str = ""
 
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 @dataclass
 class TakeoverReport:
@@ -116,6 +113,6 @@ class TakeoverReport:
             "dir": self.dir,
             "dry_run": self.dry_run,
             "datasets": [each.as_json() for each in self.datasets],
-            "watermarks": [each.as_json() for each in self.watermarks],
+            "watermarks": [asdict(each) for each in self.watermarks],
             "not_taken": self.not_taken,
         }

@@ -26,7 +26,7 @@ from hypaware.state.home_opener import OpenHome, open_home
 from hypaware.state.sources import SourceCheckpoint
 from hypaware.state.streams import StreamKey
 from hypaware.takeover.cache import PROVIDER, CacheSurvey
-from hypaware.takeover.dataset_import import DatasetImport, start_report
+from hypaware.takeover.dataset_import import import_dataset, start_report
 from hypaware.takeover.plan import DatasetPlan, TakeoverRequest, plan_takeover
 from hypaware.takeover.report import DatasetTakeoverReport, TakeoverReport
 from hypaware.takeover.rows import TakeoverTerms
@@ -119,7 +119,9 @@ def _take_dataset(
         commit_lock(dataset.name, context.check_cancelled),
         commit.open_table(home, store, lake, dataset) as target,
     ):
-        imported, new_watermarks = DatasetImport(target, survey, claims, terms, request.skip_unreadable).run()
+        imported, new_watermarks = import_dataset(
+            target, survey, claims, terms, skip_unreadable=request.skip_unreadable
+        )
     for position, seq in new_watermarks.items():
         report.set_watermark(position.key.sink, dataset.name, position.key.source, seq)
     for reason in imported.unreadable:

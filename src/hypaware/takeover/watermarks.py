@@ -26,13 +26,13 @@ import pyarrow.parquet as pq
 from hypaware.config import Config
 from hypaware.errors import ConfigError, HypError, UsageError
 from hypaware.export.sinks.blob.location import parse_location
-from hypaware.export.sinks.forward import server_info
+from hypaware.export.sinks.forward import normalise_url
 from hypaware.home import Home
 from hypaware.lake import read
 from hypaware.lake.key_index import KeyIndex
 from hypaware.lake.row_keys import hash_key
 from hypaware.model.datasets import Dataset
-from hypaware.state import flushes, intents, streams
+from hypaware.state import intents, streams
 from hypaware.state.store import Connection
 from hypaware.state.streams import HISTORY_LOST, StreamKey
 from hypaware.takeover.cache import CachePartition, CacheSurvey, OriginalCache, SurveyedFile
@@ -216,7 +216,7 @@ def _configured_address(settings: Mapping[str, Any]) -> str | None:
     """Return the address of a server `url`, a directory `dir` or a bucket; None for other destinations."""
     try:
         if isinstance(url := settings.get("url"), str):
-            return server_info.normalise_url(url.rstrip("/").removesuffix("/v1"))
+            return normalise_url(url.rstrip("/").removesuffix("/v1"))
         if isinstance(folder := settings.get("dir"), str):
             return parse_location({"destination": folder}).address
         if isinstance(bucket := settings.get("bucket"), str):
@@ -409,7 +409,3 @@ def _key_hashes(dataset: Dataset, file: SurveyedFile) -> Iterator[bytes | None]:
                     key = dataset.key_of(dict(zip(wanted, values, strict=True)))
                     yield None if key is None else hash_key(dataset.name, key)
                 position += 1
-
-
-def dataset_high_water(connection: Connection, dataset: str) -> dict[str, int]:
-    return flushes.load_high_water(connection, dataset).get(dataset, {})

@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from hypaware.config.schema import Config, PrivacyConfig, SinkConfig
-from hypaware.export import replay, stream_destination
-from hypaware.export.driver import DeliveryOptions, Driver
+from hypaware.export import stream_destination
+from hypaware.export.driver import DeliveryOptions, Driver, replay_letter
 from hypaware.export.report import SinkReport
 from hypaware.export.sink import SinkType
 from hypaware.home import Home
@@ -71,7 +71,7 @@ class SinkHome:
             with opened.store.reading() as connection:
                 letters = dead_letters.list_letters(connection)
             driver = Driver(opened, self.config, self.lake, DeliveryOptions(1.0))
-            return [asyncio.run(replay.replay_letter(driver, letter.id)) for letter in letters]
+            return [asyncio.run(replay_letter(driver, letter.id)) for letter in letters]
 
     @contextmanager
     def opened(self) -> Iterator[OpenHome]:

@@ -14,9 +14,9 @@ import pyarrow.compute as pc
 
 from hypaware.home import durable_files
 from hypaware.lake.read import RowPage
-from hypaware.lake.schema import file_schema, table_columns
-from hypaware.model import datasets
-from hypaware.model.datasets import SEQ, SOURCE, coerce_row
+from hypaware.lake.schema import file_schema, table_columns, table_from_json_lines
+from hypaware.model import canonical, datasets
+from hypaware.model.datasets import BATCH_ID, ROW_ID, SEQ, SOURCE, coerce_row
 from hypaware.model.row_counts import RowCounts
 from hypaware.state import flushes
 from hypaware.state.flushes import FlushOutcome
@@ -97,15 +97,10 @@ class SampleLake:
         return found.take(pc.sort_indices(found, sort_keys=[(SEQ, "ascending")])).select([SEQ, *public])
 
     def _table(self, rows: list[dict[str, object]], seqs: list[int], sources: list[str]) -> pa.Table:
-        from hypaware.lake.schema import table_from_json_lines
-        from hypaware.model import canonical
-        from hypaware.model.datasets import BATCH_ID, ROW_ID
-
-        schema = _file_schema()
         lines = [canonical.serialize_row(row)[1] for row in rows]
         empty = pa.array([""] * len(rows))
         internal = {SEQ: pa.array(seqs, pa.int64()), SOURCE: pa.array(sources), ROW_ID: empty, BATCH_ID: empty}
-        return table_from_json_lines(schema, lines, internal)
+        return table_from_json_lines(_file_schema(), lines, internal)
 
     def _whole(self) -> pa.Table:
         return pa.concat_tables([_file_schema().empty_table(), *map(_read_table, self._files())])

@@ -11,7 +11,7 @@ import pytest
 from hypaware.engine.session import EngineSession
 from hypaware.errors import HypError, QueryRefused
 from hypaware.lake import schema
-from hypaware.query import allowlist, guard
+from hypaware.query import guard
 from hypaware.query.views import Views, get_views
 from tests.support.query_runner import QueryRunner
 from tests.support.rows import DATASET
@@ -369,5 +369,5 @@ def test_every_function_of_this_spark_version_was_reviewed(spark: SparkSession) 
     found = [row[0] for row in spark.sql("SHOW SYSTEM FUNCTIONS").collect()]
 
     assert sorted(set(found) - set(known)) == []
-    assert set(found) >= allowlist.REFUSED_FUNCTIONS
-    assert set(found) >= allowlist.TABLE_FUNCTIONS
+    assert set(found) >= guard.REFUSED_FUNCTIONS
+    assert set(found) >= guard.TABLE_FUNCTIONS

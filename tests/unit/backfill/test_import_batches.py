@@ -14,7 +14,7 @@ import orjson
 import pytest
 
 from hypaware.backfill import tasks
-from hypaware.backfill.steps import read_import_state
+from hypaware.backfill.survey import read_import_state
 from hypaware.backfill.tasks import SourcePiece
 from hypaware.errors import LakeError
 from hypaware.home import Home

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from hypaware.backfill import providers
-from hypaware.backfill.report import ImportReport
-from hypaware.backfill.steps import clip_to_retention, isolate_failure
+from hypaware.backfill.report import ImportReport, isolate_failure
+from hypaware.backfill.survey import clip_to_retention
 from hypaware.clients.reader import TimeWindow
 from hypaware.errors import Cancelled, HypError, Retryable
 from hypaware.model.datasets import Dataset

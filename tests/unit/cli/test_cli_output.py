@@ -14,8 +14,7 @@ from pathlib import Path
 import pytest
 
 from hypaware.cli import output
-from hypaware.cli.jobs import event_handler
-from hypaware.cli.progress import ProgressLines
+from hypaware.cli.jobs import ProgressLines, event_handler
 
 Capture = pytest.CaptureFixture[str]
 
@@ -115,7 +114,7 @@ def test_a_command_can_receive_the_bytes_of_a_job(capfd: Capture) -> None:
 def test_on_a_terminal_progress_is_a_bar_that_disappears_at_the_end() -> None:
     script = textwrap.dedent(
         r"""
-        from hypaware.cli.progress import open_progress
+        from hypaware.cli.jobs import open_progress
         with open_progress() as bar:
             for _ in range(2):
                 bar.report('reading \x1b[2J', 1, 2)

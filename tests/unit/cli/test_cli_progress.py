@@ -11,8 +11,7 @@ from contextlib import suppress
 
 import pytest
 
-from hypaware.cli.jobs import event_handler
-from hypaware.cli.progress import ProgressLines
+from hypaware.cli.jobs import ProgressLines, event_handler
 
 Capture = pytest.CaptureFixture[str]
 MB = 10**6
@@ -87,7 +86,7 @@ def test_the_progress_of_a_job_reaches_the_display(capfd: Capture) -> None:
 def test_on_a_terminal_speed_and_bar_share_one_line(columns: str) -> None:
     script = textwrap.dedent(
         """
-        from hypaware.cli.progress import ProgressBar
+        from hypaware.cli.jobs import ProgressBar
         now = [0.0]
         bar = ProgressBar(lambda: now[0])
         bar.report('importing claude', 0, 5e8, unit='bytes', files=0, files_total=1092, rows=0)

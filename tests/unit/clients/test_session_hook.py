@@ -18,6 +18,7 @@ import pytest
 from hypaware.clients import git, session_hook
 from hypaware.clients.claude.history import read_session_records
 from hypaware.home import Home
+from hypaware.home.session_context import context_path
 from hypaware.model.privacy_class import PrivacyClass
 from hypaware.privacy import folder_memory
 from hypaware.privacy.policy import PrivacyPolicy
@@ -51,7 +52,7 @@ def repository(tmp_path: Path) -> Path:
 
 
 def lines(home: Home) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in session_hook.notes_path(home, "claude").read_text().splitlines()]
+    return [json.loads(line) for line in context_path(home.root, "claude").read_text().splitlines()]
 
 
 def test_a_recorded_session_context_can_be_read_back(home: Home, repository: Path) -> None:
@@ -69,7 +70,7 @@ def test_a_recorded_session_context_can_be_read_back(home: Home, repository: Pat
         "at": "",
     }
     assert read_session_records({"HYP_HOME": str(home.root)})["s"]["git_branch"] == "main"
-    assert session_hook.notes_path(home, "claude").stat().st_mode & 0o777 == 0o600
+    assert context_path(home.root, "claude").stat().st_mode & 0o777 == 0o600
 
 
 def test_only_changes_are_written(home: Home, repository: Path) -> None:
@@ -130,7 +131,7 @@ def test_a_session_id_never_becomes_a_path(home: Home) -> None:
         "session-context.jsonl",
         "session-context.lock",
     ] or len(lines(home)) == 1
-    assert len(session_hook.notes_path(home, "claude").read_bytes().splitlines()) == 1
+    assert len(context_path(home.root, "claude").read_bytes().splitlines()) == 1
 
 
 def test_a_hook_does_not_recreate_a_removed_home(home: Home) -> None:
@@ -156,9 +157,9 @@ def test_concurrent_hooks_write_whole_lines_within_the_size_limit(home: Home, mo
 
     assert processes.together([partial(many, seed) for seed in range(4)]) == [0] * 4
     found = lines(home)
-    assert session_hook.notes_path(home, "claude").stat().st_size <= 20_000
+    assert context_path(home.root, "claude").stat().st_size <= 20_000
     assert {f"{seed}-9" for seed in range(4)} <= {line["session_id"] for line in found}
-    assert [path.name for path in session_hook.notes_path(home, "claude").parent.iterdir() if "tmp" in path.name] == []
+    assert [path.name for path in context_path(home.root, "claude").parent.iterdir() if "tmp" in path.name] == []
 
 
 def test_compacting_the_file_keeps_the_first_and_last_line_of_a_session(
@@ -173,7 +174,7 @@ def test_compacting_the_file_keeps_the_first_and_last_line_of_a_session(
 
 def test_an_incomplete_last_line_does_not_damage_the_next(home: Home) -> None:
     session_hook.record_context(home, "claude", {"session_id": "s", "cwd": "/nonexistent/1"})
-    with session_hook.notes_path(home, "claude").open("a") as file:
+    with context_path(home.root, "claude").open("a") as file:
         file.write('{"session_id": "torn')
     session_hook.record_context(home, "claude", {"session_id": "t", "cwd": "/nonexistent/2"})
     assert set(read_session_records({"HYP_HOME": str(home.root)})) == {"s", "t"}
@@ -181,7 +182,7 @@ def test_an_incomplete_last_line_does_not_damage_the_next(home: Home) -> None:
 
 def test_a_hook_does_not_wait_long_for_the_lock(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session_hook, "_LOCK_SECONDS", 0.0)
-    lock = session_hook.notes_path(home, "claude").with_suffix(".lock")
+    lock = context_path(home.root, "claude").with_suffix(".lock")
     lock.parent.mkdir(parents=True)
     with lock.open("w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)

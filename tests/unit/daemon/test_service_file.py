@@ -16,8 +16,7 @@ import psutil
 import pytest
 
 from hypaware.daemon import lifecycle, service_file, supervisor
-from hypaware.daemon.launchd import Launchd
-from hypaware.daemon.systemd import Systemd
+from hypaware.daemon.supervisor import Launchd, Systemd
 from hypaware.errors import ConfigError, HypError, NotReady
 from hypaware.home import Home, daemon_process
 from tests.support import processes

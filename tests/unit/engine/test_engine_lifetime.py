@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from hypaware import config, errors
-from hypaware.engine import client, launcher, protocol
+from hypaware.engine import client, launcher
 from hypaware.engine.jobs import load_job_table
 from hypaware.engine.lake_owner import LakeOwner, make_spark_opener
 from hypaware.engine.protocol import JobConnection, Message, hello_message
@@ -56,13 +56,13 @@ def fake_engine(home: Home, play: Callable[[JobConnection], None], times: int = 
     """A fake engine. `play` handles each connection, then the engine ends."""
 
     def live() -> None:
-        with lock_held(home), protocol.listen_on_socket(home) as listener:
+        with lock_held(home), launcher.listen_on_socket(home) as listener:
             listening.set()
             for left in reversed(range(times)):
                 sock, _ = listener.accept()
                 if left == 0:
                     listener.close()
-                    protocol.remove_socket(home)
+                    launcher.remove_socket(home)
                 with JobConnection(sock) as connection:
                     play(connection)
 
@@ -82,7 +82,7 @@ def test_a_stale_socket_and_pid_file_do_not_block_an_engine(engine: EngineOfTest
     bystander = subprocess.Popen(["sleep", "600"])
     try:
         with lock_held(engine.home):
-            protocol.listen_on_socket(engine.home).close()
+            launcher.listen_on_socket(engine.home).close()
             launcher.engine_pid_file(engine.home).write_text(f"{bystander.pid}\n")
         assert engine.home.engine_socket.exists()
         assert client.engine_status(engine.home) == {"state": "stopped"}
@@ -205,7 +205,7 @@ def test_a_socket_folder_that_is_not_private_is_rejected_by_both_sides(
         with pytest.raises(errors.NotReady, match="not private to you"):
             long.run("echo")
         with lock_held(long.home), pytest.raises(errors.NotReady, match="not private to you"):
-            protocol.listen_on_socket(long.home)
+            launcher.listen_on_socket(long.home)
     finally:
         folder.unlink() if trick == "a link" else folder.rmdir()
 

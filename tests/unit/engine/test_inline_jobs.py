@@ -13,9 +13,9 @@ import pytest
 from hypaware import config, errors
 from hypaware.engine import client, inline, launcher
 from hypaware.engine.inline import InlineEngine
-from hypaware.engine.job_call import HandedOver
 from hypaware.engine.jobs import Event, JobContext, JobTable, load_job_table
 from hypaware.engine.lake_owner import Wait
+from hypaware.engine.protocol import HandedOver
 
 if TYPE_CHECKING:
     pass
@@ -150,7 +150,7 @@ def test_an_inline_job_that_waits_for_the_lake_yields_to_a_new_engine(
             start_engine(engine, monkeypatch)
 
     with pytest.raises(HandedOver):
-        here.run("any", {"type": "job", "job": "any"}, start_when_told_of_the_wait)
+        here.run({"type": "job", "job": "any"}, start_when_told_of_the_wait)
     assert [event["message"] for event in notes if not isinstance(event, bytes)] == [
         "waiting for another process, which is using the lake"
     ]

@@ -15,8 +15,8 @@ import pytest
 
 from hypaware.config.schema import Config, SinkConfig
 from hypaware.errors import HypError, Retryable
-from hypaware.export import dead_letter_rows, replay, retry, round, sink_registry, stream_destination, stream_locks
-from hypaware.export.driver import DeliveryOptions, Driver
+from hypaware.export import dead_letter_rows, retry, round, sink_registry, stream_destination, stream_locks
+from hypaware.export.driver import DeliveryOptions, Driver, replay_letter
 from hypaware.export.report import SinkReport
 from hypaware.export.round import _Prefetch
 from hypaware.export.sink import Chunk, ChunkLimits, Destination, Payload, Sink, StreamCoverage
@@ -71,7 +71,7 @@ class DeliveryCase:
         with self.opened.store.reading() as connection:
             letters = dead_letters.list_letters(connection)
         driver = Driver(self.opened, config, self.lake, DeliveryOptions(1.0))
-        return [asyncio.run(replay.replay_letter(driver, letter.id))["status"] for letter in letters]
+        return [asyncio.run(replay_letter(driver, letter.id))["status"] for letter in letters]
 
     def arrived(self, place: str) -> list[int]:
         found = FolderDestination(self.folder / place).arrived()
@@ -428,12 +428,12 @@ def test_a_waiting_replay_can_be_cancelled_and_notices_that_its_letter_was_dropp
         lock = stream_locks.try_lock_stream(case.home, KEY)
         assert lock is not None
         with lock:
-            waits = asyncio.create_task(replay.replay_letter(driver, letter.id))
+            waits = asyncio.create_task(replay_letter(driver, letter.id))
             await asyncio.sleep(0)
             waits.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await waits
-            late = asyncio.create_task(replay.replay_letter(driver, letter.id))
+            late = asyncio.create_task(replay_letter(driver, letter.id))
             await asyncio.sleep(0)
             with case.opened.store.transaction() as connection:
                 dead_letters.drop_letter(connection, letter.id)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hypaware.export.privacy_gate import PrivacyGate, exportable_mask, has_withheld, redact_table
+from hypaware.export.privacy_gate import PrivacyGate, exportable_mask, redact_table
 from hypaware.home import Home
 from hypaware.model.schemas import AI_GATEWAY_MESSAGES
 from hypaware.privacy.policy import PrivacyPolicy
@@ -37,7 +37,7 @@ def test_the_policy_is_checked_for_each_pair_of_folder_and_session(
     stay = [(row["cwd"], row["session_id"]) in closed for row in found]
     leaves = exportable_mask(table, is_withheld)
     assert (leaves.to_pylist() if leaves is not None else [True] * len(found)) == [not each for each in stay]
-    assert has_withheld(table, is_withheld) == any(stay)
+    assert PrivacyGate(is_withheld).still_allowed(table) == (not any(stay))
 
 
 def test_a_dataset_without_folder_and_session_withholds_nothing() -> None:

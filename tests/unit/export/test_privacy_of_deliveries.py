@@ -21,8 +21,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hypaware.config import Config, PrivacyConfig, RedactionConfig, SinkConfig
-from hypaware.export import dead_letter_rows, privacy_gate, replay, stream_destination
-from hypaware.export.driver import DeliveryOptions, Driver
+from hypaware.export import dead_letter_rows, privacy_gate, stream_destination
+from hypaware.export.driver import DeliveryOptions, Driver, replay_letter
 from hypaware.export.report import StreamReport
 from hypaware.home import Home
 from hypaware.privacy import folder_memory, ignored_sessions
@@ -98,7 +98,7 @@ class Site:
             with opened.store.reading() as connection:
                 letters = dead_letters.list_letters(connection)
             driver = Driver(opened, self.config, SampleLake(self.root / "lake"), DeliveryOptions())
-            return [asyncio.run(replay.replay_letter(driver, letter.id)) for letter in letters]
+            return [asyncio.run(replay_letter(driver, letter.id)) for letter in letters]
 
     def resend(self) -> None:
         with closing((opened := open_home(self.home)).store), fault_injection.register_kind(FOLDER):

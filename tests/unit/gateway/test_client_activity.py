@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from hypaware.gateway.client_activity import ClientActivity, activity_path
+from hypaware.gateway.attach_status import ClientActivity, activity_path
 from hypaware.home import Home
 
 AT = datetime(2026, 1, 31, 12, tzinfo=UTC)

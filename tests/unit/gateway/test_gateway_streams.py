@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from hypaware.gateway.exchange import RecordedExchange
-from hypaware.gateway.spill import RecorderLimits
+from hypaware.gateway.recorder import RecorderLimits
 from tests.support.live_gateway import ClientConnection, KeptExchanges, LiveGateway, post
 from tests.support.processes import PATIENCE, eventually
 from tests.support.upstream_stub import ReceivedRequest, StubResponse, UpstreamStub

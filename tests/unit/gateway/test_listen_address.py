@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import socket
 
-from hypaware.gateway.listen_address import bind_problem, find_free_address
+from hypaware.gateway.handover import bind_problem, find_free_address
 
 
 def taken(port: int = 0) -> socket.socket:

@@ -41,7 +41,7 @@ class StoredRows:
         raw = build_raw_row(exchange, project_exchange(exchange, self.seen), self.stored)
         if not fails:
             self.rows.append(coerce_row(AI_GATEWAY_EXCHANGES, raw.row, "gateway-1"))
-            raw.mark_stored(self.stored)
+            self.stored.add(raw)
 
     def lookup(self, name: str) -> str | None:
         return next((parts[name] for row in self.rows if name in (parts := read_parts(row))), None)

@@ -13,9 +13,8 @@ import pytest
 
 from hypaware.errors import Retryable
 from hypaware.gateway.exchange import RecordedBody, RecordedExchange
-from hypaware.gateway.recorder import ExchangeHandler, Recorder, RecorderCounts
+from hypaware.gateway.recorder import ExchangeCapture, ExchangeHandler, Recorder, RecorderCounts, RecorderLimits
 from hypaware.gateway.routes import Route
-from hypaware.gateway.spill import RecorderLimits
 from tests.support.live_gateway import KeptExchanges
 from tests.support.processes import PATIENCE, eventually
 
@@ -34,7 +33,7 @@ def open_recorder(handle: ExchangeHandler, folder: Path, limits: RecorderLimits 
 
 
 def record_exchange(recorder: Recorder, request: bytes = b"{}", *answer: bytes, error: str | None = None) -> None:
-    capture = recorder.start_capture(ROUTE, "POST", "/v1/messages", [("a", "b")])
+    capture = ExchangeCapture(recorder, ROUTE, "POST", "/v1/messages", [("a", "b")])
     capture.request.add(request)
     capture.status, capture.response_headers = 200, [("c", "d")]
     for chunk in answer:
@@ -109,7 +108,7 @@ def test_memory_is_bounded_across_exchanges_and_released(tmp_path: Path) -> None
     limits = RecorderLimits(in_memory=1 << 20, total_in_memory=200_000)
     with open_recorder(kept, tmp_path, limits) as recorder:
         for _ in range(3):
-            captures = [recorder.start_capture(ROUTE, "POST", "/", []) for _ in range(10)]
+            captures = [ExchangeCapture(recorder, ROUTE, "POST", "/", []) for _ in range(10)]
             for _ in range(20):
                 for capture in captures:
                     capture.add_response_bytes(b"y" * 1000)
@@ -130,8 +129,8 @@ def test_a_slow_disk_costs_the_recording_and_not_the_stream(tmp_path: Path) -> N
     kept = KeptExchanges()
     stuck = threading.Event()
     with open_recorder(kept, tmp_path) as recorder:
-        recorder.spill.enqueue(lambda: eventually(stuck.is_set))
-        capture = recorder.start_capture(ROUTE, "POST", "/", [])
+        recorder.spill.queue.put(lambda: eventually(stuck.is_set))
+        capture = ExchangeCapture(recorder, ROUTE, "POST", "/", [])
         for _ in range(100):
             capture.add_response_bytes(b"z" * 90)
         stuck.set()
@@ -273,7 +272,7 @@ def test_a_removed_home_is_not_created_again(tmp_path: Path) -> None:
 def test_an_exchange_finishes_once(tmp_path: Path) -> None:
     kept = KeptExchanges()
     with open_recorder(kept, tmp_path) as recorder:
-        capture = recorder.start_capture(ROUTE, "POST", "/", [])
+        capture = ExchangeCapture(recorder, ROUTE, "POST", "/", [])
         capture.finish("client_abort")
         capture.finish("gateway_failed")
 
@@ -284,7 +283,7 @@ def test_bytes_after_the_end_are_ignored(tmp_path: Path) -> None:
     """A provider may respond while the request is still being sent."""
     kept = KeptExchanges()
     with open_recorder(kept, tmp_path) as recorder:
-        capture = recorder.start_capture(ROUTE, "POST", "/", [])
+        capture = ExchangeCapture(recorder, ROUTE, "POST", "/", [])
         capture.request.add(b"early")
         capture.finish()
         capture.request.add(b"late" * 100)
@@ -297,8 +296,8 @@ def test_bytes_after_the_end_are_ignored(tmp_path: Path) -> None:
 def test_a_client_that_is_not_recorded_leaves_no_trace(tmp_path: Path) -> None:
     kept: list[RecordedExchange] = []
     with open_recorder(kept.append, tmp_path) as recorder:
-        capture = recorder.start_capture(
-            Route("a", "/", "https://x", "x", client="claude", recorded=False), "POST", "/", []
+        capture = ExchangeCapture(
+            recorder, Route("a", "/", "https://x", "x", client="claude", recorded=False), "POST", "/", []
         )
         capture.request.add(b"a" * 500)
         capture.add_response_bytes(b"b" * 500)

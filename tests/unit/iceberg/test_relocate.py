@@ -16,7 +16,7 @@ import pytest
 from pyiceberg.catalog.sql import SqlCatalog
 
 from hypaware.errors import HypError, LakeError, NotReady
-from hypaware.home import Home, processes
+from hypaware.home import Home, locks
 from hypaware.iceberg import metadata
 from hypaware.iceberg.relocate import LakeLocations
 from hypaware.lake.table import TableChange
@@ -31,7 +31,11 @@ from tests.support.processes import run, running, together, was_killed
 from tests.support.rows import rows
 
 OLD = "as it was"
-_OPEN = "import os; from hypaware.state.home_opener import open_home; open_home(os.environ['HYP_HOME']).store.close()"
+_OPEN = """
+from hypaware.home import Home
+from hypaware.state.home_opener import open_home
+open_home(Home.from_environment()).store.close()
+"""
 _STEPS = [
     "iceberg.relocate.before-write", "iceberg.relocate.before-update", "iceberg.relocate.after-update",
     "iceberg.relocate.after-remove", "state.commit.before-commit:2", "state.commit.after-commit:2",
@@ -311,7 +315,7 @@ def test_a_home_moved_while_processes_use_it_waits_for_them(
     home: Home, monkeypatch: pytest.MonkeyPatch, lock: str, kind: str, repair: str
 ) -> None:
     """POSIX locks, which the JVM uses, and flock do not see each other."""
-    monkeypatch.setattr(processes, "WAIT_SECONDS", 0.0)
+    monkeypatch.setattr(locks, "WAIT_SECONDS", 0.0)
     moved = _moved(home)
     with running(_HOLD, moved, moved.root / lock, kind) as process:
         assert process.stdout

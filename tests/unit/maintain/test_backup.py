@@ -24,9 +24,8 @@ from hypaware.home import Home
 from hypaware.iceberg import metadata
 from hypaware.lake import locks
 from hypaware.maintain import backup
-from hypaware.maintain.backup import LockCallback
+from hypaware.maintain.backup import LockCallback, RestoredHome, restore_home
 from hypaware.maintain.backup_folder import MANIFEST_NAME, staged_folder
-from hypaware.maintain.restore import RestoredHome, restore_home
 from hypaware.spool import reader
 from hypaware.spool.writer import SealRule, Spool
 from hypaware.state import flushes, home_opener
@@ -226,7 +225,7 @@ make_backup(Home(Path(os.environ["HYP_HOME"])), Path(sys.argv[1]), print, lambda
 _RESTORE = """
 import os, sys
 from pathlib import Path
-from hypaware.maintain.restore import restore_home
+from hypaware.maintain.backup import restore_home
 from hypaware.home import Home
 
 restore_home(Home(Path(os.environ["HYP_HOME"])), Path(sys.argv[1]), lambda *_, **__: None)

@@ -10,7 +10,7 @@ from datetime import date, timedelta
 
 import pytest
 
-from hypaware.backfill.steps import clip_to_retention
+from hypaware.backfill.survey import clip_to_retention
 from hypaware.clients.reader import TimeWindow
 from hypaware.config import Config, RetentionConfig
 from hypaware.errors import Cancelled

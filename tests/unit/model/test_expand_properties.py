@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from hypaware.model.blocks import has_parts
 from hypaware.model.datasets import coerce_row
-from hypaware.model.expand import Exchange, Message, expand
-from hypaware.model.identity import compute_fallback_id
+from hypaware.model.expand import Exchange, Message, compute_fallback_id, expand
 from hypaware.model.schemas import AI_GATEWAY_MESSAGES
 
 SCALE = int(os.environ.get("HYP_SOAK", "1"))

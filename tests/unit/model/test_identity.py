@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from hypaware.model.expand import Exchange, Message, expand
-from hypaware.model.identity import Occurrences, compute_fallback_id, fallback_scope
+from hypaware.model.expand import Exchange, Message, Occurrences, compute_fallback_id, expand, fallback_scope
 
 
 def test_fallback_ids_equal_those_of_the_original() -> None:

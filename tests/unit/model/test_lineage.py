@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hypaware.model.identity import Lineage
+from hypaware.model.expand import Lineage
 
 _ids = st.sampled_from("abcdef")
 

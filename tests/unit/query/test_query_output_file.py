@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from hypaware.errors import HypError, UsageError
-from hypaware.query.output_file import open_output
+from hypaware.query.formats import open_output
 
 
 def test_the_file_appears_complete_and_only_at_the_end(tmp_path: Path) -> None:

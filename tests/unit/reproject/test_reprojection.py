@@ -16,7 +16,7 @@ from hypaware.gateway.exchange import DecodedExchange
 from hypaware.home import Home
 from hypaware.model.datasets import SEQ, Row
 from hypaware.privacy import ignored_sessions
-from hypaware.reproject import dry_run, run
+from hypaware.reproject import run
 from hypaware.reproject.projection import ReprojectionReport
 from hypaware.reproject.run import append_missing
 from hypaware.spool.writer import Spool
@@ -47,7 +47,7 @@ def reproject(home: Home, window: TimeWindow = EVERYTHING) -> dict[str, Any]:
 
 
 def counted(home: Home, window: TimeWindow = EVERYTHING) -> dict[str, Any]:
-    return dry_run.preview_reprojection(home, Config(), window, lambda *_: None)
+    return run.preview_reprojection(home, Config(), window, lambda *_: None)
 
 
 def messages(home: Home) -> list[Row]:

@@ -14,7 +14,7 @@ import pytest
 
 from hypaware import faults
 from hypaware.home import Home
-from hypaware.server import admin
+from hypaware.server import auth
 from hypaware.server import run as _declares_all_points  # noqa: F401
 from tests.support.receiver import enrol, incoming_files, messages, running, stored
 
@@ -95,7 +95,7 @@ def finish(home: Home, senders: list[Sender], token: str) -> None:
 def test_server_killed_at_any_crash_point_keeps_acknowledged_batches_and_stores_nothing_twice(
     home: Home, point: str, times: int
 ) -> None:
-    token, _ = admin.create_token(home)
+    token, _ = auth.create_token(home)
     senders = [Sender(number) for number in range(3)]
     with running(home, f"{point}:{times}") as (url, process):
         assert url
@@ -115,7 +115,7 @@ def test_server_killed_at_any_crash_point_keeps_acknowledged_batches_and_stores_
     ],
 )
 def test_server_killed_during_recovery_can_be_restarted(home: Home, left_by: str, point: str) -> None:
-    token, _ = admin.create_token(home)
+    token, _ = auth.create_token(home)
     senders = [Sender(number) for number in range(2)]
     with running(home, f"{left_by}:3") as (url, process):
         assert url
@@ -129,7 +129,7 @@ def test_server_killed_during_recovery_can_be_restarted(home: Home, left_by: str
 
 
 def test_server_killed_before_its_first_start_completed_can_be_restarted(home: Home) -> None:
-    token, _ = admin.create_token(home)
+    token, _ = auth.create_token(home)
     for times in (1, 1):
         with running(home, f"server.keep.after-write:{times}") as (url, process):
             assert url is None
@@ -148,7 +148,7 @@ def test_every_crash_point_of_the_server_is_tested() -> None:
 
 @pytest.mark.hazard(33)
 def test_server_killed_at_a_random_time_keeps_acknowledged_batches(home: Home) -> None:
-    token, _ = admin.create_token(home)
+    token, _ = auth.create_token(home)
     senders, chance = [Sender(number) for number in range(4)], random.Random(5)
     for turn in range(1, 4):
         with running(home) as (url, process):

@@ -15,7 +15,7 @@ from hypaware.engine.background import Backoff, run_periodic_task
 from hypaware.errors import Retryable
 from hypaware.home import Home
 from hypaware.server.health import ServerMetrics, log
-from hypaware.server.tasks import ServerFlushTask
+from hypaware.server.run import ServerFlushTask
 from hypaware.spool import segments
 from hypaware.spool.writer import Spool
 from tests.support.processes import eventually

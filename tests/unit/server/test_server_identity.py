@@ -12,7 +12,7 @@ import pytest
 
 from hypaware.errors import StateError
 from hypaware.home import Home
-from hypaware.server import admin, auth
+from hypaware.server import auth
 from hypaware.server.auth import Caller, TokenSigner
 from hypaware.server.limits import ServerLimits
 from hypaware.state.home_opener import open_home
@@ -55,7 +55,7 @@ def test_invalid_enrolment_is_rejected(server: Server, requested: dict[str, obje
     answer = server.client.bootstrap(**{"bootstrap_token": server.token, **requested})
 
     assert answer.status == 400
-    assert admin.list_gateways(server.home) == []
+    assert auth.list_gateways(server.home) == []
 
 
 @pytest.mark.parametrize("body", [b"", b"[]", b"{", b"\xff", b"null", b'"text"'])
@@ -79,9 +79,9 @@ def test_expired_token_enrols_no_new_gateway_and_keeps_enrolled_ones(server: Ser
 
 
 def test_revoked_token_ends_the_gateways_enrolled_with_it(server: Server) -> None:
-    other_token, _ = admin.create_token(server.home, "others")
+    other_token, _ = auth.create_token(server.home, "others")
     gateway, other = server.enrolled("gw-1"), server.enrolled("gw-2", other_token)
-    admin.revoke_token(server.home, "tests")
+    auth.revoke_token(server.home, "tests")
 
     assert server.client.bootstrap(bootstrap_token=server.token).status == 401
     assert gateway.deliver(0, 5).status == 401
@@ -147,7 +147,7 @@ def test_signed_token_expires() -> None:
 @pytest.mark.hazard(95)
 def test_gateway_id_belongs_to_the_secret_of_its_first_enrolment(server: Server) -> None:
     server.enrolled("gw-1")
-    other_token, _ = admin.create_token(server.home, "others")
+    other_token, _ = auth.create_token(server.home, "others")
     for token in (server.token, other_token):
         answer = server.client.bootstrap(bootstrap_token=token, gateway_id="gw-1", gateway_secret=SECRET)
         assert (answer.status, answer.error) == (403, "gateway_bound")
@@ -156,7 +156,7 @@ def test_gateway_id_belongs_to_the_secret_of_its_first_enrolment(server: Server)
 
 def test_released_gateway_id_can_be_enrolled_again(server: Server) -> None:
     server.enrolled("gw-1").deliver(0, 5)
-    admin.release_gateway(server.home, "gw-1")
+    auth.release_gateway(server.home, "gw-1")
 
     answer = server.client.bootstrap(bootstrap_token=server.token, gateway_id="gw-1", gateway_secret=SECRET)
     again = Gateway(server.url, answer.json["jwt"], "gw-1")
@@ -202,7 +202,7 @@ def test_client_without_gateway_id_is_identified_by_its_rows(server: Server, hom
     assert client.send("b-1", theirs.rows(3)).status == 202
     assert client.send("b-1", theirs.rows(3)).json["stored"] == 0
     assert len(stored(home)) == 3
-    (known,) = admin.list_gateways(home)
+    (known,) = auth.list_gateways(home)
     assert (known.gateway_id, known.bound_by, known.label) == ("their-id", "token", "tests")
 
 
@@ -216,7 +216,7 @@ def test_clients_without_gateway_id_on_one_token_do_not_share_batch_ids(server: 
 
 def test_client_without_gateway_id_cannot_write_as_another_gateway(server: Server, home: Home) -> None:
     server.enrolled("gw-1")
-    other_token, _ = admin.create_token(server.home, "others")
+    other_token, _ = auth.create_token(server.home, "others")
     server.plain(other_token).send("b-1", Gateway(server.url, gateway_id="their-id").rows(1))
 
     for name in ("gw-1", "their-id"):
@@ -233,8 +233,8 @@ def test_client_without_gateway_id_keeps_its_gateway_when_its_token_is_replaced_
 ) -> None:
     theirs = Gateway(server.url, gateway_id="their-id")
     server.plain().send("b-1", theirs.rows(3))
-    admin.revoke_token(server.home, "tests")
-    replacing, _ = admin.create_token(server.home, "tests")
+    auth.revoke_token(server.home, "tests")
+    replacing, _ = auth.create_token(server.home, "tests")
 
     again = server.plain(replacing)
     assert again.send("b-1", theirs.rows(3)).json["stored"] == 0
@@ -266,7 +266,7 @@ def test_operator_can_list_gateways(server: Server, home: Home) -> None:
     server.enrolled("gw-1").deliver(0, 5)
     server.enrolled("gw-2").deliver(0, 5, X_Hyp_Host="t%C3%A4st.example")
 
-    one, other = admin.list_gateways(home)
+    one, other = auth.list_gateways(home)
     assert (one.gateway_id, one.host, one.label, one.bound_by) == ("gw-1", "gw-1.local", "tests", "secret")
     assert other.host == "täst.example"
     assert one.first_seen_at <= one.last_seen_at

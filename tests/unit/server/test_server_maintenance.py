@@ -17,9 +17,9 @@ from hypaware.config import MaintainConfig
 from hypaware.config.load import LiveConfig
 from hypaware.engine import client
 from hypaware.home import Home, daemon_process
-from hypaware.server import admin
+from hypaware.server import auth
 from hypaware.server.health import log
-from hypaware.server.tasks import server_reason_to_wait
+from hypaware.server.run import server_reason_to_wait
 from tests.support import light_home, processes
 from tests.support.delivery_jobs import maintenances_of
 from tests.support.light_lake import read_lake
@@ -130,7 +130,7 @@ def test_server_accepts_batches_during_maintenance_and_cancels_it_on_shutdown(ho
     (home.root / "wait-maintain").touch()
     with server(home, tmp_path) as running:
         eventually(lambda: maintenances_of(home))
-        token, _ = admin.create_token(home)
+        token, _ = auth.create_token(home)
         assert enrol(running.url, token, "gw-1").deliver(0, 5).status == 202
         running.stop()
         eventually(lambda: (home.root / "cancelled-maintain").exists())

@@ -20,7 +20,7 @@ import pytest
 import trustme
 
 from hypaware.home import Home
-from hypaware.server import admin, batches
+from hypaware.server import auth, batches
 from hypaware.spool import segments
 from hypaware.status import processes
 from tests.support.command import Hyp
@@ -30,7 +30,7 @@ from tests.support.rows import DATASET
 
 
 def test_server_announces_its_address_and_ends_on_sigterm(home: Home) -> None:
-    token, _ = admin.create_token(home)
+    token, _ = auth.create_token(home)
     for number in (signal.SIGTERM, signal.SIGINT):
         with running(home) as (url, process):
             assert url
@@ -115,7 +115,7 @@ def test_server_supports_tls(home: Home, tmp_path: Path) -> None:
 
 
 def test_requests_in_progress_are_finished_on_shutdown(home: Home) -> None:
-    token, _ = admin.create_token(home)
+    token, _ = auth.create_token(home)
     with running(home) as (url, process):
         assert url
         gateway = enrol(url, token, "gw-1")
@@ -209,7 +209,7 @@ def test_metrics_count_requests_and_name_no_gateway(home: Home) -> None:
 
 
 def test_importing_the_server_does_not_import_spark() -> None:
-    modules = sorted(path.stem for path in Path(admin.__file__).parent.glob("*.py") if path.stem != "__init__")
+    modules = sorted(path.stem for path in Path(auth.__file__).parent.glob("*.py") if path.stem != "__init__")
     script = "import sys\n" + "".join(f"import hypaware.server.{name}\n" for name in modules)
     script += "print(*({'pyspark', 'py4j'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
@@ -218,7 +218,7 @@ def test_importing_the_server_does_not_import_spark() -> None:
 
 def test_receiving_a_batch_does_not_import_spark(home: Home) -> None:
     """HYP_ENGINE=inline, with which commands run Spark in their own process, does not apply to the server."""
-    token, _ = admin.create_token(home)
+    token, _ = auth.create_token(home)
     process = Hyp(home.root, inline=True).start("server", "run", "--listen", "127.0.0.1:0", "--no-flush")
     try:
         assert process.stdout

@@ -45,8 +45,10 @@ print([name for name in {(*_HEAVY, "sqlalchemy", "sqlite3")} if name in sys.modu
 def test_making_a_home_loads_nothing_heavy(home: Home) -> None:
     code = f"""
 import os, sys
+from pathlib import Path
+from hypaware.home import Home
 from hypaware.state.home_opener import open_home
-open_home(os.environ["HYP_HOME"] + "-new").store.close()
+open_home(Home(Path(os.environ["HYP_HOME"] + "-new"))).store.close()
 print([name for name in {_HEAVY} if name in sys.modules])
 """
     assert succeed(code, home) == "[]\n"

@@ -27,9 +27,9 @@ from tests.support.processes import run, running, succeed, together, was_killed
 from tests.support.rows import DATASET, rows
 
 _OPEN = """
-import os
+from hypaware.home import Home
 from hypaware.state.home_opener import open_home
-opened = open_home(os.environ["HYP_HOME"])
+opened = open_home(Home.from_environment())
 print(opened.identity.gateway_id, opened.identity.incarnation)
 """
 
@@ -444,14 +444,14 @@ def test_a_failed_open_closes_its_files(home: Home) -> None:
     home.root.rename(moved.root)
     moved.mirror.unlink()
     code = """
-import os, psutil
-from hypaware.home import file_system
+import psutil
+from hypaware.home import Home, file_system
 from hypaware.state import home_opener
 from hypaware.errors import NotReady
 
 file_system.file_system_type = lambda path: "nfs4"
 try:
-    home_opener.open_home(os.environ["HYP_HOME"])
+    home_opener.open_home(Home.from_environment())
 except NotReady:
     print([file.path for file in psutil.Process().open_files()])
 """
@@ -461,9 +461,10 @@ except NotReady:
 def test_a_producer_does_not_wait_for_a_writer_of_the_state(home: Home) -> None:
     _open(home)
     holding = """
-import os, sys
+import sys
+from hypaware.home import Home
 from hypaware.state.home_opener import open_home
-with open_home(os.environ["HYP_HOME"]).store.transaction():
+with open_home(Home.from_environment()).store.transaction():
     print("held", flush=True)
     sys.stdin.readline()
 """

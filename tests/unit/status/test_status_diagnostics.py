@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from hypaware.engine import protocol
+from hypaware.engine import launcher
 from hypaware.engine.jvm import java_install_command
-from hypaware.gateway import client_activity, handover
+from hypaware.gateway import attach_status, handover
 from hypaware.home import Home
 from hypaware.lake import tombstones
 from hypaware.lake.tombstones import Tombstone
@@ -93,7 +93,7 @@ def test_attached_client_without_requests_is_reported_as_info(at: StatusHome) ->
         assert at.diagnostic("client_unseen").severity == "info"
         assert at.snapshot().overall == "ok"
         seen = {"clients": {"claude": {"last_seen_at": "2999-01-01T00:00:00Z", "exchanges": 3}}}
-        client_activity.activity_path(at.home).write_text(json.dumps(seen))
+        attach_status.activity_path(at.home).write_text(json.dumps(seen))
         found = at.snapshot()
         assert found.clients[0]["state"] == "recording"
         assert found.diagnostics == ()
@@ -408,10 +408,10 @@ def test_engine_that_is_not_installed_or_does_not_answer_is_reported(
 ) -> None:
     bare = StatusHome(home).made()
     assert bare.diagnostic("engine_not_installed").repair == ("hyp engine install",)
-    with protocol.listen_on_socket(bare.home):
+    with launcher.listen_on_socket(bare.home):
         monkeypatch.setattr(diagnostics, "TIMEOUT_SECONDS", 0.5)
         assert bare.diagnostic("engine_not_answering").repair == ("hyp engine stop",)
-    protocol.remove_socket(bare.home)
+    launcher.remove_socket(bare.home)
 
 
 def test_missing_java_is_reported(at: StatusHome) -> None:

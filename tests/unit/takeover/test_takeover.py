@@ -22,14 +22,14 @@ from hypaware import config
 from hypaware.errors import HypError
 from hypaware.home import Home, durable_files
 from hypaware.iceberg import metadata
-from hypaware.lake import rejects, tombstones
+from hypaware.lake import prepare, tombstones
 from hypaware.lake.tombstones import Tombstone
 from hypaware.model.columns import format_timestamp
 from hypaware.model.datasets import GATEWAY, SEQ, SOURCE
 from hypaware.state import flushes
 from hypaware.state.home_opener import open_home, read_identity
 from hypaware.takeover import rows
-from hypaware.takeover.dry_run import dry_run_takeover
+from hypaware.takeover.plan import dry_run_takeover
 from hypaware.takeover.table import CacheDamaged
 from tests.support.claude_transcripts import SAMPLES, unpacked
 from tests.support.deletion_vectors import vector
@@ -357,12 +357,12 @@ def test_rows_that_cannot_be_stored_are_kept_as_rejects(home: Home, cache: Path)
         "the line is not an envelope of version 1 with columns and rows",
         "the row is not a JSON object",
     ]
-    assert rejects.count_all_rejects(home, DATASET) == 7
+    assert prepare.count_all_rejects(home, DATASET) == 7
     # The incomplete line is finished later; its rows are imported then.
     with path.open("a") as file:
         file.write(f"{json.dumps(row(6))}]}}\n")
     assert counts(take_over(home, cache)) == (6, 1, 5, 0)
-    assert rejects.count_all_rejects(home, DATASET) == 7
+    assert prepare.count_all_rejects(home, DATASET) == 7
 
 
 def test_a_missing_or_damaged_file_stops_the_takeover_unless_skipped(home: Home, cache: Path) -> None:

@@ -1,8 +1,8 @@
 """Claude Code: attach, and its transcripts, whose format is not documented and is read defensively.
 
-`history` finds the transcripts, `index` reads a file once and indexes how its lines relate to each other, `exchange`
-turns each session of the file into an exchange. Session ids, agent ids and paths in a transcript are data: no path is
-ever built from them.
+`history` finds the transcripts and turns each session of a file into an exchange, `index` reads a file once and
+indexes how its lines relate to each other. Session ids, agent ids and paths in a transcript are data: no path is ever
+built from them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Claude Code's history provider: find its transcripts, and read the exchanges in each.
+"""Claude Code's history provider: find its transcripts, and turn each session in them into an exchange.
 
 Transcripts are every `.jsonl` under `<CLAUDE_CONFIG_DIR or ~/.claude>/projects`. Folders are entered once and files
 listed once, by device and inode, so that links cannot form a cycle. Anything that cannot be inspected is reported as
@@ -10,17 +10,37 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
-from hypaware.clients.claude.exchange import build_exchange, is_fresh
-from hypaware.clients.claude.index import TranscriptIndex
+import orjson
+
+from hypaware.clients import git
+from hypaware.clients.claude.index import (
+    TranscriptEntry,
+    TranscriptIndex,
+    TranscriptSession,
+    get_columns,
+    get_content,
+    get_error,
+    get_message,
+    get_parent,
+    get_role,
+    get_shape_columns,
+    is_api_error,
+)
 from hypaware.clients.client import Environment, ImportItem, Provenance, ProviderEvent, Source
-from hypaware.clients.reader import SourceReader
+from hypaware.clients.reader import SourceReader, SourceSnapshot
+from hypaware.home.file_system import open_regular_file
 from hypaware.home.session_context import SessionColumns, session_columns
+from hypaware.model.columns import format_timestamp
+from hypaware.model.expand import Exchange, Message
 from hypaware.model.sanitize import to_utc_text
 
 Inode = tuple[int, int]
+_MAX_META_BYTES = 1 << 16
 _TIMESTAMP = re.compile(rb'"timestamp":\s?"([0-9TZ:.+-]{10,40})"')
 
 
@@ -46,7 +66,19 @@ class ClaudeHistory:
                 continue
             folders: list[Path] = []
             for path in entries:
-                yield from _inspect(path, seen, folders)
+                is_transcript = path.suffix == ".jsonl"
+                try:
+                    status = path.stat()
+                except OSError as error:
+                    if is_transcript:
+                        yield _unreadable_event(path, error.strerror)
+                    continue
+                if stat.S_ISDIR(status.st_mode):
+                    folders.append(path)
+                elif is_transcript and not stat.S_ISREG(status.st_mode):
+                    yield _unreadable_event(path, "not a regular file")
+                elif is_transcript and _is_new(status, seen):
+                    yield Source(path)
             pending.extend(reversed(folders))
 
     def first_time(self, head: bytes) -> str | None:
@@ -54,43 +86,19 @@ class ClaudeHistory:
         return min((time for time in times if time is not None), default=None)
 
     def read(self, reader: SourceReader, environment: Environment) -> Iterator[ImportItem | ProviderEvent]:
-        source = reader.source
         index = TranscriptIndex(reader)
         records = read_session_records(environment)
         for session in index.sessions.values():
-            if not any(is_fresh(entry) for entry in session.entries):
-                continue
-            exchange = build_exchange(
-                session,
-                index=index,
-                record=records.get(session.id, {}),
-                path=source.path,
-                mtime_ns=source.mtime_ns,
-            )
-            provenance = Provenance(client_name="claude", source_path=str(source.path), native_id=session.id)
-            yield ImportItem("ai_gateway_messages", "ai_gateway.projected_exchange", exchange, provenance)
+            if any(_is_fresh(entry) for entry in session.entries):
+                exchange = _build_exchange(session, index, records.get(session.id, {}), reader.source)
+                provenance = Provenance("claude", str(reader.source.path), session.id)
+                yield ImportItem("ai_gateway_messages", "ai_gateway.projected_exchange", exchange, provenance)
 
 
 def config_folder(environment: Environment) -> Path:
     if chosen := environment.get("CLAUDE_CONFIG_DIR"):
         return Path(chosen)
     return Path(environment["HOME"]) / ".claude"
-
-
-def _inspect(path: Path, seen: set[Inode], folders: list[Path]) -> Iterator[Source | ProviderEvent]:
-    is_transcript = path.suffix == ".jsonl"
-    try:
-        status = path.stat()
-    except OSError as error:
-        if is_transcript:
-            yield _unreadable_event(path, error.strerror)
-        return
-    if stat.S_ISDIR(status.st_mode):
-        folders.append(path)
-    elif is_transcript and not stat.S_ISREG(status.st_mode):
-        yield _unreadable_event(path, "not a regular file")
-    elif is_transcript and _is_new(status, seen):
-        yield Source(path)
 
 
 def _is_new(status: os.stat_result, seen: set[Inode]) -> bool:
@@ -112,3 +120,84 @@ def _printable(path: Path) -> str:
 def read_session_records(environment: Environment) -> SessionColumns:
     """Return what the attached hooks recorded about each session."""
     return session_columns(Path(environment.get("HYP_HOME") or Path(environment["HOME"]) / ".hyp"), "claude")
+
+
+def _build_exchange(
+    session: TranscriptSession, index: TranscriptIndex, record: Mapping[str, str], source: SourceSnapshot
+) -> Exchange:
+    """Turn the lines of one session, sorted by time, into an exchange."""
+    cwd = record.get("cwd") or session.facts.get("cwd")
+    is_complete = "git_remote" in record and "repo_root" in record
+    repository = git.find_repository(cwd) if cwd and not is_complete else git.NO_REPOSITORY
+    entries = sorted(session.entries, key=lambda entry: (entry.time is None, entry.time or ""))
+    return Exchange(
+        provider="anthropic",
+        session_id=session.id,
+        client_name="claude",
+        client_version=session.facts.get("version"),
+        started_at=session.started_at,
+        fallback_time=_file_time(source.mtime_ns),
+        messages=(_build_message(entry, index.parents) for entry in entries),
+        columns={
+            "conversation_source": "claude",
+            "cwd": cwd,
+            "git_branch": record.get("git_branch") or session.facts.get("git_branch"),
+            "git_remote": record.get("git_remote") or repository.remote,
+            "head_sha": record.get("head_sha"),
+            "repo_root": record.get("repo_root") or repository.repo_root,
+        },
+        attributes=_read_spawning_call(source.path),
+        links=index.links,
+    )
+
+
+def _file_time(mtime_ns: int) -> tuple[str, str] | None:
+    seconds, rest = divmod(mtime_ns, 10**9)
+    try:
+        moment = datetime.fromtimestamp(seconds, UTC).replace(microsecond=rest // 1000)
+    except (OverflowError, OSError, ValueError):
+        return None
+    return format_timestamp(moment), "file_mtime"
+
+
+def _build_message(entry: TranscriptEntry, parents: Mapping[str, str | None]) -> Message:
+    value, response = entry.line.value, entry.response
+    message = get_message(value)
+    content, columns = get_content(value, message), get_columns(value, message)
+    if entry.shape is not None:
+        columns |= get_shape_columns(entry.shape)
+    result = value.get("toolUseResult")
+    code, error = get_error(value, content) if is_api_error(value) else (None, None)
+    is_last = response is not None and response.last_line == entry.line.offset
+    return Message(
+        role=get_role(value, message),
+        content=content,
+        created_at=entry.time or value.get("timestamp"),
+        message_id=entry.uuid,
+        occurrence=entry.occurrence,
+        parent=parents[entry.uuid] if entry.uuid else get_parent(value),
+        fresh=_is_fresh(entry),
+        usage=response.usage() if response is not None and is_last else None,
+        finish_reason=response.stop_reason if response is not None and is_last else None,
+        error_code=code,
+        error_message=error,
+        columns=columns,
+        attributes={} if result is None else {"claude": {"tool_use_result": result}},
+    )
+
+
+def _is_fresh(entry: TranscriptEntry) -> bool:
+    return entry.fresh and not (entry.response is not None and entry.response.held)
+
+
+def _read_spawning_call(path: Path) -> dict[str, Any]:
+    """Return the tool call that started a subagent, from the file next to the subagent's transcript."""
+    if not path.name.startswith("agent-"):
+        return {}
+    try:
+        with open_regular_file(path.with_suffix(".meta.json")) as file:
+            meta = orjson.loads(file.read(_MAX_META_BYTES))
+    except (OSError, ValueError):
+        return {}
+    call = meta.get("toolUseId") if isinstance(meta, dict) else None
+    return {"claude": {"spawned_by_tool_use_id": call}} if isinstance(call, str) else {}

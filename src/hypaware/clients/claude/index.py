@@ -25,7 +25,7 @@ from typing import Any
 from hypaware.clients.claude.responses import TranscriptResponse, TranscriptResponses, held_line_key
 from hypaware.clients.reader import SourceLine, SourceReader
 from hypaware.model.blocks import has_parts
-from hypaware.model.identity import Occurrences, fallback_scope
+from hypaware.model.expand import Occurrences, fallback_scope
 from hypaware.model.sanitize import to_utc_text
 
 LineValue = dict[str, Any]
@@ -147,7 +147,10 @@ class TranscriptIndex:
         makes_row = has_parts(content) and uuid not in session.uuids
         time = to_utc_text(value.get("timestamp"))
         response = self._response(value, message, session, root) if role == "assistant" else None
-        is_new = self._is_new(line.offset, response)
+        held_as = response.key if response is not None else None
+        is_new = self._reader.is_new(line.offset, held_as)
+        if not is_new and held_as is not None:
+            is_new = self._reader.is_new(line.offset, held_line_key(held_as, line.offset))
         fresh = self._reader.wants(line, time, new=is_new) if makes_row else False
         # Lines outside the window do not count yet; a line inside it carries the token counts known so far.
         if response is not None and (fresh or not is_new or not makes_row):
@@ -164,19 +167,13 @@ class TranscriptIndex:
         agent = value.get("agentId")
         thread = (root, agent if isinstance(agent, str) else None, value.get("isSidechain") is True)
         if message.get("model") == SYNTHETIC or is_api_error(value):
-            self._responses.set_last(thread, None)
+            self._responses.last[thread] = None
             return None
         api_id = text_or_none(message.get("id"))
         response = self._responses.get(session.id, api_id, value.get("requestId"))
         if api_id is not None:
-            self._responses.set_last(thread, response)
+            self._responses.last[thread] = response
         return response
-
-    def _is_new(self, offset: int, response: TranscriptResponse | None) -> bool:
-        key = response.key if response is not None else None
-        if self._reader.is_new(offset, key):
-            return True
-        return key is not None and self._reader.is_new(offset, held_line_key(key, offset))
 
     def _add_entry(
         self,

@@ -71,7 +71,8 @@ class TranscriptResponse:
 class TranscriptResponses:
     def __init__(self) -> None:
         self._known: dict[str, TranscriptResponse] = {}
-        self._last: dict[ThreadKey, TranscriptResponse | None] = {}
+        self.last: dict[ThreadKey, TranscriptResponse | None] = {}
+        """The last response of each thread; None if another message ended the previous response."""
 
     def get(self, session: str, api_id: str | None, request: Any) -> TranscriptResponse:
         """Return the response of a line, by its API id or else its request; otherwise one for the line alone."""
@@ -87,13 +88,9 @@ class TranscriptResponses:
             self._known.setdefault(by_request, found)
         return found
 
-    def set_last(self, thread: ThreadKey, response: TranscriptResponse | None) -> None:
-        """Set the last response of a thread; None if another message ended the previous response."""
-        self._last[thread] = response
-
     def hold_unfinished(self) -> set[str]:
         """Hold back the responses that may still grow, and return their keys."""
-        for response in self._last.values():
+        for response in self.last.values():
             if response is not None and not response.partly_imported:
                 response.held = True
         return {each.key for each in self._known.values() if each.held and each.key is not None}

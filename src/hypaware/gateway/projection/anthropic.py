@@ -235,7 +235,9 @@ class _MessageAssembler:
                 self._message = as_mapping(data.get("message"))
                 self._add_usage(self._message.get("usage"))
             case "content_block_start":
-                self._start(data)
+                index, block = data.get("index"), data.get("content_block")
+                if isinstance(index, int) and isinstance(block, dict):
+                    self._blocks[index] = dict(block)
             case "content_block_delta":
                 self._apply_delta(data.get("index"), as_mapping(data.get("delta")))
             case "content_block_stop":
@@ -247,11 +249,6 @@ class _MessageAssembler:
                 self._stopped = True
             case "error":
                 self._error = data
-
-    def _start(self, data: dict[str, Any]) -> None:
-        index, block = data.get("index"), data.get("content_block")
-        if isinstance(index, int) and isinstance(block, dict):
-            self._blocks[index] = dict(block)
 
     def _apply_delta(self, index: Any, delta: dict[str, Any]) -> None:
         kind = delta.get("type")

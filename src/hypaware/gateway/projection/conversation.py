@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hypaware.gateway.projection.turn import Block, ModelResponse, TurnPart, canonical_text, short_hash
-from hypaware.model.identity import compute_fallback_id
+from hypaware.model.expand import compute_fallback_id
 
 MAX_PARTS = 50_000
 MAX_CONVERSATIONS = 512
@@ -271,7 +271,7 @@ class PartIds:
       another place is therefore another message, also after a compaction, whose summary starts a new chain. Reminders
       and reasoning get ids like this too, but are never predecessors, because clients move and drop them.
 
-    The first part of a conversation has no predecessor: its id is the plain fallback identity of `model.identity`.
+    The first part of a conversation has no predecessor: its id is the plain fallback identity of `model.expand`.
     Equal text after the same predecessor is numbered (`…:1`). Trailing white space does not count, because clients add
     some when they join texts.
 
@@ -293,10 +293,18 @@ class PartIds:
             return part.native_id
         if part.unique_id is not None:
             return short_hash(self._scope, key)
-        predecessor = self._predecessor(part)
+        if part.role == "assistant":
+            predecessor = part.group_id or self._last_user_id or ""
+        else:
+            # Before the model's first output, parts follow each other, so that a summary starts a chain of its own.
+            predecessor = self._last_model_id or self._last_user_id or ""
         repetition = self._count[key, predecessor]
         self._count[key, predecessor] += 1
-        return self._content_id(part, key, predecessor, repetition)
+        if not predecessor:
+            return compute_fallback_id(
+                self._scope, part.role, [_permanent_form(block) for block in part.content], repetition
+            )
+        return short_hash(self._scope, key, predecessor, str(repetition))
 
     def advance(self, part: TurnPart, part_id: str) -> None:
         """Make this part the predecessor of the following ones."""
@@ -306,19 +314,6 @@ class PartIds:
             self._last_model_id = part_id
         else:
             self._last_user_id = part_id
-
-    def _predecessor(self, part: TurnPart) -> str:
-        if part.role == "assistant":
-            return part.group_id or self._last_user_id or ""
-        # Before the model's first output, parts follow each other, so that a summary starts a chain of its own.
-        return self._last_model_id or self._last_user_id or ""
-
-    def _content_id(self, part: TurnPart, key: str, predecessor: str, repetition: int) -> str:
-        if not predecessor:
-            return compute_fallback_id(
-                self._scope, part.role, [_permanent_form(block) for block in part.content], repetition
-            )
-        return short_hash(self._scope, key, predecessor, str(repetition))
 
 
 def content_key(part: TurnPart) -> str:

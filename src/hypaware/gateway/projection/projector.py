@@ -32,8 +32,7 @@ from hypaware.gateway.projection.conversation import (
 from hypaware.gateway.projection.turn import CallKind, ModelResponse, Turn, as_text, canonical_text, short_hash
 from hypaware.model.columns import format_timestamp
 from hypaware.model.datasets import Row
-from hypaware.model.expand import Exchange, Message, expand
-from hypaware.model.identity import fallback_scope
+from hypaware.model.expand import Exchange, Message, expand, fallback_scope
 
 _READERS: tuple[tuple[re.Pattern[str], Callable[[DecodedExchange], Turn]], ...] = (
     (re.compile(r"/v1/messages(?:/count_tokens)?/?$"), anthropic.read_messages),
@@ -64,9 +63,13 @@ class Projection:
 def project_exchange(
     decoded: DecodedExchange, conversations: ConversationCache, *, facts: SessionFacts | None = None
 ) -> Projection:
-    turn = read_turn(decoded)
-    if isinstance(turn, str):
-        return Projection(client_name=decoded.client_name, skipped=Counter({turn: 1}))
+    readers = (reader for ends, reader in _READERS if decoded.method == "POST" and ends.search(decoded.path))
+    reader = next(readers, None)
+    if reader is None or not isinstance(decoded.request, dict):
+        reason = "no_dialect" if reader is None else "unreadable_request"
+        skipped = Counter({f"{reason}:{_safe_path(decoded.path)}": 1})
+        return Projection(client_name=decoded.client_name, skipped=skipped)
+    turn = reader(decoded)
     projection = Projection(turn.kind, turn.dialect, turn.session_id, turn.client_name)
     if turn.kind is not CallKind.TURN:
         return replace(projection, skipped=Counter({f"side_call:{turn.kind}": 1}))
@@ -75,16 +78,6 @@ def project_exchange(
     )
     builder = _RowBuilder(decoded, turn, changes, conversations, facts)
     return replace(projection, rows=tuple(builder.rows()), skipped=builder.skipped, changes=changes)
-
-
-def read_turn(decoded: DecodedExchange) -> Turn | str:
-    """Read an exchange as a turn, or return the reason why it cannot be read, under which it is counted."""
-    reader = next((reader for ends, reader in _READERS if ends.search(decoded.path)), None)
-    if decoded.method != "POST" or reader is None:
-        return f"no_dialect:{_safe_path(decoded.path)}"
-    if not isinstance(decoded.request, dict):
-        return f"unreadable_request:{_safe_path(decoded.path)}"
-    return reader(decoded)
 
 
 def _safe_path(path: str) -> str:
@@ -141,13 +134,16 @@ class _RowBuilder:
                 self._changes.set(known, item_id, ANSWERED)
 
     def _messages(self, parts: NewParts) -> Iterator[Message]:
-        answered_calls = _answered_call_ids(parts)
+        # Expansion needs the calls that new results answer, for the tools' names.
+        answered_calls = {
+            seen.part.unique_id for seen in parts.history if seen.is_new and seen.part.role != "assistant"
+        } - {None}
         requested_at, responded_at = (
             format_timestamp(self._decoded.started_at),
             format_timestamp(self._decoded.ended_at),
         )
         for seen in parts.history:
-            if seen.is_new or _call_id(seen) in answered_calls:
+            if seen.is_new or (seen.part.role == "assistant" and seen.part.unique_id in answered_calls):
                 self._positions[seen.id] = seen.position
                 gateway_attributes = {"time_source": "request"} if seen.in_history else {}
                 yield self._message(seen, requested_at, gateway_attributes)
@@ -156,7 +152,8 @@ class _RowBuilder:
     def _response_messages(self, parts: NewParts, responded_at: str) -> Iterator[Message]:
         response, last = self._turn.response, len(parts.response) - 1
         usage_index = last if response.usage_index is None else response.usage_index
-        request_id = _request_id(self._decoded)
+        headers = self._decoded.response_headers
+        request_id = as_text(headers.get("request-id")) or as_text(headers.get("x-request-id"))
         prompt = self._new_prompt() if any(seen.is_new for seen in parts.response) else {}
         for index, seen in enumerate(parts.response):
             self._positions[seen.id] = seen.position
@@ -229,21 +226,3 @@ def _raw_frame(seen: SeenPart, response: ModelResponse) -> dict[str, Any] | None
     if not response.in_transcript or response.api_id is None:
         return None
     return {"type": seen.part.provider_type, "message_id": response.api_id}
-
-
-def _answered_call_ids(parts: NewParts) -> set[str]:
-    """Return the ids of the calls that new results answer; expansion needs those calls for the tools' names."""
-    return {
-        seen.part.unique_id
-        for seen in parts.history
-        if seen.is_new and seen.part.unique_id is not None and seen.part.role != "assistant"
-    }
-
-
-def _call_id(seen: SeenPart) -> str | None:
-    return seen.part.unique_id if seen.part.role == "assistant" else None
-
-
-def _request_id(decoded: DecodedExchange) -> str | None:
-    headers = decoded.response_headers
-    return as_text(headers.get("request-id")) or as_text(headers.get("x-request-id"))

@@ -29,8 +29,6 @@ from hypaware.state.streams import Stream
 _after_letters = faults.crash_point("maintain.purge.after-letters", "a dead letter no longer holds purged rows")
 _TIMEOUT = 60.0
 _PURGED_REASON = "removed by a purge"
-SequencesBySource = Mapping[tuple[str, str], "array[int]"]
-"""Sequences of the rows, by dataset and source."""
 
 
 def remove_from_dead_letters(context: PurgeContext, report: PurgeReport, removed_rows: RemovedRows) -> None:
@@ -110,8 +108,11 @@ def count_dead_letters(store: StateStore, selector: PurgeSelector) -> tuple[int,
     return sum(rows > 0 for rows in found), sum(found)
 
 
-def list_copies(store: StateStore, seqs: SequencesBySource) -> list[dict[str, Any]]:
-    """Return the copies of the rows at destinations. Exact only while no delivery of their streams is running."""
+def list_copies(store: StateStore, seqs: Mapping[tuple[str, str], array[int]]) -> list[dict[str, Any]]:
+    """Return the copies at destinations of the rows with these sequences, by dataset and source.
+
+    Exact only while no delivery of their streams is running.
+    """
     with store.reading() as connection:
         copies = [
             _copies_of_stream(connection, stream, seqs[stream.key.dataset, stream.key.source])

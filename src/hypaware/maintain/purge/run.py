@@ -92,7 +92,11 @@ def run_purge(context: PurgeContext) -> PurgeReport:
     deliveries.remove_from_dead_letters(context, report, removed_rows)
     report.delivered = removed_rows.copies
     if context.allow_reimport:
-        _forget_checkpoints(context)
+        # A row does not name its transcript, so an import must read all of them again.
+        with context.store.transaction() as connection:
+            for dataset in datasets.list_all():
+                if context.selector.column(dataset) is not None:
+                    sources.forget_checkpoints(connection, dataset.name)
     if context.selector.kind == "cwd":
         folder_memory.forget_names(context.home, context.selector.values)
     _clean_databases(context.home, context.note)
@@ -130,7 +134,9 @@ def _purge_tables(
     """Purge all tables. An error in one does not stop the others; the first error is raised at the end."""
     present = {entry.name for entry in metadata.list_tables(context.home)}
     errors: list[HypError] = []
-    for dataset, selector in _purge_order(context):
+    found = [(dataset, selector) for dataset in datasets.list_all() if (selector := context.for_dataset(dataset))]
+    # Datasets purged by session come before those that determine the sessions: after a kill these still can.
+    for dataset, selector in sorted(found, key=lambda each: each[1] is context.selector):
         if dataset.name in present:
             is_own = selector is context.selector
             table_context = context if is_own else replace(context, selector=selector)
@@ -144,20 +150,6 @@ def _purge_tables(
                 errors.append(error)
     if errors:
         raise errors[0]
-
-
-def _purge_order(context: PurgeContext) -> list[tuple[Dataset, PurgeSelector]]:
-    """Put datasets purged by session before those that determine the sessions: after a kill these still can."""
-    found = [(dataset, selector) for dataset in datasets.list_all() if (selector := context.for_dataset(dataset))]
-    return sorted(found, key=lambda each: each[1] is context.selector)
-
-
-def _forget_checkpoints(context: PurgeContext) -> None:
-    """Forget import checkpoints: a row does not name its transcript, so an import must read all of them again."""
-    with context.store.transaction() as connection:
-        for dataset in datasets.list_all():
-            if context.selector.column(dataset) is not None:
-                sources.forget_checkpoints(connection, dataset.name)
 
 
 def _clean_databases(home: Home, note: Callable[[str], None]) -> None:

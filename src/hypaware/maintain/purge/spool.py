@@ -22,7 +22,7 @@ from hypaware import faults
 from hypaware.home import Home, durable_files
 from hypaware.home.locks import is_locked
 from hypaware.iceberg import metadata
-from hypaware.lake import locks, rejects, tombstones
+from hypaware.lake import locks, prepare, tombstones
 from hypaware.lake.flush import Flusher, FlushLimits
 from hypaware.lake.key_index import KeyIndex
 from hypaware.lake.row_keys import hash_row_key
@@ -93,10 +93,10 @@ def line_matcher(
     selector: PurgeSelector, dataset: Dataset, removed_rows: RemovedRows, own_gateway: str | None
 ) -> LineMatcher:
     def matches(line: bytes) -> bool:
-        if not (raw := rejects.extract_row(line)):
+        if not (raw := prepare.extract_row(line)):
             # The line cannot be parsed; a session's id is long enough to be searched for.
             return selector.kind == "session" and any(value.encode() in line for value in selector.values)
-        row = rejects.coerce_leniently(dataset, raw)
+        row = prepare.coerce_leniently(dataset, raw)
         if selector.column(dataset) is not None and selector.matches(dataset, row):
             return True
         key = hash_row_key(dataset, row, own_gateway)

@@ -5,20 +5,36 @@ never sent a query that it does not support.
 
 | module | contents |
 |---|---|
-| `server_info` | the server's canonical URL and its extensions |
 | `http_client` | one HTTP request, and the meaning of its response |
 | `credentials` | authentication: signed tokens and the home's secret |
-| `sink` | the sink, and the body of a chunk |
+| `sink` | the sink, the server's capabilities, and the body of a chunk |
 """
 
 from __future__ import annotations
 
+from urllib.parse import urlsplit, urlunsplit
+
 from hypaware.export.sink import Sink, SinkSettings, SinkType
-from hypaware.export.sinks.forward.server_info import normalise_url
+
+_DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
 def _address(settings: SinkSettings) -> str:
     return normalise_url(settings.options["url"])
+
+
+def normalise_url(url: str) -> str:
+    """Return the canonical URL: scheme and host in lower case, no default port, no user, no trailing slash.
+
+    A stream is then not held because the config spells the same server differently.
+    """
+    parts = urlsplit(url)
+    host = (parts.hostname or "").rstrip(".")
+    if ":" in host:
+        host = f"[{host}]"
+    if parts.port not in (None, _DEFAULT_PORTS.get(parts.scheme)):
+        host = f"{host}:{parts.port}"
+    return urlunsplit((parts.scheme, host, parts.path.rstrip("/"), "", ""))
 
 
 def _make(settings: SinkSettings) -> Sink:

@@ -14,8 +14,9 @@ import zlib
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
-from urllib.parse import quote, urlencode
+from ipaddress import ip_address
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote, urlencode, urlsplit
 
 import pyarrow as pa
 
@@ -31,10 +32,9 @@ from hypaware.export.sink import (
     SinkSettings,
     StreamCoverage,
 )
-from hypaware.export.sinks.forward import http_client, server_info
+from hypaware.export.sinks.forward import http_client, normalise_url
 from hypaware.export.sinks.forward.credentials import ServerCredentials
 from hypaware.export.sinks.forward.http_client import HttpClient, ServerResponse
-from hypaware.export.sinks.forward.server_info import ServerCapabilities
 from hypaware.model import datasets
 from hypaware.model.columns import ColumnType
 
@@ -46,25 +46,42 @@ _INLINE_BYTES = 64 << 10
 _MIN_COMPRESSED_BYTES = 1024
 # The contract's name for the rows of a dataset, if it differs from the dataset's name.
 _SIGNALS = {"ai_gateway_messages": "proxy"}
+CONTRACT_LIMITS = ChunkLimits(rows=5_000, bytes=4 << 20)
+
+
+@dataclass(frozen=True)
+class ServerCapabilities:
+    server_id: str | None = None
+    extensions: frozenset[str] = frozenset()
+    encodings: frozenset[str] = frozenset()
+    limits: ChunkLimits = CONTRACT_LIMITS
+
+
+_PLAIN_SERVER = ServerCapabilities()
 
 
 class ForwardSink(Sink):
     def __init__(self, settings: SinkSettings, *, compress: bool | None = None) -> None:
         """`compress`: whether to compress if the server supports it; by default unless it runs on this machine."""
         self._settings = settings
-        self._address = server_info.normalise_url(settings.options["url"])
-        self._compress = compress if compress is not None else not server_info.is_loopback(self._address)
+        self._address = normalise_url(settings.options["url"])
+        self._compress = compress if compress is not None else not _is_loopback(self._address)
         self._host = socket.gethostname()
         self._http = HttpClient(self._address)
         self._credentials = ServerCredentials(settings, self._address, self._host, self._http.request)
-        self._server = server_info.PLAIN_SERVER
+        self._server = _PLAIN_SERVER
         self.limits: ChunkLimits = self._server.limits
 
     async def open(self) -> Destination:
         await self._http.open()
         try:
-            self._server = await self._read_capabilities()
-            self.limits = self._server.limits
+            response = await self._request("GET", "/v1/capabilities", {})
+            if response.is_success:
+                self._server = parse_capabilities(response.document)
+                self.limits = self._server.limits
+            # A failing server is not necessarily a plain one; any other response means a plain server.
+            elif response.status in (401, 408, 425, 429) or (response.status >= 500 and response.status != 501):
+                raise self._error(response)
         except BaseException:
             await self._http.close()
             raise
@@ -102,7 +119,11 @@ class ForwardSink(Sink):
     async def ship(self, chunk: Chunk, payload: Payload, acked_to: int) -> int:
         assert isinstance(payload, LinesPayload)
         encoding = best_encoding(self._server.encodings) if self._compress else None
-        body = await build_body(payload.lines, encoding)
+        if sum(payload.sizes) < _INLINE_BYTES:
+            body = _encode_body(payload.lines, encoding)
+        else:
+            # On a thread, because all streams share the event loop.
+            body = await asyncio.to_thread(_encode_body, payload.lines, encoding)
         headers = {
             "Content-Type": "application/x-ndjson",
             "X-Hyp-Batch-Id": chunk.id,
@@ -131,15 +152,6 @@ class ForwardSink(Sink):
             token = await self._credentials.replace_token(token)
             response = await self._http.request(method, path, headers | _auth_headers(token), body)
         return response
-
-    async def _read_capabilities(self) -> ServerCapabilities:
-        response = await self._request("GET", "/v1/capabilities", {})
-        if response.is_success:
-            return server_info.parse_capabilities(response.document)
-        # A failing server is not necessarily a plain one; any other response means a plain server.
-        if response.status in (401, 408, 425, 429) or (response.status >= 500 and response.status != 501):
-            raise self._error(response)
-        return server_info.PLAIN_SERVER
 
     def _error(self, response: ServerResponse, stream: StreamKey | None = None) -> Exception:
         response = response.without(self._credentials.secrets)
@@ -196,13 +208,6 @@ def best_encoding(announced: Collection[str]) -> str | None:
     return next((name for name in ("zstd", "gzip") if name in announced), None)
 
 
-async def build_body(lines: Sequence[bytes], encoding: str | None) -> RequestBody:
-    """Build the body. Large ones are built on a thread, because all streams share the event loop."""
-    if sum(map(len, lines)) < _INLINE_BYTES:
-        return _encode_body(lines, encoding)
-    return await asyncio.to_thread(_encode_body, lines, encoding)
-
-
 def _encode_body(lines: Sequence[bytes], encoding: str | None) -> RequestBody:
     whole = b"".join(lines)
     digest = hashlib.sha256(whole).hexdigest()
@@ -213,3 +218,42 @@ def _encode_body(lines: Sequence[bytes], encoding: str | None) -> RequestBody:
         return RequestBody(pa.Codec("zstd", compression_level=1).compress(whole, asbytes=True), "zstd", digest)
     compressor = zlib.compressobj(level=1, wbits=31)
     return RequestBody(compressor.compress(whole) + compressor.flush(), "gzip", digest)
+
+
+def _is_loopback(address: str) -> bool:
+    host = urlsplit(address).hostname or ""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost" or host.endswith(".localhost")
+
+
+def parse_capabilities(document: dict[str, Any] | None) -> ServerCapabilities:
+    """Parse the response of `GET /v1/capabilities`.
+
+        {"server", "server_id", "api": 1, "extensions": […], "encodings": […], "limits": {…}}
+
+    Any other document, or an unknown `api`, means a plain server: no extension is used, which is always safe. A field
+    of the wrong type counts as absent.
+    """
+    if document is None or document.get("api") != 1 or not isinstance(document.get("extensions"), list):
+        return _PLAIN_SERVER
+    server_id, limits = document.get("server_id"), document.get("limits")
+    announced = limits if isinstance(limits, dict) else {}
+    return ServerCapabilities(
+        server_id=server_id if isinstance(server_id, str) and server_id else None,
+        extensions=_string_set(document["extensions"]),
+        encodings=_string_set(document.get("encodings")),
+        limits=ChunkLimits(
+            rows=_smaller(CONTRACT_LIMITS.rows, announced.get("max_rows")),
+            bytes=_smaller(CONTRACT_LIMITS.bytes, announced.get("max_body_bytes")),
+        ),
+    )
+
+
+def _string_set(value: Any) -> frozenset[str]:
+    return frozenset(item for item in value if isinstance(item, str)) if isinstance(value, list) else frozenset()
+
+
+def _smaller(ours: int, theirs: Any) -> int:
+    return min(ours, theirs) if type(theirs) is int and theirs > 0 else ours

@@ -1,1 +1,0 @@
-"""Check the integrity of the recorded data, and repair derived data."""
